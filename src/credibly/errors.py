@@ -1,0 +1,41 @@
+"""The errors credibly raises on purpose. Each message names what was given, what was found and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class InputError(ValueError):
+    """An argument that cannot be used, found before any work starts.
+
+    Args:
+        argument: the name of the argument, as the caller wrote it.
+        found: what it was.
+        advice: what to do instead.
+    """
+
+    def __init__(self, argument: str, found: str, advice: str) -> None:
+        super().__init__(f"{argument}: {found}. {advice}")
+        self.argument = argument
+        self.found = found
+        self.advice = advice
+
+
+class StoreError(RuntimeError):
+    """A run folder that cannot be read or written: missing, cut short, altered, of another kind or version."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on, with the parameters as they were when they were last known to be finite.
+
+    Attributes:
+        step: the first step whose loss was not finite.
+        member: the member (row) it happened to.
+        posterior: what had been reached at the last check before it, or None if that was before the first.
+    """
+
+    def __init__(self, message: str, *, step: int, member: int, posterior: Any = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.member = member
+        self.posterior = posterior

@@ -1,0 +1,105 @@
+"""Forward: network outputs for many parameter vectors at once, by the plan that suits the network."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from credibly.errors import InputError
+from credibly.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
+from credibly.layout import Layout
+from credibly.stacked import stacked_forward
+
+Plan = Literal["auto", "batched", "looped"]
+log = logging.getLogger("credibly")
+
+
+class Forward:
+    """(C, D) parameter vectors and N rows to outputs (C, N, ...).
+
+    Two plans with the same result. `batched` evaluates all C at once (layer by layer for plain stacks, `torch.func.vmap`
+    otherwise). `looped` goes through them one at a time, for networks that have no batching rule (LSTM, GRU) or are slower
+    batched (convolutions). `auto` decides by what the network holds, never by a clock, so that the same network gives the
+    same bits every time; `reason` says why.
+
+    Args:
+        layout: the network and its flat vector.
+        plan: "auto", "batched" or "looped".
+        trial: one or two rows to try the batched plan on.
+    """
+
+    def __init__(self, layout: Layout, plan: Plan, trial: Inputs) -> None:
+        if plan not in ("auto", "batched", "looped"):
+            raise InputError("plan", f"found {plan!r}", 'Pass "auto", "batched" or "looped"')
+        self.layout = layout
+        self.stack = stacked_forward(layout.module, layout.aliases) if isinstance(trial, Tensor) else None
+        self.looped, self.reason = self._choose(plan, trial)
+        self.row_width = _row_width(layout, trial)
+        log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)
+
+    def __call__(self, theta: Tensor, x: Inputs, *, shared: bool = True) -> Tensor:
+        """Outputs (C, N, ...) for theta (C, D); x has rows (N, ...), or (C, N, ...) with shared=False."""
+        parameters = self.layout.split(theta)[0]
+        if self.stack is not None and isinstance(x, Tensor):
+            return self.stack(parameters, x, not shared)
+        if theta.shape[0] == 1 or self.looped:
+            rows = []
+            for c in range(theta.shape[0]):
+                mine = x if shared else map_inputs(lambda t, c=c: t[c], x)  # type: ignore[misc]
+                rows.append(self._one({k: v[c] for k, v in parameters.items()}, mine))
+            return torch.stack(rows)
+        return self._vmapped(parameters, x, shared)
+
+    def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
+        args, kwargs = arguments(x)
+        return output_tensor(functional_call(self.layout.module, parameters, args, kwargs))
+
+    def _vmapped(self, parameters: dict[str, Tensor], x: Inputs, shared: bool) -> Tensor:
+        result: Tensor = vmap(self._one, in_dims=(0, None if shared else 0))(parameters, x)
+        return result
+
+    def _choose(self, plan: Plan, trial: Inputs) -> tuple[bool, str]:
+        if plan == "looped":
+            return True, "asked for"
+        if self.stack is not None:
+            return False, "a stack of layers, batched layer by layer"
+        kinds = {type(m).__name__ for m in self.layout.module.modules() if isinstance(m, nn.RNNBase)}
+        if kinds and plan == "auto":
+            return True, f"{', '.join(sorted(kinds))} cannot be batched over parameters"
+        if plan == "auto" and any(isinstance(m, nn.modules.conv._ConvNd) for m in self.layout.module.modules()):
+            return True, "convolutions run faster one parameter vector at a time"
+        theta = torch.stack([self.layout.read(self.layout.module)] * 2)
+        theta = torch.cat([theta, theta.new_zeros(2, self.layout.dim - self.layout.network_dim)], -1)
+        try:
+            with torch.no_grad():
+                self._vmapped(self.layout.split(theta)[0], trial, True)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            if plan == "batched":
+                raise InputError("plan", f"this network cannot be batched ({reason})", 'Leave plan="auto" or pass "looped"') from error
+            return True, f"it cannot be batched ({reason})"
+        return False, "batched by vmap"
+
+
+def _row_width(layout: Layout, trial: Inputs) -> int:
+    """Values that one row takes on its way through the network: a measure of the memory that a row needs."""
+    sizes: list[int] = [t[0].numel() for _, t in tensors_of(trial)]
+    rows = tensors_of(trial)[0][1].shape[0]
+
+    def note(_module: nn.Module, _args: object, out: object) -> None:
+        sizes.extend(o.numel() // rows for o in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(o, Tensor))
+
+    leaves = [m for m in layout.module.modules() if not any(True for _ in m.children())]
+    handles = [m.register_forward_hook(note) for m in leaves]
+    try:
+        with torch.no_grad():
+            args, kwargs = arguments(trial)
+            layout.module(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, sum(sizes))

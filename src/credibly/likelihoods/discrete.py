@@ -1,0 +1,220 @@
+"""Likelihoods of labels and counts: Bernoulli, Categorical, Poisson, and classes with noisy logits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from credibly.errors import InputError
+from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bernoulli(IndependentTargets):
+    """y in {0, 1} with P(y = 1) = sigmoid(f(x, w)); several targets are independent labels."""
+
+    support: ClassVar[str] = "binary"
+    ordered: ClassVar[bool] = False
+
+    def check_values(self, y: Tensor) -> None:
+        """Labels are 0 or 1."""
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise InputError("y", f"has values other than 0 and 1, such as {float(y[(y != 0) & (y != 1)][0]):g}",
+                             "Encode the two classes as 0 and 1, or use Categorical for more")
+
+    def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        """y f - softplus(f), summed over targets."""
+        return (y * output - F.softplus(output)).sum(-1)
+
+    def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
+        """p and p (1 - p)."""
+        p = torch.sigmoid(output)
+        return p, p * torch.sigmoid(-output)
+
+    def entropy(self, output: Tensor, extra: Extra) -> Tensor:
+        """Binary entropy in nats."""
+        return _binary_entropy(torch.sigmoid(output))
+
+    def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
+        """0 or 1."""
+        u = torch.rand(output.shape, generator=generator, dtype=output.dtype, device=output.device)
+        return (u < torch.sigmoid(output)).to(output.dtype)
+
+    def spread(self, output: Tensor, extra: Extra) -> Tensor:
+        """Entropy of one draw."""
+        return self.entropy(output, extra)
+
+    def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
+        """Entropy of the averaged probability."""
+        return _binary_entropy(mean)
+
+    def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
+        """p (1 - p) of the averaged probability."""
+        return mean * (1 - mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical(Likelihood):
+    """y in {0, .., K-1} with probabilities softmax(f(x, w)) over the last axis (or `axis`)."""
+
+    support: ClassVar[str] = "class"
+    ordered: ClassVar[bool] = False
+    outputs_per_class: ClassVar[int] = 1
+    classes: int = 0
+
+    def bind(self, output: Tensor, y: Tensor) -> Self:
+        """Fits the number of classes to the output width; y is (N, ...) of whole numbers."""
+        arranged = self.arrange(output)
+        width, per = arranged.shape[-1], self.outputs_per_class
+        if output.ndim < 2 or width % per or width // per < 2:
+            raise InputError("net", f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))})",
+                             f"{type(self).__name__} needs {per} value{'s' if per > 1 else ''} for each of two or more classes on axis {self.axis}; "
+                             "for two classes from one value use Bernoulli")
+        if y.shape[1:] != arranged.shape[1:-1]:
+            hint = ""
+            if y.ndim == arranged.ndim and y.shape[-1] in (1, width // per):
+                hint = " (y.argmax(-1) turns one-hot rows into labels)" if y.shape[-1] > 1 else " (y.squeeze(-1) drops the axis)"
+            raise InputError("y", f"has shape {tuple(y.shape)} for outputs (rows, {', '.join(map(str, output.shape[1:]))})",
+                             f"Pass one whole number a row{hint}")
+        return self._bound(classes=width // per)
+
+    def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """(N, ...) int64 labels, checked against the number of classes."""
+        if y.is_floating_point():
+            check = torch.isfinite(y) & (y == y.round())
+            if not bool(check.all()):
+                raise InputError("y", f"has values that are not whole numbers, such as {float(y[~check][0]):g}",
+                                 f"Labels are 0 to {self.classes - 1}; for real targets use Gaussian")
+        y = y.to(torch.int64)
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= self.classes:
+            raise InputError("y", f"has labels from {low} to {high}", f"The network has {self.classes} classes: labels are 0 to {self.classes - 1}")
+        return y
+
+    def log_probabilities(self, output: Tensor) -> Tensor:
+        """log p(class | x, w), (C, N, ..., K)."""
+        return torch.log_softmax(output, -1)
+
+    def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        """log p of each row's label."""
+        log_p = self.log_probabilities(output)
+        return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
+
+    def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the one-hot label: p and p (1 - p)."""
+        p = self.log_probabilities(output).exp()
+        return p, p * (1 - p)
+
+    def entropy(self, output: Tensor, extra: Extra) -> Tensor:
+        """-sum p log p in nats, (C, N, ...)."""
+        return _entropy(self.log_probabilities(output).exp())
+
+    def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
+        """A label for each row, (C, N, ...)."""
+        p = self.log_probabilities(output).exp()
+        flat = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, replacement=True, generator=generator)
+        return flat.reshape(p.shape[:-1])
+
+    def spread(self, output: Tensor, extra: Extra) -> Tensor:
+        """Entropy of one draw."""
+        return self.entropy(output, extra)
+
+    def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
+        """Entropy of the averaged probabilities."""
+        return _entropy(mean)
+
+    def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
+        """p (1 - p) of the averaged probabilities, for each class."""
+        return mean * (1 - mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeteroscedasticCategorical(Categorical):
+    """Classes whose logits carry Gaussian noise predicted by the network (Kendall & Gal 2017).
+
+    The network gives K logits and then K log-variances; p(y) = E_e softmax(f + exp(v/2) e), by Monte Carlo over a fixed set
+    of `samples` noise vectors, so that the density stays a deterministic function of the weights.
+    """
+
+    outputs_per_class: ClassVar[int] = 2
+    samples: int = 32
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError("samples", f"found {self.samples}", "Pass a number of noise samples from 1 up")
+
+    def log_probabilities(self, output: Tensor) -> Tensor:
+        """log of the average of softmaxes over the noise."""
+        logits, log_variance = output.chunk(2, -1)
+        noise = _fixed_noise(self.samples, logits.shape[-1], logits.device).to(logits.dtype)
+        noise = noise.reshape(self.samples, *(1,) * (logits.ndim - 1), logits.shape[-1])
+        log_p = torch.log_softmax(logits + torch.exp(0.5 * log_variance) * noise, -1)
+        return torch.logsumexp(log_p, 0) - math.log(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(IndependentTargets):
+    """Counts with rate exp(f(x, w)), independently for each target."""
+
+    support: ClassVar[str] = "count"
+
+    def check_values(self, y: Tensor) -> None:
+        """Counts are whole and not negative."""
+        bad = (y < 0) | (y != y.round())
+        if bool(bad.any()):
+            raise InputError("y", f"has values that are no counts, such as {float(y[bad][0]):g}", "Poisson takes whole numbers from 0 up")
+
+    def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        """y f - exp(f) - log y!, summed over targets."""
+        return (y * output - torch.exp(output) - torch.lgamma(y + 1)).sum(-1)
+
+    def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
+        """The rate, twice."""
+        rate = torch.exp(output)
+        return rate, rate
+
+    def entropy(self, output: Tensor, extra: Extra) -> Tensor:
+        """Entropy in nats: the sum over counts for small rates, the asymptotic series for large ones."""
+        rate = torch.exp(output.to(torch.float64))
+        k = torch.arange(0, 96, dtype=torch.float64, device=output.device)
+        low = rate.clamp(max=30.0).unsqueeze(-1)
+        log_p = k * torch.log(low) - low - torch.lgamma(k + 1)
+        summed = -(log_p.exp() * log_p).sum(-1)
+        high = rate.clamp_min(30.0)
+        series = 0.5 * torch.log(2 * math.pi * math.e * high) - 1 / (12 * high) - 1 / (24 * high**2) - 19 / (360 * high**3)
+        return torch.where(rate <= 30.0, summed, series).to(output.dtype)
+
+    def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
+        """P(y <= value) = Q(floor(value) + 1, rate), elementwise."""
+        count = torch.floor(value).expand_as(output)
+        p = torch.special.gammaincc(count.clamp_min(0) + 1, torch.exp(output))
+        return torch.where(count < 0, torch.zeros_like(p), p)
+
+    def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
+        """Counts, in the output's dtype."""
+        return torch.poisson(torch.exp(output), generator=generator)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return -torch.xlogy(p, p).sum(-1)
+
+
+def _binary_entropy(p: Tensor) -> Tensor:
+    return -torch.xlogy(p, p) - torch.special.xlog1py(1 - p, -p)
+
+
+def _fixed_noise(samples: int, classes: int, device: torch.device) -> Tensor:
+    """Standard normal values (samples, classes) that are always the same, from a hash of their place.
+
+    Made by tensor arithmetic alone, so that it can stand inside compiled and vectorised code, where no generator can.
+    """
+    place = torch.arange(1, samples * classes + 1, dtype=torch.int64, device=device)
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 7046029254386353131)):
+        place = (place ^ (place >> shift)) * factor  # int64 arithmetic wraps round, which is what mixes the bits
+    uniform = ((place >> 11) & (2**52 - 1)).to(torch.float64) / 2**52 + 2.0**-54
+    return torch.special.ndtri(uniform).reshape(samples, classes)

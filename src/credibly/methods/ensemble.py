@@ -1,0 +1,85 @@
+"""Deep ensembles: M fits from different starts, trained together as one (M, D) computation.
+
+With anchored=True each member m solves its own randomised problem: its prior is centred at a draw a_m of the prior and, for
+a Gaussian likelihood of fixed scale, its targets are y + e_m with e_m from the noise. For a linear-Gaussian model the
+minimiser is then an exact draw of the posterior (and of the tempered one: both perturbations carry their temperature).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.likelihoods import Gaussian
+from credibly.methods.method import Method, fit_draws, initial
+from credibly.methods.training import Perturbation, Training, train
+from credibly.posterior import DrawsPosterior
+from credibly.problem import Problem
+from credibly.rng import stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepEnsemble(Training, Method):
+    """A deep ensemble.
+
+    Args:
+        members: how many.
+        bootstrap: each member sees N rows drawn with replacement.
+        anchored: randomised MAP, see the module's page; needs Normal priors.
+        prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
+        init: "fresh" (each member from the modules' own initialisers), "prior", "network" or an (M, D) tensor.
+    """
+
+    name: ClassVar[str] = "ensemble"
+    members: int = 10
+    bootstrap: bool = False
+    anchored: bool = False
+    prior: bool = True
+    init: str | Tensor = "fresh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
+            raise InputError("members", f"found {self.members!r}", "Pass a whole number from 1 up")
+        if self.anchored and not self.prior:
+            raise InputError("anchored", "found with prior=False", "Anchored members are drawn towards the prior; leave prior=True")
+
+    def fit(self, problem: Problem, *, seed: int = 0, out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> DrawsPosterior:
+        """M parameter vectors as a posterior of M chains with one draw each."""
+
+        def work() -> tuple[Tensor, dict[str, Any]]:
+            theta = initial(problem, self.init, self.members, seed)
+            done = train(
+                problem, theta, self, seed=seed, title=f"ensemble of {self.members}", prior_weight=float(self.prior),
+                perturbation=self.perturbation(problem, seed), progress=progress,
+            )  # fmt: skip
+            return done.theta.unsqueeze(1), done.history
+
+        return fit_draws(self, problem, seed, out, work)
+
+    def perturbation(self, problem: Problem, seed: int) -> Perturbation:
+        """What sets the members apart beside their starts, each from the member's own stream."""
+        members, device = range(self.members), problem.device
+        rows = targets = anchors = None
+        if self.bootstrap:
+            if self.validation:
+                raise InputError("validation", "found with bootstrap=True", "The held-out rows would be drawn into training; choose one")
+            rows = torch.stack([torch.randint(problem.n, (problem.n,), generator=stream(seed, "bootstrap", m)) for m in members]).to(device)
+        if self.anchored:
+            if not problem.prior.is_normal:
+                raise InputError("anchored", "the prior is not Normal", "Use priors.Normal, or anchored=False")
+            draws = torch.cat([problem.prior.sample(1, stream(seed, "anchor", m, device=device)) for m in members])
+            loc = problem.prior.loc
+            anchors = loc + (draws - loc) * problem.tempering.prior**0.5
+            likelihood = problem.likelihood
+            if isinstance(likelihood, Gaussian) and likelihood.scale != "learned":
+                scale = torch.as_tensor(likelihood.scale, dtype=problem.y.dtype, device=device) * problem.tempering.likelihood**0.5
+                noise = [torch.randn(problem.y.shape, generator=stream(seed, "target noise", m, device=device), dtype=problem.y.dtype, device=device)
+                         for m in members]
+                targets = problem.y + scale * torch.stack(noise)
+        return Perturbation(rows, targets, anchors)

@@ -1,0 +1,96 @@
+"""What every method shares: `fit(problem, seed=...)`, checks before work, the record, and saving on the way."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError, StoreError, TrainingError
+from credibly.posterior import DrawsPosterior, Model, Posterior, Record
+from credibly.problem import Problem
+from credibly.rng import check_seed, stream
+from credibly.specs import to_spec
+
+
+class Method(ABC):
+    """A way from a `Problem` to a `Posterior`. Settings are fields; `fit` does the work."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fit(self, problem: Problem, *, seed: int = 0, out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> Posterior:
+        """Fits the problem.
+
+        Args:
+            problem: the density.
+            seed: all randomness comes from it; the same seed gives the same result.
+            out: a folder to save the posterior in; it must not exist yet.
+            progress: whether to show a progress line; None shows it on a terminal.
+        """
+
+    def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
+        """How the posterior came about."""
+        return Record(
+            method=self.name, settings=to_spec(self), seed=seed, n=problem.n, fingerprint=problem.fingerprint(),
+            prior=to_spec(problem.prior_spec), tempering={"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior},
+            history=history, status=status,
+        )  # fmt: skip
+
+
+def check_fit(problem: Problem, seed: int, out: str | os.PathLike[str] | None) -> None:
+    """Refuses what cannot be used before any work starts."""
+    if not isinstance(problem, Problem):
+        raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem")
+    check_seed(seed)
+    if out is not None and Path(out).exists():
+        raise StoreError(f"out: {os.fspath(out)!r} exists already. Choose another folder or remove it first")
+
+
+def fit_draws(
+    method: Method, problem: Problem, seed: int, out: str | os.PathLike[str] | None, work: Callable[[], tuple[Tensor, dict[str, Any]]]
+) -> DrawsPosterior:
+    """Runs the work, which gives draws (chain, draw, D) and a history, and saves the result.
+
+    When training fails, what it had last known to be finite goes with the error, and into `out` marked as partial.
+    """
+    check_fit(problem, seed, out)
+    model = Model.of(problem)
+    try:
+        draws, history = work()
+    except TrainingError as error:
+        if isinstance(error.posterior, Tensor):
+            record = method.record(problem, seed, {"error": str(error)}, status="partial")
+            error.posterior = DrawsPosterior(model, error.posterior.unsqueeze(1), record)
+            if out is not None:
+                error.posterior.save(out)
+        raise
+    posterior = DrawsPosterior(model, draws, method.record(problem, seed, history))
+    if out is not None:
+        posterior.save(out)
+    return posterior
+
+
+def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
+    """Starting points (M, D): the network's own weights, fresh ones by its modules' initialisers, or draws of the prior."""
+    layout = problem.layout
+    extras = [torch.full((members, e.stop - e.start), own.init, dtype=layout.dtype, device=layout.device)
+              for e, own in zip(layout.entries[len(layout.entries) - len(layout.extra) :], problem.likelihood.parameters().values())]
+    if isinstance(init, Tensor):
+        if init.shape != (members, layout.dim) or not bool(torch.isfinite(init).all()):
+            raise InputError("init", f"has shape {tuple(init.shape)}, or values that are not finite", f"Pass a finite ({members}, {layout.dim}) tensor")
+        return init.detach().to(layout.device, layout.dtype).clone()
+    if init == "network":
+        network = layout.read(layout.module).expand(members, -1)
+    elif init == "fresh":
+        network = layout.reinitialised(seed, members)
+    elif init == "prior":
+        return torch.cat([problem.prior.sample(1, stream(seed, "prior start", m, device=layout.device)) for m in range(members)])
+    else:
+        raise InputError("init", f"found {init!r}", 'Pass "network", "fresh", "prior" or a (members, D) tensor')
+    return torch.cat([network, *extras], -1).clone()

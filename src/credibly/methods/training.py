@@ -1,0 +1,298 @@
+"""Training M parameter vectors as one computation: gather, density, gradient and update in one compiled step.
+
+What is minimised is -(1/N) log p_T(w | D), so that a learning rate means the same for any N. The M rows share the step and
+nothing else: their own minibatches, their own clipping, their own early stopping.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.compiling import Compile, compiled
+from credibly.errors import InputError, TrainingError
+from credibly.inputs import map_inputs
+from credibly.kernels.optimisers import clip_rows, learning_rates, optimiser
+from credibly.problem import Problem
+from credibly.progress import Progress
+from credibly.rng import stream
+
+DEFAULT_STEPS = 3_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Settings of an optimisation, shared by every method that has one.
+
+    Args:
+        epochs: passes over the data; None leaves it to `steps`.
+        steps: optimiser steps; by default 3,000 or 20 epochs, whichever is more.
+        batch_size: rows in a minibatch; None takes 128, or all rows where there are fewer.
+        lr: learning rate.
+        optimiser: "adam" or "sgd".
+        momentum: of SGD, or Adam's first decay.
+        schedule: "cosine", "linear" or "constant".
+        warmup: steps over which the learning rate rises from zero.
+        clip_norm: largest norm of a member's gradient of the mean loss; None for no limit.
+        validation: fraction of the rows held out; the best parameters on them are kept.
+        patience: with validation, how many evaluations without a gain a member waits before it stops.
+        compile: True, False or "auto" (when the run is long enough to pay for it).
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    lr: float = 1e-2
+    optimiser: str = "adam"
+    momentum: float = 0.9
+    schedule: str = "cosine"
+    warmup: int = 0
+    clip_norm: float | None = None
+    validation: float = 0.0
+    patience: int = 20
+    compile: Compile = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(name, f"found {value!r}", "Pass a whole number from 1 up")
+        if self.epochs is not None and self.steps is not None:
+            raise InputError("steps", f"found {self.steps} beside epochs={self.epochs}", "Pass one of the two")
+        for name in ("lr", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
+                raise InputError(name, f"found {value!r}", "Pass a positive number")
+        if not 0 <= self.validation < 1:
+            raise InputError("validation", f"found {self.validation!r}", "Pass a fraction of the rows from 0 to below 1")
+        if not 0 <= self.momentum < 1:
+            raise InputError("momentum", f"found {self.momentum!r}", "Pass a number from 0 to below 1")
+        if self.warmup < 0:
+            raise InputError("warmup", f"found {self.warmup!r}", "Pass a number of steps from 0 up")
+        optimiser(self.optimiser, self.momentum)
+        learning_rates(self.schedule, self.lr, 1, 0)
+
+    def plan(self, rows: int) -> tuple[int, int, int]:
+        """(steps, batch size, batches an epoch) for so many training rows."""
+        batch = min(rows, self.batch_size or 128)
+        per_epoch = max(1, rows // batch)
+        steps = self.steps or (self.epochs * per_epoch if self.epochs else max(DEFAULT_STEPS, 20 * per_epoch))
+        return steps, batch, per_epoch
+
+
+@dataclass
+class Trained:
+    """The parameters (M, D) that training ended with, and what was seen on the way."""
+
+    theta: Tensor
+    history: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """How members differ beyond their start: rows drawn again (M, N), shifted targets (M, N, ...), shifted prior (M, D)."""
+
+    rows: Tensor | None = None
+    targets: Tensor | None = None
+    anchors: Tensor | None = None
+
+
+def train(
+    problem: Problem, theta: Tensor, options: Training, *, seed: int, title: str, prior_weight: float = 1.0,
+    perturbation: Perturbation | None = None, progress: bool | None = None, first_member: int = 0,
+) -> Trained:  # fmt: skip
+    """Maximises the density (its likelihood alone with prior_weight 0) from theta (M, D), which is changed in place."""
+    perturbation = perturbation or Perturbation()
+    part, held_out = _split(problem, options.validation, seed)
+    rows = part if part is not None else torch.arange(problem.n, device=problem.device)
+    n = len(rows)
+    if options.batch_size is not None and options.batch_size > n:
+        raise InputError("batch_size", f"found {options.batch_size} for {n} training rows", "Pass at most the number of rows, or None")
+    steps, batch, per_epoch = options.plan(n)
+    validation = problem.subset(held_out) if held_out is not None else None
+    batches = Batches(rows, batch, per_epoch, seed, len(theta), first_member, perturbation.rows)
+    step = Step(problem, n, options, steps, prior_weight, perturbation, whole=batches.whole)
+    run = _Run(problem, theta, steps, options, step, validation)
+    check_every = max(1, min(steps // 20 or 1, 500))
+    evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
+    with Progress(title, steps, progress) as line:
+        for t in range(steps):
+            step.advance(theta, batches.at(t), t, run.active)
+            done = t + 1
+            if done % check_every == 0 or done == steps:
+                loss = run.check(done, title)
+                line.update(done, final=done == steps, loss=loss, **run.figures)
+            if validation is not None and (done % evaluate_every == 0 or done == steps) and run.evaluate(done):
+                break
+    return run.finish(done)
+
+
+class Batches:
+    """Row indices (M, B) of every step: each member goes through its own shuffle of the rows, epoch by epoch."""
+
+    def __init__(self, rows: Tensor, batch: int, per_epoch: int, seed: int, members: int, first: int, resampled: Tensor | None) -> None:
+        self.rows, self.batch, self.per_epoch, self.seed, self.members, self.first = rows, batch, per_epoch, seed, members, first
+        self.resampled = resampled
+        self.whole = batch == len(rows)
+        self._epoch = -1
+        self._order = rows
+
+    def at(self, step: int) -> Tensor:
+        """The indices of one step; with batches of all rows, the same ones at every step."""
+        if self.whole:
+            return self.rows if self.resampled is None else self.resampled
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            n, used = len(self.rows), self.per_epoch * self.batch
+            shuffles = [torch.randperm(n, generator=stream(self.seed, "shuffle", self.first + m, epoch))[:used] for m in range(self.members)]
+            order = self.rows[torch.stack(shuffles).to(self.rows.device)]
+            if self.resampled is not None:
+                order = self.resampled.gather(1, order)
+            self._order, self._epoch = order.reshape(self.members, self.per_epoch, self.batch).transpose(0, 1).contiguous(), epoch
+        return self._order[place]
+
+
+class Step:
+    """One training step over flat tensors; the same function compiled or eager, batched or one member at a time."""
+
+    def __init__(
+        self, problem: Problem, n: int, options: Training, steps: int, prior_weight: float, perturbation: Perturbation, *, whole: bool
+    ) -> None:
+        self.problem, self.clip, self.perturbation = problem, options.clip_norm, perturbation
+        self.rule = optimiser(options.optimiser, options.momentum)
+        # Rows that every member sees in the same order need no gather; resampled or shuffled rows do.
+        self.shared = whole and perturbation.rows is None and perturbation.targets is None
+        self.likelihood_weight = n / problem.tempering.likelihood / n
+        self.prior_weight = prior_weight / problem.tempering.prior / n
+        self.whole_data = whole and self.shared and n == problem.n
+        rates = learning_rates(options.schedule, options.lr, steps, min(options.warmup, steps - 1))
+        table = [(rate, *self.rule.corrections(t + 1), float(t)) for t, rate in enumerate(rates)]
+        self.table = torch.tensor(table, dtype=torch.float32, device=problem.device).to(problem.layout.dtype)
+        calls = steps
+        self.run = compiled(self._step, options.compile, calls, problem.device)
+        self.state: tuple[Tensor, ...] = ()
+        self.loss = torch.zeros(0)
+        self.first_bad = torch.zeros(0)
+
+    def begin(self, theta: Tensor) -> None:
+        """Fresh optimiser state for theta (M, D)."""
+        self.state = self.rule.init(theta)
+        self.loss = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
+        self.first_bad = torch.full((len(theta),), math.inf, dtype=torch.float64, device=theta.device)
+
+    def advance(self, theta: Tensor, rows: Tensor, t: int, active: Tensor) -> None:
+        """Step t on theta (M, D), in place."""
+        with torch.no_grad():
+            figures = self.table[t]
+            targets, anchors = self.perturbation.targets, self.perturbation.anchors
+            if not self.problem.forward.looped or len(theta) == 1:
+                self.run(theta, self.state, self.loss, self.first_bad, self.problem.x, self.problem.y, rows, figures, active, targets, anchors)
+                return
+            for m in range(len(theta)):
+                one = slice(m, m + 1)
+                mine = rows if rows.ndim == 1 else rows[one]
+                self.run(theta[one], tuple(s[one] for s in self.state), self.loss[one], self.first_bad[one], self.problem.x, self.problem.y,
+                         mine, figures, active[one], None if targets is None else targets[one], None if anchors is None else anchors[one])
+
+    def _step(
+        self, theta: Tensor, state: tuple[Tensor, ...], loss: Tensor, first_bad: Tensor, x: Any, y: Tensor, rows: Tensor, figures: Tensor,
+        active: Tensor, targets: Tensor | None, anchors: Tensor | None,
+    ) -> None:  # fmt: skip
+        if not self.whole_data:
+            x = map_inputs(lambda values: values[rows], x)
+            if targets is None:
+                y = y[rows]
+            else:
+                members = torch.arange(len(targets), device=rows.device).unsqueeze(1)
+                y = targets[members, rows.expand(len(targets), -1) if rows.ndim == 1 else rows]
+        shared_x = rows.ndim == 1
+        scale = self.likelihood_weight / rows.shape[-1]
+        log_lik, log_prior, gradient = self._density(theta, x, y, scale, shared_x, anchors)
+        value = -(scale * log_lik + self.prior_weight * log_prior)
+        gradient = -gradient
+        if self.clip is not None:
+            gradient = clip_rows(gradient, self.clip)
+        rate = figures[0] * active.unsqueeze(1)
+        self.rule.update(theta, state, gradient, rate, figures[1], figures[2])
+        loss.copy_(value)
+        first_bad.copy_(torch.where(torch.isfinite(value), first_bad, torch.minimum(first_bad, figures[3].double())))
+
+    def _density(self, theta: Tensor, x: Any, y: Tensor, scale: float, shared: bool, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if anchors is None:
+            return self.problem.parts_and_grad(theta, x, y, scale, self.prior_weight, shared=shared)
+        # Anchored members: the prior's centre is moved to the member's own draw from it, p(w - anchor + centre).
+        log_lik, _, gradient = self.problem.parts_and_grad(theta, x, y, scale, 0.0, shared=shared)
+        variance = self.problem.prior.std**2
+        offset = theta - anchors
+        log_prior = -0.5 * (offset**2 / variance).sum(-1)
+        return log_lik, log_prior, gradient - self.prior_weight * offset / variance
+
+
+class _Run:
+    """The state around the steps: the last parameters known to be good, the best on held-out rows, the history."""
+
+    def __init__(self, problem: Problem, theta: Tensor, steps: int, options: Training, step: Step, validation: Problem | None) -> None:
+        self.theta, self.step, self.options, self.validation = theta, step, options, validation
+        step.begin(theta)
+        self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
+        self.good: Tensor | None = None
+        self.best, self.best_score = theta.clone(), torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device)
+        self.waited = torch.zeros(len(theta), device=theta.device)
+        self.figures: dict[str, float] = {}
+        self.history: dict[str, Any] = {"step": [], "loss": [], "validation_step": [], "validation": [], "steps_planned": steps}
+
+    def check(self, done: int, title: str) -> float:
+        """Records the loss; a loss that is not finite ends the run with its step, its member and a hint."""
+        bad = self.step.first_bad.min()
+        if not math.isinf(float(bad)) or not bool(torch.isfinite(self.theta).all()):
+            rows = ~torch.isfinite(self.theta).all(-1)
+            member = int(self.step.first_bad.argmin()) if not math.isinf(float(bad)) else int(rows.int().argmax())
+            at = int(bad) + 1 if not math.isinf(float(bad)) else done
+            raise TrainingError(
+                f"{title}: the loss of member {member} was not finite at step {at}. "
+                f"Try a smaller learning rate (lr={self.options.lr:g} now), clip_norm=1.0, or standardised inputs and targets",
+                step=at, member=member, posterior=self.good,
+            )  # fmt: skip
+        self.good = self.theta.clone()
+        mean = float(self.step.loss.mean())
+        self.history["step"].append(done)
+        self.history["loss"].append([float(v) for v in self.step.loss])
+        return mean
+
+    def evaluate(self, done: int) -> bool:
+        """Scores the members on the held-out rows and keeps their best; True when all of them have stopped."""
+        assert self.validation is not None
+        with torch.no_grad():
+            score = torch.zeros_like(self.best_score)
+            for x, y in self.validation.blocks(len(self.theta)):
+                score += self.validation.log_likelihood_rows(self.theta, x, y).flatten(1).sum(1)
+            score /= self.validation.n
+            better = (score > self.best_score) & (self.active > 0)
+            self.best = torch.where(better.unsqueeze(1), self.theta, self.best)
+            self.best_score = torch.where(better, score, self.best_score)
+            self.waited = torch.where(better, 0.0, self.waited + 1)
+            self.active.mul_((self.waited < self.options.patience).to(self.active.dtype))
+        self.history["validation_step"].append(done)
+        self.history["validation"].append([float(v) for v in score])
+        self.figures = {"validation": float(self.best_score.mean())}
+        return not bool((self.active > 0).any())
+
+    def finish(self, done: int) -> Trained:
+        """The result: the best on held-out rows where there are any, otherwise the last."""
+        self.history["steps"] = done
+        return Trained(self.theta if self.validation is None else self.best, self.history)
+
+
+def _split(problem: Problem, fraction: float, seed: int) -> tuple[Tensor | None, Tensor | None]:
+    if fraction == 0:
+        return None, None
+    held = round(problem.n * fraction)
+    if held < 1 or held >= problem.n:
+        raise InputError("validation", f"{fraction} of {problem.n} rows leaves nothing to train on or to validate with",
+                         "Pass a fraction that leaves rows on both sides")
+    order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
+    return order[held:].sort().values, order[:held].sort().values

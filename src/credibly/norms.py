@@ -1,0 +1,252 @@
+"""Batch normalisation and what to put in its place.
+
+A BatchNorm layer mixes the rows of a batch and keeps running statistics that change behind the weights. A network with
+one has no log p(y | x, w) per row, hence no density of w. The layers here act on each row alone and keep nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import is_parametrized
+
+from credibly.errors import InputError
+
+Replacement = Literal["frozen", "group", "frn"]
+
+
+class FrozenBatchNorm(nn.Module):
+    """BatchNorm with its statistics held fixed: (x - running_mean) / sqrt(running_var + eps) * weight + bias.
+
+    Equal to BatchNorm in eval mode, in either mode. The statistics are buffers; weight and bias stay parameters.
+
+    Args:
+        num_features: the number of channels C.
+        eps: added to the variance.
+        affine: whether there are a weight (C,) and a bias (C,).
+        channel_axis: the axis of the input that holds the channels.
+
+    Shapes: (N, C) or (N, C, ...) in, the same out.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_features: int, *, eps: float = 1e-5, affine: bool = True, channel_axis: int = 1,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.channel_axis = _check_features(num_features), _check_eps(eps), channel_axis
+        self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(num_features, device=device, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, ...) -> (N, C, ...)."""
+        _check_channels(x, self.channel_axis, self.num_features)
+        # Elementwise steps, not F.batch_norm: vmap has no rule for that one in every setting, and then loops with a
+        # warning. Centred first, since x * scale + shift loses digits where the mean is large against the deviation.
+        shape = [1] * x.dim()
+        shape[self.channel_axis] = self.num_features
+        scale = torch.rsqrt(self.running_var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        y = (x - self.running_mean.view(shape)) * scale.view(shape)
+        if self.bias is not None:
+            y = y + self.bias.view(shape)
+        return y.to(x.dtype)  # half-precision inputs with float32 statistics, as under autocast, stay half
+
+    def extra_repr(self) -> str:
+        """The arguments, for print(net)."""
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class FilterResponseNorm(nn.Module):
+    """Filter response normalisation (Singh & Krishnan 2020): x / sqrt(nu2 + |eps|) * weight + bias, nu2 = mean of x^2.
+
+    The mean runs over the spatial axes of one row and one channel, so rows do not meet.
+
+    Args:
+        num_features: the number of channels C.
+        eps: keeps the quotient finite where a channel is all zero.
+        affine: whether there are a weight gamma (C,) and a bias beta (C,).
+        threshold: whether max(y, tau) follows with a learned tau (C,), the paper's thresholded linear unit. Off by
+            default: it has a kink, and a smooth activation after the layer suits HMC better.
+
+    Shapes: (N, C, L), (N, C, H, W) or (N, C, D, H, W) in, the same out.
+    """
+
+    def __init__(self, num_features: int, *, eps: float = 1e-6, affine: bool = True, threshold: bool = False,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.num_features, self.eps = _check_features(num_features), _check_eps(abs(eps))
+        self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
+        self.tau = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if threshold else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, ...) -> (N, C, ...); at least one axis after the channels."""
+        if x.dim() < 3:
+            raise InputError("x", f"FilterResponseNorm was given shape {tuple(x.shape)}, which has no spatial axis",
+                             "The norm of a single value is its sign. For inputs of shape (N, C) use "
+                             'credibly.replace_batchnorm(net, "group") or "frozen"')
+        _check_channels(x, 1, self.num_features)
+        shape = [self.num_features] + [1] * (x.dim() - 2)
+        y = x * torch.rsqrt(x.square().mean(dim=tuple(range(2, x.dim())), keepdim=True) + self.eps)
+        if self.weight is not None:
+            y = y * self.weight.view(shape)
+        if self.bias is not None:
+            y = y + self.bias.view(shape)
+        if self.tau is not None:
+            y = torch.maximum(y, self.tau.view(shape))
+        return y.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The arguments, for print(net)."""
+        return (f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}, "
+                f"threshold={self.tau is not None}")
+
+
+def find_running_statistics(module: nn.Module) -> list[str]:
+    """Names of the submodules that keep running statistics or mix the rows of a batch, in the order of named_modules().
+
+    These are all BatchNorm layers (without running statistics they always take those of the batch) and InstanceNorm
+    layers with track_running_stats=True, lazy ones too. The module itself is named "". A layer used twice counts once.
+    """
+    return [name for name, layer in _check_module(module).named_modules() if _is_stateful(layer)]
+
+
+def refuse_batchnorm(module: nn.Module) -> None:
+    """Raises an InputError that names the layers of find_running_statistics, if there are any."""
+    names = find_running_statistics(module)
+    if names:
+        listed = ", ".join(_described(module, name) for name in names[:3])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        what = "1 layer keeps" if len(names) == 1 else f"{len(names)} layers keep"
+        raise InputError(
+            "net", f"{what} batch statistics: {listed}{more}",
+            "With these the network gives no density of its weights: a row's output depends on the other rows of its "
+            'batch and on hidden state that changes from call to call. Use credibly.replace_batchnorm(net, "frozen") '
+            'to keep the outputs of a trained network, or "group" or "frn" for one still to be trained',
+        )
+
+
+def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) -> nn.Module:
+    """A deep copy of the module in which every layer of find_running_statistics is replaced; the original is untouched.
+
+    Weights and biases keep their names, values, dtype, device and requires_grad. A layer used in two places is replaced
+    by one. Hooks on the replaced layers are dropped.
+
+    Args:
+        module: the network; it may be a BatchNorm layer itself.
+        by: "frozen", a FrozenBatchNorm: the outputs of eval mode (of a network never trained: mean 0, variance 1);
+            "group", GroupNorm with the largest number of groups up to `groups` that divides the channels;
+            "frn", a FilterResponseNorm, which needs spatial axes and refuses (N, C) inputs when it is called.
+        groups: the most groups for "group". A layer that may be fed (N, C) inputs gets fewer where that is needed for
+            four channels a group: two values normalised together keep only their order, and a single one nothing.
+    """
+    if by not in get_args(Replacement):
+        raise InputError("by", f"found {by!r}", 'Pass "frozen", "group" or "frn"')
+    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
+        raise InputError("groups", f"found {groups!r}", "Pass a positive integer, such as groups=8")
+    layers = {name: module.get_submodule(name) for name in find_running_statistics(module)}
+    for name, layer in layers.items():
+        _check_replaceable(layer, by, _described(module, name))
+    # deepcopy looks every object up in its memo first. With the replacements entered there beforehand it puts them
+    # wherever the old layers were referenced: containers, attributes, plain lists, or the module itself.
+    memo: dict[int, Any] = {}
+    make: dict[str, Callable[[Any], nn.Module]] = {
+        "frozen": _frozen, "frn": _filter_response, "group": lambda layer: _group(layer, groups)}
+    for layer in layers.values():
+        new = make[by](layer)
+        for attribute in ("weight", "bias"):
+            setattr(new, attribute, copy.deepcopy(getattr(layer, attribute), memo))
+        memo[id(layer)] = new.train(layer.training)
+    return copy.deepcopy(module, memo)
+
+
+def _frozen(layer: Any) -> FrozenBatchNorm:
+    # InstanceNorm also takes a single row without its batch axis, so there the channels are counted from the end.
+    axis = -1 - _spatial_axes(layer) if isinstance(layer, _InstanceNorm) else 1
+    new = FrozenBatchNorm(layer.num_features, eps=layer.eps, affine=False, channel_axis=axis)
+    new.running_mean, new.running_var = layer.running_mean.detach().clone(), layer.running_var.detach().clone()
+    return new
+
+
+def _filter_response(layer: Any) -> FilterResponseNorm:
+    return FilterResponseNorm(layer.num_features, affine=False)
+
+
+def _group(layer: Any, groups: int) -> nn.GroupNorm:
+    channels = layer.num_features
+    limit = min(groups, channels) if _spatial_axes(layer) else min(groups, max(channels // 4, 1))
+    count = next(g for g in range(limit, 0, -1) if channels % g == 0)
+    new = nn.GroupNorm(count, channels, eps=layer.eps, affine=False)
+    new.affine = layer.affine
+    return new
+
+
+def _spatial_axes(layer: nn.Module) -> int:
+    """How many axes after the channels an input is sure to have; 0 where (N, C) is possible."""
+    kinds = ((nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3),
+             (nn.InstanceNorm1d, 1), (nn.InstanceNorm2d, 2), (nn.InstanceNorm3d, 3))
+    return next((axes for kind, axes in kinds if isinstance(layer, kind)), 0)
+
+
+def _is_stateful(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) or (
+        isinstance(layer, _NormBase) and (layer.track_running_stats or layer.running_mean is not None))
+
+
+def _check_replaceable(layer: Any, by: Replacement, described: str) -> None:
+    def refuse(why: str, advice: str) -> None:
+        raise InputError("net", f"{described} {why}", advice)
+
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
+        refuse("does not know its number of channels yet", "Call the network on one batch first")
+    if not type(layer).forward.__module__.startswith("torch.nn.modules."):
+        refuse("has a forward of its own, which may do more than normalise", "Replace this layer by hand")
+    if is_parametrized(layer):
+        refuse("is parametrized", "Call torch.nn.utils.parametrize.remove_parametrizations on it first")
+    if by == "frozen" and (layer.running_mean is None or layer.running_var is None):
+        refuse("has no running statistics to freeze (track_running_stats=False)", 'Use "group" or "frn" instead')
+    if by == "group" and layer.num_features == 1 and not _spatial_axes(layer):
+        refuse("has one channel, and the group norm of (N, 1) inputs is constant", 'Use "frozen" instead')
+
+
+def _described(module: nn.Module, name: str) -> str:
+    kind = type(module.get_submodule(name)).__name__
+    return f"{name!r} ({kind})" if name else f"the module itself ({kind})"
+
+
+def _check_module(module: nn.Module) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise InputError("net", f"found {type(module).__name__}", "Pass a torch.nn.Module")
+    return module
+
+
+def _check_features(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError("num_features", f"found {count!r}", "Pass the number of channels, a positive integer")
+    return count
+
+
+def _check_eps(eps: float) -> float:
+    if not (math.isfinite(eps) and eps >= 0):
+        raise InputError("eps", f"found {eps!r}", "Pass a small positive number, such as 1e-6")
+    return float(eps)
+
+
+def _check_channels(x: Tensor, axis: int, channels: int) -> None:
+    # Without this a layer for one channel would broadcast over any number of them without a word.
+    if not -x.dim() <= axis < x.dim() or x.shape[axis] != channels:
+        raise InputError("x", f"has shape {tuple(x.shape)} where axis {axis} should hold {channels} channels",
+                         "Pass inputs of shape (N, C, ...)")

@@ -1,0 +1,345 @@
+"""Predictive: the Bayesian model average at some inputs, and the kinds of uncertainty in it.
+
+    p(y | x, D) ~ (1/S) sum_s p(y | x, w_s)
+
+Everything is computed from outputs (S, rows, ...) of a block of rows under all draws, block by block, so memory does not
+grow with the number of rows. What every later part (metrics, reports, decisions) reads is this class alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.inputs import Inputs, map_inputs, row_count
+from credibly.likelihoods import Likelihood
+from credibly.rng import check_seed, stream
+
+T = TypeVar("T")
+
+BLOCK_VALUES = 2**22  # network values held at a time: 16 MiB in float32, which also stays near the caches
+CACHE_VALUES = 2**24  # outputs of all rows are kept when they are at most this many values (64 MiB in float32)
+
+
+class DrawSource(Protocol):
+    """What a predictive needs of a posterior: outputs of some draws at some rows."""
+
+    likelihood: Likelihood
+    count: int
+
+    def outputs(self, x: Inputs, start: int, stop: int) -> Tensor:
+        """Arranged outputs (stop - start, rows, ..., K) of draws start to stop."""
+
+    def extra(self, start: int, stop: int) -> dict[str, Tensor]:
+        """The likelihood's own parameters in those draws."""
+
+    def row_width(self) -> int:
+        """Values that one row under one draw takes on its way through the network."""
+
+
+class _Summary(NamedTuple):
+    mean: Tensor
+    variance: Tensor
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+class Predictive:
+    """Predictions with their uncertainty. Shapes follow the y that the problem was given: (N,), (N, K), (N, H, W), ...
+
+    Nothing is computed before it is asked for; each quantity streams over the rows in bounded memory.
+    """
+
+    def __init__(self, source: DrawSource, x: Inputs) -> None:
+        self._source = source
+        self._x = x
+        self.likelihood = source.likelihood
+        self.rows = row_count(x)
+        self.draws = source.count
+        self._cached: Tensor | None = None
+
+    # -- moments and the decomposition -------------------------------------------------------------------------------
+    @property
+    def mean(self) -> Tensor:
+        """E[y | x, D]; for classes the averaged probabilities (N, ..., K)."""
+        return self._summary.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y | x, D], of the shape of the mean; for regression and counts it is aleatoric + epistemic."""
+        return self._summary.variance
+
+    @property
+    def std(self) -> Tensor:
+        """Root of the variance."""
+        return self._summary.variance.sqrt()
+
+    @property
+    def total(self) -> Tensor:
+        """Total uncertainty: the variance, or for labels the entropy of the averaged probabilities in nats."""
+        return self._summary.total
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """What more data would not remove: E_s Var(y | x, w_s), or for labels E_s H[p_s]."""
+        return self._summary.aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """What the model does not know: Var_s E(y | x, w_s), or for labels the mutual information of y and w."""
+        return self._summary.epistemic
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Class probabilities (N, ..., K); a Bernoulli's single probability p becomes (1 - p, p)."""
+        if self.likelihood.support == "class":
+            return self.likelihood.arrange(self.mean)
+        if self.likelihood.support == "binary":
+            return torch.stack([1 - self.mean, self.mean], -1)
+        raise InputError("probabilities", f"the likelihood is {type(self.likelihood).__name__}", "Only labels have them; use mean and interval")
+
+    @cached_property
+    def _summary(self) -> _Summary:
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
+            means, spread = self.likelihood.moments(output, extra)[0].double(), self.likelihood.spread(output, extra).double()
+            mean, aleatoric = means.mean(0), spread.mean(0)
+            spread_of_means = means.var(0, correction=0)
+            total = self.likelihood.total(mean, spread_of_means, aleatoric)
+            # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
+            epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
+            variance = self.likelihood.variance(mean, spread_of_means, aleatoric)
+            return mean.to(output), variance.to(output), total.to(output), aleatoric.to(output), epistemic.to(output)
+
+        mean, variance, *rest = (torch.cat(c) for c in zip(*self._each(block)))
+        # Entropies of classes have no class axis; everything else has the target axis of the mean.
+        rest = [r if r.ndim < mean.ndim else self.likelihood.restore(r) for r in rest]
+        return _Summary(self.likelihood.restore(mean), self.likelihood.restore(variance), *rest)
+
+    # -- densities, quantiles, samples -------------------------------------------------------------------------------
+    def log_prob(self, y: object) -> Tensor:
+        """Log predictive density of each row: log (1/S) sum_s p(y | x, w_s), never the average of logs; (N, ...)."""
+        target = self._target(y)
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
+            return (torch.logsumexp(part, 0) - math.log(self.draws)).to(output.dtype)
+
+        return torch.cat(list(self._each(block)))
+
+    def cdf(self, y: object) -> Tensor:
+        """P(Y <= y | x, D), elementwise in the shape of y."""
+        target = self._target(y)
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            return self.likelihood.cdf(output, target[start : start + output.shape[1]], extra).mean(0)
+
+        return self.likelihood.restore(torch.cat(list(self._each(block))))
+
+    def quantile(self, level: float | Sequence[float]) -> Tensor:
+        """Quantiles of the mixture, in the shape of the mean; with several levels they come first: (levels, N, ...)."""
+        levels = (level,) if isinstance(level, (int, float)) else tuple(level)
+        if not levels or any(not 0 < q < 1 for q in levels):
+            raise InputError("level", f"found {level!r}", "Pass numbers between 0 and 1")
+        self._refuse_unordered()
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            return mixture_quantiles(self.likelihood, output, extra, levels)
+
+        result = torch.cat(list(self._each(block)), 1)
+        restored = torch.stack([self.likelihood.restore(r) for r in result])
+        return restored[0] if isinstance(level, (int, float)) else restored
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """The central credible interval (lower, upper) that holds `level` of the predictive distribution."""
+        if not isinstance(level, (int, float)) or not 0 < level < 1:
+            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        lower, upper = self.quantile(((1 - level) / 2, (1 + level) / 2))
+        return lower, upper
+
+    def prediction_set(self, level: float = 0.9) -> Tensor:
+        """For labels: which classes belong to the smallest set that holds at least `level`; (N, ..., K) booleans."""
+        if not isinstance(level, (int, float)) or not 0 < level < 1:
+            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        p, order = self.probabilities.sort(-1, descending=True)
+        needed = p.cumsum(-1) - p < level  # a class is in while those before it do not yet hold the level
+        return torch.zeros_like(needed).scatter(-1, order, needed)
+
+    def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
+        """Draws of y, (count, N, ...): each picks one draw of the weights for all rows, so its rows belong together."""
+        _at_least_one("count", count)
+        picks = torch.randint(self.draws, (count,), generator=stream(check_seed(seed), "predictive draws"))
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            generator = stream(seed, "predictive noise", start, device=output.device)
+            chosen = picks.to(output.device)
+            return self.likelihood.sample(output[chosen], {k: v[chosen] for k, v in extra.items()}, generator)
+
+        result = torch.cat(list(self._each(block)), 1)
+        return result if self.likelihood.support == "class" else self.likelihood.restore(result, 1)
+
+    def functions(self, count: int | None = None) -> Tensor:
+        """E(y | x, w_s) for each draw (the first `count` of evenly spaced ones): (S, N, ...), the curves of a picture."""
+        picks = torch.arange(self.draws)
+        if count is not None:
+            _at_least_one("count", count)
+            picks = torch.linspace(0, self.draws - 1, min(count, self.draws)).round().long()
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            return self.likelihood.moments(output, extra)[0][picks.to(output.device)]
+
+        return self.likelihood.restore(torch.cat(list(self._each(block)), 1), 1)
+
+    def ood_score(self, kind: str = "total") -> Tensor:
+        """A score for each row that is higher for rows unlike the training data.
+
+        kind: "total" (entropy or variance), "epistemic" (mutual information or epistemic variance), or "max_probability"
+        (one minus the highest class probability). Targets and pixels are averaged.
+        """
+        if kind == "max_probability":
+            score = 1 - self.probabilities.max(-1).values
+        elif kind in ("total", "epistemic"):
+            score = getattr(self, kind)
+        else:
+            raise InputError("kind", f"found {kind!r}", 'Pass "total", "epistemic" or "max_probability"')
+        return score.reshape(self.rows, -1).mean(-1)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
+
+    # -- streaming ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def _block_rows(self) -> int:
+        return max(1, BLOCK_VALUES // (self.draws * self._outputs_a_row))
+
+    @cached_property
+    def _outputs_a_row(self) -> int:
+        return self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
+
+    def _fits(self) -> bool:
+        return self.rows * self.draws * self._outputs_a_row <= CACHE_VALUES
+
+    def _each(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
+        """The function's value for each block of rows: its outputs, the likelihood's parameters, the first row's place."""
+        extra = self._source.extra(0, self.draws)
+        with torch.no_grad():
+            if self._fits():
+                if self._cached is None:
+                    self._cached = self._outputs(self._x)
+                yield function(self._cached, extra, 0)
+                return
+            for start in range(0, self.rows, self._block_rows):
+                rows = slice(start, start + self._block_rows)
+                yield function(self._outputs(map_inputs(lambda t, rows=rows: t[rows], self._x)), extra, start)  # type: ignore[misc]
+
+    def _outputs(self, x: Inputs) -> Tensor:
+        """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
+        rows = row_count(x)
+        width = self._source.row_width()
+        tile_rows = max(1, min(rows, BLOCK_VALUES // width, 4096))
+        tile_draws = max(1, min(self.draws, BLOCK_VALUES // (tile_rows * width)))
+        result: Tensor | None = None
+        for row in range(0, rows, tile_rows):
+            some = map_inputs(lambda t, r=row: t[r : r + tile_rows], x) if tile_rows < rows else x  # type: ignore[misc]
+            for draw in range(0, self.draws, tile_draws):
+                tile = self._source.outputs(some, draw, min(draw + tile_draws, self.draws))
+                if tile.shape[:2] == (self.draws, rows):
+                    return tile
+                if result is None:
+                    result = tile.new_empty((self.draws, rows, *tile.shape[2:]))
+                result[draw : draw + tile.shape[0], row : row + tile.shape[1]] = tile
+        assert result is not None
+        return result
+
+    def _target(self, y: object) -> Tensor:
+        sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
+        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+        target = self.likelihood.prepare(value.to(sample.device), sample.dtype)
+        mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
+        expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
+        if target.shape != (self.rows, *expected):
+            raise InputError("y", f"has shape {tuple(value.shape)}", f"These predictions have {self.rows} rows of {tuple(expected)}")
+        return target
+
+    def _refuse_unordered(self) -> None:
+        if not self.likelihood.ordered:
+            raise InputError("level", f"{type(self.likelihood).__name__} outcomes have no order, so no quantiles",
+                             "Use prediction_set(level) or probabilities")
+
+
+def mixture_quantiles(likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]) -> Tensor:
+    """Quantiles (levels, rows, ..., K) of the average of S distributions with outputs (S, rows, ..., K).
+
+    A bracket around all components is widened until it holds the level, then narrowed to the precision of the dtype.
+    """
+    means, variances = likelihood.moments(output, extra)
+    sd = variances.clamp(max=1e30).sqrt()
+    found = []
+    for level in levels:
+
+        def excess(value: Tensor, level: float = level) -> Tensor:
+            return likelihood.cdf(output, value, extra).mean(0, dtype=torch.float64) - level
+
+        low, high = (means - 4 * sd).amin(0), (means + 4 * sd).amax(0)
+        reach = (high - low).clamp_min(1e-12)
+        for _ in range(60):
+            short_low, short_high = excess(low) > 0, excess(high) < 0
+            if not bool((short_low | short_high).any()):
+                break
+            low, high, reach = torch.where(short_low, low - reach, low), torch.where(short_high, high + reach, high), 2 * reach
+        found.append(whole_root(excess, low, high) if likelihood.support == "count" else root(excess, low, high))
+    return torch.stack(found)
+
+
+def root(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Where an increasing function crosses zero between low and high, elementwise (Chandrupatla 1997).
+
+    `near` is the newest point and `far` the end of the bracket across the root; inverse quadratic interpolation through
+    them and the point before is taken where the three are in good order, bisection elsewhere.
+    """
+    near, far = low, high
+    f_near, f_far = excess(near), excess(far)
+    tolerance = 4 * torch.finfo(low.dtype).eps * (high - low)
+    t = torch.full_like(f_near, 0.5)
+    for _ in range(100):
+        new = (near + t * (far - near)).to(low.dtype)
+        f_new = excess(new)
+        same = torch.sign(f_new) == torch.sign(f_near)
+        third, f_third = torch.where(same, near, far), torch.where(same, f_near, f_far)
+        far, f_far = torch.where(same, far, near), torch.where(same, f_far, f_near)
+        near, f_near = new, f_new
+        limit = ((tolerance + 2 * torch.finfo(low.dtype).eps * new.abs()) / (far - near).abs().clamp_min(1e-300)).double()
+        if bool(((limit > 0.5) | (f_near == 0)).all()):
+            break
+        xi = ((near - far) / (third - far)).double()
+        phi = (f_near - f_far) / (f_third - f_far)
+        good = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
+        slope = ((third - near) / (far - near)).double()
+        quadratic = f_near / (f_far - f_near) * f_third / (f_far - f_third) + slope * f_near / (f_third - f_near) * f_far / (f_third - f_far)
+        t = torch.where(good & torch.isfinite(quadratic), quadratic, 0.5)
+        t = torch.minimum(torch.maximum(t, limit.clamp(max=0.5)), 1 - limit.clamp(max=0.5))
+    return torch.where(f_near.abs() <= f_far.abs(), near, far)
+
+
+def whole_root(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """The smallest whole number at which an increasing step function is not negative, by bisection."""
+    low, high = torch.floor(low).clamp_min(-1), torch.ceil(high).clamp_min(0)
+    while bool((high - low > 1).any()):
+        middle = torch.floor(0.5 * (low + high))
+        below = excess(middle) < 0
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high
+
+
+def _at_least_one(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(name, f"found {count!r}", "Pass a whole number from 1 up")

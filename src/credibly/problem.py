@@ -1,0 +1,237 @@
+"""Problem: network + likelihood + prior + data + temperature, and the one density they define.
+
+    log p_T(w | D) = (1/T_lik) * sum_i log p(y_i | x_i, w) + (1/T_prior) * log p(w) + const
+
+Every method works on this density through the functions here, so N, the prior and the temperatures are known in one place.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from credibly.errors import InputError
+from credibly.forward import Forward, Plan
+from credibly.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.layout import Layout, Patterns
+from credibly.likelihoods import Likelihood
+from credibly.priors import Prior, bind, positive
+
+ACTIVATION_BUDGET = 2**28  # values that a full-batch pass may hold before it goes in micro-batches: 1 GiB in float32
+
+
+@dataclass(frozen=True)
+class Tempering:
+    """Temperatures of the two parts: both T below 1 is a cold posterior, `likelihood` alone is likelihood tempering."""
+
+    likelihood: float = 1.0
+    prior: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive("temperature", self.likelihood)
+        positive("temperature", self.prior)
+
+
+class Evaluation(NamedTuple):
+    """The density at C points, its parts apart (each (C,), before tempering), and its gradient (C, D)."""
+
+    log_likelihood: Tensor
+    log_prior: Tensor
+    log_density: Tensor
+    gradient: Tensor
+
+
+class Problem:
+    """One density: everything that a method needs to know.
+
+    Args:
+        net: any `nn.Module`. It is copied; your own is never changed. Dropout is off in the density (it belongs to MCDropout).
+        data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader. x may be a tensor, or a
+            tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
+        likelihood: what y is given the network's output.
+        prior: of the random parameters, or {name pattern: prior}.
+        temperature: one number T for both parts, or a `Tempering`.
+        random: glob patterns of the parameters that are random; the others stay as given. `random="head.*"` makes the last
+            layer of a pretrained network Bayesian.
+        device, dtype: where to move network and data; by default they stay where the network is.
+        plan: how many parameter vectors are evaluated together: "auto", "batched" or "looped".
+        micro_batch: rows in one piece of a full-batch pass; None chooses by memory.
+    """
+
+    def __init__(
+        self, net: nn.Module, data: Any, likelihood: Likelihood, prior: Prior | Mapping[str, Prior], *,
+        temperature: float | Tempering = 1.0, random: Patterns = "*", device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, plan: Plan = "auto", micro_batch: int | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(likelihood, Likelihood):
+            raise InputError("likelihood", f"found {likelihood!r}", "Pass one of credibly.likelihoods, such as Gaussian() or Categorical()")
+        self.tempering = temperature if isinstance(temperature, Tempering) else Tempering(temperature, temperature)
+        if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
+            raise InputError("micro_batch", f"found {micro_batch!r}", "Pass a number of rows from 1 up, or None")
+        convert = device is not None or dtype is not None
+        if convert and isinstance(net, nn.Module):
+            net = copy.deepcopy(net).to(device=device, dtype=dtype)
+        layout = Layout(net, random)
+        raw_x, raw_y = unpack_data(data)
+        self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
+        y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
+        self.n = row_count(self.x)
+        if y.ndim == 0 or len(y) != self.n:
+            raise InputError("y", f"has {len(y) if y.ndim else 'no'} rows where x has {self.n}", "Pass one target for each row of x")
+        trial = map_inputs(lambda t: t[:2], self.x)
+        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.y = self.likelihood.prepare(y, layout.dtype)
+        own = self.likelihood.parameters()
+        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        self.prior_spec = prior
+        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.forward = Forward(self.layout, plan, trial)
+        self.micro_batch = micro_batch
+
+    @property
+    def dim(self) -> int:
+        """Number of random parameters, D."""
+        return self.layout.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data and the density live."""
+        return self.layout.device
+
+    def subset(self, rows: Tensor) -> Self:
+        """The same problem on some of its rows; N is then their number."""
+        part = copy.copy(self)
+        part.x = map_inputs(lambda t: t[rows], self.x)
+        part.y = self.y[rows]
+        part.n = len(rows)
+        return part
+
+    # -- the density ---------------------------------------------------------------------------------------------------
+    def log_likelihood_rows(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> Tensor:
+        """Log likelihood of each row, (C, N, ...); x and y are for all, or (C, N, ...) with shared=False."""
+        output = self.likelihood.arrange(self.forward(theta, x, shared=shared), 1)
+        return self.likelihood.log_prob(output, y, self.extra(theta))
+
+    def extra(self, theta: Tensor) -> dict[str, Tensor]:
+        """The likelihood's own parameters in theta (C, D), by their short names."""
+        return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()} if self.layout.extra else {}
+
+    def parts(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> tuple[Tensor, Tensor]:
+        """Log likelihood summed over the given rows and log prior, each (C,), untempered and not rescaled."""
+        rows = self.log_likelihood_rows(theta, x, y, shared=shared)
+        return rows.flatten(1).sum(1), self.prior.log_prob(theta)
+
+    def parts_and_grad(
+        self, theta: Tensor, x: Inputs, y: Tensor, likelihood_weight: float | Tensor, prior_weight: float | Tensor, *, shared: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The parts (C,), (C,) and the gradient (C, D) of likelihood_weight * log lik + prior_weight * log prior.
+
+        The C points are independent, so one backward pass of the sum over them gives every gradient. May stand inside
+        `torch.compile`; there the derivative is taken by torch.func, in eager code by autograd, which has less overhead.
+        """
+
+        def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            log_lik, log_prior = self.parts(t, x, y, shared=shared)
+            return (likelihood_weight * log_lik + prior_weight * log_prior).sum(), (log_lik, log_prior)
+
+        if torch.compiler.is_compiling():
+            gradient, (log_lik, log_prior) = torch.func.grad(total, has_aux=True)(theta)
+            return log_lik, log_prior, gradient
+        with torch.enable_grad():
+            point = theta.detach().requires_grad_()
+            value, (log_lik, log_prior) = total(point)
+        (gradient,) = torch.autograd.grad(value, point)
+        return log_lik.detach(), log_prior.detach(), gradient
+
+    def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """The data in pieces of `micro_batch` rows, or as large as memory allows for so many chains."""
+        size = self.micro_batch or max(1, ACTIVATION_BUDGET // ((1 if self.forward.looped else chains) * self.forward.row_width))
+        if size >= self.n:
+            yield self.x, self.y
+            return
+        for start in range(0, self.n, size):
+            yield map_inputs(lambda t, s=start: t[s : s + size], self.x), self.y[start : start + size]  # type: ignore[misc]
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """log p_T(w | D) up to its constant at theta (C, D) or (D,): (C,) or ()."""
+        points = self._points(theta)
+        with torch.no_grad():
+            log_lik = torch.zeros(len(points), dtype=torch.float64, device=self.device)
+            for x, y in self.blocks(len(points)):
+                log_lik += self.log_likelihood_rows(points, x, y).flatten(1).sum(1)
+            value = self._temper(log_lik, self.prior.log_prob(points))
+        return value.to(theta.dtype).reshape(theta.shape[:-1])
+
+    def log_density_and_grad(self, theta: Tensor) -> Evaluation:
+        """The density and its gradient on all data, at theta (C, D); in micro-batches where memory asks for it."""
+        points = self._points(theta)
+        groups = points.split(1) if self.forward.looped else (points,)
+        parts = [self._full(group) for group in groups]
+        log_lik, log_prior, gradient = (torch.cat(column) for column in zip(*parts))
+        return Evaluation(log_lik, log_prior, self._temper(log_lik, log_prior), gradient)
+
+    def minibatch(self, theta: Tensor, rows: Tensor) -> Evaluation:
+        """An unbiased estimate from a minibatch: the likelihood sum is rescaled by N/|B|.
+
+        `rows` holds indices, (B,) for all chains or (C, B) with a batch for each.
+        """
+        points = self._points(theta)
+        shared, scale = rows.ndim == 1, self.n / rows.shape[-1]
+        x, y = map_inputs(lambda t: t[rows], self.x), self.y[rows]
+        log_lik, log_prior, gradient = self.parts_and_grad(
+            points, x, y, scale / self.tempering.likelihood, 1 / self.tempering.prior, shared=shared
+        )
+        return Evaluation(log_lik * scale, log_prior, self._temper(log_lik * scale, log_prior), gradient)
+
+    def _full(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_lik = torch.zeros(len(points), dtype=torch.float64, device=self.device)
+        log_prior = gradient = torch.zeros((), device=self.device, dtype=points.dtype)
+        prior_weight = 1 / self.tempering.prior
+        for x, y in self.blocks(len(points)):
+            block_lik, block_prior, block_grad = self.parts_and_grad(points, x, y, 1 / self.tempering.likelihood, prior_weight)
+            log_prior = block_prior if prior_weight else log_prior
+            log_lik, gradient, prior_weight = log_lik + block_lik, gradient + block_grad, 0.0
+        return log_lik.to(points.dtype), log_prior, gradient
+
+    def _temper(self, log_lik: Tensor, log_prior: Tensor) -> Tensor:
+        return log_lik / self.tempering.likelihood + log_prior / self.tempering.prior
+
+    def _points(self, theta: Tensor) -> Tensor:
+        if theta.shape[-1:] != (self.dim,) or theta.ndim > 2:
+            raise InputError("theta", f"has shape {tuple(theta.shape)}", f"Pass (chains, {self.dim}) for this problem")
+        return theta.reshape(-1, self.dim)
+
+    def fingerprint(self) -> str:
+        """A short hash of the data: the same rows in the same order give the same value."""
+        digest = hashlib.sha256()
+        for name, tensor in [*tensors_of(self.x), ("y", self.y)]:
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        plan = "looped" if self.forward.looped else "batched"
+        return f"Problem(N = {self.n}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: {self.forward.reason})"
+
+
+def try_network(layout: Layout, rows: Inputs) -> Tensor:
+    """The network's output for a few rows; what goes wrong is told in terms of x."""
+    try:
+        with torch.no_grad():
+            output = call(layout.module, rows)
+    except InputError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows))
+        raise InputError("x", f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
+                         "Check the number of columns, the shape of a row and the dtype") from error
+    if output.ndim == 0 or output.shape[0] != row_count(rows):
+        raise InputError("net", f"gives output of shape {tuple(output.shape)} for {row_count(rows)} rows",
+                         "Its output needs the rows on the first axis")
+    return output

@@ -1,0 +1,41 @@
+"""Small immutable objects (priors, likelihoods, methods) to and from JSON, by name and field: nothing is ever executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from credibly.errors import StoreError
+
+
+def to_spec(value: Any) -> Any:
+    """A dataclass as {"kind": class name, field: value, ...}; containers and plain values as JSON has them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_spec(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(k): to_spec(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_spec(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return repr(value)  # a record for the reader; `from_spec` never gets to see these
+
+
+def from_spec(spec: Any, kinds: Mapping[str, type]) -> Any:
+    """The inverse of `to_spec` for the classes in `kinds`; any other name is refused."""
+    if isinstance(spec, list):
+        return tuple(from_spec(v, kinds) for v in spec)
+    if not isinstance(spec, Mapping):
+        return spec
+    if "kind" not in spec:
+        return {k: from_spec(v, kinds) for k, v in spec.items()}
+    kind = spec["kind"]
+    if kind not in kinds:
+        raise StoreError(f"the run was made with {kind!r}, which this version does not know (it knows {', '.join(sorted(kinds))})")
+    fields = {k: from_spec(v, kinds) for k, v in spec.items() if k != "kind"}
+    try:
+        return kinds[kind](**fields)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"the stored description of {kind} cannot be used: {error}") from error
