@@ -20,9 +20,13 @@ from credibly.norms import (
 )
 
 LAYERS: list[tuple[Any, tuple[int, ...]]] = [
-    (nn.BatchNorm1d, (5, 8)), (nn.BatchNorm1d, (5, 8, 6)), (nn.BatchNorm2d, (5, 8, 3, 4)),
-    (nn.BatchNorm3d, (5, 8, 2, 3, 2)), (nn.SyncBatchNorm, (5, 8, 3, 4)),
-    (nn.InstanceNorm1d, (5, 8, 6)), (nn.InstanceNorm2d, (5, 8, 3, 4)),
+    (nn.BatchNorm1d, (5, 8)),
+    (nn.BatchNorm1d, (5, 8, 6)),
+    (nn.BatchNorm2d, (5, 8, 3, 4)),
+    (nn.BatchNorm3d, (5, 8, 2, 3, 2)),
+    (nn.SyncBatchNorm, (5, 8, 3, 4)),
+    (nn.InstanceNorm1d, (5, 8, 6)),
+    (nn.InstanceNorm2d, (5, 8, 3, 4)),
 ]
 BYS = ("frozen", "group", "frn")
 
@@ -44,8 +48,16 @@ def scrambled(module: nn.Module, seed: int = 0) -> nn.Module:
 
 def conv_net() -> nn.Module:
     block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU())
-    return scrambled(nn.Sequential(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ModuleDict({"inner": block})["inner"],
-                                   nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3)))
+    return scrambled(
+        nn.Sequential(
+            nn.Conv2d(2, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ModuleDict({"inner": block})["inner"],
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32, 3),
+        )
+    )
 
 
 def images(rows: int = 4, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -74,10 +86,19 @@ def test_finds_every_kind_by_name() -> None:
     class Own(nn.BatchNorm2d):
         pass
 
-    net = nn.ModuleDict({
-        "a": nn.BatchNorm1d(3), "b": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm3d(3)), "sync": nn.SyncBatchNorm(3),
-        "inst": nn.InstanceNorm2d(3, track_running_stats=True), "free": nn.InstanceNorm2d(3), "own": Own(3),
-        "batch_only": nn.BatchNorm2d(3, track_running_stats=False), "group": nn.GroupNorm(1, 3), "ln": nn.LayerNorm(3)})
+    net = nn.ModuleDict(
+        {
+            "a": nn.BatchNorm1d(3),
+            "b": nn.Sequential(nn.Linear(2, 2), nn.BatchNorm3d(3)),
+            "sync": nn.SyncBatchNorm(3),
+            "inst": nn.InstanceNorm2d(3, track_running_stats=True),
+            "free": nn.InstanceNorm2d(3),
+            "own": Own(3),
+            "batch_only": nn.BatchNorm2d(3, track_running_stats=False),
+            "group": nn.GroupNorm(1, 3),
+            "ln": nn.LayerNorm(3),
+        }
+    )
     assert find_running_statistics(net) == ["a", "b.1", "sync", "inst", "own", "batch_only"]
     assert find_running_statistics(nn.BatchNorm1d(2)) == [""]
     assert find_running_statistics(nn.Linear(2, 2)) == []
@@ -86,8 +107,7 @@ def test_finds_every_kind_by_name() -> None:
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_finds_lazy_layers_before_and_after_their_first_call() -> None:
-    net = nn.Sequential(nn.LazyBatchNorm2d(), nn.LazyInstanceNorm2d(),
-                        nn.LazyInstanceNorm2d(track_running_stats=False))
+    net = nn.Sequential(nn.LazyBatchNorm2d(), nn.LazyInstanceNorm2d(), nn.LazyInstanceNorm2d(track_running_stats=False))
     assert find_running_statistics(net) == ["0", "1"]
     with pytest.raises(InputError, match=r"'0' \(LazyBatchNorm2d\) does not know .* channels .*one batch first"):
         replace_batchnorm(net, "frozen")
@@ -102,8 +122,15 @@ def test_refusal_names_layers_reason_and_way_out() -> None:
         refuse_batchnorm(net)
     text = str(caught.value)
     assert caught.value.argument == "net"
-    for part in ("5 layers keep", "'0' (BatchNorm1d), '1' (BatchNorm1d), '2' (BatchNorm1d) and 2 more", "other rows",
-                 "hidden state", 'credibly.replace_batchnorm(net, "frozen")', '"group"', '"frn"'):
+    for part in (
+        "5 layers keep",
+        "'0' (BatchNorm1d), '1' (BatchNorm1d), '2' (BatchNorm1d) and 2 more",
+        "other rows",
+        "hidden state",
+        'credibly.replace_batchnorm(net, "frozen")',
+        '"group"',
+        '"frn"',
+    ):
         assert part in text
     with pytest.raises(InputError, match=r"1 layer keeps batch statistics: the module itself \(BatchNorm2d\)"):
         refuse_batchnorm(nn.BatchNorm2d(3))
@@ -147,11 +174,20 @@ def test_frozen_keeps_digits_where_the_mean_is_large() -> None:
     torch.testing.assert_close(replace_batchnorm(layer, "frozen")(x).double(), exact, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("layer", "count"), [
-    (nn.BatchNorm2d(16), 8), (nn.BatchNorm2d(12), 6), (nn.BatchNorm2d(7), 7), (nn.BatchNorm2d(11), 1),
-    (nn.BatchNorm2d(3), 3), (nn.BatchNorm2d(1), 1),
-    (nn.BatchNorm1d(64), 8), (nn.BatchNorm1d(16), 4), (nn.BatchNorm1d(3), 1),
-])
+@pytest.mark.parametrize(
+    ("layer", "count"),
+    [
+        (nn.BatchNorm2d(16), 8),
+        (nn.BatchNorm2d(12), 6),
+        (nn.BatchNorm2d(7), 7),
+        (nn.BatchNorm2d(11), 1),
+        (nn.BatchNorm2d(3), 3),
+        (nn.BatchNorm2d(1), 1),
+        (nn.BatchNorm1d(64), 8),
+        (nn.BatchNorm1d(16), 4),
+        (nn.BatchNorm1d(3), 1),
+    ],
+)
 def test_group_count_is_the_largest_that_fits(layer: nn.Module, count: int) -> None:
     new = replace_batchnorm(layer, "group")
     assert isinstance(new, nn.GroupNorm)
@@ -325,14 +361,17 @@ def parametrized() -> nn.Module:
     return layer
 
 
-@pytest.mark.parametrize(("make", "by", "text"), [
-    (lambda: nn.BatchNorm2d(4, track_running_stats=False), "frozen", r'no running statistics.*"group" or "frn"'),
-    (lambda: Activated(4), "frozen", r"\(Activated\) has a forward of its own.*by hand"),
-    (parametrized, "group", "is parametrized.*remove_parametrizations"),
-    (lambda: nn.BatchNorm1d(1), "group", "one channel.*constant"),
-    (lambda: nn.BatchNorm1d(2), "layer", 'by: found \'layer\'. Pass "frozen", "group" or "frn"'),
-    (lambda: "net", "group", "net: found str. Pass a torch.nn.Module"),
-])
+@pytest.mark.parametrize(
+    ("make", "by", "text"),
+    [
+        (lambda: nn.BatchNorm2d(4, track_running_stats=False), "frozen", r'no running statistics.*"group" or "frn"'),
+        (lambda: Activated(4), "frozen", r"\(Activated\) has a forward of its own.*by hand"),
+        (parametrized, "group", "is parametrized.*remove_parametrizations"),
+        (lambda: nn.BatchNorm1d(1), "group", "one channel.*constant"),
+        (lambda: nn.BatchNorm1d(2), "layer", 'by: found \'layer\'. Pass "frozen", "group" or "frn"'),
+        (lambda: "net", "group", "net: found str. Pass a torch.nn.Module"),
+    ],
+)
 def test_layers_that_cannot_be_replaced(make: Any, by: Any, text: str) -> None:
     with pytest.raises(InputError, match=text):
         replace_batchnorm(make(), by)

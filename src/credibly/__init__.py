@@ -1,8 +1,8 @@
 """credibly: Bayesian deep learning for PyTorch. Any nn.Module in, credible predictions out.
 
-    problem = credibly.Problem(net, data=(x, y), likelihood=..., prior=...)
-    posterior = credibly.DeepEnsemble(members=10).fit(problem, seed=0)
-    p = posterior.predict(x_new)      # p.mean, p.aleatoric, p.epistemic, p.interval(0.9), p.log_prob(y_new)
+problem = credibly.Problem(net, data=(x, y), likelihood=..., prior=...)
+posterior = credibly.DeepEnsemble(members=10).fit(problem, seed=0)
+p = posterior.predict(x_new)      # p.mean, p.aleatoric, p.epistemic, p.interval(0.9), p.log_prob(y_new)
 """
 
 from __future__ import annotations

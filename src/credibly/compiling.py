@@ -51,7 +51,11 @@ class _Fallback:
         self.tried = True
         try:
             return self.active(*args)
-        except Exception as error:  # the compiler's failures have no common type; a real error comes again from the plain call
-            log.info("running eagerly: torch.compile failed (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
+        except (
+            Exception
+        ) as error:  # the compiler's failures have no common type; a real error comes again from the plain call
+            log.info(
+                "running eagerly: torch.compile failed (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200]
+            )
             self.active = self.plain
             return self.plain(*args)

@@ -109,43 +109,46 @@ def embedded(name: str, *, test_fraction: float = 0.2, seed: int = 0) -> DataSet
     bunch = datasets.load_diabetes(scaled=False) if name == "diabetes" else getattr(datasets, f"load_{name}")()
     x, y = np.asarray(bunch.data, dtype=np.float64), np.asarray(bunch.target)
     labels = None if name == "diabetes" else y
+    in_test = _choose_test_rows(labels, rng.permutation(len(y)), test_fraction)
+    # A second permutation for the order: in the first one the classes of early training rows depend on the choice.
     order = rng.permutation(len(y))
-    in_test = _choose_test_rows(labels, order, test_fraction)
     n_classes = None if labels is None else len(np.unique(labels))
-    title = next(line for line in str(bunch.DESCR).splitlines() if line.strip() and not line.startswith(".."))
     task: Task = "regression" if n_classes is None else "binary" if n_classes == 2 else "multiclass"
-    return _standardised(name, task, x, y, order[~in_test], order[in_test], tuple(str(f) for f in bunch.feature_names),
-                         f"{title.strip()} (scikit-learn)", n_classes)
+    title = next(line for line in str(bunch.DESCR).splitlines() if line.strip() and not line.startswith(".."))
+    about = {"name": name, "description": f"{title.strip()} (scikit-learn)", "n_classes": n_classes}
+    names = tuple(str(f) for f in bunch.feature_names)
+    return _standardised(task, x, y, order[~in_test[order]], order[in_test[order]], feature_names=names, **about)
 
 
 def _choose_test_rows(labels: Array | None, order: Array, fraction: float) -> Array:
-    """Which places of `order` are test rows, (N,) bool: the first ones, of each class where there are labels."""
-    groups = [np.arange(len(order))] if labels is None else [
-        np.flatnonzero(labels[order] == label) for label in np.unique(labels)]
+    """Which rows are test rows, (N,) bool: the first ones in `order`, of each class where there are labels."""
+    groups = [order] if labels is None else [order[labels[order] == label] for label in np.unique(labels)]
     chosen = np.zeros(len(order), dtype=bool)
-    for places in groups:
-        count = round(fraction * len(places))
-        if not 0 < count < len(places):
-            part = "test" if count == 0 else "training"
-            raise InputError("test_fraction", f"{fraction} leaves no {part} row among {len(places)}"
-                             + ("" if labels is None else " of one class"), "Choose a fraction nearer to 0.2")
-        chosen[places[:count]] = True
+    for rows in groups:
+        count = round(fraction * len(rows))
+        if not 0 < count < len(rows):
+            among = f"{len(rows)}" if labels is None else f"{len(rows)} of one class"
+            found = f"{fraction} leaves no {'test' if count == 0 else 'training'} row among {among}"
+            raise InputError("test_fraction", found, "Choose a fraction nearer to 0.2")
+        chosen[rows[:count]] = True
     return chosen
 
 
-def _standardised(name: str, task: Task, x: Array, y: Array, train: Array, test: Array, feature_names: tuple[str, ...],
-                  description: str, n_classes: int | None, n_hidden: int | None = None) -> DataSet:
+def _standardised(task: Task, x: Array, y: Array, train: Array, test: Array, **about: Any) -> DataSet:
     """The DataSet of float64 inputs (N, P) and targets (N,); every statistic comes from the training rows."""
     x_mean, x_std = _moments(x[train])
-    x = (x - x_mean) / x_std
-    mean, std = 0.0, 1.0
-    if task == "regression":
-        y_mean, y_std = _moments(y[train][:, None])
-        y, mean, std = (y[:, None] - y_mean) / y_std, float(y_mean[0]), float(y_std[0])
-    kind = torch.float32 if task == "regression" else torch.int64
-    return DataSet(name, task, _float32(x[train]), torch.from_numpy(y[train]).to(kind), _float32(x[test]),
-                   torch.from_numpy(y[test]).to(kind), feature_names, _float32(x_mean), _float32(x_std), mean, std,
-                   description, n_classes, n_hidden)
+    y_mean, y_std = _moments(y[train, None]) if task == "regression" else (np.zeros(1), np.ones(1))
+    y = ((y[:, None] - y_mean) / y_std).astype(np.float32) if task == "regression" else y.astype(np.int64)
+    columns = {"x": ((x - x_mean) / x_std).astype(np.float32), "y": y}
+    for part, rows in (("train", train), ("test", test)):
+        about |= {f"{key}_{part}": torch.from_numpy(column[rows]) for key, column in columns.items()}
+    about |= {
+        "x_mean": _float32(x_mean),
+        "x_std": _float32(x_std),
+        "y_mean": float(y_mean[0]),
+        "y_std": float(y_std[0]),
+    }
+    return DataSet(task=task, **about)
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -161,22 +164,22 @@ def gap_regression(n: int = 80, *, noise: float = 0.1, seed: int = 0) -> Toy:
     """One input, a wave, and no data in the middle: half of the points on each side of the gap (-0.7, 0.7)."""
     rng_x, rng_noise = _streams(seed, n, 2)
     x = np.where(np.arange(n) % 2 == 0, -1.0, 1.0) * rng_x.uniform(0.7, 2.0, n)
-    return _wave_toy("gap_regression", x, rng_noise, _check_noise(noise), gap=(-0.7, 0.7), description="A wave seen on "
-                     "both sides of a gap. A band of uncertainty should widen in the gap and beyond the data.")
+    about = "A wave seen on both sides of a gap. A band of uncertainty should widen in the gap and beyond the data."
+    return _wave_toy("gap_regression", about, x, rng_noise, _check_noise(noise), gap=(-0.7, 0.7))
 
 
 def sharpening_regression(n: int = 10, *, noise: float = 0.2, seed: int = 0) -> Toy:
     """One input, a wave; the first n points of one sequence, so that the sets for n = 2, 10, 100, 1000 are nested."""
     rng_x, rng_noise = _streams(seed, n, 1)
-    return _wave_toy("sharpening_regression", rng_x.uniform(-2.0, 2.0, n), rng_noise, _check_noise(noise),
-                     "A wave seen at more and more points. The posterior should sharpen towards one function.")
+    about = "A wave seen at more and more points. The posterior should sharpen towards one function."
+    return _wave_toy("sharpening_regression", about, rng_x.uniform(-2.0, 2.0, n), rng_noise, _check_noise(noise))
 
 
 def heteroscedastic_regression(n: int = 200, *, seed: int = 0) -> Toy:
     """One input, a wave; the noise grows with x, from a deviation of 0.05 at x = -2 to one of 0.5 at x = 2."""
     rng_x, rng_noise = _streams(seed, n, 1)
-    return _wave_toy("heteroscedastic_regression", rng_x.uniform(-2.0, 2.0, n), rng_noise, None,
-                     "A wave whose noise grows with x. Aleatoric uncertainty should grow alike.")
+    about = "A wave whose noise grows with x. Aleatoric uncertainty should grow alike."
+    return _wave_toy("heteroscedastic_regression", about, rng_x.uniform(-2.0, 2.0, n), rng_noise, None)
 
 
 def star_classification(n: int = 20, *, seed: int = 0) -> Toy:
@@ -195,20 +198,27 @@ def star_classification(n: int = 20, *, seed: int = 0) -> Toy:
     axes = np.meshgrid(np.linspace(-6.0, 6.0, 61), np.linspace(-5.0, 15.0, 101), indexing="ij")
     grid = np.stack([a.ravel() for a in axes], axis=1)
     truth = 1 / (1 + np.exp(-2 * centre[0] * grid[:, :1] / spread**2))
-    return Toy("star_classification", "binary", _float32(x), torch.arange(n) % 2, _float32(grid), _float32(truth), None,
-               "Two clusters and a far-away star. A point estimate is certain there; Bayes should be near 0.6 to 0.4.",
-               star=torch.tensor([[2.0, 12.0]]), grid_shape=axes[0].shape)
+    about = "Two clusters and a far-away star. A point estimate is certain there; Bayes should be near 0.6 to 0.4."
+    extra: dict[str, Any] = {"star": torch.tensor([[2.0, 12.0]]), "grid_shape": axes[0].shape}
+    x_, grid_, truth_ = (_float32(a) for a in (x, grid, truth))
+    return Toy("star_classification", "binary", x_, torch.arange(n) % 2, grid_, truth_, None, about, **extra)
 
 
-def _wave_toy(name: str, x: Array, rng: np.random.Generator, noise: float | None, description: str,
-              gap: tuple[float, float] | None = None) -> Toy:
+def _wave_toy(
+    name: str,
+    about: str,
+    x: Array,
+    rng: np.random.Generator,
+    noise: float | None,
+    gap: tuple[float, float] | None = None,
+) -> Toy:
     """The wave at x (N,) with noise of one deviation, or with growing noise for None, and a grid from -3.5 to 3.5."""
     grid = np.linspace(-3.5, 3.5, 281)
     wave, wave_grid = (np.sin(2 * at) + 0.3 * at for at in (x, grid))
     scale, scale_grid = (0.05 * 10 ** ((at + 2) / 4) if noise is None else np.full_like(at, noise) for at in (x, grid))
     y = wave + scale * rng.standard_normal(len(x))
     x_, y_, grid_, truth, deviation = (_float32(a[:, None]) for a in (x, y, grid, wave_grid, scale_grid))
-    return Toy(name, "regression", x_, y_, grid_, truth, noise, description, deviation, gap, grid_shape=grid.shape)
+    return Toy(name, "regression", x_, y_, grid_, truth, noise, about, deviation, gap, grid_shape=grid.shape)
 
 
 def _streams(seed: int, n: int, least: int) -> tuple[np.random.Generator, np.random.Generator]:
@@ -270,9 +280,13 @@ def uci(root: str | Path, name: str, split: int = 0) -> DataSet:
     both = np.intersect1d(train, test)
     if len(both):
         _malformed(name, f"in split {split} {len(both)} rows are in train_idx and test_idx, the first is {both[0]}")
-    n_hidden = int(arrays["n_hidden"]) if "n_hidden" in arrays else None
-    return _standardised(name, "regression", x, y, train, test, tuple(f"x{i}" for i in range(x.shape[1])),
-                         f"UCI {name}, split {split} of {splits}", None, n_hidden)
+    about = {
+        "name": name,
+        "description": f"UCI {name}, split {split} of {splits}",
+        "feature_names": tuple(f"x{i}" for i in range(x.shape[1])),
+        "n_hidden": int(arrays["n_hidden"]) if "n_hidden" in arrays else None,
+    }
+    return _standardised("regression", x, y, train, test, n_classes=None, **about)
 
 
 def _read_uci(root: str | Path, name: str) -> dict[str, Array]:
@@ -312,14 +326,14 @@ def _folders(root: str | Path) -> list[Path]:
     path = Path(root)
     if not path.is_dir():
         around = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise InputError("root", f"there is no folder {path} (looked for {path / 'uci'} and {path})",
-                         f"In {path.parent} there is: {', '.join(around[:20]) or 'nothing'}")
+        found = f"there is no folder {path} (looked for {path / 'uci'} and {path})"
+        raise InputError("root", found, f"In {path.parent} there is: {', '.join(around[:20]) or 'nothing'}")
     return [folder for folder in (path / "uci", path) if folder.is_dir()]
 
 
 def _malformed(name: str, reason: str) -> None:
-    raise InputError("name", f"the file of {name} is malformed: {reason}", "Its form: X (N, P), y (N,), train_idx and "
-                     "test_idx (splits, rows), n_hidden; finite, and no row in both parts of a split")
+    form = "X (N, P), y (N,), train_idx and test_idx (splits, rows), n_hidden; finite, no row in both parts of a split"
+    raise InputError("name", f"the file of {name} is malformed: {reason}", f"Its form: {form}")
 
 
 def _float32(array: Array) -> Tensor:

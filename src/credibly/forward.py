@@ -80,7 +80,9 @@ class Forward:
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":
-                raise InputError("plan", f"this network cannot be batched ({reason})", 'Leave plan="auto" or pass "looped"') from error
+                raise InputError(
+                    "plan", f"this network cannot be batched ({reason})", 'Leave plan="auto" or pass "looped"'
+                ) from error
             return True, f"it cannot be batched ({reason})"
         return False, "batched by vmap"
 
@@ -91,7 +93,9 @@ def _row_width(layout: Layout, trial: Inputs) -> int:
     rows = tensors_of(trial)[0][1].shape[0]
 
     def note(_module: nn.Module, _args: object, out: object) -> None:
-        sizes.extend(o.numel() // rows for o in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(o, Tensor))
+        sizes.extend(
+            o.numel() // rows for o in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(o, Tensor)
+        )
 
     leaves = [m for m in layout.module.modules() if not any(True for _ in m.children())]
     handles = [m.register_forward_hook(note) for m in leaves]

@@ -49,7 +49,9 @@ def output_tensor(out: Any) -> Tensor:
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
-    raise InputError("net", f"its forward returned {type(out).__name__}", "Return one tensor (or a tuple that starts with it)")
+    raise InputError(
+        "net", f"its forward returned {type(out).__name__}", "Return one tensor (or a tuple that starts with it)"
+    )
 
 
 def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
@@ -65,17 +67,27 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *
     """
     if isinstance(value, Tensor):
         if not convert and value.device != device:
-            raise InputError(name, f"is on {value.device}, the network on {device}",
-                             f"Move one of them, or pass device={str(device)!r} to have everything moved")
+            raise InputError(
+                name,
+                f"is on {value.device}, the network on {device}",
+                f"Move one of them, or pass device={str(device)!r} to have everything moved",
+            )
         if not convert and value.is_floating_point() and value.dtype != dtype:
-            raise InputError(name, f"is {value.dtype}, the network {dtype}",
-                             f"Convert one of them, or pass dtype={dtype} to have everything converted")
+            raise InputError(
+                name,
+                f"is {value.dtype}, the network {dtype}",
+                f"Convert one of them, or pass dtype={dtype} to have everything converted",
+            )
         tensor = value.detach()
     else:
         array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
         if array.dtype.kind not in "fiub":
-            raise InputError(name, f"holds values of type {array.dtype}", "Encode text, dates and categories as numbers first")
-        tensor = torch.from_numpy(np.array(array, order="C"))  # a copy: later changes to the caller's array stay outside
+            raise InputError(
+                name, f"holds values of type {array.dtype}", "Encode text, dates and categories as numbers first"
+            )
+        tensor = torch.from_numpy(
+            np.array(array, order="C")
+        )  # a copy: later changes to the caller's array stay outside
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 
@@ -97,8 +109,11 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype, *, convert: bool
         if len(tensor) == 0:
             raise InputError(name, "has no rows", "Pass at least one row")
         if len(tensor) != len(parts[0][1]):
-            raise InputError(name, f"has {len(tensor)} rows where {parts[0][0]} has {len(parts[0][1])}",
-                             "All inputs need the same rows")
+            raise InputError(
+                name,
+                f"has {len(tensor)} rows where {parts[0][0]} has {len(parts[0][1])}",
+                "All inputs need the same rows",
+            )
         check_finite(name, tensor)
     return result
 
@@ -110,8 +125,11 @@ def check_finite(name: str, tensor: Tensor) -> None:
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
         where = [int(i) for i in bad.nonzero()[0]]
-        raise InputError(name, f"has {int(bad.sum())} values that are NaN or infinite, the first at {where}",
-                         "Drop or impute those rows")
+        raise InputError(
+            name,
+            f"has {int(bad.sum())} values that are NaN or infinite, the first at {where}",
+            "Drop or impute those rows",
+        )
 
 
 def unpack_data(data: Any) -> tuple[Any, Any]:
@@ -131,8 +149,13 @@ def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
     # Shuffling and drop_last belong to training loops; here every row is wanted exactly once, so that N is right.
     if not isinstance(loader.dataset, IterableDataset):
         collate = loader.collate_fn or default_collate
-        loader = DataLoader(loader.dataset, batch_size=loader.batch_size or 256, shuffle=False, collate_fn=collate,
-                            num_workers=loader.num_workers)
+        loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size or 256,
+            shuffle=False,
+            collate_fn=collate,
+            num_workers=loader.num_workers,
+        )
     batches = [_pair(batch) for batch in loader]
     if not batches:
         raise InputError("data", "the data set has no rows", "Pass at least one row")
@@ -159,14 +182,19 @@ def network_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
     devices = {p.device for p in net.parameters()}
     dtypes = {p.dtype for p in net.parameters() if p.is_floating_point()}
     if len(devices) != 1 or len(dtypes) != 1:
-        raise InputError("net", f"its parameters are on {sorted(map(str, devices))} in {sorted(map(str, dtypes))}",
-                         "Put all of them on one device in one floating dtype, as with net.to(device, dtype)")
+        raise InputError(
+            "net",
+            f"its parameters are on {sorted(map(str, devices))} in {sorted(map(str, dtypes))}",
+            "Put all of them on one device in one floating dtype, as with net.to(device, dtype)",
+        )
     return devices.pop(), dtypes.pop()
 
 
 def describe(x: Inputs) -> dict[str, Any]:
     """Form, shapes and dtypes of one row, as plain values."""
-    parts = [{"name": n, "shape": list(t.shape[1:]), "dtype": str(t.dtype).removeprefix("torch.")} for n, t in tensors_of(x)]
+    parts = [
+        {"name": n, "shape": list(t.shape[1:]), "dtype": str(t.dtype).removeprefix("torch.")} for n, t in tensors_of(x)
+    ]
     if isinstance(x, dict):
         for part, key in zip(parts, x):
             part["name"] = key
@@ -175,7 +203,10 @@ def describe(x: Inputs) -> dict[str, Any]:
 
 def blank_row(description: Mapping[str, Any], device: torch.device) -> Inputs:
     """A row of zeros of that description."""
-    tensors = {p["name"]: torch.zeros((1, *p["shape"]), dtype=getattr(torch, p["dtype"]), device=device) for p in description["parts"]}
+    tensors = {
+        p["name"]: torch.zeros((1, *p["shape"]), dtype=getattr(torch, p["dtype"]), device=device)
+        for p in description["parts"]
+    }
     if description["form"] == "dict":
         return tensors
     values = tuple(tensors.values())

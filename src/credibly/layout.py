@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,9 @@ class Layout:
         extra: further random tensors by name and shape, such as a learned noise scale; they come after the network's.
     """
 
-    def __init__(self, module: nn.Module, random: Patterns = "*", extra: Mapping[str, tuple[int, ...]] | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, random: Patterns = "*", extra: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError("net", f"found {type(module).__name__}", "Pass a torch.nn.Module")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
@@ -58,15 +61,22 @@ class Layout:
         names = _names_by_parameter(self.module)
         for pattern in self.random:
             if not any(fnmatchcase(alias, pattern) for aliases in names.values() for alias in aliases):
-                raise InputError("random", f"pattern {pattern!r} matches no parameter",
-                                 f"The names are {_list([a[0] for a in names.values()])}")
+                raise InputError(
+                    "random",
+                    f"pattern {pattern!r} matches no parameter",
+                    f"The names are {_list([a[0] for a in names.values()])}",
+                )
         fans = _fan_in(self.module)
         parameters = dict(self.module.named_parameters())
         entries, place = [], 0
         for name, aliases in names.items():
             if any(fnmatchcase(alias, pattern) for alias in aliases for pattern in self.random):
                 if not parameters[name].is_floating_point():
-                    raise InputError("net", f"parameter {name!r} is {parameters[name].dtype}", "Only floating parameters can be random")
+                    raise InputError(
+                        "net",
+                        f"parameter {name!r} is {parameters[name].dtype}",
+                        "Only floating parameters can be random",
+                    )
                 shape = tuple(parameters[name].shape)
                 entries.append(Entry(name, shape, place, place + math.prod(shape), fans.get(name, 1)))
                 place += math.prod(shape)
@@ -126,8 +136,11 @@ class Layout:
         """Puts stored values in place of the fixed parameters and buffers of this layout's own copy."""
         mine = self.fixed()
         if set(mine) != set(tensors) or any(mine[k].shape != tensors[k].shape for k in mine):
-            raise InputError("net", f"its fixed tensors are {_list(mine)}, the stored ones {_list(tensors)}",
-                             "Pass the network the posterior was fitted with")
+            raise InputError(
+                "net",
+                f"its fixed tensors are {_list(mine)}, the stored ones {_list(tensors)}",
+                "Pass the network the posterior was fitted with",
+            )
         with torch.no_grad():
             for name, value in tensors.items():
                 mine[name].copy_(value)
@@ -148,9 +161,12 @@ class Layout:
             rows.append(self.read(module))
         return torch.stack(rows)
 
-    def signature(self) -> list[dict[str, object]]:
+    def signature(self) -> list[dict[str, Any]]:
         """Names, shapes and roles of every tensor: what a stored run is compared with."""
-        random = [{"name": e.name, "shape": list(e.shape), "role": "extra" if e.name in self.extra else "random"} for e in self.entries]
+        random = [
+            {"name": e.name, "shape": list(e.shape), "role": "extra" if e.name in self.extra else "random"}
+            for e in self.entries
+        ]
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
 
     def __repr__(self) -> str:
@@ -196,4 +212,6 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
 
 def _list(names: Mapping[str, object] | Sequence[str], most: int = 8) -> str:
     names = list(names)
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+    return (
+        ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+    )

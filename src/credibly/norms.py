@@ -40,8 +40,16 @@ class FrozenBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, num_features: int, *, eps: float = 1e-5, affine: bool = True, channel_axis: int = 1,
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: float = 1e-5,
+        affine: bool = True,
+        channel_axis: int = 1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.num_features, self.eps, self.channel_axis = _check_features(num_features), _check_eps(eps), channel_axis
         self.register_buffer("running_mean", torch.zeros(num_features, device=device, dtype=dtype))
@@ -84,8 +92,16 @@ class FilterResponseNorm(nn.Module):
     Shapes: (N, C, L), (N, C, H, W) or (N, C, D, H, W) in, the same out.
     """
 
-    def __init__(self, num_features: int, *, eps: float = 1e-6, affine: bool = True, threshold: bool = False,
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        eps: float = 1e-6,
+        affine: bool = True,
+        threshold: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.num_features, self.eps = _check_features(num_features), _check_eps(abs(eps))
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
@@ -95,9 +111,12 @@ class FilterResponseNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, ...) -> (N, C, ...); at least one axis after the channels."""
         if x.dim() < 3:
-            raise InputError("x", f"FilterResponseNorm was given shape {tuple(x.shape)}, which has no spatial axis",
-                             "The norm of a single value is its sign. For inputs of shape (N, C) use "
-                             'credibly.replace_batchnorm(net, "group") or "frozen"')
+            raise InputError(
+                "x",
+                f"FilterResponseNorm was given shape {tuple(x.shape)}, which has no spatial axis",
+                "The norm of a single value is its sign. For inputs of shape (N, C) use "
+                'credibly.replace_batchnorm(net, "group") or "frozen"',
+            )
         _check_channels(x, 1, self.num_features)
         shape = [self.num_features] + [1] * (x.dim() - 2)
         y = x * torch.rsqrt(x.square().mean(dim=tuple(range(2, x.dim())), keepdim=True) + self.eps)
@@ -111,8 +130,9 @@ class FilterResponseNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments, for print(net)."""
-        return (f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}, "
-                f"threshold={self.tau is not None}")
+        return (
+            f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}, threshold={self.tau is not None}"
+        )
 
 
 def find_running_statistics(module: nn.Module) -> list[str]:
@@ -132,7 +152,8 @@ def refuse_batchnorm(module: nn.Module) -> None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         what = "1 layer keeps" if len(names) == 1 else f"{len(names)} layers keep"
         raise InputError(
-            "net", f"{what} batch statistics: {listed}{more}",
+            "net",
+            f"{what} batch statistics: {listed}{more}",
             "With these the network gives no density of its weights: a row's output depends on the other rows of its "
             'batch and on hidden state that changes from call to call. Use credibly.replace_batchnorm(net, "frozen") '
             'to keep the outputs of a trained network, or "group" or "frn" for one still to be trained',
@@ -164,7 +185,10 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
     # wherever the old layers were referenced: containers, attributes, plain lists, or the module itself.
     memo: dict[int, Any] = {}
     make: dict[str, Callable[[Any], nn.Module]] = {
-        "frozen": _frozen, "frn": _filter_response, "group": lambda layer: _group(layer, groups)}
+        "frozen": _frozen,
+        "frn": _filter_response,
+        "group": lambda layer: _group(layer, groups),
+    }
     for layer in layers.values():
         new = make[by](layer)
         for attribute in ("weight", "bias"):
@@ -196,14 +220,20 @@ def _group(layer: Any, groups: int) -> nn.GroupNorm:
 
 def _spatial_axes(layer: nn.Module) -> int:
     """How many axes after the channels an input is sure to have; 0 where (N, C) is possible."""
-    kinds = ((nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3),
-             (nn.InstanceNorm1d, 1), (nn.InstanceNorm2d, 2), (nn.InstanceNorm3d, 3))
+    kinds = (
+        (nn.BatchNorm2d, 2),
+        (nn.BatchNorm3d, 3),
+        (nn.InstanceNorm1d, 1),
+        (nn.InstanceNorm2d, 2),
+        (nn.InstanceNorm3d, 3),
+    )
     return next((axes for kind, axes in kinds if isinstance(layer, kind)), 0)
 
 
 def _is_stateful(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) or (
-        isinstance(layer, _NormBase) and (layer.track_running_stats or layer.running_mean is not None))
+        isinstance(layer, _NormBase) and (layer.track_running_stats or layer.running_mean is not None)
+    )
 
 
 def _check_replaceable(layer: Any, by: Replacement, described: str) -> None:
@@ -248,5 +278,8 @@ def _check_eps(eps: float) -> float:
 def _check_channels(x: Tensor, axis: int, channels: int) -> None:
     # Without this a layer for one channel would broadcast over any number of them without a word.
     if not -x.dim() <= axis < x.dim() or x.shape[axis] != channels:
-        raise InputError("x", f"has shape {tuple(x.shape)} where axis {axis} should hold {channels} channels",
-                         "Pass inputs of shape (N, C, ...)")
+        raise InputError(
+            "x",
+            f"has shape {tuple(x.shape)} where axis {axis} should hold {channels} channels",
+            "Pass inputs of shape (N, C, ...)",
+        )

@@ -20,7 +20,6 @@ from credibly.problem import Problem, try_network
 from credibly.rng import check_seed, stream
 
 
-
 @dataclass(frozen=True)
 class Model:
     """The part of a problem that prediction needs: network, flat layout and likelihood, without the data."""
@@ -112,14 +111,18 @@ class DrawsPosterior(Posterior):
     def __init__(self, model: Model, draws: Tensor, record: Record) -> None:
         super().__init__(model, record)
         if draws.ndim != 3 or draws.shape[-1] != model.layout.dim or draws.shape[0] * draws.shape[1] == 0:
-            raise InputError("draws", f"has shape {tuple(draws.shape)}", f"Pass (chain, draw, {model.layout.dim}) with at least one draw")
+            raise InputError(
+                "draws",
+                f"has shape {tuple(draws.shape)}",
+                f"Pass (chain, draw, {model.layout.dim}) with at least one draw",
+            )
         self.draws = draws
 
     def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
         """The Bayesian model average at x, over all draws or an evenly spaced subset of them."""
         flat = self.draws.reshape(-1, self.layout.dim)
         if draws is not None:
-            if isinstance(draws, bool) or not isinstance(draws, int) or not 1 <= draws:
+            if isinstance(draws, bool) or not isinstance(draws, int) or not draws >= 1:
                 raise InputError("draws", f"found {draws!r}", "Pass a whole number from 1 up, or None for all")
             flat = flat[torch.linspace(0, len(flat) - 1, min(draws, len(flat))).round().long()]
         return Predictive(WeightDraws(self.model, flat), self.model.inputs(x))

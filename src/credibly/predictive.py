@@ -103,12 +103,19 @@ class Predictive:
             return self.likelihood.arrange(self.mean)
         if self.likelihood.support == "binary":
             return torch.stack([1 - self.mean, self.mean], -1)
-        raise InputError("probabilities", f"the likelihood is {type(self.likelihood).__name__}", "Only labels have them; use mean and interval")
+        raise InputError(
+            "probabilities",
+            f"the likelihood is {type(self.likelihood).__name__}",
+            "Only labels have them; use mean and interval",
+        )
 
     @cached_property
     def _summary(self) -> _Summary:
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
-            means, spread = self.likelihood.moments(output, extra)[0].double(), self.likelihood.spread(output, extra).double()
+            means, spread = (
+                self.likelihood.moments(output, extra)[0].double(),
+                self.likelihood.spread(output, extra).double(),
+            )
             mean, aleatoric = means.mean(0), spread.mean(0)
             spread_of_means = means.var(0, correction=0)
             total = self.likelihood.total(mean, spread_of_means, aleatoric)
@@ -267,16 +274,23 @@ class Predictive:
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):
-            raise InputError("y", f"has shape {tuple(value.shape)}", f"These predictions have {self.rows} rows of {tuple(expected)}")
+            raise InputError(
+                "y", f"has shape {tuple(value.shape)}", f"These predictions have {self.rows} rows of {tuple(expected)}"
+            )
         return target
 
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:
-            raise InputError("level", f"{type(self.likelihood).__name__} outcomes have no order, so no quantiles",
-                             "Use prediction_set(level) or probabilities")
+            raise InputError(
+                "level",
+                f"{type(self.likelihood).__name__} outcomes have no order, so no quantiles",
+                "Use prediction_set(level) or probabilities",
+            )
 
 
-def mixture_quantiles(likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]) -> Tensor:
+def mixture_quantiles(
+    likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]
+) -> Tensor:
     """Quantiles (levels, rows, ..., K) of the average of S distributions with outputs (S, rows, ..., K).
 
     A bracket around all components is widened until it holds the level, then narrowed to the precision of the dtype.
@@ -295,7 +309,11 @@ def mixture_quantiles(likelihood: Likelihood, output: Tensor, extra: dict[str, T
             short_low, short_high = excess(low) > 0, excess(high) < 0
             if not bool((short_low | short_high).any()):
                 break
-            low, high, reach = torch.where(short_low, low - reach, low), torch.where(short_high, high + reach, high), 2 * reach
+            low, high, reach = (
+                torch.where(short_low, low - reach, low),
+                torch.where(short_high, high + reach, high),
+                2 * reach,
+            )
         found.append(whole_root(excess, low, high) if likelihood.support == "count" else root(excess, low, high))
     return torch.stack(found)
 
@@ -317,14 +335,18 @@ def root(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tenso
         third, f_third = torch.where(same, near, far), torch.where(same, f_near, f_far)
         far, f_far = torch.where(same, far, near), torch.where(same, f_far, f_near)
         near, f_near = new, f_new
-        limit = ((tolerance + 2 * torch.finfo(low.dtype).eps * new.abs()) / (far - near).abs().clamp_min(1e-300)).double()
+        limit = (
+            (tolerance + 2 * torch.finfo(low.dtype).eps * new.abs()) / (far - near).abs().clamp_min(1e-300)
+        ).double()
         if bool(((limit > 0.5) | (f_near == 0)).all()):
             break
         xi = ((near - far) / (third - far)).double()
         phi = (f_near - f_far) / (f_third - f_far)
         good = (phi**2 < xi) & ((1 - phi) ** 2 < 1 - xi)
         slope = ((third - near) / (far - near)).double()
-        quadratic = f_near / (f_far - f_near) * f_third / (f_far - f_third) + slope * f_near / (f_third - f_near) * f_far / (f_third - f_far)
+        quadratic = f_near / (f_far - f_near) * f_third / (f_far - f_third) + slope * f_near / (
+            f_third - f_near
+        ) * f_far / (f_third - f_far)
         t = torch.where(good & torch.isfinite(quadratic), quadratic, 0.5)
         t = torch.minimum(torch.maximum(t, limit.clamp(max=0.5)), 1 - limit.clamp(max=0.5))
     return torch.where(f_near.abs() <= f_far.abs(), near, far)

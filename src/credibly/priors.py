@@ -37,8 +37,14 @@ class Prior(ABC):
         """Elementwise normalised log density, of the shape of w."""
 
     @abstractmethod
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator, *, dtype: torch.dtype = torch.float32,
-               shrink: Shrink = 1.0) -> Tensor:
+    def sample(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shrink: Shrink = 1.0,
+    ) -> Tensor:
         """Independent draws of the given shape, on the generator's device."""
 
     @property
@@ -68,8 +74,14 @@ class Normal(Prior):
         s = self.scale * shrink
         return -0.5 * ((w - self.loc) / s) ** 2 - _log(s) - 0.5 * math.log(2 * math.pi)
 
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator, *, dtype: torch.dtype = torch.float32,
-               shrink: Shrink = 1.0) -> Tensor:
+    def sample(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shrink: Shrink = 1.0,
+    ) -> Tensor:
         """Independent normal draws."""
         return self.loc + self.scale * shrink * _randn(shape, generator, dtype)
 
@@ -95,8 +107,14 @@ class Laplace(Prior):
         s = self.scale * shrink
         return -(w - self.loc).abs() / s - _log(2 * s)
 
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator, *, dtype: torch.dtype = torch.float32,
-               shrink: Shrink = 1.0) -> Tensor:
+    def sample(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shrink: Shrink = 1.0,
+    ) -> Tensor:
         """By the inverse of the distribution function."""
         u = _rand(shape, generator) - 0.5
         return self.loc + self.scale * shrink * (-u.sign() * torch.log1p(-2 * u.abs())).to(dtype)
@@ -125,8 +143,14 @@ class StudentT(Prior):
         s = self.scale * shrink
         return student_t_log_prob((w - self.loc) / s, self.df) - _log(s)
 
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator, *, dtype: torch.dtype = torch.float32,
-               shrink: Shrink = 1.0) -> Tensor:
+    def sample(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shrink: Shrink = 1.0,
+    ) -> Tensor:
         """Independent Student-t draws."""
         return self.loc + self.scale * shrink * student_t_draws(shape, self.df, generator).to(dtype)
 
@@ -157,8 +181,14 @@ class ScaleMixture(Prior):
         narrow = Normal(self.scale2).log_prob(w, shrink) + math.log1p(-self.pi)
         return torch.logaddexp(wide, narrow)
 
-    def sample(self, shape: tuple[int, ...], generator: torch.Generator, *, dtype: torch.dtype = torch.float32,
-               shrink: Shrink = 1.0) -> Tensor:
+    def sample(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        *,
+        dtype: torch.dtype = torch.float32,
+        shrink: Shrink = 1.0,
+    ) -> Tensor:
         """Each element picks its component, then a normal draw of that width."""
         wide = (_rand(shape, generator) < self.pi).to(dtype)
         return (self.scale2 + (self.scale1 - self.scale2) * wide) * shrink * _randn(shape, generator, dtype)
@@ -198,7 +228,10 @@ class BoundPrior:
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D)."""
-        parts = [s.prior.sample((count, s.stop - s.start), generator, dtype=self.dtype, shrink=s.shrink) for s in self.segments]
+        parts = [
+            s.prior.sample((count, s.stop - s.start), generator, dtype=self.dtype, shrink=s.shrink)
+            for s in self.segments
+        ]
         return torch.cat(parts, -1)
 
     @property
@@ -231,8 +264,11 @@ def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str,
     for pattern, member in groups.items():
         missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
         if missing:
-            raise InputError("prior", f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
-                             "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own")
+            raise InputError(
+                "prior",
+                f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
+                "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own",
+            )
     names = [e.name for e in layout.entries if e.name not in layout.extra]
     used = set()
     segments: list[_Segment] = []
@@ -240,17 +276,22 @@ def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str,
         if entry.name in layout.extra:
             chosen = (extra or {})[entry.name]
         else:
-            pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
-            if pattern is None:
-                raise InputError("prior", f"no pattern matches parameter {entry.name!r}", 'Add one for it, or "*" for the rest')
-            used.add(pattern)
-            chosen = groups[pattern]
+            chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
+            if chosen_pattern is None:
+                raise InputError(
+                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one for it, or "*" for the rest'
+                )
+            used.add(chosen_pattern)
+            chosen = groups[chosen_pattern]
         shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
         segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
     unused = [p for p in groups if p not in used]
     if unused and not (len(unused) == 1 and unused[0] == "*"):
-        raise InputError("prior", f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
-                         f"The names are {', '.join(names[:12])}")
+        raise InputError(
+            "prior",
+            f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
+            f"The names are {', '.join(names[:12])}",
+        )
     return BoundPrior(_merge(segments, layout), layout.dim, layout.device, layout.dtype)
 
 
@@ -267,7 +308,9 @@ def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
         shrinks = {float(s.shrink) for s in run}
         shrink: Shrink = shrinks.pop()
         if shrinks:
-            shrink = torch.cat([torch.full((s.stop - s.start,), float(s.shrink), dtype=layout.dtype) for s in run]).to(layout.device)
+            shrink = torch.cat([torch.full((s.stop - s.start,), float(s.shrink), dtype=layout.dtype) for s in run]).to(
+                layout.device
+            )
         merged.append(_Segment(run[0].start, run[-1].stop, run[0].prior, shrink))
     return merged
 

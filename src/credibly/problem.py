@@ -70,7 +70,11 @@ class Problem:
         dtype: torch.dtype | None = None, plan: Plan = "auto", micro_batch: int | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(likelihood, Likelihood):
-            raise InputError("likelihood", f"found {likelihood!r}", "Pass one of credibly.likelihoods, such as Gaussian() or Categorical()")
+            raise InputError(
+                "likelihood",
+                f"found {likelihood!r}",
+                "Pass one of credibly.likelihoods, such as Gaussian() or Categorical()",
+            )
         self.tempering = temperature if isinstance(temperature, Tempering) else Tempering(temperature, temperature)
         if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
             raise InputError("micro_batch", f"found {micro_batch!r}", "Pass a number of rows from 1 up, or None")
@@ -83,7 +87,9 @@ class Problem:
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
-            raise InputError("y", f"has {len(y) if y.ndim else 'no'} rows where x has {self.n}", "Pass one target for each row of x")
+            raise InputError(
+                "y", f"has {len(y) if y.ndim else 'no'} rows where x has {self.n}", "Pass one target for each row of x"
+            )
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
@@ -120,7 +126,11 @@ class Problem:
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
         """The likelihood's own parameters in theta (C, D), by their short names."""
-        return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()} if self.layout.extra else {}
+        return (
+            {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
+            if self.layout.extra
+            else {}
+        )
 
     def parts(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> tuple[Tensor, Tensor]:
         """Log likelihood summed over the given rows and log prior, each (C,), untempered and not rescaled."""
@@ -128,7 +138,14 @@ class Problem:
         return rows.flatten(1).sum(1), self.prior.log_prob(theta)
 
     def parts_and_grad(
-        self, theta: Tensor, x: Inputs, y: Tensor, likelihood_weight: float | Tensor, prior_weight: float | Tensor, *, shared: bool = True
+        self,
+        theta: Tensor,
+        x: Inputs,
+        y: Tensor,
+        likelihood_weight: float | Tensor,
+        prior_weight: float | Tensor,
+        *,
+        shared: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The parts (C,), (C,) and the gradient (C, D) of likelihood_weight * log lik + prior_weight * log prior.
 
@@ -151,7 +168,9 @@ class Problem:
 
     def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
         """The data in pieces of `micro_batch` rows, or as large as memory allows for so many chains."""
-        size = self.micro_batch or max(1, ACTIVATION_BUDGET // ((1 if self.forward.looped else chains) * self.forward.row_width))
+        size = self.micro_batch or max(
+            1, ACTIVATION_BUDGET // ((1 if self.forward.looped else chains) * self.forward.row_width)
+        )
         if size >= self.n:
             yield self.x, self.y
             return
@@ -194,7 +213,9 @@ class Problem:
         log_prior = gradient = torch.zeros((), device=self.device, dtype=points.dtype)
         prior_weight = 1 / self.tempering.prior
         for x, y in self.blocks(len(points)):
-            block_lik, block_prior, block_grad = self.parts_and_grad(points, x, y, 1 / self.tempering.likelihood, prior_weight)
+            block_lik, block_prior, block_grad = self.parts_and_grad(
+                points, x, y, 1 / self.tempering.likelihood, prior_weight
+            )
             log_prior = block_prior if prior_weight else log_prior
             log_lik, gradient, prior_weight = log_lik + block_lik, gradient + block_grad, 0.0
         return log_lik.to(points.dtype), log_prior, gradient
@@ -217,7 +238,9 @@ class Problem:
 
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"
-        return f"Problem(N = {self.n}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: {self.forward.reason})"
+        return (
+            f"Problem(N = {self.n}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: {self.forward.reason})"
+        )
 
 
 def try_network(layout: Layout, rows: Inputs) -> Tensor:
@@ -228,10 +251,18 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
     except InputError:
         raise
     except Exception as error:
-        shapes = ", ".join(f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows))
-        raise InputError("x", f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
-                         "Check the number of columns, the shape of a row and the dtype") from error
+        shapes = ", ".join(
+            f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows)
+        )
+        raise InputError(
+            "x",
+            f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
+            "Check the number of columns, the shape of a row and the dtype",
+        ) from error
     if output.ndim == 0 or output.shape[0] != row_count(rows):
-        raise InputError("net", f"gives output of shape {tuple(output.shape)} for {row_count(rows)} rows",
-                         "Its output needs the rows on the first axis")
+        raise InputError(
+            "net",
+            f"gives output of shape {tuple(output.shape)} for {row_count(rows)} rows",
+            "Its output needs the rows on the first axis",
+        )
     return output

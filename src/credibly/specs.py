@@ -33,7 +33,9 @@ def from_spec(spec: Any, kinds: Mapping[str, type]) -> Any:
         return {k: from_spec(v, kinds) for k, v in spec.items()}
     kind = spec["kind"]
     if kind not in kinds:
-        raise StoreError(f"the run was made with {kind!r}, which this version does not know (it knows {', '.join(sorted(kinds))})")
+        raise StoreError(
+            f"the run was made with {kind!r}, which this version does not know (it knows {', '.join(sorted(kinds))})"
+        )
     fields = {k: from_spec(v, kinds) for k, v in spec.items() if k != "kind"}
     try:
         return kinds[kind](**fields)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Parameters = Mapping[str, Tensor]
-Stage = Callable[[Parameters, Tensor, bool], tuple[Tensor, bool]]  # (parameters, values, batched?) -> (values, batched?)
+Stage = Callable[
+    [Parameters, Tensor, bool], tuple[Tensor, bool]
+]  # (parameters, values, batched?) -> (values, batched?)
 
 _ELEMENTWISE = (
     nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU6,
@@ -21,7 +23,9 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
-def stacked_forward(module: nn.Module, aliases: Mapping[str, str]) -> Callable[[Parameters, Tensor, bool], Tensor] | None:
+def stacked_forward(
+    module: nn.Module, aliases: Mapping[str, str]
+) -> Callable[[Parameters, Tensor, bool], Tensor] | None:
     """The forward of a stack for parameters (C, *shape), or None where the module is more than a stack.
 
     The returned function takes (parameters, x, batched): x is (N, ...) for all, or (C, N, ...) with batched=True, and gives

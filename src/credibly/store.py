@@ -1,9 +1,9 @@
 """The run folder: safetensors shards and a JSON manifest, written beside and renamed into place; nothing is ever executed.
 
-    run/
-      manifest.json            format, versions, model, method and its settings, seed, data fingerprint, checksums
-      fixed.safetensors        parameters that are not random, and buffers
-      draws-00000.safetensors  the posterior's tensors, in shards along the draws
+run/
+  manifest.json            format, versions, model, method and its settings, seed, data fingerprint, checksums
+  fixed.safetensors        parameters that are not random, and buffers
+  draws-00000.safetensors  the posterior's tensors, in shards along the draws
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool 
     if target.exists() and not overwrite:
         raise StoreError(f"path: {os.fspath(path)!r} exists already. Choose another folder, or pass overwrite=True")
     if target.exists() and not (target / "manifest.json").is_file():
-        raise StoreError(f"path: {os.fspath(path)!r} exists and is not a run folder, so it is not overwritten. Choose another")
+        raise StoreError(
+            f"path: {os.fspath(path)!r} exists and is not a run folder, so it is not overwritten. Choose another"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     shutil.rmtree(draft, ignore_errors=True)
@@ -63,7 +65,13 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool 
         raise
 
 
-def load(path: str | os.PathLike[str], net: nn.Module, *, likelihood: Likelihood | None = None, device: torch.device | str | None = None) -> Posterior:
+def load(
+    path: str | os.PathLike[str],
+    net: nn.Module,
+    *,
+    likelihood: Likelihood | None = None,
+    device: torch.device | str | None = None,
+) -> Posterior:
     """The posterior of a run folder, on a network of the same shape (its weights do not matter: the stored ones are used).
 
     Args:
@@ -81,10 +89,15 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, likelihood: Likelihood
     if layout.signature() != manifest["layout"]:
         raise StoreError(_difference(layout.signature(), manifest["layout"]))
     if str(layout.dtype) != manifest["dtype"]:
-        raise StoreError(f"net is {layout.dtype}, the stored run {manifest['dtype']}. Convert it, as with net.to({manifest['dtype']})")
+        raise StoreError(
+            f"net is {layout.dtype}, the stored run {manifest['dtype']}. Convert it, as with net.to({manifest['dtype']})"
+        )
     groups = _read_tensors(folder, manifest, layout.device)
     layout.set_fixed(groups.pop("fixed"))
-    tensors = {name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values())) for name, shards in groups.items()}
+    tensors = {
+        name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values()))
+        for name, shards in groups.items()
+    }
     own = likelihood or from_spec(manifest["likelihood"], {**LIKELIHOODS, **PRIORS})
     forward = Forward(layout, "looped" if manifest["looped"] else "batched", blank_row(manifest["row"], layout.device))
     model = Model(layout, own, forward, manifest["row"])
@@ -105,18 +118,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise StoreError(f"path: {name!r} is not a run folder of credibly")
     if manifest.get("format_version") != FORMAT_VERSION:
-        raise StoreError(f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it")
+        raise StoreError(
+            f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it"
+        )
     missing = {"kind", "layout", "random", "dtype", "likelihood", "record", "files", "row", "looped"} - set(manifest)
     if missing or manifest["kind"] not in POSTERIORS:
-        raise StoreError(f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(sorted(missing)) or manifest['kind']})")
+        raise StoreError(
+            f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(sorted(missing)) or manifest['kind']})"
+        )
     for file, facts in manifest["files"].items():
         place = folder / file
         if Path(file).name != file:
-            raise StoreError(f"path: the manifest of {name!r} is altered (it names a file outside the folder: {file!r})")
+            raise StoreError(
+                f"path: the manifest of {name!r} is altered (it names a file outside the folder: {file!r})"
+            )
         if not place.is_file():
             raise StoreError(f"path: {name!r} is not whole: {file} is missing")
         if place.stat().st_size != facts["bytes"]:
-            raise StoreError(f"path: {file} in {name!r} is cut short or altered ({place.stat().st_size} bytes, {facts['bytes']} expected)")
+            raise StoreError(
+                f"path: {file} in {name!r} is cut short or altered ({place.stat().st_size} bytes, {facts['bytes']} expected)"
+            )
         if _sha256(place) != facts["sha256"]:
             raise StoreError(f"path: {file} in {name!r} was altered (its checksum does not fit)")
     return manifest
@@ -125,7 +146,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _write_tensors(posterior: Posterior, folder: Path) -> list[str]:
     shards = {"fixed.safetensors": {f"fixed/{k}": v for k, v in posterior.layout.fixed().items()}}
     for name, tensor in posterior.tensors().items():
-        step = max(1, SHARD_BYTES // max(1, tensor[:, :1].numel() * tensor.element_size())) if tensor.ndim == 3 else tensor.shape[0]
+        step = (
+            max(1, SHARD_BYTES // max(1, tensor[:, :1].numel() * tensor.element_size()))
+            if tensor.ndim == 3
+            else tensor.shape[0]
+        )
         pieces = tensor.split(step, 1) if tensor.ndim == 3 else (tensor,)
         for number, piece in enumerate(pieces):
             shards[f"{name}-{number:05d}.safetensors"] = {f"{name}/{number:05d}": piece}
@@ -156,7 +181,12 @@ def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str,
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "versions": {"credibly": version("credibly"), "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "versions": {
+            "credibly": version("credibly"),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
         "kind": posterior.kind,
         "random": list(model.layout.random),
         "dtype": str(model.layout.dtype),

@@ -6,6 +6,7 @@ They change their state in place, so that a step compiled with them allocates no
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +34,9 @@ class Adam:
         """Factors that undo the start of the moments at zero, for step 1, 2, ..."""
         return 1 / (1 - self.beta1**step), 1 / math.sqrt(1 - self.beta2**step)
 
-    def update(self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor) -> None:
+    def update(
+        self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor
+    ) -> None:
         """One descent step along `gradient` (M, D), in place; lr is (), or (M, 1) with 0 for rows that rest."""
         m, v = state
         m.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
@@ -55,7 +58,9 @@ class SGD:
         """None are needed."""
         return 1.0, 1.0
 
-    def update(self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor) -> None:
+    def update(
+        self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor
+    ) -> None:
         """One descent step along `gradient` (M, D), in place."""
         (m,) = state
         m.mul_(self.momentum).add_(gradient)
@@ -76,7 +81,7 @@ def optimiser(name: str, momentum: float) -> Optimiser:
 
 def learning_rates(schedule: str, lr: float, steps: int, warmup: int) -> list[float]:
     """The learning rate of every step: a linear rise over `warmup` steps, then the schedule, down to 1 % of lr or less."""
-    shapes = {
+    shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda u: 1.0,
         "linear": lambda u: 1 - u,
         "cosine": lambda u: 0.5 * (1 + math.cos(math.pi * u)),
@@ -90,4 +95,4 @@ def learning_rates(schedule: str, lr: float, steps: int, warmup: int) -> list[fl
 def clip_rows(gradient: Tensor, limit: float) -> Tensor:
     """Each row (M, D) scaled down to at most the given norm; rows do not see one another."""
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-    return gradient * (limit / norm.clamp_min(limit))
+    return torch.mul(gradient, limit / norm.clamp_min(limit))

@@ -81,8 +81,11 @@ class Likelihood(ABC):
 
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
         """P(y <= value) given x and w, elementwise (C, N, ..., K)."""
-        raise InputError("likelihood", f"{type(self).__name__} has no order on its outcomes",
-                         "Quantiles and intervals need one; use prediction_set(level) for classes")
+        raise InputError(
+            "likelihood",
+            f"{type(self).__name__} has no order on its outcomes",
+            "Quantiles and intervals need one; use prediction_set(level) for classes",
+        )
 
     # -- the three kinds of uncertainty, from averages over draws -----------------------------------------------------
     def spread(self, output: Tensor, extra: Extra) -> Tensor:
@@ -138,8 +141,11 @@ class IndependentTargets(Likelihood):
                 return self._bound(squeeze=False, **self._target_fields(width // per))
         if y.shape[1:] == ride and width == per:
             return self._bound(squeeze=True, **self._target_fields(1))
-        raise InputError("net", f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))}), y (rows, {', '.join(map(str, y.shape[1:]))})",
-                         f"{name} needs {per} output{'s' if per > 1 else ''} for each target of y, on axis {self.axis}")
+        raise InputError(
+            "net",
+            f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))}), y (rows, {', '.join(map(str, y.shape[1:]))})",
+            f"{name} needs {per} output{'s' if per > 1 else ''} for each target of y, on axis {self.axis}",
+        )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """(N, ..., K) in the network's dtype, with values checked."""

@@ -24,8 +24,11 @@ class Bernoulli(IndependentTargets):
     def check_values(self, y: Tensor) -> None:
         """Labels are 0 or 1."""
         if not bool(((y == 0) | (y == 1)).all()):
-            raise InputError("y", f"has values other than 0 and 1, such as {float(y[(y != 0) & (y != 1)][0]):g}",
-                             "Encode the two classes as 0 and 1, or use Categorical for more")
+            raise InputError(
+                "y",
+                f"has values other than 0 and 1, such as {float(y[(y != 0) & (y != 1)][0]):g}",
+                "Encode the two classes as 0 and 1, or use Categorical for more",
+            )
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """y f - softplus(f), summed over targets."""
@@ -72,15 +75,25 @@ class Categorical(Likelihood):
         arranged = self.arrange(output)
         width, per = arranged.shape[-1], self.outputs_per_class
         if output.ndim < 2 or width % per or width // per < 2:
-            raise InputError("net", f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))})",
-                             f"{type(self).__name__} needs {per} value{'s' if per > 1 else ''} for each of two or more classes on axis {self.axis}; "
-                             "for two classes from one value use Bernoulli")
+            raise InputError(
+                "net",
+                f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))})",
+                f"{type(self).__name__} needs {per} value{'s' if per > 1 else ''} for each of two or more classes on axis {self.axis}; "
+                "for two classes from one value use Bernoulli",
+            )
         if y.shape[1:] != arranged.shape[1:-1]:
             hint = ""
             if y.ndim == arranged.ndim and y.shape[-1] in (1, width // per):
-                hint = " (y.argmax(-1) turns one-hot rows into labels)" if y.shape[-1] > 1 else " (y.squeeze(-1) drops the axis)"
-            raise InputError("y", f"has shape {tuple(y.shape)} for outputs (rows, {', '.join(map(str, output.shape[1:]))})",
-                             f"Pass one whole number a row{hint}")
+                hint = (
+                    " (y.argmax(-1) turns one-hot rows into labels)"
+                    if y.shape[-1] > 1
+                    else " (y.squeeze(-1) drops the axis)"
+                )
+            raise InputError(
+                "y",
+                f"has shape {tuple(y.shape)} for outputs (rows, {', '.join(map(str, output.shape[1:]))})",
+                f"Pass one whole number a row{hint}",
+            )
         return self._bound(classes=width // per)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,12 +101,19 @@ class Categorical(Likelihood):
         if y.is_floating_point():
             check = torch.isfinite(y) & (y == y.round())
             if not bool(check.all()):
-                raise InputError("y", f"has values that are not whole numbers, such as {float(y[~check][0]):g}",
-                                 f"Labels are 0 to {self.classes - 1}; for real targets use Gaussian")
+                raise InputError(
+                    "y",
+                    f"has values that are not whole numbers, such as {float(y[~check][0]):g}",
+                    f"Labels are 0 to {self.classes - 1}; for real targets use Gaussian",
+                )
         y = y.to(torch.int64)
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= self.classes:
-            raise InputError("y", f"has labels from {low} to {high}", f"The network has {self.classes} classes: labels are 0 to {self.classes - 1}")
+            raise InputError(
+                "y",
+                f"has labels from {low} to {high}",
+                f"The network has {self.classes} classes: labels are 0 to {self.classes - 1}",
+            )
         return y
 
     def log_probabilities(self, output: Tensor) -> Tensor:
@@ -167,7 +187,11 @@ class Poisson(IndependentTargets):
         """Counts are whole and not negative."""
         bad = (y < 0) | (y != y.round())
         if bool(bad.any()):
-            raise InputError("y", f"has values that are no counts, such as {float(y[bad][0]):g}", "Poisson takes whole numbers from 0 up")
+            raise InputError(
+                "y",
+                f"has values that are no counts, such as {float(y[bad][0]):g}",
+                "Poisson takes whole numbers from 0 up",
+            )
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """y f - exp(f) - log y!, summed over targets."""
@@ -186,7 +210,9 @@ class Poisson(IndependentTargets):
         log_p = k * torch.log(low) - low - torch.lgamma(k + 1)
         summed = -(log_p.exp() * log_p).sum(-1)
         high = rate.clamp_min(30.0)
-        series = 0.5 * torch.log(2 * math.pi * math.e * high) - 1 / (12 * high) - 1 / (24 * high**2) - 19 / (360 * high**3)
+        series = (
+            0.5 * torch.log(2 * math.pi * math.e * high) - 1 / (12 * high) - 1 / (24 * high**2) - 19 / (360 * high**3)
+        )
         return torch.where(rate <= 30.0, summed, series).to(output.dtype)
 
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
@@ -201,11 +227,13 @@ class Poisson(IndependentTargets):
 
 
 def _entropy(p: Tensor) -> Tensor:
-    return -torch.xlogy(p, p).sum(-1)
+    terms: Tensor = torch.special.entr(p)
+    return terms.sum(-1)
 
 
 def _binary_entropy(p: Tensor) -> Tensor:
-    return -torch.xlogy(p, p) - torch.special.xlog1py(1 - p, -p)
+    result: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
+    return result
 
 
 def _fixed_noise(samples: int, classes: int, device: torch.device) -> Tensor:
@@ -217,4 +245,5 @@ def _fixed_noise(samples: int, classes: int, device: torch.device) -> Tensor:
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 7046029254386353131)):
         place = (place ^ (place >> shift)) * factor  # int64 arithmetic wraps round, which is what mixes the bits
     uniform = ((place >> 11) & (2**52 - 1)).to(torch.float64) / 2**52 + 2.0**-54
-    return torch.special.ndtri(uniform).reshape(samples, classes)
+    normal: Tensor = torch.special.ndtri(uniform)
+    return normal.reshape(samples, classes)

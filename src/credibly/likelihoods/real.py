@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -16,7 +15,7 @@ from credibly.likelihoods.base import Extra, IndependentTargets, Parameter, ride
 from credibly.likelihoods.special import student_t_cdf
 from credibly.priors import Normal, Prior, positive, student_t_draws, student_t_log_prob
 
-Scale = float | Sequence[float] | Literal["learned"]
+Scale = float | tuple[float, ...] | list[float] | Literal["learned"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,12 @@ class LocationScale(IndependentTargets):
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
         """Log density of z; standard normal unless overridden below."""
-        return -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
+        return -0.5 * torch.square(z) - 0.5 * math.log(2 * math.pi)
 
     def standard_cdf(self, z: Tensor) -> Tensor:
         """Distribution function of z."""
-        return torch.special.ndtr(z)
+        value: Tensor = torch.special.ndtr(z)
+        return value
 
     def standard_draws(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """Draws of z, of the shape of `like`."""
@@ -87,8 +87,10 @@ class _SharedScale(LocationScale):
     def __post_init__(self) -> None:
         if isinstance(self.scale, str):
             if self.scale != "learned":
-                raise InputError("scale", f"found {self.scale!r}", 'Pass a positive number, one for each target, or "learned"')
-        elif isinstance(self.scale, Sequence):
+                raise InputError(
+                    "scale", f"found {self.scale!r}", 'Pass a positive number, one for each target, or "learned"'
+                )
+        elif isinstance(self.scale, (tuple, list)):
             for value in self.scale:
                 positive("scale", value)
             object.__setattr__(self, "scale", tuple(float(value) for value in self.scale))
@@ -99,7 +101,11 @@ class _SharedScale(LocationScale):
         """`log_scale` when the scale is learned: one number, or one for each target."""
         if self.scale != "learned":
             return {}
-        return {"log_scale": Parameter((self.targets,) if self.per_target else (), self.scale_prior, self.scale_prior.centre)}
+        return {
+            "log_scale": Parameter(
+                (self.targets,) if self.per_target else (), self.scale_prior, self.scale_prior.centre
+            )
+        }
 
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """The output itself, and the shared scale."""
@@ -108,8 +114,12 @@ class _SharedScale(LocationScale):
         return output, torch.as_tensor(self.scale, dtype=output.dtype, device=output.device)
 
     def _target_fields(self, targets: int) -> dict[str, object]:
-        if isinstance(self.scale, Sequence) and not isinstance(self.scale, str) and len(self.scale) != targets:
-            raise InputError("scale", f"has {len(self.scale)} values for {targets} targets", "Pass one number, or one for each target")
+        if isinstance(self.scale, tuple) and len(self.scale) != targets:
+            raise InputError(
+                "scale",
+                f"has {len(self.scale)} values for {targets} targets",
+                "Pass one number, or one for each target",
+            )
         return {"targets": targets}
 
 

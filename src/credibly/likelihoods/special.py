@@ -35,7 +35,10 @@ def _beta_fraction(a: float, b: float, x: Tensor, one_minus_x: Tensor, terms: in
     d = 1 / _away_from_zero(1 - (a + b) * x / (a + 1), tiny)
     fraction = d.clone()
     for m in range(1, terms):
-        for step in (m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1))):
+        for step in (
+            m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d = 1 / _away_from_zero(1 + step * x * d, tiny)
             c = _away_from_zero(1 + step * x / c, tiny)
             factor = c * d

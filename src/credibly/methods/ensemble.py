@@ -47,9 +47,18 @@ class DeepEnsemble(Training, Method):
         if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
             raise InputError("members", f"found {self.members!r}", "Pass a whole number from 1 up")
         if self.anchored and not self.prior:
-            raise InputError("anchored", "found with prior=False", "Anchored members are drawn towards the prior; leave prior=True")
+            raise InputError(
+                "anchored", "found with prior=False", "Anchored members are drawn towards the prior; leave prior=True"
+            )
 
-    def fit(self, problem: Problem, *, seed: int = 0, out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> DrawsPosterior:
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> DrawsPosterior:
         """M parameter vectors as a posterior of M chains with one draw each."""
 
         def work() -> tuple[Tensor, dict[str, Any]]:
@@ -68,8 +77,14 @@ class DeepEnsemble(Training, Method):
         rows = targets = anchors = None
         if self.bootstrap:
             if self.validation:
-                raise InputError("validation", "found with bootstrap=True", "The held-out rows would be drawn into training; choose one")
-            rows = torch.stack([torch.randint(problem.n, (problem.n,), generator=stream(seed, "bootstrap", m)) for m in members]).to(device)
+                raise InputError(
+                    "validation",
+                    "found with bootstrap=True",
+                    "The held-out rows would be drawn into training; choose one",
+                )
+            rows = torch.stack(
+                [torch.randint(problem.n, (problem.n,), generator=stream(seed, "bootstrap", m)) for m in members]
+            ).to(device)
         if self.anchored:
             if not problem.prior.is_normal:
                 raise InputError("anchored", "the prior is not Normal", "Use priors.Normal, or anchored=False")
@@ -78,8 +93,18 @@ class DeepEnsemble(Training, Method):
             anchors = loc + (draws - loc) * problem.tempering.prior**0.5
             likelihood = problem.likelihood
             if isinstance(likelihood, Gaussian) and likelihood.scale != "learned":
-                scale = torch.as_tensor(likelihood.scale, dtype=problem.y.dtype, device=device) * problem.tempering.likelihood**0.5
-                noise = [torch.randn(problem.y.shape, generator=stream(seed, "target noise", m, device=device), dtype=problem.y.dtype, device=device)
-                         for m in members]
+                scale = (
+                    torch.as_tensor(likelihood.scale, dtype=problem.y.dtype, device=device)
+                    * problem.tempering.likelihood**0.5
+                )
+                noise = [
+                    torch.randn(
+                        problem.y.shape,
+                        generator=stream(seed, "target noise", m, device=device),
+                        dtype=problem.y.dtype,
+                        device=device,
+                    )
+                    for m in members
+                ]
                 targets = problem.y + scale * torch.stack(noise)
         return Perturbation(rows, targets, anchors)

@@ -24,7 +24,14 @@ class Method(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def fit(self, problem: Problem, *, seed: int = 0, out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> Posterior:
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> Posterior:
         """Fits the problem.
 
         Args:
@@ -53,7 +60,11 @@ def check_fit(problem: Problem, seed: int, out: str | os.PathLike[str] | None) -
 
 
 def fit_draws(
-    method: Method, problem: Problem, seed: int, out: str | os.PathLike[str] | None, work: Callable[[], tuple[Tensor, dict[str, Any]]]
+    method: Method,
+    problem: Problem,
+    seed: int,
+    out: str | os.PathLike[str] | None,
+    work: Callable[[], tuple[Tensor, dict[str, Any]]],
 ) -> DrawsPosterior:
     """Runs the work, which gives draws (chain, draw, D) and a history, and saves the result.
 
@@ -79,18 +90,28 @@ def fit_draws(
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Starting points (M, D): the network's own weights, fresh ones by its modules' initialisers, or draws of the prior."""
     layout = problem.layout
-    extras = [torch.full((members, e.stop - e.start), own.init, dtype=layout.dtype, device=layout.device)
-              for e, own in zip(layout.entries[len(layout.entries) - len(layout.extra) :], problem.likelihood.parameters().values())]
+    extras = [
+        torch.full((members, e.stop - e.start), own.init, dtype=layout.dtype, device=layout.device)
+        for e, own in zip(
+            layout.entries[len(layout.entries) - len(layout.extra) :], problem.likelihood.parameters().values()
+        )
+    ]
     if isinstance(init, Tensor):
         if init.shape != (members, layout.dim) or not bool(torch.isfinite(init).all()):
-            raise InputError("init", f"has shape {tuple(init.shape)}, or values that are not finite", f"Pass a finite ({members}, {layout.dim}) tensor")
+            raise InputError(
+                "init",
+                f"has shape {tuple(init.shape)}, or values that are not finite",
+                f"Pass a finite ({members}, {layout.dim}) tensor",
+            )
         return init.detach().to(layout.device, layout.dtype).clone()
     if init == "network":
         network = layout.read(layout.module).expand(members, -1)
     elif init == "fresh":
         network = layout.reinitialised(seed, members)
     elif init == "prior":
-        return torch.cat([problem.prior.sample(1, stream(seed, "prior start", m, device=layout.device)) for m in range(members)])
+        return torch.cat(
+            [problem.prior.sample(1, stream(seed, "prior start", m, device=layout.device)) for m in range(members)]
+        )
     else:
         raise InputError("init", f"found {init!r}", 'Pass "network", "fresh", "prior" or a (members, D) tensor')
     return torch.cat([network, *extras], -1).clone()

@@ -26,12 +26,27 @@ class _Point(Training, Method):
     prior_weight: ClassVar[float]
     init: str | Tensor = "network"
 
-    def fit(self, problem: Problem, *, seed: int = 0, out: str | os.PathLike[str] | None = None, progress: bool | None = None) -> DrawsPosterior:
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> DrawsPosterior:
         """One parameter vector as a posterior of a single draw."""
 
         def work() -> tuple[Tensor, dict[str, Any]]:
             theta = initial(problem, self.init, 1, seed)
-            done = train(problem, theta, self, seed=seed, title=type(self).__name__, prior_weight=self.prior_weight, progress=progress)
+            done = train(
+                problem,
+                theta,
+                self,
+                seed=seed,
+                title=type(self).__name__,
+                prior_weight=self.prior_weight,
+                progress=progress,
+            )
             return done.theta.unsqueeze(1), done.history
 
         return fit_draws(self, problem, seed, out, work)

@@ -68,7 +68,9 @@ class Training:
             if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise InputError(name, f"found {value!r}", "Pass a positive number")
         if not 0 <= self.validation < 1:
-            raise InputError("validation", f"found {self.validation!r}", "Pass a fraction of the rows from 0 to below 1")
+            raise InputError(
+                "validation", f"found {self.validation!r}", "Pass a fraction of the rows from 0 to below 1"
+            )
         if not 0 <= self.momentum < 1:
             raise InputError("momentum", f"found {self.momentum!r}", "Pass a number from 0 to below 1")
         if self.warmup < 0:
@@ -111,7 +113,11 @@ def train(
     rows = part if part is not None else torch.arange(problem.n, device=problem.device)
     n = len(rows)
     if options.batch_size is not None and options.batch_size > n:
-        raise InputError("batch_size", f"found {options.batch_size} for {n} training rows", "Pass at most the number of rows, or None")
+        raise InputError(
+            "batch_size",
+            f"found {options.batch_size} for {n} training rows",
+            "Pass at most the number of rows, or None",
+        )
     steps, batch, per_epoch = options.plan(n)
     validation = problem.subset(held_out) if held_out is not None else None
     batches = Batches(rows, batch, per_epoch, seed, len(theta), first_member, perturbation.rows)
@@ -134,8 +140,17 @@ def train(
 class Batches:
     """Row indices (M, B) of every step: each member goes through its own shuffle of the rows, epoch by epoch."""
 
-    def __init__(self, rows: Tensor, batch: int, per_epoch: int, seed: int, members: int, first: int, resampled: Tensor | None) -> None:
-        self.rows, self.batch, self.per_epoch, self.seed, self.members, self.first = rows, batch, per_epoch, seed, members, first
+    def __init__(
+        self, rows: Tensor, batch: int, per_epoch: int, seed: int, members: int, first: int, resampled: Tensor | None
+    ) -> None:
+        self.rows, self.batch, self.per_epoch, self.seed, self.members, self.first = (
+            rows,
+            batch,
+            per_epoch,
+            seed,
+            members,
+            first,
+        )
         self.resampled = resampled
         self.whole = batch == len(rows)
         self._epoch = -1
@@ -148,11 +163,17 @@ class Batches:
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             n, used = len(self.rows), self.per_epoch * self.batch
-            shuffles = [torch.randperm(n, generator=stream(self.seed, "shuffle", self.first + m, epoch))[:used] for m in range(self.members)]
+            shuffles = [
+                torch.randperm(n, generator=stream(self.seed, "shuffle", self.first + m, epoch))[:used]
+                for m in range(self.members)
+            ]
             order = self.rows[torch.stack(shuffles).to(self.rows.device)]
             if self.resampled is not None:
                 order = self.resampled.gather(1, order)
-            self._order, self._epoch = order.reshape(self.members, self.per_epoch, self.batch).transpose(0, 1).contiguous(), epoch
+            self._order, self._epoch = (
+                order.reshape(self.members, self.per_epoch, self.batch).transpose(0, 1).contiguous(),
+                epoch,
+            )
         return self._order[place]
 
 
@@ -160,7 +181,15 @@ class Step:
     """One training step over flat tensors; the same function compiled or eager, batched or one member at a time."""
 
     def __init__(
-        self, problem: Problem, n: int, options: Training, steps: int, prior_weight: float, perturbation: Perturbation, *, whole: bool
+        self,
+        problem: Problem,
+        n: int,
+        options: Training,
+        steps: int,
+        prior_weight: float,
+        perturbation: Perturbation,
+        *,
+        whole: bool,
     ) -> None:
         self.problem, self.clip, self.perturbation = problem, options.clip_norm, perturbation
         self.rule = optimiser(options.optimiser, options.momentum)
@@ -190,13 +219,36 @@ class Step:
             figures = self.table[t]
             targets, anchors = self.perturbation.targets, self.perturbation.anchors
             if not self.problem.forward.looped or len(theta) == 1:
-                self.run(theta, self.state, self.loss, self.first_bad, self.problem.x, self.problem.y, rows, figures, active, targets, anchors)
+                self.run(
+                    theta,
+                    self.state,
+                    self.loss,
+                    self.first_bad,
+                    self.problem.x,
+                    self.problem.y,
+                    rows,
+                    figures,
+                    active,
+                    targets,
+                    anchors,
+                )
                 return
             for m in range(len(theta)):
                 one = slice(m, m + 1)
                 mine = rows if rows.ndim == 1 else rows[one]
-                self.run(theta[one], tuple(s[one] for s in self.state), self.loss[one], self.first_bad[one], self.problem.x, self.problem.y,
-                         mine, figures, active[one], None if targets is None else targets[one], None if anchors is None else anchors[one])
+                self.run(
+                    theta[one],
+                    tuple(s[one] for s in self.state),
+                    self.loss[one],
+                    self.first_bad[one],
+                    self.problem.x,
+                    self.problem.y,
+                    mine,
+                    figures,
+                    active[one],
+                    None if targets is None else targets[one],
+                    None if anchors is None else anchors[one],
+                )
 
     def _step(
         self, theta: Tensor, state: tuple[Tensor, ...], loss: Tensor, first_bad: Tensor, x: Any, y: Tensor, rows: Tensor, figures: Tensor,
@@ -221,7 +273,9 @@ class Step:
         loss.copy_(value)
         first_bad.copy_(torch.where(torch.isfinite(value), first_bad, torch.minimum(first_bad, figures[3].double())))
 
-    def _density(self, theta: Tensor, x: Any, y: Tensor, scale: float, shared: bool, anchors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _density(
+        self, theta: Tensor, x: Any, y: Tensor, scale: float, shared: bool, anchors: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if anchors is None:
             return self.problem.parts_and_grad(theta, x, y, scale, self.prior_weight, shared=shared)
         # Anchored members: the prior's centre is moved to the member's own draw from it, p(w - anchor + centre).
@@ -235,15 +289,26 @@ class Step:
 class _Run:
     """The state around the steps: the last parameters known to be good, the best on held-out rows, the history."""
 
-    def __init__(self, problem: Problem, theta: Tensor, steps: int, options: Training, step: Step, validation: Problem | None) -> None:
+    def __init__(
+        self, problem: Problem, theta: Tensor, steps: int, options: Training, step: Step, validation: Problem | None
+    ) -> None:
         self.theta, self.step, self.options, self.validation = theta, step, options, validation
         step.begin(theta)
         self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
         self.good: Tensor | None = None
-        self.best, self.best_score = theta.clone(), torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device)
+        self.best, self.best_score = (
+            theta.clone(),
+            torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device),
+        )
         self.waited = torch.zeros(len(theta), device=theta.device)
         self.figures: dict[str, float] = {}
-        self.history: dict[str, Any] = {"step": [], "loss": [], "validation_step": [], "validation": [], "steps_planned": steps}
+        self.history: dict[str, Any] = {
+            "step": [],
+            "loss": [],
+            "validation_step": [],
+            "validation": [],
+            "steps_planned": steps,
+        }
 
     def check(self, done: int, title: str) -> float:
         """Records the loss; a loss that is not finite ends the run with its step, its member and a hint."""
@@ -292,7 +357,10 @@ def _split(problem: Problem, fraction: float, seed: int) -> tuple[Tensor | None,
         return None, None
     held = round(problem.n * fraction)
     if held < 1 or held >= problem.n:
-        raise InputError("validation", f"{fraction} of {problem.n} rows leaves nothing to train on or to validate with",
-                         "Pass a fraction that leaves rows on both sides")
+        raise InputError(
+            "validation",
+            f"{fraction} of {problem.n} rows leaves nothing to train on or to validate with",
+            "Pass a fraction that leaves rows on both sides",
+        )
     order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
     return order[held:].sort().values, order[:held].sort().values

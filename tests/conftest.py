@@ -1,0 +1,78 @@
+"""Shared pieces: a model whose posterior is known in closed form, and where optional files live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import credibly as cr
+
+torch.set_num_threads(1)  # the problems here are small: threads cost more than they bring, and results stay the same bits
+
+
+@dataclass(frozen=True)
+class Conjugate:
+    """Linear regression with known noise: everything about its (tempered) posterior in closed form, in float64."""
+
+    net: nn.Linear
+    x: Tensor
+    y: Tensor
+    noise: float
+    prior: float
+
+    def problem(self, **kwargs: object) -> cr.Problem:
+        return cr.Problem(
+            self.net,
+            data=(self.x, self.y),
+            likelihood=cr.likelihoods.Gaussian(self.noise),
+            prior=cr.priors.Normal(self.prior),
+            **kwargs,
+        )
+
+    @property
+    def design(self) -> Tensor:
+        return torch.cat([self.x, torch.ones(len(self.x), 1, dtype=self.x.dtype)], 1)
+
+    def exact(self, t_lik: float = 1.0, t_prior: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Mean (D,) and covariance (D, D) of the target density."""
+        precision = self.design.T @ self.design / self.noise**2 / t_lik
+        precision += torch.eye(self.design.shape[1], dtype=self.x.dtype) / self.prior**2 / t_prior
+        covariance = torch.linalg.inv(precision)
+        return covariance @ self.design.T @ self.y / self.noise**2 / t_lik, covariance
+
+
+@pytest.fixture(scope="session")
+def conjugate() -> Conjugate:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(30, 3, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 0.3, 2.0]) + 0.5
+    x[:, 2] += 0.8 * x[:, 0]  # correlated inputs: the posterior is not axis-aligned
+    w = torch.tensor([1.5, -0.7, 0.2], dtype=torch.float64)
+    y = x @ w + 0.9 + 0.5 * torch.randn(30, generator=generator, dtype=torch.float64)
+    net = nn.Linear(3, 1).double()
+    return Conjugate(net, x, y, noise=0.5, prior=0.7)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the folder of real data is not at {folder}")
+    return folder
+
+
+def mlp(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.SiLU) -> nn.Sequential:
+    """A seeded MLP."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        for a, b in zip(sizes[:-1], sizes[1:]):
+            layers += [nn.Linear(a, b), activation()]
+        return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)

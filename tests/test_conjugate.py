@@ -1,0 +1,86 @@
+"""Every method against the posterior of linear regression, which is known in closed form."""
+
+import math
+
+import pytest
+import torch
+
+import credibly as cr
+
+OPTIONS = {"steps": 2500, "batch_size": 30, "lr": 0.05}
+
+
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
+def test_map_is_the_posterior_mean(conjugate, t_lik, t_prior):
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    posterior = cr.MAP(**OPTIONS).fit(problem, seed=0)
+    mean, _ = conjugate.exact(t_lik, t_prior)
+    torch.testing.assert_close(posterior.draws[0, 0], mean, rtol=0, atol=1e-7)
+
+
+def test_mle_is_least_squares(conjugate):
+    posterior = cr.MLE(**OPTIONS).fit(conjugate.problem(), seed=0)
+    solution = torch.linalg.lstsq(conjugate.design, conjugate.y.unsqueeze(1)).solution.squeeze(1)
+    torch.testing.assert_close(posterior.draws[0, 0], solution, rtol=0, atol=1e-6)
+
+
+def test_mle_and_map_differ_by_the_prior_alone(conjugate):
+    mean, _ = conjugate.exact()
+    solution = torch.linalg.lstsq(conjugate.design, conjugate.y.unsqueeze(1)).solution.squeeze(1)
+    assert float((mean - solution).abs().max()) > 1e-2  # otherwise the two tests above could not tell them apart
+
+
+def test_map_with_minibatches_ends_near_the_mean(conjugate):
+    posterior = cr.MAP(steps=6000, batch_size=10, lr=0.03).fit(conjugate.problem(), seed=1)
+    mean, covariance = conjugate.exact()
+    assert float(((posterior.draws[0, 0] - mean) / covariance.diagonal().sqrt()).abs().max()) < 0.25
+
+
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.25, 1.0), (0.5, 0.5)])
+def test_anchored_members_are_exact_posterior_draws(conjugate, t_lik, t_prior):
+    """Randomised MAP: mean and covariance over M members, within Monte Carlo error."""
+    members = 4000
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    posterior = cr.DeepEnsemble(members=members, anchored=True, steps=1200, batch_size=30, lr=0.05).fit(problem, seed=5)
+    draws = posterior.draws[:, 0]
+    mean, covariance = conjugate.exact(t_lik, t_prior)
+    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (draws - mean).T, upper=False)  # N(0, I) if exact
+    dim = len(mean)
+    assert float(whitened.mean(1).abs().max()) < 4 / math.sqrt(members)
+    # Entries of a sample covariance of N(0, I) have standard deviation sqrt(1/M), sqrt(2/M) on the diagonal.
+    assert float((torch.cov(whitened) - torch.eye(dim, dtype=draws.dtype)).abs().max()) < 4.5 * math.sqrt(2 / members)
+
+
+def test_anchoring_without_target_noise_would_be_caught(conjugate):
+    """The two perturbations both matter: leaving either out gives a covariance that the test above refuses."""
+    problem = conjugate.problem()
+    method = cr.DeepEnsemble(members=1000, anchored=True, steps=10)
+    perturbation = method.perturbation(problem, seed=0)
+    noise = perturbation.targets - problem.y
+    assert float(noise.std()) == pytest.approx(conjugate.noise, rel=0.02)
+    assert float(perturbation.anchors.std()) == pytest.approx(conjugate.prior, rel=0.03)
+    assert float((perturbation.anchors[0] - perturbation.anchors[1]).abs().max()) > 0.1
+
+
+def test_predictive_of_exact_draws_matches_the_exact_predictive(conjugate):
+    """Many exact draws: mean, both parts of the variance, quantiles and log density against the closed form."""
+    mean, covariance = conjugate.exact()
+    generator = torch.Generator().manual_seed(0)
+    draws = mean + torch.randn(20_000, len(mean), generator=generator, dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T
+    point = cr.MAP(steps=1).fit(conjugate.problem(), seed=0)
+    posterior = cr.DrawsPosterior(point.model, draws.unsqueeze(0), point.record)
+    x = torch.tensor([[0.3, -1.0, 2.0], [8.0, 3.0, -5.0]], dtype=torch.float64)
+    p = posterior.predict(x)
+    features = torch.cat([x, torch.ones(2, 1, dtype=x.dtype)], 1)
+    exact_mean = features @ mean
+    exact_epistemic = (features @ covariance * features).sum(1)
+    sd = (exact_epistemic + conjugate.noise**2).sqrt()
+    assert p.mean.shape == (2,)
+    assert float(((p.mean - exact_mean) / sd).abs().max()) < 4 / math.sqrt(20_000)
+    torch.testing.assert_close(p.epistemic, exact_epistemic, rtol=0.05, atol=0)
+    torch.testing.assert_close(p.aleatoric, torch.full((2,), conjugate.noise**2, dtype=x.dtype))
+    lower, upper = p.interval(0.9)
+    torch.testing.assert_close(lower, exact_mean - 1.6448536 * sd, rtol=0, atol=0.05 * float(sd.max()))
+    torch.testing.assert_close(upper, exact_mean + 1.6448536 * sd, rtol=0, atol=0.05 * float(sd.max()))
+    y = exact_mean + 0.7 * sd
+    torch.testing.assert_close(p.log_prob(y), torch.distributions.Normal(exact_mean, sd).log_prob(y), rtol=0, atol=0.03)
