@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import credibly as cr
 
-torch.set_num_threads(1)  # the problems here are small: threads cost more than they bring, and results stay the same bits
+torch.set_num_threads(
+    1
+)  # the problems here are small: threads cost more than they bring, and results stay the same bits
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def shared_data() -> Path:
     return folder
 
 
-def mlp(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.SiLU) -> nn.Sequential:
+def mlp(
+    *sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.SiLU
+) -> nn.Sequential:
     """A seeded MLP."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

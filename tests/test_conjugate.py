@@ -44,7 +44,9 @@ def test_anchored_members_are_exact_posterior_draws(conjugate, t_lik, t_prior):
     posterior = cr.DeepEnsemble(members=members, anchored=True, steps=1200, batch_size=30, lr=0.05).fit(problem, seed=5)
     draws = posterior.draws[:, 0]
     mean, covariance = conjugate.exact(t_lik, t_prior)
-    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), (draws - mean).T, upper=False)  # N(0, I) if exact
+    whitened = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(covariance), (draws - mean).T, upper=False
+    )  # N(0, I) if exact
     dim = len(mean)
     assert float(whitened.mean(1).abs().max()) < 4 / math.sqrt(members)
     # Entries of a sample covariance of N(0, I) have standard deviation sqrt(1/M), sqrt(2/M) on the diagonal.
@@ -66,7 +68,10 @@ def test_predictive_of_exact_draws_matches_the_exact_predictive(conjugate):
     """Many exact draws: mean, both parts of the variance, quantiles and log density against the closed form."""
     mean, covariance = conjugate.exact()
     generator = torch.Generator().manual_seed(0)
-    draws = mean + torch.randn(20_000, len(mean), generator=generator, dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T
+    draws = (
+        mean
+        + torch.randn(20_000, len(mean), generator=generator, dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T
+    )
     point = cr.MAP(steps=1).fit(conjugate.problem(), seed=0)
     posterior = cr.DrawsPosterior(point.model, draws.unsqueeze(0), point.record)
     x = torch.tensor([[0.3, -1.0, 2.0], [8.0, 3.0, -5.0]], dtype=torch.float64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +77,7 @@ class Forward:
         theta = torch.stack([self.layout.read(self.layout.module)] * 2)
         theta = torch.cat([theta, theta.new_zeros(2, self.layout.dim - self.layout.network_dim)], -1)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _no_silent_fallback():
                 self._vmapped(self.layout.split(theta)[0], trial, True)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
@@ -85,6 +87,18 @@ class Forward:
                 ) from error
             return True, f"it cannot be batched ({reason})"
         return False, "batched by vmap"
+
+
+@contextmanager
+def _no_silent_fallback() -> Iterator[None]:
+    """Operations without a batching rule raise here; left alone, vmap would run them in a slow loop of its own."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def _row_width(layout: Layout, trial: Inputs) -> int:

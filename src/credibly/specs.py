@@ -9,11 +9,24 @@ from typing import Any
 from credibly.errors import StoreError
 
 
+def kind_name(cls: type) -> str:
+    """The name a class is stored under: "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name."""
+    package, _, rest = cls.__module__.partition(".")
+    return (
+        f"{rest.split('.')[0]}.{cls.__qualname__}" if package == "credibly" else f"{cls.__module__}.{cls.__qualname__}"
+    )
+
+
+def kinds_of(*classes: type) -> dict[str, type]:
+    """Classes by the names they are stored under."""
+    return {kind_name(cls): cls for cls in classes}
+
+
 def to_spec(value: Any) -> Any:
     """A dataclass as {"kind": class name, field: value, ...}; containers and plain values as JSON has them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_spec(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        return {"kind": kind_name(type(value)), **fields}
     if isinstance(value, Mapping):
         return {str(k): to_spec(v) for k, v in value.items()}
     if isinstance(value, (tuple, list)):

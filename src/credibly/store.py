@@ -32,7 +32,7 @@ from credibly.layout import Layout
 from credibly.likelihoods import LIKELIHOODS, Likelihood
 from credibly.posterior import DrawsPosterior, Model, Posterior, Record
 from credibly.priors import PRIORS
-from credibly.specs import from_spec, to_spec
+from credibly.specs import from_spec, kinds_of, to_spec
 
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
@@ -98,7 +98,7 @@ def load(
         name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values()))
         for name, shards in groups.items()
     }
-    own = likelihood or from_spec(manifest["likelihood"], {**LIKELIHOODS, **PRIORS})
+    own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
     forward = Forward(layout, "looped" if manifest["looped"] else "batched", blank_row(manifest["row"], layout.device))
     model = Model(layout, own, forward, manifest["row"])
     return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, Record(**manifest["record"]))

@@ -195,14 +195,14 @@ class Step:
         self.rule = optimiser(options.optimiser, options.momentum)
         # Rows that every member sees in the same order need no gather; resampled or shuffled rows do.
         self.shared = whole and perturbation.rows is None and perturbation.targets is None
-        self.likelihood_weight = n / problem.tempering.likelihood / n
+        self.likelihood_weight = 1 / problem.tempering.likelihood  # (N/B) / N / T: the mean over the batch
         self.prior_weight = prior_weight / problem.tempering.prior / n
         self.whole_data = whole and self.shared and n == problem.n
         rates = learning_rates(options.schedule, options.lr, steps, min(options.warmup, steps - 1))
         table = [(rate, *self.rule.corrections(t + 1), float(t)) for t, rate in enumerate(rates)]
-        self.table = torch.tensor(table, dtype=torch.float32, device=problem.device).to(problem.layout.dtype)
-        calls = steps
-        self.run = compiled(self._step, options.compile, calls, problem.device)
+        # Float64 scalars do not change the dtype of what they multiply.
+        self.table = torch.tensor(table, dtype=torch.float64, device=problem.device)
+        self.run = compiled(self._step, options.compile, steps, problem.device)
         self.state: tuple[Tensor, ...] = ()
         self.loss = torch.zeros(0)
         self.first_bad = torch.zeros(0)
@@ -271,7 +271,7 @@ class Step:
         rate = figures[0] * active.unsqueeze(1)
         self.rule.update(theta, state, gradient, rate, figures[1], figures[2])
         loss.copy_(value)
-        first_bad.copy_(torch.where(torch.isfinite(value), first_bad, torch.minimum(first_bad, figures[3].double())))
+        first_bad.copy_(torch.where(torch.isfinite(value), first_bad, torch.minimum(first_bad, figures[3])))
 
     def _density(
         self, theta: Tensor, x: Any, y: Tensor, scale: float, shared: bool, anchors: Tensor | None

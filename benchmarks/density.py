@@ -1,0 +1,175 @@
+"""The density and its gradient against hand-written torch code for the same network.
+
+    python -m benchmarks.density                 # about three minutes
+    python -m benchmarks.density --json out.json
+
+Everything that samples or optimises calls `Problem.parts_and_grad`: log likelihood and log prior of C parameter vectors and the
+gradient of their sum, for any network, likelihood and prior. The baseline is what one would write for one given network: three
+fixed layers of `baddbmm`, the simplest form of the density, `torch.autograd.grad` in eager code and `torch.func.grad` inside
+`torch.compile`. Both give the same numbers, which is checked before the clock starts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import credibly as cr
+from benchmarks.timing import Goal, Row, duration, interleaved, options, report, show, table
+
+NOISE = 0.5  # standard deviation of the Gaussian likelihood
+PRIOR = 0.7  # standard deviation of every weight; not 1, so that a forgotten division shows
+
+Result = tuple[Tensor, Tensor, Tensor]  # log likelihood (C,), log prior (C,), gradient of their sum (C, D)
+GOAL = Goal("<=", 1.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    sizes: tuple[int, ...]
+    rows: int
+    chains: int
+
+    @property
+    def classes(self) -> bool:
+        return self.sizes[-1] > 1
+
+    @property
+    def name(self) -> str:
+        return (
+            f"{'-'.join(map(str, self.sizes))}, {self.rows} rows, {self.chains} chain{'s' if self.chains > 1 else ''}"
+        )
+
+
+CASES = (
+    Case((13, 50, 1), 455, 1),
+    Case((13, 50, 1), 455, 8),
+    Case((8, 50, 50, 1), 7_000, 8),
+    Case((784, 400, 400, 10), 5_000, 4),
+)
+
+
+def problem_of(case: Case) -> cr.Problem:
+    torch.manual_seed(0)
+    x = torch.randn(case.rows, case.sizes[0])
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(case.sizes):
+        layers += [nn.Linear(inputs, outputs), nn.SiLU()]
+    net = nn.Sequential(*layers[:-1])
+    prior = cr.priors.Normal(PRIOR)
+    if case.classes:
+        return cr.Problem(net, (x, torch.randint(case.sizes[-1], (case.rows,))), cr.likelihoods.Categorical(), prior)
+    y = torch.sin(x[:, :1]) + NOISE * torch.randn(case.rows, 1)
+    return cr.Problem(net, (x, y), cr.likelihoods.Gaussian(NOISE), prior)
+
+
+class Hand:
+    """The same density by hand: knows its layers, its likelihood and its prior, and nothing else."""
+
+    def __init__(self, case: Case) -> None:
+        self.shapes = [shape for i, o in pairwise(case.sizes) for shape in ((o, i), (o,))]
+        self.lengths = [math.prod(shape) for shape in self.shapes]
+        self.classes = case.classes
+        self.lik_constant = -case.rows * (math.log(NOISE) + 0.5 * math.log(2 * math.pi))
+        self.prior_constant = -sum(self.lengths) * (math.log(PRIOR) + 0.5 * math.log(2 * math.pi))
+
+    def parts(self, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        chains = len(theta)
+        pieces = [p.view(chains, *s) for p, s in zip(theta.split(self.lengths, -1), self.shapes)]
+        h = x.expand(chains, *x.shape)
+        for i in range(0, len(pieces), 2):
+            h = torch.baddbmm(pieces[i + 1].unsqueeze(1), h, pieces[i].mT)
+            if i + 2 < len(pieces):
+                h = F.silu(h)
+        if self.classes:
+            labels = y.expand(chains, -1).unsqueeze(-1)
+            log_lik = torch.log_softmax(h, -1).gather(-1, labels).sum((1, 2))
+        else:
+            log_lik = self.lik_constant - 0.5 / NOISE**2 * (h - y).square().sum((1, 2))
+        return log_lik, self.prior_constant - 0.5 / PRIOR**2 * theta.square().sum(-1)
+
+    def eager(self, theta: Tensor, x: Tensor, y: Tensor) -> Result:
+        with torch.enable_grad():
+            point = theta.detach().requires_grad_()
+            log_lik, log_prior = self.parts(point, x, y)
+            total = (log_lik + log_prior).sum()
+        (gradient,) = torch.autograd.grad(total, point)
+        return log_lik.detach(), log_prior.detach(), gradient
+
+    def functional(self, theta: Tensor, x: Tensor, y: Tensor) -> Result:
+        """For torch.compile, which cannot trace autograd.grad."""
+
+        def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            log_lik, log_prior = self.parts(t, x, y)
+            return (log_lik + log_prior).sum(), (log_lik, log_prior)
+
+        gradient, (log_lik, log_prior) = torch.func.grad(total, has_aux=True)(theta)
+        return log_lik, log_prior, gradient
+
+
+def check_same(name: str, results: dict[str, Result]) -> None:
+    """Every contestant's value and gradient against the hand-written eager one's."""
+    reference = results["hand eager"]
+    for who, result in results.items():
+        for what, found, expected in zip(("log likelihood", "log prior", "gradient"), result, reference):
+            scale = float(expected.abs().max())
+            assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale), f"{name}: {what} of {who} differs"
+
+
+def main() -> None:
+    args = options(__doc__).parse_args()
+    rows: list[Row] = []
+    compiles: list[tuple[str, float, float]] = []
+    with report("density", args) as record:
+        for case in CASES:
+            torch.compiler.reset()  # or every call would first try the guards of the cases before
+            problem, hand = problem_of(case), Hand(case)
+            x, y = problem.x, problem.y
+            assert isinstance(x, Tensor)
+            theta = 0.1 * torch.randn(case.chains, problem.dim)
+
+            def ours(theta: Tensor, x: Tensor, y: Tensor, problem: cr.Problem = problem) -> Result:
+                return problem.parts_and_grad(theta, x, y, 1.0, 1.0)
+
+            functions: dict[str, Callable[[Tensor, Tensor, Tensor], Result]] = {
+                "hand eager": hand.eager,
+                "ours eager": ours,
+                "hand compiled": torch.compile(hand.functional, dynamic=False),
+                "ours compiled": torch.compile(ours, dynamic=False),
+            }
+            with torch.no_grad():  # as the training and sampling loops call it
+                results, first = {}, {}
+                for who, function in functions.items():
+                    start = time.perf_counter()
+                    results[who] = function(theta, x, y)
+                    first[who] = time.perf_counter() - start
+                check_same(case.name, results)
+                compiles.append((case.name, first["ours compiled"], first["hand compiled"]))
+                contestants: dict[str, Callable[[], object]] = {
+                    who: (lambda f=f, theta=theta, x=x, y=y: f(theta, x, y)) for who, f in functions.items()
+                }
+                contestants["public eager"] = lambda problem=problem, theta=theta: problem.log_density_and_grad(theta)
+                times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
+            rows += [
+                Row(f"{case.name}: eager", times["ours eager"], times["hand eager"], GOAL),
+                Row(f"{case.name}: compiled", times["ours compiled"], times["hand compiled"], GOAL),
+                Row(f"{case.name}: eager, log_density_and_grad", times["public eager"], times["hand eager"]),
+            ]
+        print("## Value and gradient, one call for all chains\n")
+        show(rows, record)
+        print(
+            "First compiled call (compiling; the very first includes loading the compiler; may come from torch's cache):\n"
+        )
+        print(table(["case", "credibly", "by hand"], [[n, duration(a), duration(b)] for n, a, b in compiles]))
+        record["compile"] = [{"case": n, "credibly_s": a, "hand_s": b} for n, a, b in compiles]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Training steps of deep ensembles against plain torch.
+
+    python -m benchmarks.ensemble                 # about four minutes
+    python -m benchmarks.ensemble --json out.json
+
+The baseline is the training loop that anybody would write for one member: a fresh permutation every epoch, a gather of the
+minibatch, the loss, backward, fused Adam. Ours is the step that `credibly.methods.training.train` runs, through the `Batches`
+and `Step` that it makes: every member has its own permutation and its own minibatch. Both make the same moves, which is
+checked before the clock starts. What `train` does once in 150 to 500 steps (looking at the loss) is left out on both sides.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import credibly as cr
+from benchmarks.timing import Goal, Row, duration, interleaved, options, report, scaled, show, table
+from credibly.methods.method import initial
+from credibly.methods.training import Batches, Perturbation, Step, Training
+
+LR = 1e-3
+NOISE = 0.5  # standard deviation of the Gaussian likelihood
+PRIOR = 1.0  # standard deviation of every weight
+TABLE_STEPS = 100_000  # length of the run whose steps are timed: only the table of learning rates is as long
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, its data, and the two losses that mean the same: a likelihood for us, a function for the plain loop."""
+
+    name: str
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+    batch: int
+    likelihood: cr.likelihoods.Likelihood
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def per_epoch(self) -> int:
+        return len(self.x) // self.batch
+
+    def problem(self) -> cr.Problem:
+        return cr.Problem(self.net, (self.x, self.y), self.likelihood, cr.priors.Normal(PRIOR))
+
+
+def small() -> Task:
+    torch.manual_seed(0)
+    x = torch.randn(455, 13)
+    y = torch.sin(x[:, :1]) + NOISE * torch.randn(455, 1)
+    net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 1))
+    return Task(
+        "13-50-1", net, x, y, 32, cr.likelihoods.Gaussian(NOISE), lambda f, y: 0.5 / NOISE**2 * (f - y).square().mean()
+    )
+
+
+def wide() -> Task:
+    torch.manual_seed(0)
+    x = torch.randn(2000, 784)
+    y = torch.randint(10, (2000,))
+    net = nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+    return Task("784-400-400-10", net, x, y, 128, cr.likelihoods.Categorical(), F.cross_entropy)
+
+
+class Plain:
+    """One member, as one writes it in plain torch.
+
+    With prior_in="loss" the Normal prior is a term of the loss, as ours has it, so the loss is the log density. With
+    prior_in="optimiser" it is Adam's weight_decay, which has the same gradient and costs less, but the loss is then without it.
+    """
+
+    def __init__(self, task: Task, prior_in: str) -> None:
+        self.task = task
+        self.net = task.problem().layout.module.requires_grad_(True)  # a copy of the task's network
+        self.parameters = list(self.net.parameters())
+        self.decay = 1 / (PRIOR**2 * len(task.x))
+        self.in_loss = prior_in == "loss"
+        self.adam = torch.optim.Adam(
+            self.parameters, lr=LR, fused=True, weight_decay=0.0 if self.in_loss else self.decay
+        )
+        self.generator = torch.Generator().manual_seed(0)
+        self.order = torch.empty(0)
+        self.done = 0
+
+    def __call__(self) -> None:
+        place = self.done % self.task.per_epoch
+        if place == 0:
+            self.order = torch.randperm(len(self.task.x), generator=self.generator)
+        self.done += 1
+        self.step(self.order[place * self.task.batch : (place + 1) * self.task.batch])
+
+    def step(self, rows: Tensor) -> None:
+        x, y = self.task.x[rows], self.task.y[rows]
+        loss = self.task.loss(self.net(x), y)
+        if self.in_loss:
+            loss = loss + 0.5 * self.decay * sum(p.square().sum() for p in self.parameters)
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+
+
+class Ours:
+    """M members through the objects of the real training loop; every call is one step of all of them."""
+
+    def __init__(self, task: Task, members: int, *, compiled: bool) -> None:
+        problem = task.problem()
+        settings = Training(batch_size=task.batch, lr=LR, schedule="constant", compile=compiled, steps=TABLE_STEPS)
+        rows = torch.arange(problem.n)
+        self.theta = initial(problem, "network" if members == 1 else "fresh", members, 0)
+        self.batches = Batches(rows, task.batch, task.per_epoch, 0, members, 0, None)
+        self.step = Step(problem, problem.n, settings, TABLE_STEPS, 1.0, Perturbation(), whole=False)
+        self.step.begin(self.theta)
+        self.active = torch.ones(members)
+        self.done = 0
+
+    def __call__(self) -> None:
+        self.step.advance(self.theta, self.batches.at(self.done), self.done % TABLE_STEPS, self.active)
+        self.done += 1
+
+    def compile(self) -> float:
+        """Seconds of the first call; refuses a step that fell back to eager, which would be timed under a wrong name."""
+        start = time.perf_counter()
+        self()
+        seconds = time.perf_counter() - start
+        run = self.step.run
+        if getattr(run, "active", run) is getattr(run, "plain", run):
+            raise SystemExit("the step was not compiled (is there a C++ compiler?): nothing to compare")
+        return seconds
+
+
+def check_same_moves(task: Task) -> None:
+    """One member of ours and both plain loops, on the same minibatches for an epoch, must end at the same weights."""
+    ours = Ours(task, 1, compiled=False)
+    plain = [Plain(task, "loss"), Plain(task, "optimiser")]
+    for _ in range(task.per_epoch):
+        rows = ours.batches.at(ours.done)[0]
+        ours()
+        for member in plain:
+            member.step(rows)
+    for member in plain:
+        weights = torch.cat([p.detach().flatten() for p in member.parameters])
+        # Adam's first moves are lr * sign(gradient): a gradient that is zero up to rounding may go either way.
+        apart = (weights - ours.theta[0]).abs().quantile(0.99)
+        assert float(apart) < 0.01 * LR, f"{task.name}: the plain loop makes other moves than credibly"
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--only", choices=("small", "wide"), default=None, help="one of the two networks")
+    args = parser.parse_args()
+    # A cache of its own makes every compile time a cold one, and the first of them includes loading the compiler.
+    with tempfile.TemporaryDirectory() as folder, report("ensemble", args) as record:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        compiles: list[tuple[str, int, float]] = []
+
+        def contest(task: Task, compiled: tuple[int, ...], eager: tuple[int, ...]) -> dict[str, list[float]]:
+            check_same_moves(task)
+            contestants: dict[str, Callable[[], object]] = {
+                "plain": Plain(task, "loss"),
+                "lean": Plain(task, "optimiser"),
+            }
+            for members in compiled:
+                ours = Ours(task, members, compiled=True)
+                compiles.append((task.name, members, ours.compile()))
+                contestants[f"compiled {members}"] = ours
+            contestants |= {f"eager {members}": Ours(task, members, compiled=False) for members in eager}
+            return interleaved(contestants, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
+
+        if args.only != "wide":
+            task = small()
+            times = contest(task, compiled=(1, 20, 100), eager=(1, 20))
+            print(f"## {task.name}, {len(task.x)} rows, minibatch {task.batch}: one step\n")
+            rows = []
+            for key, name in (("plain", "plain"), ("lean", "plain (weight_decay)")):
+                plain = times[key]
+                rows += [
+                    Row(f"1 member / 1 {name}", times["compiled 1"], plain),
+                    Row(f"20 members / 1 {name}", times["compiled 20"], plain, Goal("<", 1.0)),
+                    Row(f"100 members / 1 {name}", times["compiled 100"], plain, Goal("<=", 1.2)),
+                    Row(
+                        f"loop over 20 {name} / 20 members",
+                        times["compiled 20"],
+                        scaled(plain, 20),
+                        Goal(">=", 40),
+                        inverse=True,
+                    ),
+                ]
+            rows += [Row(f"eager: {m} members / 1 plain", times[f"eager {m}"], times["plain"]) for m in (1, 20)]
+            show(rows, record)
+
+        if args.only != "small":
+            task = wide()
+            times = contest(task, compiled=(1, 8), eager=(1, 8))
+            print(f"## {task.name}, {len(task.x)} rows, minibatch {task.batch}: one step of one member\n")
+            rows = []
+            for key, name in (("plain", "plain"), ("lean", "plain (weight_decay)")):
+                rows += [
+                    Row(
+                        f"compiled, {m} members, each / 1 {name}",
+                        scaled(times[f"compiled {m}"], 1 / m),
+                        times[key],
+                        Goal("<=", 1.0),
+                    )
+                    for m in (1, 8)
+                ]
+            rows += [
+                Row(
+                    f"eager, {m} members, each / 1 plain",
+                    scaled(times[f"eager {m}"], 1 / m),
+                    times["plain"],
+                )
+                for m in (1, 8)
+            ]
+            show(rows, record)
+
+        print("Time to compile, paid once (no cache on disk; the first includes loading the compiler):\n")
+        print(table(["network", "members", "first call"], [[n, str(m), duration(s)] for n, m, s in compiles]))
+        record["compile"] = [{"network": n, "members": m, "first_call_s": s} for n, m, s in compiles]
+
+
+if __name__ == "__main__":
+    main()

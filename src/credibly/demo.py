@@ -1,0 +1,186 @@
+"""The study behind `credibly demo`: every method on two real data sets and two toys, with the figures that tell them apart.
+
+For each task all methods get the same network, likelihood, prior and data, so that only the method differs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from credibly import __version__, data, evaluation
+from credibly import methods as registry
+from credibly.errors import InputError
+from credibly.likelihoods import Bernoulli, Gaussian, Likelihood
+from credibly.posterior import Posterior
+from credibly.priors import Normal
+from credibly.problem import Problem
+from credibly.rng import check_seed, global_stream
+from credibly.specs import to_spec
+
+if TYPE_CHECKING:
+    from credibly.report import Page
+
+TASKS = ("diabetes", "breast_cancer", "gap_regression", "star_classification")
+HIDDEN = 50
+
+# Deviation of the weights before division by the root of the fan-in. 1 keeps standardised signals at their size; the toys
+# have two inputs at most and a wave to follow, which smaller weights would rule out.
+PRIOR_SCALE = {"diabetes": 1.0, "breast_cancer": 1.0, "gap_regression": 3.0, "star_classification": 2.0}
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class DemoResult:
+    """What the demo found. Figures, posteriors and seconds are by task and then by method.
+
+    The regression figures of diabetes are in the units of the data set (a disease score), not standardised.
+    """
+
+    seed: int
+    quick: bool
+    methods: tuple[str, ...]
+    settings: dict[str, dict[str, Any]]
+    data: dict[str, Any]
+    posteriors: dict[str, dict[str, Posterior]]
+    figures: dict[str, dict[str, dict[str, float]]]
+    seconds: dict[str, dict[str, float]]
+
+    def page(self) -> Page:
+        """The report on it."""
+        from credibly.report.demo import demo_page
+
+        return demo_page(self)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures as plain JSON values; one that is not finite is None."""
+        figures = {
+            task: {
+                method: {key: value if math.isfinite(value) else None for key, value in row.items()}
+                for method, row in rows.items()
+            }
+            for task, rows in self.figures.items()
+        }
+        return {
+            "credibly": __version__,
+            "seed": self.seed,
+            "quick": self.quick,
+            "methods": {name: to_spec(self.settings[name]) for name in self.methods},
+            "figures": figures,
+            "seconds": self.seconds,
+        }
+
+
+def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
+    """Settings of a method in the demo; a method without an entry runs with its own defaults."""
+    # Runs of this length end before a compiler would have paid for itself.
+    training: dict[str, Any] = {"steps": 150 if quick else 1500, "compile": False}
+    # Randomised members spread over the posterior. Started alike and drawn to one prior centre, they would mostly agree.
+    spread = {"members": 10, "anchored": True, "init": "prior"}
+    return {"mle": training, "map": training, "ensemble": training | spread}.get(method, {})
+
+
+def check_methods(names: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of methods to run, each once; None means all. An unknown one is refused."""
+    known = registry.METHODS
+    if names is None:
+        return tuple(known)
+    for name in names:
+        if name not in known:
+            raise InputError("methods", f"found {name!r}", f"Known methods are {', '.join(known)}")
+    if not names:
+        raise InputError("methods", "found none", f"Name one or more of {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
+
+
+def run_demo(
+    methods: Sequence[str] | None = None, *, seed: int = 0, quick: bool = False, progress: Progress | None = None
+) -> DemoResult:
+    """Fits every method to every task and measures it.
+
+    Args:
+        methods: names in METHODS; None runs them all.
+        seed: of the data splits, the networks' starts and the methods.
+        quick: a tenth of the training steps: figures are worse, the page is complete. For trying things out.
+        progress: called as progress(what comes next, fits done, fits in all).
+    """
+    names = check_methods(methods)
+    check_seed(seed)
+    settings = {name: demo_settings(name, quick=quick) for name in names}
+    fitters = {name: registry.METHODS[name](**settings[name]) for name in names}  # refuses bad settings before any work
+    sets = {task: _load(task, seed) for task in TASKS}
+    result = DemoResult(seed, quick, names, settings, sets, *({task: {} for task in TASKS} for _ in range(3)))
+    total = len(TASKS) * len(names)
+    for done, (task, name) in enumerate((task, name) for task in TASKS for name in names):
+        if progress is not None:
+            progress(f"{task}: {name}", done, total)
+        started = time.perf_counter()
+        posterior = fitters[name].fit(_problem(task, sets[task], seed), seed=seed, progress=False)
+        result.seconds[task][name] = round(time.perf_counter() - started, 3)
+        result.posteriors[task][name] = posterior
+        result.figures[task][name] = _measure(task, sets[task], posterior, seed)
+    if progress is not None:
+        progress("done", total, total)
+    return result
+
+
+def _load(task: str, seed: int) -> data.DataSet | data.Toy:
+    if task in data.EMBEDDED:
+        return data.embedded(task, seed=seed)
+    toy: data.Toy = getattr(data, task)(seed=seed)
+    return toy
+
+
+def _problem(task: str, known: data.DataSet | data.Toy, seed: int) -> Problem:
+    """The task as every method gets it: one hidden layer, fan-in prior; noise learned on real data, known on the toy."""
+    x, y = (known.x_train, known.y_train) if isinstance(known, data.DataSet) else (known.x, known.y)
+    with global_stream(seed, "demo network"):
+        net = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, 1))
+    likelihood: Likelihood = Bernoulli()
+    if known.task == "regression":
+        likelihood = Gaussian(getattr(known, "noise", None) or "learned")
+    return Problem(net, data=(x, y), likelihood=likelihood, prior=Normal(PRIOR_SCALE[task], fan_in=True))
+
+
+def _measure(task: str, known: data.DataSet | data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
+    if isinstance(known, data.Toy):
+        return _in_gap(known, posterior) if known.gap else _at_star(known, posterior)
+    figures = evaluation.evaluate(posterior.predict(known.x_test), known.y_test, seed=seed)
+    if known.task == "regression":  # back to the units of the data set
+        figures = {
+            key: value * known.y_std if key in ("rmse", "crps", "width") else value for key, value in figures.items()
+        }
+        figures["log_density"] -= math.log(known.y_std)
+    return figures
+
+
+def _in_gap(toy: data.Toy, posterior: Posterior) -> dict[str, float]:
+    """How doubt (epistemic deviation) and error compare between the data and the gap in them."""
+    assert toy.gap is not None
+    grid = posterior.predict(toy.grid)
+    inside = ((toy.grid > toy.gap[0]) & (toy.grid < toy.gap[1])).flatten()
+    doubt, spread = grid.epistemic.sqrt().flatten(), grid.std.flatten()
+    return {
+        "epistemic_on_data": float(posterior.predict(toy.x).epistemic.sqrt().mean()),
+        "epistemic_in_gap": float(doubt[inside].mean()),
+        "total_in_gap": float(spread[inside].mean()),
+        "error_in_gap": float((grid.mean - toy.truth).abs().flatten()[inside].mean()),
+    }
+
+
+def _at_star(toy: data.Toy, posterior: Posterior) -> dict[str, float]:
+    """The probability of class 1 at the far-away star, and the nats of uncertainty there."""
+    assert toy.star is not None
+    star = posterior.predict(toy.star)
+    return {
+        "probability_at_star": float(star.probabilities[..., 1]),
+        "total_at_star": float(star.total),
+        "epistemic_at_star": float(star.epistemic),
+        "log_density_on_data": float(posterior.predict(toy.x).log_prob(toy.y).double().mean()),
+    }

@@ -1,0 +1,280 @@
+"""The page of `credibly demo`: its pictures, and its sentences, each written from the numbers of the run."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from credibly import metrics, plot
+from credibly.methods import METHODS
+from credibly.report.page import Column, Page, Section, Table
+from credibly.report.pictures import Picture, picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from credibly.data import DataSet, Toy
+    from credibly.demo import DemoResult
+    from credibly.predictive import Predictive
+
+LEVEL = 0.9
+
+
+def demo_page(result: DemoResult) -> Page:
+    """The report on a demo run."""
+    lead = (
+        "The same network, prior and data, fitted by different methods. A point estimate keeps one set of weights; a Bayesian "
+        "method averages over many, and so can say where it does not know. Each part tells what to look at, then what this "
+        "run shows."
+    )
+    steps = "a short run (--quick), so that figures are worse than need be" if result.quick else "a full run"
+    footer = f"credibly demo, seed {result.seed}, {steps}. The same figures are in results.json beside this page."
+    parts = (_methods(result), _diabetes(result), _cancer(result), _gap(result), _star(result))
+    return Page("What the methods know, and what they know they do not", lead, parts, footer)
+
+
+def summary(method: str) -> str:
+    """A method in one line: the first line of its class's docstring."""
+    return (inspect.getdoc(METHODS[method]) or "").partition("\n")[0].rstrip(".")
+
+
+def _methods(result: DemoResult) -> Section:
+    rows = []
+    for name in result.methods:
+        settings = ", ".join(f"{key}={value}" for key, value in result.settings[name].items()) or "its defaults"
+        draws = result.posteriors["gap_regression"][name].predict(result.data["gap_regression"].x[:1]).draws
+        seconds = sum(times[name] for times in result.seconds.values())
+        rows.append((name, summary(name), draws, settings, seconds))
+    columns = (Column("Method"), Column("What it is"), Column("Draws"), Column("Settings"), Column("Seconds", digits=1))
+    text = (
+        "Draws are the sets of weights a prediction averages over; with one there is nothing to disagree, so its epistemic "
+        "uncertainty is exactly zero. Seconds are for all four fits together."
+    )
+    return Section("The methods", (text,), Table(columns, tuple(rows)))
+
+
+# -- real data
+
+
+def _diabetes(result: DemoResult) -> Section:
+    known: DataSet = result.data["diabetes"]
+    figures = result.figures["diabetes"]
+    predictions = {name: p.predict(known.x_test) for name, p in result.posteriors["diabetes"].items()}
+    n = len(known.y_test)
+    error = metrics.coverage_standard_error(LEVEL, n)
+    columns = (
+        Column("Method"),
+        Column("RMSE", "low", 2, "typical error of the mean, in points of the disease score"),
+        Column("CRPS", "low", 2, "error of the whole predicted distribution, in the same points"),
+        Column(
+            "Log density",
+            "high",
+            3,
+            "how probable the observed values were, in nats a row: one figure for mean and width together",
+        ),
+        Column("Coverage", LEVEL, 3, f"share of test values inside their 90 % interval: right is near {LEVEL}"),
+        Column("Width", None, 1, "mean width of that interval: narrow is good only where the coverage is right"),
+    )
+    keys = ("rmse", "crps", "log_density", "coverage", "width")
+    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
+
+    def paint(ax: Axes) -> None:
+        for name, predictive in predictions.items():
+            plot.coverage_curve(predictive, known.y_test, label=name, ax=ax)
+
+    observed = ", ".join(f"{name} {figures[name]['coverage']:.2f}" for name in result.methods)
+    curve = picture(
+        "coverage", paint, title="Do intervals hold what they promise?", size=(5.6, 4.2),
+        alt=f"Observed against promised coverage of intervals. At level {LEVEL}: {observed}.",
+        caption=f"A curve below the line belongs to intervals that are too narrow. At the 90 % level: {observed}.",
+    )  # fmt: skip
+    text = (
+        f"{known.description}: one year's progression of the disease from {known.n_features} measurements; "
+        f"{len(known.y_train)} patients to learn from, {n} to test on, none of them seen in training.",
+        f"Look at coverage first: an interval that promises 90 % and holds less is overconfident. With {n} test rows, "
+        f"{LEVEL - 2 * error:.2f} to {LEVEL + 2 * error:.2f} cannot be told from {LEVEL}. Then at log density, which "
+        "punishes both a wrong mean and a wrong width.",
+    )
+    said = [_coverage_sentence(name, figures[name]["coverage"], error) for name in result.methods]
+    findings = (*_ranking(predictions, known), *said)
+    return Section("Real data: diabetes (regression)", text, Table(columns, rows), (curve,), findings)
+
+
+def _cancer(result: DemoResult) -> Section:
+    known: DataSet = result.data["breast_cancer"]
+    figures = result.figures["breast_cancer"]
+    predictions = {name: p.predict(known.x_test) for name, p in result.posteriors["breast_cancer"].items()}
+    columns = (
+        Column("Method"),
+        Column("Accuracy", "high", 3, "share of tumours put into the right class"),
+        Column("Log density", "high", 3, "how probable the observed classes were, in nats a row"),
+        Column("Brier", "low", 3, "squared error of the probabilities, from 0 to 2"),
+        Column("ECE", "low", 3, "mean distance between confidence and accuracy"),
+        Column("Coverage", None, 3, "share of test rows whose class is in the smallest set of classes that holds 90 %"),
+        Column("Set size", None, 2, "mean number of classes in that set: 1 is a decision, 2 an honest shrug"),
+    )
+    keys = ("accuracy", "log_density", "brier", "ece", "coverage", "set_size")
+    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
+    pictures, said = [], []
+    for name, predictive in predictions.items():
+        found = metrics.calibration(predictive.probabilities, known.y_test)
+        sure, right = float(predictive.probabilities.max(-1).values.double().mean()), figures[name]["accuracy"]
+        sentence = _confidence_sentence(name, sure, right, len(known.y_test))
+        pictures.append(
+            picture(
+                f"reliability-{name}",
+                lambda ax, found=found: plot.reliability(found, ax=ax),
+                title=name,
+                alt=f"Reliability diagram of {name}: mean confidence {sure:.3f}, accuracy {right:.3f}.",
+                caption=f"Mean confidence {sure:.3f}, accuracy {right:.3f}, expected calibration error {float(found.ece):.3f}.",
+            )  # fmt: skip
+        )
+        said.append(sentence)
+    text = (
+        f"{known.description}: benign or malignant from {known.n_features} measurements of cell nuclei; "
+        f"{len(known.y_train)} tumours to learn from, {len(known.y_test)} to test on.",
+        "Look at the diagrams: points on the dashed line mean that a confidence of 0.8 is right 8 times in 10; points below "
+        "it that the model is too sure, above it too cautious. The bars show how many rows each point rests on: few rows, "
+        "little evidence.",
+    )
+    findings = (*_ranking(predictions, known), *said)
+    return Section("Real data: breast cancer (two classes)", text, Table(columns, rows), tuple(pictures), findings)
+
+
+def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, ...]:
+    """Which method gave the test rows the highest density, and whether the lead over the next is more than noise."""
+    rows = {name: p.log_prob(known.y_test).double() for name, p in predictions.items()}
+    first, *others = sorted(rows, key=lambda name: -float(rows[name].mean()))
+    if not others:
+        return ()
+    gain = rows[first] - rows[others[0]]
+    mean, error = float(gain.mean()), float(gain.std()) / len(gain) ** 0.5
+    verdict = "more than chance would give" if mean > 2 * error else f"too little to call on {len(gain)} rows"
+    lead = f"Highest log density: {first}, ahead of {others[0]} by {mean:.3f} ± {2 * error:.3f} nats a row, {verdict}"
+    if len(others) == 1:
+        return (f"{lead}.",)
+    return (f"{lead}; {others[-1]} comes last, {float((rows[first] - rows[others[-1]]).mean()):.3f} behind.",)
+
+
+def _coverage_sentence(name: str, observed: float, error: float) -> str:
+    start = f"{name}: its 90 % intervals hold {observed:.1%} of the test values"
+    if observed < LEVEL - 2 * error:
+        return f"{start}, fewer than chance explains: overconfident."
+    if observed > LEVEL + 2 * error:
+        return f"{start}, more than chance explains: too cautious."
+    return f"{start}, within chance of what they promise."
+
+
+def _confidence_sentence(name: str, sure: float, right: float, n: int) -> str:
+    error = max(right * (1 - right) / n, 1 / n**2) ** 0.5
+    start = f"{name}: {sure:.1%} sure on average and {right:.1%} right"
+    if sure > right + 2 * error:
+        return f"{start}: too sure."
+    if sure < right - 2 * error:
+        return f"{start}: too cautious."
+    return f"{start}: the difference is within chance."
+
+
+# -- toys
+
+
+def _gap(result: DemoResult) -> Section:
+    toy: Toy = result.data["gap_regression"]
+    figures = result.figures["gap_regression"]
+    predictions = {name: p.predict(toy.grid) for name, p in result.posteriors["gap_regression"].items()}
+    limits = _shared_limits(toy, predictions)
+
+    def paint(ax: Axes, predictive: Predictive) -> None:
+        plot.bands(predictive, toy.grid, data=(toy.x, toy.y), truth=toy.truth, ax=ax)
+        ax.set(ylim=limits, xlim=(float(toy.grid.min()), float(toy.grid.max())))
+
+    pictures = tuple(
+        picture(
+            f"gap-{name}",
+            lambda ax, p=p: paint(ax, p),
+            title=name,
+            alt=f"Mean and credible bands of {name}. {_gap_sentence(name, figures[name])}",
+            caption=_gap_sentence(name, figures[name]),
+        )  # fmt: skip
+        for name, p in predictions.items()
+    )
+    low, high = toy.gap or (0.0, 0.0)
+    text = (
+        f"{len(toy.y)} points of a wave with noise of deviation {toy.noise:g}, and none between {low:g} and {high:g}. "
+        "Nobody can know what happens there.",
+        "Look at the strong orange band: the model's own doubt (epistemic uncertainty), which should be thin on the data and "
+        "wide in the gap and beyond. The light bands are intervals for a new observation, noise included.",
+    )
+    table = Table(
+        (
+            Column("Method"),
+            Column("Doubt on data", None, 3, "mean epistemic deviation at the data"),
+            Column("Doubt in gap", None, 3, "the same in the gap"),
+            Column(
+                "Error in gap", None, 3, "mean distance of the mean from the truth in the gap: doubt should be as large"
+            ),
+        ),
+        tuple(
+            (name, *(figures[name][f"{key}"] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap")))
+            for name in result.methods
+        ),
+    )
+    return Section("Toy: a gap in the data", text, table, pictures)
+
+
+def _gap_sentence(name: str, figures: dict[str, float]) -> str:
+    on, gap, error = (figures[key] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
+    if gap == 0:
+        return f"No doubt anywhere (epistemic deviation 0), while its mean is off by {error:.2f} in the gap."
+    change = "no wider than" if gap <= on else f"{gap / on:.1f} times" if on > 0 else "up from"
+    return f"Epistemic deviation in the gap {gap:.3f}, {change} the {on:.3f} on the data; its mean is off by {error:.2f} there."
+
+
+def _shared_limits(toy: Toy, predictions: dict[str, Predictive]) -> tuple[float, float]:
+    """One range of y for all panels: every interval, but at most twice the height of the data."""
+    low, high = float(toy.y.min()), float(toy.y.max())
+    reach = high - low
+    edges = [p.interval(LEVEL) for p in predictions.values()]
+    bottom, top = min(float(e[0].min()) for e in edges), max(float(e[1].max()) for e in edges)
+    return max(bottom, low - reach / 2) - 0.05 * reach, min(top, high + reach / 2) + 0.05 * reach
+
+
+def _star(result: DemoResult) -> Section:
+    toy: Toy = result.data["star_classification"]
+    figures = result.figures["star_classification"]
+    posteriors = result.posteriors["star_classification"]
+
+    def panel(name: str) -> Picture:
+        def paint(ax: Axes) -> None:
+            plot.decision(posteriors[name].predict, toy.grid, data=(toy.x, toy.y), marks=toy.star, ax=ax)
+
+        sentence = _star_sentence(figures[name])
+        alt = f"Probability of class 1 by {name}, two clusters and a star far above. {sentence}"
+        return picture(f"star-{name}", paint, title=name, alt=alt, caption=sentence)
+
+    text = (
+        f"{len(toy.y)} points in two clusters, and a star far from all of them. Close to the data the boundary is settled; at "
+        "the star, small changes of the boundary that the data allow turn one answer into the other.",
+        "Look at the number at the star: near 0 or 1 is a claim to know, near 0.5 is an admission not to. Where the colour "
+        "fades far from the data the method knows its limits.",
+    )
+    columns = (
+        Column("Method"),
+        Column("P(class 1) at star", None, 3, "the predicted probability there"),
+        Column("Uncertainty", None, 3, "entropy at the star in nats, from 0 to 0.693"),
+        Column("Epistemic part", None, 3, "how much of it is disagreement between the draws"),
+    )
+    keys = ("probability_at_star", "total_at_star", "epistemic_at_star")
+    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
+    return Section("Toy: a far-away star", text, Table(columns, rows), tuple(panel(name) for name in result.methods))
+
+
+def _star_sentence(figures: dict[str, float]) -> str:
+    p, total, doubt = (figures[key] for key in ("probability_at_star", "total_at_star", "epistemic_at_star"))
+    claim = "all but certain" if max(p, 1 - p) >= 0.95 else "undecided" if max(p, 1 - p) <= 0.7 else "leaning"
+    share = (
+        f"{doubt / total:.0%} of its uncertainty is epistemic"
+        if doubt > 0
+        else "with one set of weights, none of its uncertainty is epistemic"
+    )
+    return f"Class 1 has probability {p:.3f} at the star: {claim}; {share}."

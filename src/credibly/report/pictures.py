@@ -1,0 +1,89 @@
+"""Pictures for a page: matplotlib figures as SVG text that can stand inline beside others."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from credibly.errors import InputError
+from credibly.plot import INK, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIZE = (4.6, 3.5)  # inches; panels of a row are drawn apart, so that they wrap on a narrow screen
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An inline picture.
+
+    Attributes:
+        name: unique on its page; every id inside the SVG starts with it.
+        svg: the drawing, as `svg_of` gives it; it goes into the page as it is.
+        alt: what it shows, for those who cannot see it.
+        title: a short heading above it.
+        caption: the sentence below it.
+    """
+
+    name: str
+    svg: str
+    alt: str
+    title: str = ""
+    caption: str = ""
+
+
+def picture(
+    name: str,
+    paint: Callable[[Axes], Any],
+    *,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    size: tuple[float, float] = SIZE,
+) -> Picture:
+    """A picture that `paint` draws on an Axes it is given, such as `lambda ax: plot.reliability(p, y, ax=ax)`.
+
+    A legend it makes is moved below the axes, where it covers nothing.
+    """
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=size, layout="constrained")  # not pyplot's: nothing global to close afterwards
+        axes = figure.subplots()
+        paint(axes)
+        if axes.get_legend() is not None:
+            axes.get_legend().remove()
+            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, columnspacing=1.2)
+        return Picture(name, svg_of(figure, name), alt, title, caption)
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """The figure as an <svg> element for inline use; the same figure gives the same text.
+
+    Ids are prefixed, since an inline picture shares them with its page; the ink becomes the page's text colour; and the
+    parts that only a file of its own needs (prolog, metadata, a style sheet for everything, a fixed size) are dropped.
+    """
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name):
+        raise InputError("name", f"found {name!r}", "Pass a letter, then letters, digits, - and _")
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "svg.id": None}):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, dpi=110)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip()
+    text = re.sub(r"<style\b.*?</style>|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<defs>\s*</defs>\n?", "", text)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'(url\(#|href="#)', rf"\1{name}-", text)
+    text = text.replace(INK, "currentColor")
+    opening, rest = text.split(">", 1)
+    opening = re.sub(r'\s(width|height|version|xmlns(:xlink)?)="[^"]*"', "", opening)
+    # Old and new browsers alike take a plain href inside inline SVG; the prefix would need its own namespace.
+    return f'{opening} aria-hidden="true" focusable="false">{rest.replace("xlink:href=", "href=")}'

@@ -1,0 +1,126 @@
+"""Conformance: what every method in METHODS owes its users. A new method is one row here."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+
+import credibly as cr
+from conftest import mlp, randn
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
+
+# One row a method: settings that make it quick.
+QUICK = {
+    "mle": {"steps": 60},
+    "map": {"steps": 60},
+    "ensemble": {"members": 3, "steps": 60},
+}
+X, Y = randn(40, 3), randn(40, 3).sum(1) + 0.1 * randn(40, seed=1)
+TASKS = {
+    "regression": (lambda: mlp(3, 6, 1), Y, Gaussian(), (40,)),
+    "two targets": (lambda: mlp(3, 6, 2), torch.stack([Y, -Y], 1), Gaussian(0.3), (40, 2)),
+    "heteroscedastic": (lambda: mlp(3, 6, 2), Y, HeteroscedasticGaussian(), (40,)),
+    "binary": (lambda: mlp(3, 6, 1), (Y > 0).long(), Bernoulli(), (40,)),
+    "classes": (lambda: mlp(3, 6, 3), (Y > 0).long() + (Y > 1).long(), Categorical(), (40, 3)),
+    "counts": (lambda: mlp(3, 6, 1), Y.exp().round().clamp(max=9), Poisson(), (40,)),
+}
+
+
+def make(name, **kwargs):
+    return cr.METHODS[name](**{**QUICK[name], **kwargs})
+
+
+def problem(task="regression", **kwargs):
+    net, y, likelihood, _ = TASKS[task]
+    return cr.Problem(net(), data=(X, y), likelihood=likelihood, prior=cr.priors.Normal(), **kwargs)
+
+
+def test_every_method_has_a_row():
+    assert set(QUICK) == set(cr.METHODS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_fits_and_predicts(name, task):
+    _, y, _, shape = TASKS[task]
+    posterior = make(name).fit(problem(task), seed=0)
+    p = posterior.predict(X)
+    assert p.mean.shape == p.variance.shape == shape
+    assert p.log_prob(y).shape == (40,)
+    assert p.sample(5).shape == (5, *y.shape)
+    assert bool(torch.isfinite(p.log_prob(y)).all())
+    assert bool((p.aleatoric >= 0).all())
+    torch.testing.assert_close(p.total, p.aleatoric + p.epistemic)
+    chains, draws, dim = posterior.draws.shape
+    assert chains * draws >= 1
+    assert dim == posterior.layout.dim
+    assert posterior.sample(4, seed=1).shape == (4, dim)
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_fitting_helps(name):
+    """Better than the network it started from, by the density it is meant to follow."""
+    p = problem()
+    posterior = make(name, steps=400).fit(p, seed=0)
+    start = torch.cat([p.layout.read(p.layout.module), torch.tensor([-1.0])])
+    assert bool((p.log_density(posterior.draws[:, 0]) > p.log_density(start) + 10).all())
+    assert float((posterior.predict(X).mean - Y).square().mean()) < 0.5 * float(Y.var())
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_the_seed_decides(name):
+    a, b, c = (make(name, batch_size=8).fit(problem(), seed=s) for s in (4, 4, 5))
+    assert torch.equal(a.draws, b.draws)
+    assert not torch.equal(a.draws, c.draws)
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_saved_loaded_and_saved_by_fit(name, tmp_path):
+    posterior = make(name).fit(problem(), seed=0, out=tmp_path / "run")
+    loaded = cr.load(tmp_path / "run", mlp(3, 6, 1, seed=8))
+    assert torch.equal(loaded.predict(X).mean, posterior.predict(X).mean)
+    assert torch.equal(loaded.predict(X).log_prob(Y), posterior.predict(X).log_prob(Y))
+    assert loaded.record.method == name
+    with pytest.raises(cr.StoreError, match="out: .* exists already"):
+        make(name).fit(problem(), seed=0, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_float64_and_a_looped_plan(name):
+    double = cr.Problem(mlp(3, 6, 1), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal(), dtype=torch.float64)
+    batched = make(name).fit(double, seed=0)
+    assert batched.draws.dtype == torch.float64
+    looped = cr.Problem(
+        mlp(3, 6, 1), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal(), dtype=torch.float64, plan="looped"
+    )
+    torch.testing.assert_close(make(name).fit(looped, seed=0).draws, batched.draws, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_bad_arguments(name, tmp_path):
+    method = make(name)
+    with pytest.raises(cr.InputError, match="problem: found Linear"):
+        method.fit(torch.nn.Linear(1, 1), seed=0)
+    for seed in (-1, 1.5, True):
+        with pytest.raises(cr.InputError, match="seed: found"):
+            method.fit(problem(), seed=seed)
+    posterior = method.fit(problem(), seed=0)
+    with pytest.raises(cr.InputError, match=r"x: the network cannot take rows of x \(4,\)"):
+        posterior.predict(randn(5, 4))
+    with pytest.raises(cr.InputError, match="x: has 1 values that are NaN or infinite, the first at \\[2, 0\\]"):
+        posterior.predict(torch.where(torch.arange(5).unsqueeze(1) * 3 + torch.arange(3) == 6, torch.nan, 1.0))
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_settings_are_data(name):
+    """A method is a frozen dataclass with a docstring that a table can show, and its settings are kept in the record."""
+    cls = cr.METHODS[name]
+    assert cls.name == name
+    assert inspect.getdoc(cls)
+    method = make(name)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.lr = 1.0
+    settings = method.fit(problem(), seed=0).record.settings
+    assert settings["kind"] == f"methods.{cls.__name__}"
+    assert settings["steps"] == 60
