@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,6 +191,25 @@ def report(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@contextmanager
+def cold_compiler() -> Iterator[float]:
+    """A compiler cache of the block's own, so that compile times are cold ones; gives the seconds that torch takes to get ready.
+
+    Loading the compiler and its first use cost some seconds whoever is first, so a trivial function goes first.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            start = time.perf_counter()
+            torch.compile(lambda t: t.sin() + 1)(torch.zeros(8))
+            yield time.perf_counter() - start
+        finally:
+            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            if before is not None:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
 
 
 def show(rows: Sequence[Row], record: dict[str, Any], key: str = "rows") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def mlp(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for a, b in zip(sizes[:-1], sizes[1:]):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), activation()]
         return nn.Sequential(*layers[:-1]).to(dtype)
 

@@ -53,7 +53,7 @@ def assert_standardised(data: DataSet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "rows", "features", "classes"),
+    "name, task, rows, features, classes",
     [
         ("diabetes", "regression", 442, 10, None),
         ("digits", "multiclass", 1797, 64, 10),
@@ -129,7 +129,7 @@ def test_embedded_follows_its_seed_and_not_the_global_one(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "text"),
+    "name, arguments, text",
     [
         ("iris", {}, "name: found 'iris'. Pass one of diabetes, digits, breast_cancer, wine"),
         ("wine", {"test_fraction": 0}, "test_fraction: found 0"),
@@ -358,7 +358,7 @@ def test_uci_takes_integers_and_does_without_n_hidden(tmp_path: pathlib.Path) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    "changes, text",
     [
         ({"y": None, "test_idx": None}, r"it has no y, test_idx, only X, train_idx, n_hidden"),
         ({"X": np.ones(12)}, r"X has shape \(12,\) and type float64, not 2 axes of numbers"),

@@ -195,7 +195,7 @@ def test_monte_carlo_agrees_with_closed_form(name):
 
 
 @pytest.mark.parametrize(
-    ("p", "q"),
+    "p, q",
     [
         (mixture(), mixture((0.5, 0.5))),
         (td.Normal(0.0, 1.0), mixture()),  # the entropy is closed, the divergence is not
@@ -403,7 +403,7 @@ def test_bad_tables(name):
 
 
 @pytest.mark.parametrize(
-    ("call", "argument"),
+    "call, argument",
     [
         (lambda: kl_divergence(GOOD, T([0.2, 0.3, 0.5])), "q"),
         (lambda: kl_divergence(tables(3, 2), tables(4, 2)), "q"),

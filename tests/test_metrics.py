@@ -336,7 +336,7 @@ LABELLED = [m.accuracy, m.brier, m.log_score, m.negative_log_likelihood, m.calib
 
 @pytest.mark.parametrize("f", LABELLED)
 @pytest.mark.parametrize(
-    ("p", "y", "argument"),
+    "p, y, argument",
     [
         (P, T([0, 2]), "labels"),
         (P, T([-1, 0]), "labels"),
@@ -365,7 +365,7 @@ def test_nan_empty_and_lists_are_refused(f):
 
 
 @pytest.mark.parametrize(
-    ("call", "argument"),
+    "call, argument",
     [
         (lambda: m.rmse(V, T([math.inf, 0.0])), "y"),
         (lambda: m.coverage(V, V, T([0.1])), "y"),

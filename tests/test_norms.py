@@ -145,7 +145,7 @@ def test_replaced_network_is_not_refused(by: Any) -> None:
 
 
 @pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize(("kind", "shape"), LAYERS)
+@pytest.mark.parametrize("kind, shape", LAYERS)
 def test_frozen_equals_eval_mode(kind: Any, shape: tuple[int, ...], affine: bool) -> None:
     layer = scrambled(kind(8, affine=affine, track_running_stats=True).double())
     x = 3 + 2 * torch.randn(shape, generator=generator(1), dtype=torch.float64)
@@ -175,7 +175,7 @@ def test_frozen_keeps_digits_where_the_mean_is_large() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "count"),
+    "layer, count",
     [
         (nn.BatchNorm2d(16), 8),
         (nn.BatchNorm2d(12), 6),
@@ -362,7 +362,7 @@ def parametrized() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "by", "text"),
+    "make, by, text",
     [
         (lambda: nn.BatchNorm2d(4, track_running_stats=False), "frozen", r'no running statistics.*"group" or "frn"'),
         (lambda: Activated(4), "frozen", r"\(Activated\) has a forward of its own.*by hand"),

@@ -8,8 +8,9 @@ from scipy import stats
 
 import credibly as cr
 from conftest import mlp
+from credibly.flat_prior import bind
 from credibly.layout import Layout
-from credibly.priors import Laplace, Normal, ScaleMixture, StudentT, bind
+from credibly.priors import Laplace, Normal, ScaleMixture, StudentT
 
 PRIORS = [
     Normal(0.7, loc=0.3),

@@ -1,6 +1,7 @@
 """The training loop: rows that do not see one another, schedules, clipping, early stopping, and losses that blow up."""
 
 import io
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,8 @@ from conftest import mlp, randn
 from credibly.inputs import map_inputs
 from credibly.kernels.optimisers import SGD, Adam, clip_rows, learning_rates
 from credibly.likelihoods import Gaussian
-from credibly.methods.training import Batches, Training
+from credibly.methods.steps import Batches
+from credibly.methods.training import Training
 from credibly.progress import Progress
 
 f64 = torch.float64
@@ -91,7 +93,7 @@ def test_schedules():
     assert cosine[10] == pytest.approx(0.1)
     assert cosine[55] == pytest.approx(0.05)
     assert cosine[-1] < 1e-4
-    assert all(a >= b for a, b in zip(cosine[10:], cosine[11:]))
+    assert all(a >= b for a, b in itertools.pairwise(cosine[10:]))
     assert set(learning_rates("constant", 0.1, 5, 0)) == {0.1}
     assert learning_rates("linear", 1.0, 4, 0) == pytest.approx([1.0, 0.75, 0.5, 0.25])
 
@@ -235,9 +237,9 @@ def test_settings_that_do_not_fit_the_problem():
         cr.MAP(init=torch.zeros(1, 3)).fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match="init: found 'best'"):
         cr.MAP(init="best").fit(problem(), seed=0)
+    laplace = cr.Problem(mlp(3, 6, 1, dtype=f64), data=(X, Y), likelihood=Gaussian(0.2), prior=cr.priors.Laplace())
     with pytest.raises(cr.InputError, match="anchored: the prior is not Normal"):
-        p = cr.Problem(mlp(3, 6, 1, dtype=f64), data=(X, Y), likelihood=Gaussian(0.2), prior=cr.priors.Laplace())
-        cr.DeepEnsemble(anchored=True).fit(p, seed=0)
+        cr.DeepEnsemble(anchored=True).fit(laplace, seed=0)
     with pytest.raises(cr.InputError, match="members: found 0"):
         cr.DeepEnsemble(members=0)
     with pytest.raises(cr.InputError, match="steps: found 5 beside epochs=5"):

@@ -5,6 +5,7 @@ For each task all methods get the same network, likelihood, prior and data, so t
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,11 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     return {"mle": training, "map": training, "ensemble": training | spread}.get(method, {})
 
 
+def summary(method: str) -> str:
+    """A method in one line: the first line of its class's docstring."""
+    return (inspect.getdoc(registry.METHODS[method]) or "").partition("\n")[0].rstrip(".")
+
+
 def check_methods(names: Sequence[str] | None) -> tuple[str, ...]:
     """The names of methods to run, each once; None means all. An unknown one is refused."""
     known = registry.METHODS
@@ -115,7 +121,9 @@ def run_demo(
     settings = {name: demo_settings(name, quick=quick) for name in names}
     fitters = {name: registry.METHODS[name](**settings[name]) for name in names}  # refuses bad settings before any work
     sets = {task: _load(task, seed) for task in TASKS}
-    result = DemoResult(seed, quick, names, settings, sets, *({task: {} for task in TASKS} for _ in range(3)))
+    result = DemoResult(
+        seed, quick, names, settings, sets, posteriors=_by_task(), figures=_by_task(), seconds=_by_task()
+    )
     total = len(TASKS) * len(names)
     for done, (task, name) in enumerate((task, name) for task in TASKS for name in names):
         if progress is not None:
@@ -128,6 +136,10 @@ def run_demo(
     if progress is not None:
         progress("done", total, total)
     return result
+
+
+def _by_task() -> dict[str, dict[str, Any]]:
+    return {task: {} for task in TASKS}
 
 
 def _load(task: str, seed: int) -> data.DataSet | data.Toy:

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = npt.NDArray[Any]
+Look = dict[str, Any]
 
 INK = "#7e7e7e"  # text and axes: about the same contrast on white and on black
 BLUE, ORANGE, GREEN = "#3a86c8", "#e0801f", "#2f9e77"
 PALETTE = (BLUE, ORANGE, GREEN, "#b565a7", "#b8941f", "#7a6fd0", "#c8553d", "#5aa9b8")
+DARK = "#222222"  # ink on the coloured surface, which is light everywhere
+BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 
 
@@ -35,8 +38,8 @@ def style() -> AbstractContextManager[None]:
     import matplotlib as mpl
     from cycler import cycler
 
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    settings = dict.fromkeys(inked, INK) | {
+    settings: Any = {
+        **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",
@@ -84,9 +87,10 @@ def bands(
     mean = _column("predictive", predictive.mean)[order]
     doubt = np.sqrt(_column("predictive", predictive.epistemic)[order])
     axes = _axes(ax)
-    for level in sorted(levels, reverse=True):
+    for i, level in enumerate(sorted(levels, reverse=True)):
         lower, upper = (_column("predictive", edge)[order] for edge in predictive.interval(level))
-        axes.fill_between(at, lower, upper, color=BLUE, alpha=0.28, linewidth=0, label=f"{level:.0%} interval of y")
+        look: Look = {"color": BLUE, "alpha": min(0.22 + 0.18 * i, 0.9), "linewidth": 0}
+        axes.fill_between(at, lower, upper, label=f"{level:.0%} interval of y", **look)
     if doubt.any():
         label = "epistemic part, ± 1 sd"
         axes.fill_between(at, mean - doubt, mean + doubt, color=ORANGE, alpha=0.6, linewidth=0, label=label)
@@ -139,22 +143,25 @@ def decision(
     colours = LinearSegmentedColormap.from_list("orange to blue", [ORANGE, "#f5f2ec", BLUE])
     # A picture of cells, not of polygons: small in an SVG, and its array is exactly the probabilities.
     image = axes.imshow(surface.T, cmap=colours, vmin=0, vmax=1, origin="lower", extent=extent, aspect="auto")
-    axes.contour(x1, x2, surface.T, levels=[0.5], colors="#222222", linewidths=1.2)
+    if surface.min() < 0.5 < surface.max():
+        axes.contour(x1, x2, surface.T, levels=[0.5], colors=DARK, linewidths=1.2)
     if data is not None:
         x, labels = _pairs("data", data[0]), _column("data", data[1])
         for label, colour, marker in ((0, "#8a4300", "o"), (1, "#0b4a86", "^")):
-            rows = x[labels == label]
-            look = {"s": 26, "color": colour, "marker": marker, "edgecolors": "white", "linewidths": 0.6, "zorder": 3}
-            axes.scatter(rows[:, 0], rows[:, 1], label=f"class {label}", **look)
-    if marks is not None:
+            at = x[labels == label].T
+            edge: Look = {"edgecolors": "white", "linewidths": 0.6, "zorder": 3}
+            axes.scatter(at[0], at[1], s=26, color=colour, marker=marker, label=f"class {label}", **edge)
+    if marks is not None and callable(predict):
         stars = _pairs("marks", marks)
-        for star, p in zip(stars, _of_class_1(predict(torch.as_tensor(stars, dtype=torch.float32)), len(stars))):
-            axes.scatter(*star, s=150, color="#222222", marker="*", edgecolors="white", linewidths=0.8, zorder=4)
-            left = star[0] > (extent[0] + extent[1]) / 2
-            box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
-            place = {"xytext": (-11 if left else 11, 0), "textcoords": "offset points", "zorder": 5}
-            sides = {"ha": "right" if left else "left", "va": "center", "fontsize": "small"}
-            axes.annotate(f"P(1) = {p:.2f}", star, color="#222222", bbox=box, **place, **sides)
+        values = _of_class_1(predict(torch.as_tensor(stars, dtype=torch.float32)), len(stars))
+        axes.scatter(
+            stars[:, 0], stars[:, 1], s=150, color=DARK, marker="*", edgecolors="white", linewidths=0.8, zorder=4
+        )
+        for star, p in zip(stars, values):
+            side = -1 if star[0] > (extent[0] + extent[1]) / 2 else 1  # towards the middle, so that it stays inside
+            look: Look = {"bbox": BOX, "color": DARK, "va": "center", "fontsize": "small", "zorder": 5}
+            look |= {"xytext": (11 * side, 0), "textcoords": "offset points", "ha": "left" if side > 0 else "right"}
+            axes.annotate(f"P(1) = {p:.2f}", star, **look)
     if colorbar:
         axes.figure.colorbar(image, ax=axes, label="probability of class 1")
     axes.set(xlabel="x1", ylabel="x2", xlim=extent[:2], ylim=extent[2:])
@@ -184,11 +191,12 @@ def reliability(
     low = float(edges[:-1][used][0])
     axes.plot([low, 1], [low, 1], color=_ink(axes), linestyle="--", linewidth=1, label="calibrated")
     axes.vlines(confidence[used], confidence[used], right[used], color=BLUE, linewidth=1)
-    axes.plot(confidence[used], right[used], color=BLUE, linestyle="none", marker="o", markersize=5, label="observed")
+    dots: Look = {"linestyle": "none", "marker": "o", "markersize": 5, "clip_on": False, "zorder": 3}
+    axes.plot(confidence[used], right[used], color=BLUE, label="observed", **dots)
     for edge, step, n in zip(edges[:-1][used], np.diff(edges)[used], count[used]):
         share = n / count.sum()
         spot = (edge + step / 2, share if share < 0.5 else 0.0)  # a tall bar would push its number into the curve
-        look = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": "x-small", "color": _ink(axes)}
+        look: Look = {"xytext": (0, 2), "textcoords": "offset points", "fontsize": "x-small", "color": _ink(axes)}
         axes.annotate(f"{n:.0f}", spot, ha="center", va="bottom", **look)
     axes.set(xlabel="confidence in the top label", ylabel="share that is right", xlim=(low, 1.02), ylim=(0, 1.05))
     return _legend(axes)
@@ -230,7 +238,14 @@ def predicted_observed(predictive: Predictive, y: Any, *, level: float = 0.9, ax
     axes = _axes(ax)
     for rows, colour, what in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
         reach = np.stack([mean - lower, upper - mean])[:, rows].clip(min=0)
-        look = {"fmt": "o", "markersize": 3.5, "elinewidth": 0.7, "ecolor": colour, "color": colour, "alpha": 0.75}
+        look: Look = {
+            "fmt": "o",
+            "markersize": 3.5,
+            "elinewidth": 0.7,
+            "ecolor": colour,
+            "color": colour,
+            "alpha": 0.75,
+        }
         label = f"{what} the {level:.0%} interval ({rows.mean():.0%})"
         axes.errorbar(seen[rows], mean[rows], yerr=reach, label=label, **look)
     ends = [min(seen.min(), mean.min()), max(seen.max(), mean.max())]
@@ -241,12 +256,12 @@ def predicted_observed(predictive: Predictive, y: Any, *, level: float = 0.9, ax
 
 def uncertainty_parts(predictive: Predictive, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """Aleatoric against epistemic uncertainty, a point for each prediction: deviations, or nats for labels."""
-    parts = [_array(part).ravel() for part in (predictive.aleatoric, predictive.epistemic)]
+    noise, doubt = _array(predictive.aleatoric).ravel(), _array(predictive.epistemic).ravel()
     unit = "nats"
     if predictive.likelihood.ordered:
-        parts, unit = [np.sqrt(part) for part in parts], "sd"
+        noise, doubt, unit = np.sqrt(noise), np.sqrt(doubt), "sd"
     axes = _axes(ax)
-    axes.scatter(*parts, s=14, alpha=0.7, linewidths=0, label=label)
+    axes.scatter(noise, doubt, s=14, alpha=0.7, linewidths=0, label=label)
     axes.set(xlabel=f"aleatoric ({unit}): noise in y", ylabel=f"epistemic ({unit}): doubt about the model")
     axes.set_ylim(bottom=0)
     return _legend(axes) if label else axes

@@ -1,22 +1,19 @@
-"""Priors on parameters: elementwise families, groups by name pattern, fan-in scaling; and the one prior of a flat vector.
+"""Priors on parameters: small immutable descriptions of an elementwise density, with its sampler.
 
-A prior here is a small immutable description. `bind` turns it, or a mapping from name patterns to priors, into a
-`BoundPrior`: the normalised log density of the whole flat vector, (C, D) -> (C,), with its sampler.
+A `Problem` takes one of them, or a mapping from name patterns to them; `credibly.flat_prior.bind` makes that the prior of
+the whole flat vector.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.layout import Layout
 
 Shrink = Tensor | float
 
@@ -200,119 +197,6 @@ class ScaleMixture(Prior):
 
 
 PRIORS: dict[str, type[Prior]] = {c.__name__: c for c in (Normal, Laplace, StudentT, ScaleMixture)}
-
-
-@dataclass(frozen=True)
-class _Segment:
-    start: int
-    stop: int
-    prior: Prior
-    shrink: Shrink
-
-
-class BoundPrior:
-    """The prior of a whole flat vector: a few contiguous segments, each of one family."""
-
-    def __init__(self, segments: list[_Segment], dim: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.segments = tuple(segments)
-        self.dim = dim
-        self.device = device
-        self.dtype = dtype
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        """Normalised log density: (C, D) -> (C,)."""
-        if len(self.segments) == 1:
-            return self.segments[0].prior.log_prob(theta, self.segments[0].shrink).sum(-1)
-        parts = [s.prior.log_prob(theta[..., s.start : s.stop], s.shrink).sum(-1) for s in self.segments]
-        return torch.stack(parts).sum(0)
-
-    def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, D)."""
-        parts = [
-            s.prior.sample((count, s.stop - s.start), generator, dtype=self.dtype, shrink=s.shrink)
-            for s in self.segments
-        ]
-        return torch.cat(parts, -1)
-
-    @property
-    def std(self) -> Tensor:
-        """Standard deviation of every coordinate, (D,)."""
-        ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
-        return torch.cat([ones[s.start : s.stop] * s.prior.std * s.shrink for s in self.segments])
-
-    @property
-    def loc(self) -> Tensor:
-        """Centre of every coordinate, (D,)."""
-        ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
-        return torch.cat([ones[s.start : s.stop] * s.prior.centre for s in self.segments])
-
-    @property
-    def is_normal(self) -> bool:
-        """Whether every coordinate has a normal prior."""
-        return all(isinstance(s.prior, Normal) for s in self.segments)
-
-
-def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str, Prior] | None = None) -> BoundPrior:
-    """The prior of a layout's flat vector.
-
-    Args:
-        prior: one prior for all, or {name pattern: prior}; the first pattern that matches a name decides.
-        layout: where each parameter lies.
-        extra: priors of the layout's extra tensors by name.
-    """
-    groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
-    for pattern, member in groups.items():
-        missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
-        if missing:
-            raise InputError(
-                "prior",
-                f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
-                "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own",
-            )
-    names = [e.name for e in layout.entries if e.name not in layout.extra]
-    used = set()
-    segments: list[_Segment] = []
-    for entry in layout.entries:
-        if entry.name in layout.extra:
-            chosen = (extra or {})[entry.name]
-        else:
-            chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
-            if chosen_pattern is None:
-                raise InputError(
-                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one for it, or "*" for the rest'
-                )
-            used.add(chosen_pattern)
-            chosen = groups[chosen_pattern]
-        shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
-        segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
-    unused = [p for p in groups if p not in used]
-    if unused and not (len(unused) == 1 and unused[0] == "*"):
-        raise InputError(
-            "prior",
-            f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
-            f"The names are {', '.join(names[:12])}",
-        )
-    return BoundPrior(_merge(segments, layout), layout.dim, layout.device, layout.dtype)
-
-
-def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
-    """Neighbours of the same prior become one segment; fan-in factors that differ become a vector."""
-    runs: list[list[_Segment]] = []
-    for segment in segments:
-        if runs and runs[-1][-1].prior == segment.prior:
-            runs[-1].append(segment)
-        else:
-            runs.append([segment])
-    merged = []
-    for run in runs:
-        shrinks = {float(s.shrink) for s in run}
-        shrink: Shrink = shrinks.pop()
-        if shrinks:
-            shrink = torch.cat([torch.full((s.stop - s.start,), float(s.shrink), dtype=layout.dtype) for s in run]).to(
-                layout.device
-            )
-        merged.append(_Segment(run[0].start, run[-1].stop, run[0].prior, shrink))
-    return merged
 
 
 def student_t_log_prob(z: Tensor, df: float) -> Tensor:

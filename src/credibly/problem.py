@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from credibly.errors import InputError
+from credibly.flat_prior import bind
 from credibly.forward import Forward, Plan
 from credibly.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.layout import Layout, Patterns
 from credibly.likelihoods import Likelihood
-from credibly.priors import Prior, bind, positive
+from credibly.priors import Prior, positive
 
 ACTIVATION_BUDGET = 2**28  # values that a full-batch pass may hold before it goes in micro-batches: 1 GiB in float32
 

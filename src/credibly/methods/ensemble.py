@@ -17,7 +17,8 @@ from torch import Tensor
 from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
 from credibly.methods.method import Method, fit_draws, initial
-from credibly.methods.training import Perturbation, Training, train
+from credibly.methods.steps import Perturbation
+from credibly.methods.training import Training, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
 from credibly.rng import stream

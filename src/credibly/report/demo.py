@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 from credibly import metrics, plot
-from credibly.methods import METHODS
-from credibly.report.page import Column, Page, Section, Table
+from credibly.demo import summary
+from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 
 if TYPE_CHECKING:
@@ -33,11 +32,6 @@ def demo_page(result: DemoResult) -> Page:
     return Page("What the methods know, and what they know they do not", lead, parts, footer)
 
 
-def summary(method: str) -> str:
-    """A method in one line: the first line of its class's docstring."""
-    return (inspect.getdoc(METHODS[method]) or "").partition("\n")[0].rstrip(".")
-
-
 def _methods(result: DemoResult) -> Section:
     rows = []
     for name in result.methods:
@@ -51,6 +45,12 @@ def _methods(result: DemoResult) -> Section:
         "uncertainty is exactly zero. Seconds are for all four fits together."
     )
     return Section("The methods", (text,), Table(columns, tuple(rows)))
+
+
+def _table(columns: tuple[Column, ...], figures: dict[str, dict[str, float]], keys: tuple[str, ...]) -> Table:
+    """A row for each method: its name, then its figures of those keys."""
+    rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in figures.items()]
+    return Table(columns, tuple(rows))
 
 
 # -- real data
@@ -72,11 +72,11 @@ def _diabetes(result: DemoResult) -> Section:
             3,
             "how probable the observed values were, in nats a row: one figure for mean and width together",
         ),
-        Column("Coverage", LEVEL, 3, f"share of test values inside their 90 % interval: right is near {LEVEL}"),
+        Column("Coverage", LEVEL, 3, f"share of test values inside their 90% interval: right is near {LEVEL}"),
         Column("Width", None, 1, "mean width of that interval: narrow is good only where the coverage is right"),
     )
     keys = ("rmse", "crps", "log_density", "coverage", "width")
-    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
+    table = _table(columns, figures, keys)
 
     def paint(ax: Axes) -> None:
         for name, predictive in predictions.items():
@@ -84,20 +84,20 @@ def _diabetes(result: DemoResult) -> Section:
 
     observed = ", ".join(f"{name} {figures[name]['coverage']:.2f}" for name in result.methods)
     curve = picture(
-        "coverage", paint, title="Do intervals hold what they promise?", size=(5.6, 4.2),
+        "coverage", paint, title="Do intervals hold what they promise?", size=(4.8, 3.9),
         alt=f"Observed against promised coverage of intervals. At level {LEVEL}: {observed}.",
-        caption=f"A curve below the line belongs to intervals that are too narrow. At the 90 % level: {observed}.",
+        caption=f"A curve below the line belongs to intervals that are too narrow. At the 90% level: {observed}.",
     )  # fmt: skip
     text = (
         f"{known.description}: one year's progression of the disease from {known.n_features} measurements; "
         f"{len(known.y_train)} patients to learn from, {n} to test on, none of them seen in training.",
-        f"Look at coverage first: an interval that promises 90 % and holds less is overconfident. With {n} test rows, "
+        f"Look at coverage first: an interval that promises 90% and holds less is overconfident. With {n} test rows, "
         f"{LEVEL - 2 * error:.2f} to {LEVEL + 2 * error:.2f} cannot be told from {LEVEL}. Then at log density, which "
         "punishes both a wrong mean and a wrong width.",
     )
     said = [_coverage_sentence(name, figures[name]["coverage"], error) for name in result.methods]
     findings = (*_ranking(predictions, known), *said)
-    return Section("Real data: diabetes (regression)", text, Table(columns, rows), (curve,), findings)
+    return Section("Real data: diabetes (regression)", text, table, (curve,), findings)
 
 
 def _cancer(result: DemoResult) -> Section:
@@ -110,26 +110,22 @@ def _cancer(result: DemoResult) -> Section:
         Column("Log density", "high", 3, "how probable the observed classes were, in nats a row"),
         Column("Brier", "low", 3, "squared error of the probabilities, from 0 to 2"),
         Column("ECE", "low", 3, "mean distance between confidence and accuracy"),
-        Column("Coverage", None, 3, "share of test rows whose class is in the smallest set of classes that holds 90 %"),
+        Column("Coverage", None, 3, "share of test rows whose class is in the smallest set of classes that holds 90%"),
         Column("Set size", None, 2, "mean number of classes in that set: 1 is a decision, 2 an honest shrug"),
     )
     keys = ("accuracy", "log_density", "brier", "ece", "coverage", "set_size")
-    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
-    pictures, said = [], []
-    for name, predictive in predictions.items():
-        found = metrics.calibration(predictive.probabilities, known.y_test)
-        sure, right = float(predictive.probabilities.max(-1).values.double().mean()), figures[name]["accuracy"]
-        sentence = _confidence_sentence(name, sure, right, len(known.y_test))
-        pictures.append(
-            picture(
-                f"reliability-{name}",
-                lambda ax, found=found: plot.reliability(found, ax=ax),
-                title=name,
-                alt=f"Reliability diagram of {name}: mean confidence {sure:.3f}, accuracy {right:.3f}.",
-                caption=f"Mean confidence {sure:.3f}, accuracy {right:.3f}, expected calibration error {float(found.ece):.3f}.",
-            )  # fmt: skip
+    table = _table(columns, figures, keys)
+    sure = {name: float(p.probabilities.max(-1).values.double().mean()) for name, p in predictions.items()}
+    right = {name: figures[name]["accuracy"] for name in result.methods}
+
+    def panel(name: str) -> Picture:
+        found = metrics.calibration(predictions[name].probabilities, known.y_test)
+        said = f"mean confidence {sure[name]:.3f}, accuracy {right[name]:.3f}, calibration error {float(found.ece):.3f}"
+        alt, caption = f"Reliability diagram of {name}: {said}.", f"{said.capitalize()}."
+        return picture(
+            f"reliability-{name}", lambda ax: plot.reliability(found, ax=ax), title=name, alt=alt, caption=caption
         )
-        said.append(sentence)
+
     text = (
         f"{known.description}: benign or malignant from {known.n_features} measurements of cell nuclei; "
         f"{len(known.y_train)} tumours to learn from, {len(known.y_test)} to test on.",
@@ -137,8 +133,10 @@ def _cancer(result: DemoResult) -> Section:
         "it that the model is too sure, above it too cautious. The bars show how many rows each point rests on: few rows, "
         "little evidence.",
     )
+    said = [_confidence_sentence(name, sure[name], right[name], len(known.y_test)) for name in result.methods]
+    pictures = tuple(panel(name) for name in result.methods)
     findings = (*_ranking(predictions, known), *said)
-    return Section("Real data: breast cancer (two classes)", text, Table(columns, rows), tuple(pictures), findings)
+    return Section("Real data: breast cancer (two classes)", text, table, pictures, findings)
 
 
 def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, ...]:
@@ -157,7 +155,7 @@ def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, .
 
 
 def _coverage_sentence(name: str, observed: float, error: float) -> str:
-    start = f"{name}: its 90 % intervals hold {observed:.1%} of the test values"
+    start = f"{name}: its 90% intervals hold {observed:.1%} of the test values"
     if observed < LEVEL - 2 * error:
         return f"{start}, fewer than chance explains: overconfident."
     if observed > LEVEL + 2 * error:
@@ -184,20 +182,15 @@ def _gap(result: DemoResult) -> Section:
     predictions = {name: p.predict(toy.grid) for name, p in result.posteriors["gap_regression"].items()}
     limits = _shared_limits(toy, predictions)
 
-    def paint(ax: Axes, predictive: Predictive) -> None:
-        plot.bands(predictive, toy.grid, data=(toy.x, toy.y), truth=toy.truth, ax=ax)
-        ax.set(ylim=limits, xlim=(float(toy.grid.min()), float(toy.grid.max())))
+    def panel(name: str) -> Picture:
+        def paint(ax: Axes) -> None:
+            plot.bands(predictions[name], toy.grid, data=(toy.x, toy.y), truth=toy.truth, ax=ax)
+            ax.set(ylim=limits, xlim=(float(toy.grid.min()), float(toy.grid.max())))
 
-    pictures = tuple(
-        picture(
-            f"gap-{name}",
-            lambda ax, p=p: paint(ax, p),
-            title=name,
-            alt=f"Mean and credible bands of {name}. {_gap_sentence(name, figures[name])}",
-            caption=_gap_sentence(name, figures[name]),
-        )  # fmt: skip
-        for name, p in predictions.items()
-    )
+        sentence = _gap_sentence(figures[name])
+        alt = f"Mean and credible bands of {name}. {sentence}"
+        return picture(f"gap-{name}", paint, title=name, alt=alt, caption=sentence)
+
     low, high = toy.gap or (0.0, 0.0)
     text = (
         f"{len(toy.y)} points of a wave with noise of deviation {toy.noise:g}, and none between {low:g} and {high:g}. "
@@ -205,24 +198,20 @@ def _gap(result: DemoResult) -> Section:
         "Look at the strong orange band: the model's own doubt (epistemic uncertainty), which should be thin on the data and "
         "wide in the gap and beyond. The light bands are intervals for a new observation, noise included.",
     )
-    table = Table(
-        (
-            Column("Method"),
-            Column("Doubt on data", None, 3, "mean epistemic deviation at the data"),
-            Column("Doubt in gap", None, 3, "the same in the gap"),
-            Column(
-                "Error in gap", None, 3, "mean distance of the mean from the truth in the gap: doubt should be as large"
-            ),
-        ),
-        tuple(
-            (name, *(figures[name][f"{key}"] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap")))
-            for name in result.methods
+    columns = (
+        Column("Method"),
+        Column("Doubt on data", None, 3, "mean epistemic deviation at the data"),
+        Column("Doubt in gap", None, 3, "the same in the gap"),
+        Column(
+            "Error in gap", None, 3, "mean distance of the mean from the truth in the gap, which doubt should allow for"
         ),
     )
+    table = _table(columns, figures, ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
+    pictures = tuple(panel(name) for name in result.methods)
     return Section("Toy: a gap in the data", text, table, pictures)
 
 
-def _gap_sentence(name: str, figures: dict[str, float]) -> str:
+def _gap_sentence(figures: dict[str, float]) -> str:
     on, gap, error = (figures[key] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
     if gap == 0:
         return f"No doubt anywhere (epistemic deviation 0), while its mean is off by {error:.2f} in the gap."
@@ -265,8 +254,8 @@ def _star(result: DemoResult) -> Section:
         Column("Epistemic part", None, 3, "how much of it is disagreement between the draws"),
     )
     keys = ("probability_at_star", "total_at_star", "epistemic_at_star")
-    rows = tuple((name, *(figures[name][key] for key in keys)) for name in result.methods)
-    return Section("Toy: a far-away star", text, Table(columns, rows), tuple(panel(name) for name in result.methods))
+    table = _table(columns, figures, keys)
+    return Section("Toy: a far-away star", text, table, tuple(panel(name) for name in result.methods))
 
 
 def _star_sentence(figures: dict[str, float]) -> str:

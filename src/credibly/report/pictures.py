@@ -56,8 +56,9 @@ def picture(
         figure = Figure(figsize=size, layout="constrained")  # not pyplot's: nothing global to close afterwards
         axes = figure.subplots()
         paint(axes)
-        if axes.get_legend() is not None:
-            axes.get_legend().remove()
+        legend = axes.get_legend()
+        if legend is not None:
+            legend.remove()
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, columnspacing=1.2)
         return Picture(name, svg_of(figure, name), alt, title, caption)
 

@@ -1,0 +1,30 @@
+"""Errors as one clear line: exit code 2 for what was asked, 1 for what went wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from credibly.errors import InputError, StoreError, TrainingError
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Turns the errors that a user can do something about into a line on standard error and an exit code."""
+    try:
+        yield
+    except InputError as error:
+        _end(str(error), 2)
+    except (StoreError, TrainingError) as error:
+        _end(str(error), 1)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _end(f"{error.strerror or error}{where}", 1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    typer.echo(f"credibly: {' '.join(message.split())}", err=True)
+    raise typer.Exit(code)

@@ -1,0 +1,189 @@
+"""Bad input: a clear error before any work, that names the argument, says what was found and what to do."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import credibly as cr
+from conftest import mlp, randn
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
+
+X, Y = randn(8, 3), randn(8, seed=1)
+LABELS = torch.arange(8) % 3
+
+
+def poke(tensor, value, *place):
+    tensor = tensor.clone()
+    tensor[place] = value
+    return tensor
+
+
+def build(net=None, data=(X, Y), likelihood=None, prior=None, **kwargs):
+    return cr.Problem(
+        net or mlp(3, 4, 1), data=data, likelihood=likelihood or Gaussian(), prior=prior or cr.priors.Normal(), **kwargs
+    )
+
+
+class Empty(Dataset):
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, i):
+        raise IndexError
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, 1))
+
+    def forward(self, x):
+        return (x @ self.w).sum()
+
+
+class Odd(Scalar):
+    def forward(self, x):
+        return {"answer": x @ self.w}
+
+
+MIXED = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1).double())
+NORMED = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+CASES = {
+    "NaN in x": (
+        {"data": (poke(X, math.nan, 2, 1), Y)},
+        r"x: has 1 values that are NaN or infinite, the first at \[2, 1\]\. Drop or impute",
+    ),
+    "infinity in x": ({"data": (poke(X, math.inf, 0, 0), Y)}, "x: has 1 values that are NaN or infinite"),
+    "NaN in a numpy array": ({"data": (poke(X, math.nan, 2, 1).numpy(), Y)}, "x: has 1 values"),
+    "NaN in y": (
+        {"data": (X, poke(Y, math.nan, 5))},
+        r"y: has 1 values that are NaN or infinite, the first at \[5, 0\]",
+    ),
+    "infinity in y": ({"data": (X, poke(Y, -math.inf, 5))}, "y: has 1 values"),
+    "lengths differ": ({"data": (X, Y[:7])}, "y: has 7 rows where x has 8"),
+    "inputs of a tuple differ": ({"data": ((X, X[:5]), Y)}, r"x\[1\]: has 5 rows where x\[0\] has 8"),
+    "labels out of range": (
+        {"net": mlp(3, 4, 2), "data": (X, LABELS), "likelihood": Categorical()},
+        "y: has labels from 0 to 2.*labels are 0 to 1",
+    ),
+    "negative label": (
+        {"net": mlp(3, 4, 3), "data": (X, LABELS - 1), "likelihood": Categorical()},
+        "y: has labels from -1 to 1",
+    ),
+    "labels not whole": (
+        {"net": mlp(3, 4, 3), "data": (X, LABELS + 0.5), "likelihood": Categorical()},
+        "not whole numbers, such as 0.5",
+    ),
+    "NaN label": (
+        {"net": mlp(3, 4, 3), "data": (X, poke(LABELS.float(), math.nan, 1)), "likelihood": Categorical()},
+        "not whole numbers, such as nan",
+    ),
+    "binary label 2": ({"data": (X, LABELS), "likelihood": Bernoulli()}, "y: has values other than 0 and 1"),
+    "negative count": ({"data": (X, LABELS - 1), "likelihood": Poisson()}, "y: has values that are no counts"),
+    "output width": ({"net": mlp(3, 4, 2)}, r"net: its output has shape \(rows, 2\)"),
+    "odd head": (
+        {"net": mlp(3, 4, 3), "likelihood": HeteroscedasticGaussian()},
+        "net: its output has 3 values a row. HeteroscedasticGaussian needs 2",
+    ),
+    "one class": ({"likelihood": Categorical(), "data": (X, LABELS)}, "two or more classes"),
+    "empty set": ({"data": (X[:0], Y[:0])}, "x: has no rows"),
+    "empty data set": ({"data": Empty()}, "data: the data set has no rows"),
+    "no parameters": ({"net": nn.Sequential(nn.ReLU())}, "net: has no parameters"),
+    "not a module": ({"net": lambda x: x}, "net: found function. Pass a torch.nn.Module"),
+    "pattern without match": (
+        {"random": "head.*"},
+        r"random: pattern 'head\.\*' matches no parameter. The names are 0.weight, 0.bias",
+    ),
+    "prior pattern without match": (
+        {"prior": {"head.*": cr.priors.Normal(), "*": cr.priors.Normal()}},
+        "prior: pattern",
+    ),
+    "BatchNorm": ({"net": NORMED}, "net: .*replace_batchnorm"),
+    "lazy": ({"net": nn.LazyLinear(1)}, "net: has lazy parameters"),
+    "temperature 0": ({"temperature": 0.0}, "temperature: found 0"),
+    "temperature negative": ({"temperature": cr.Tempering}, "temperature: found <class"),
+    "two dtypes": ({"net": MIXED}, "net: its parameters are on .*torch.float32.*torch.float64"),
+    "dtype mismatch": (
+        {"data": (X.double(), Y)},
+        "x: is torch.float64, the network torch.float32. Convert one of them, or pass dtype=",
+    ),
+    "wrong columns": ({"data": (X[:, :2], Y)}, r"x: the network cannot take rows of x \(2,\) float32"),
+    "integers": ({"data": (X.long(), Y)}, r"x: the network cannot take rows of x \(3,\) int64"),
+    "text": ({"data": (np.array([["a", "b", "c"]] * 8), Y)}, "x: holds values of type <U1. Encode text"),
+    "text column": (
+        {"data": (pd.DataFrame({"a": ["x"] * 8, "b": 1.0, "c": 2.0}), Y)},
+        "x: holds values of type object. Encode text",
+    ),
+    "not a pair": ({"data": X}, "data: found Tensor. Pass a pair"),
+    "no targets": ({"data": TensorDataset(X)}, "data: its items are not pairs"),
+    "no inputs": ({"data": ((), Y)}, "x: holds no tensor"),
+    "scalar y": ({"data": (X, 3.0)}, "y: has no rows where x has 8"),
+    "scalar output": ({"net": Scalar()}, r"net: gives output of shape \(\) for 2 rows"),
+    "no tensor out": ({"net": Odd()}, "net: its forward returned dict"),
+    "likelihood by name": (
+        {"likelihood": "gaussian"},
+        "likelihood: found 'gaussian'. Pass one of credibly.likelihoods",
+    ),
+    "prior by name": ({"prior": "normal"}, "prior: str for .* has no method"),
+    "plan": ({"plan": "fast"}, "plan: found 'fast'"),
+    "micro_batch": ({"micro_batch": 0}, "micro_batch: found 0"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_before_any_work(case):
+    kwargs, message = CASES[case]
+    with pytest.raises(cr.InputError, match=message):
+        build(**kwargs)
+
+
+def test_device_mismatch():
+    with pytest.raises(cr.InputError, match="x: is on meta, the network on cpu. Move one of them, or pass device="):
+        build(data=(X.to("meta"), Y))
+
+
+def test_asking_for_a_dtype_converts_everything():
+    problem = build(data=(X.double(), Y), dtype=torch.float64)
+    assert problem.x.dtype == problem.y.dtype == problem.layout.dtype == torch.float64
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(0, 4), y_rows=st.integers(0, 4), columns=st.integers(1, 4), targets=st.sampled_from([(), (1,), (2,)]),
+    x_dtype=st.sampled_from([np.float32, np.float64, np.int64, np.bool_, object]), bad=st.sampled_from([None, math.nan, math.inf]),
+)  # fmt: skip
+def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targets, x_dtype, bad):
+    """Whatever the arrays: either a density that is finite and right in shape, or an InputError that names x, y, net or data."""
+    x, y = np.ones((rows, columns)), np.zeros((y_rows, *targets))
+    if bad is not None and x.size:
+        x.flat[0] = bad
+    try:
+        with np.errstate(invalid="ignore"):
+            x = x.astype(x_dtype) if bad is None or x_dtype in (np.float32, np.float64) else x
+        problem, refusal = build(net=mlp(3, 4, 1), data=(x, y)), None
+    except cr.InputError as error:
+        problem, refusal = None, error
+    if refusal is not None:
+        assert refusal.argument.split("[")[0] in ("x", "y", "net")
+        assert str(refusal).startswith(refusal.argument)
+        assert refusal.advice
+        return
+    assert rows == y_rows >= 1
+    assert columns == 3
+    assert targets in ((), (1,))
+    assert bad is None
+    assert bool(torch.isfinite(problem.log_density(torch.zeros(2, problem.dim))).all())
+
+
+def test_a_wrong_theta_is_refused():
+    problem = build()
+    with pytest.raises(cr.InputError, match=r"theta: has shape \(2, 3\). Pass \(chains, 22\)"):
+        problem.log_density(torch.zeros(2, 3))
