@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -112,7 +113,7 @@ class TestBands:
             plot.bands(curve.predict(wave.grid), wave.grid[:5], ax=ax)
         with pytest.raises(cr.InputError, match="one column"):
             plot.bands(curve.predict(wave.grid), wave.grid.expand(-1, 2), ax=ax)
-        with pytest.raises(cr.InputError, match="decision or reliability"):
+        with pytest.raises(cr.InputError, match="decision and reliability"):
             plot.bands(labels.predict(star.x), star.x[:, 0], ax=ax)
 
 
@@ -255,7 +256,7 @@ class TestStyle:
         ax = plot.bands(curve.predict(wave.grid), wave.grid)
         assert ax.figure.get_facecolor()[3] == 0
         assert ax.xaxis.label.get_color() == plot.INK
-        assert ax.get_legend().get_texts()[0].get_color() == plot.INK
+        assert to_hex(ax.get_legend().get_texts()[0].get_color()) == plot.INK
         assert dict(mpl.rcParams) == before
         plt.close(ax.figure)
 
@@ -263,7 +264,7 @@ class TestStyle:
         with mpl.rc_context({"axes.labelcolor": "#123456"}):
             ax = Figure().subplots()
         plot.bands(curve.predict(wave.grid), wave.grid, truth=wave.truth, ax=ax)
-        assert ax.get_legend().get_texts()[0].get_color() == "#123456"
+        assert to_hex(ax.get_legend().get_texts()[0].get_color()) == "#123456"
 
     def test_the_ink_reads_on_white_and_on_black(self):
         channel = int(plot.INK[1:3], 16) / 255

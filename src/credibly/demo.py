@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -23,9 +23,6 @@ from credibly.priors import Normal
 from credibly.problem import Problem
 from credibly.rng import check_seed, global_stream
 from credibly.specs import to_spec
-
-if TYPE_CHECKING:
-    from credibly.report import Page
 
 TASKS = ("diabetes", "breast_cancer", "gap_regression", "star_classification")
 HIDDEN = 50
@@ -52,12 +49,6 @@ class DemoResult:
     posteriors: dict[str, dict[str, Posterior]]
     figures: dict[str, dict[str, dict[str, float]]]
     seconds: dict[str, dict[str, float]]
-
-    def page(self) -> Page:
-        """The report on it."""
-        from credibly.report.demo import demo_page
-
-        return demo_page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """All figures as plain JSON values; one that is not finite is None."""

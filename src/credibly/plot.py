@@ -76,9 +76,7 @@ def bands(
         legend: whether to explain the parts on the picture.
     """
     if not predictive.likelihood.ordered:
-        raise InputError(
-            "predictive", "is of labels", "Bands need real targets; use decision or reliability for labels"
-        )
+        raise InputError("predictive", "is of labels", "Bands need real targets; labels have decision and reliability")
     at = _column("x", x)
     if len(at) != len(predictive):
         raise InputError("x", f"has {len(at)} rows, the predictions {len(predictive)}", "Pass the x they were made at")
@@ -154,9 +152,7 @@ def decision(
     if marks is not None and callable(predict):
         stars = _pairs("marks", marks)
         values = _of_class_1(predict(torch.as_tensor(stars, dtype=torch.float32)), len(stars))
-        axes.scatter(
-            stars[:, 0], stars[:, 1], s=150, color=DARK, marker="*", edgecolors="white", linewidths=0.8, zorder=4
-        )
+        axes.scatter(*stars.T, s=150, color=DARK, marker="*", edgecolors="white", linewidths=0.8, zorder=4)
         for star, p in zip(stars, values):
             side = -1 if star[0] > (extent[0] + extent[1]) / 2 else 1  # towards the middle, so that it stays inside
             look: Look = {"bbox": BOX, "color": DARK, "va": "center", "fontsize": "small", "zorder": 5}
@@ -207,8 +203,8 @@ def coverage_curve(
 ) -> Axes:
     """Share of y inside the central interval of each level, against the level: below the line is overconfident.
 
-    The grey strip holds about 95 % of curves of a calibrated model with as many rows. Call again on the same Axes, with
-    `label`, to compare predictives.
+    At any one level, about 95 of 100 calibrated models with as many rows lie in the grey strip. Call again on the same
+    Axes, with `label`, to compare predictives.
     """
     at = np.arange(1, 20) / 20 if levels is None else _column("levels", levels)
     if not ((at > 0) & (at < 1)).all():
@@ -238,14 +234,7 @@ def predicted_observed(predictive: Predictive, y: Any, *, level: float = 0.9, ax
     axes = _axes(ax)
     for rows, colour, what in ((inside, BLUE, "inside"), (~inside, ORANGE, "outside")):
         reach = np.stack([mean - lower, upper - mean])[:, rows].clip(min=0)
-        look: Look = {
-            "fmt": "o",
-            "markersize": 3.5,
-            "elinewidth": 0.7,
-            "ecolor": colour,
-            "color": colour,
-            "alpha": 0.75,
-        }
+        look: Look = {"fmt": "o", "markersize": 3.5, "elinewidth": 0.7, "color": colour, "alpha": 0.75}
         label = f"{what} the {level:.0%} interval ({rows.mean():.0%})"
         axes.errorbar(seen[rows], mean[rows], yerr=reach, label=label, **look)
     ends = [min(seen.min(), mean.min()), max(seen.max(), mean.max())]
@@ -322,14 +311,12 @@ def _legend(axes: Axes) -> Axes:
 
 
 def _array(value: Any) -> Array:
-    tensor = value.detach().cpu().double() if isinstance(value, Tensor) else value
-    return np.asarray(tensor, dtype=np.float64)
+    return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
 
 
 def _column(name: str, value: Any) -> Array:
     array = _array(value)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.ndim != 1:
         raise InputError(name, f"has shape {array.shape}", "This picture needs one column, (N,) or (N, 1)")
     return array

@@ -54,14 +54,14 @@ def run(
     with plainly():
         _check_folder(out, force)
         from credibly.demo import check_methods, run_demo
-        from credibly.report import write
+        from credibly.report import demo_page, write
 
         # Unknown names are refused before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])
         with _staged(out) as folder:
             with _progress(quiet) as report:
                 result = run_demo(names, seed=seed, quick=quick, progress=report)
-            write(result.page(), folder / "index.html")
+            write(demo_page(result), folder / "index.html")
             (folder / "results.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
         page = out / "index.html"
         if not quiet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from credibly import metrics, plot
-from credibly.demo import summary
+from credibly.demo import DemoResult, summary
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from credibly.data import DataSet, Toy
-    from credibly.demo import DemoResult
     from credibly.predictive import Predictive
 
 LEVEL = 0.9
