@@ -1,6 +1,6 @@
 """Training steps of deep ensembles against plain torch.
 
-    python -m benchmarks.ensemble                 # about four minutes
+    python -m benchmarks.ensemble                 # about three minutes
     python -m benchmarks.ensemble --json out.json
 
 The baseline is the training loop that anybody would write for one member: a fresh permutation every epoch, a gather of the

@@ -15,6 +15,7 @@ from credibly.likelihoods import Gaussian
 from credibly.methods.steps import Batches
 from credibly.methods.training import Training
 from credibly.progress import Progress
+from credibly.rng import stream
 
 f64 = torch.float64
 X, Y = randn(50, 3, dtype=f64), randn(50, 3, dtype=f64).sum(1) + 0.1 * randn(50, seed=1, dtype=f64)
@@ -132,14 +133,14 @@ def test_early_stopping_keeps_the_best_on_held_out_rows():
     scores = torch.tensor(history["validation"])
     best = scores.max(0).values
     assert bool((best > scores[-1]).any())
-    order = torch.randperm(40, generator=cr.rng.stream(0, "validation split"))[:10].sort().values
+    order = torch.randperm(40, generator=stream(0, "validation split"))[:10].sort().values
     kept = p.subset(order).log_likelihood_rows(posterior.draws[:, 0], p.x[order], p.y[order]).mean(1)
     torch.testing.assert_close(kept, best, rtol=1e-4, atol=1e-4)
 
 
 def test_held_out_rows_do_not_touch_the_parameters():
     p, changed = problem(), problem()
-    order = torch.randperm(50, generator=cr.rng.stream(0, "validation split"))[:10]
+    order = torch.randperm(50, generator=stream(0, "validation split"))[:10]
     changed.y = changed.y.clone()
     changed.y[order] += 100.0
     options = {"steps": 30, "validation": 0.2, "patience": 1000, "batch_size": 8}

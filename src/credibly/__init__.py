@@ -10,18 +10,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from credibly import likelihoods, priors
-from credibly.errors import InputError, StoreError, TrainingError
-from credibly.layout import Layout
-from credibly.methods import MAP, METHODS, MLE, DeepEnsemble
-from credibly.norms import replace_batchnorm
-from credibly.posterior import DrawsPosterior, Posterior
-from credibly.predictive import Predictive
-from credibly.problem import Problem, Tempering
-from credibly.store import load
-
 if TYPE_CHECKING:
-    from credibly import data, evaluation, information, metrics, plot
+    from credibly import data, evaluation, information, likelihoods, metrics, plot, priors
+    from credibly.errors import InputError, StoreError, TrainingError
+    from credibly.evaluation import evaluate
+    from credibly.layout import Layout
+    from credibly.methods import MAP, METHODS, MLE, DeepEnsemble
+    from credibly.norms import replace_batchnorm
+    from credibly.posterior import DrawsPosterior, Posterior
+    from credibly.predictive import Predictive
+    from credibly.problem import Problem, Tempering
+    from credibly.store import load
 
 __version__ = "0.1.0"
 
@@ -41,6 +40,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "data",
+    "evaluate",
     "evaluation",
     "information",
     "likelihoods",
@@ -51,11 +51,31 @@ __all__ = [
     "replace_batchnorm",
 ]
 
-_LAZY = ("data", "evaluation", "information", "metrics", "plot")
+# Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
+_HOMES = {
+    "credibly.errors": ("InputError", "StoreError", "TrainingError"),
+    "credibly.evaluation": ("evaluate",),
+    "credibly.layout": ("Layout",),
+    "credibly.methods": ("MAP", "METHODS", "MLE", "DeepEnsemble"),
+    "credibly.norms": ("replace_batchnorm",),
+    "credibly.posterior": ("DrawsPosterior", "Posterior"),
+    "credibly.predictive": ("Predictive",),
+    "credibly.problem": ("Problem", "Tempering"),
+    "credibly.store": ("load",),
+}
+_NAMES = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("data", "evaluation", "information", "likelihoods", "metrics", "plot", "priors")
 
 
 def __getattr__(name: str) -> Any:
-    # Modules that only some programs need, some of them with heavy imports of their own.
-    if name in _LAZY:
+    if name in _MODULES:
         return importlib.import_module(f"credibly.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'credibly' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

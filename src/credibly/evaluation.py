@@ -18,7 +18,8 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
 
     Every kind of y has `log_density` (mean log predictive density a row, higher is better) and `coverage` (share of targets
     inside the `level` interval, or inside the prediction set for labels; near `level` is right). Real targets and counts add
-    rmse, crps, width and calibration_error; labels add accuracy, brier, ece and the mean set size.
+    rmse, crps and width, real ones calibration_error as well (mean gap between nominal and observed frequencies); labels add
+    accuracy, brier, ece and the mean set size.
     """
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
@@ -31,11 +32,16 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
 def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict[str, float]:
     lower, upper = predictive.interval(level)
     samples = predictive.sample(SAMPLES, seed=seed)
+    # The distribution function at the targets is uniform where predictions are calibrated; for counts it is not even then.
+    calibration = {}
+    if predictive.likelihood.support == "real":
+        calibration["calibration_error"] = float(metrics.regression_calibration_error(predictive.cdf(y).flatten()))
     return {
         "rmse": float(metrics.rmse(predictive.mean, y)),
-        "crps": float(metrics.crps_from_samples(samples, y).mean()),
+        "crps": float(metrics.crps_from_samples(samples, y)),
         "coverage": float(metrics.coverage(lower, upper, y)),
         "width": float(metrics.width(lower, upper)),
+        **calibration,
     }
 
 

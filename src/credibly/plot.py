@@ -81,8 +81,7 @@ def bands(
     if len(at) != len(predictive):
         raise InputError("x", f"has {len(at)} rows, the predictions {len(predictive)}", "Pass the x they were made at")
     order = np.argsort(at, kind="stable")
-    at = at[order]
-    mean = _column("predictive", predictive.mean)[order]
+    at, mean = at[order], _column("predictive", predictive.mean)[order]
     doubt = np.sqrt(_column("predictive", predictive.epistemic)[order])
     axes = _axes(ax)
     for i, level in enumerate(sorted(levels, reverse=True)):
@@ -152,7 +151,8 @@ def decision(
     if marks is not None and callable(predict):
         stars = _pairs("marks", marks)
         values = _of_class_1(predict(torch.as_tensor(stars, dtype=torch.float32)), len(stars))
-        axes.scatter(*stars.T, s=150, color=DARK, marker="*", edgecolors="white", linewidths=0.8, zorder=4)
+        spots: Look = {"s": 150, "marker": "*", "edgecolors": "white", "linewidths": 0.8, "zorder": 4}
+        axes.scatter(stars[:, 0], stars[:, 1], color=DARK, **spots)
         for star, p in zip(stars, values):
             side = -1 if star[0] > (extent[0] + extent[1]) / 2 else 1  # towards the middle, so that it stays inside
             look: Look = {"bbox": BOX, "color": DARK, "va": "center", "fontsize": "small", "zorder": 5}
@@ -245,8 +245,7 @@ def predicted_observed(predictive: Predictive, y: Any, *, level: float = 0.9, ax
 
 def uncertainty_parts(predictive: Predictive, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """Aleatoric against epistemic uncertainty, a point for each prediction: deviations, or nats for labels."""
-    noise, doubt = _array(predictive.aleatoric).ravel(), _array(predictive.epistemic).ravel()
-    unit = "nats"
+    noise, doubt, unit = _array(predictive.aleatoric).ravel(), _array(predictive.epistemic).ravel(), "nats"
     if predictive.likelihood.ordered:
         noise, doubt, unit = np.sqrt(noise), np.sqrt(doubt), "sd"
     axes = _axes(ax)

@@ -26,7 +26,7 @@ from credibly.rng import stream
 
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble(Training, Method):
-    """A deep ensemble.
+    """Deep ensemble: several fits from different starts, trained as one, whose disagreement is the epistemic part.
 
     Args:
         members: how many.

@@ -54,7 +54,7 @@ class _Point(Training, Method):
 
 @dataclass(frozen=True, kw_only=True)
 class MLE(_Point):
-    """Maximum likelihood: the prior is left out."""
+    """Maximum likelihood: the usual training, with the prior left out."""
 
     name: ClassVar[str] = "mle"
     prior_weight: ClassVar[float] = 0.0
@@ -62,7 +62,7 @@ class MLE(_Point):
 
 @dataclass(frozen=True, kw_only=True)
 class MAP(_Point):
-    """Maximum a posteriori: the mode of the target density."""
+    """Maximum a posteriori: the mode of the posterior, one set of weights."""
 
     name: ClassVar[str] = "map"
     prior_weight: ClassVar[float] = 1.0

@@ -260,9 +260,5 @@ def _star(result: DemoResult) -> Section:
 def _star_sentence(figures: dict[str, float]) -> str:
     p, total, doubt = (figures[key] for key in ("probability_at_star", "total_at_star", "epistemic_at_star"))
     claim = "all but certain" if max(p, 1 - p) >= 0.95 else "undecided" if max(p, 1 - p) <= 0.7 else "leaning"
-    share = (
-        f"{doubt / total:.0%} of its uncertainty is epistemic"
-        if doubt > 0
-        else "with one set of weights, none of its uncertainty is epistemic"
-    )
-    return f"Class 1 has probability {p:.3f} at the star: {claim}; {share}."
+    share = f"{doubt / total:.0%} of its uncertainty is" if doubt > 0 else "none of its uncertainty is"
+    return f"Class 1 has probability {p:.3f} at the star: {claim}; {share} epistemic."

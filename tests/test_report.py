@@ -1,0 +1,321 @@
+"""The page: one file that needs nothing else, says what it was given, and says the same twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import credibly as cr
+from credibly import report
+from credibly.demo import TASKS, demo_settings, run_demo
+from credibly.methods import METHODS
+from credibly.report import Column, Page, Section, Table, picture
+from credibly.report import demo as demo_report
+
+LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects ids, references, addresses to load and whether tags close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids, self.loads, self.tags, self.open, self.texts = [], [], [], [], []
+        self.references = set(re.findall(r"url\(#([^)]+)\)", text))
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value)
+            if key in LOADING:
+                self.loads.append(value)
+                if value.startswith("#"):
+                    self.references.add(value[1:])
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def check_self_contained(text: str) -> Reader:
+    page = Reader(text)
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.references <= set(page.ids)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.loads)
+    assert not {"script", "link", "iframe", "object", "embed"} & set(page.tags)
+    assert "@import" not in text
+    assert not re.findall(r"https?://", text)
+    assert "default-src 'none'" in text
+    return page
+
+
+def dots(ax) -> None:
+    ax.plot([0, 1], [0, 1], label="up")
+    ax.imshow([[0, 1], [1, 0]])
+    ax.legend()
+
+
+def example(title: str = "A page") -> Page:
+    columns = (Column("Name"), Column("Error", "low", 2, "in points"), Column("Share", 0.9))
+    table = Table(columns, (("a", 1.234, 0.5), ("b", 1.229, 0.95)), "Numbers")
+    pictures = tuple(picture(name, dots, alt=f"dots {name}", title=name, caption="Two.") for name in ("one", "two"))
+    return Page(title, "The lead.", (Section("First", ("Look here.",), table, pictures, ("Found this.",)),), "The end.")
+
+
+class TestPage:
+    def test_needs_nothing_else(self):
+        page = check_self_contained(report.render(example()))
+        assert page.tags.count("svg") == 2
+        assert any(address.startswith("data:") for address in page.loads)
+        assert [i for i in page.ids if i.startswith("one-")]
+        assert [i for i in page.ids if i.startswith("two-")]
+
+    def test_holds_everything_it_was_given(self):
+        text = report.render(example())
+        for piece in (
+            "A page",
+            "The lead.",
+            "Look here.",
+            "Numbers",
+            "in points",
+            "dots one",
+            "Two.",
+            "Found this.",
+            "The end.",
+        ):
+            assert piece in text
+
+    def test_user_text_is_escaped(self):
+        evil = '<script>alert("x")</script>'
+        columns = (Column(evil, note=evil), Column("n"))
+        section = Section(
+            evil, (evil,), Table(columns, ((evil, 1),), evil), (picture("p", dots, alt=evil, caption=evil),), (evil,)
+        )
+        text = report.render(Page(evil, evil, (section,), evil))
+        page = check_self_contained(text)
+        assert "script" not in page.tags
+        assert text.count("&lt;script&gt;") >= 10
+
+    def test_text_inside_a_picture_is_escaped_too(self):
+        drawn = picture("p", lambda ax: ax.set_title("<b>&</b>"), alt="")
+        assert "&lt;b&gt;&amp;&lt;/b&gt;" in drawn.svg
+
+    def test_the_same_input_gives_the_same_page(self):
+        assert report.render(example()) == report.render(example())
+
+    def test_pictures_take_the_text_colour_of_the_page(self):
+        svg = picture("p", dots, alt="").svg
+        assert "currentColor" in svg
+        assert cr.plot.INK not in svg
+        assert "<style" not in svg
+        assert "<metadata" not in svg
+        assert not re.search(r"<svg[^>]*\b(width|height)=", svg)
+
+    def test_names_are_checked(self):
+        with pytest.raises(cr.InputError, match="name: found 'a b'"):
+            picture("a b", dots, alt="")
+        twice = Section("s", pictures=(picture("p", dots, alt=""),) * 2)
+        with pytest.raises(cr.InputError, match="two are named 'p'"):
+            report.render(Page("t", "l", (twice,)))
+
+
+class TestTable:
+    def test_the_best_is_marked_by_what_is_printed(self):
+        rows = (("a", 1.234, 0.5), ("b", 1.229, 0.95), ("c", 1.5, 0.2))
+        marks = [[cell[2] for cell in row] for row in Table(example().sections[0].table.columns, rows).cells()]
+        assert marks == [[False, True, False], [False, True, True], [False, False, False]]  # 1.234 prints as 1.229 does
+
+    def test_marks(self):
+        def best(rule, *values, digits=1):
+            rows = tuple((v,) for v in values)
+            return [cell[0][2] for cell in Table((Column("x", rule, digits),), rows).cells()]
+
+        assert best("high", 1.0, 3.0, 2.0) == [False, True, False]
+        assert best("low", 1.0, 3.0, float("nan")) == [True, False, False]
+        assert best(0.9, 0.7, 1.0, 0.8) == [False, True, True]
+        assert best(None, 1.0, 2.0) == [False, False]
+        assert best("high", 1.01, 1.02) == [False, False]  # print alike: nothing to choose
+        assert best("high", 1.0) == [False]
+
+    def test_numbers(self):
+        assert [report.page.show(v, 2) for v in (1.005, -0.001, 7, "x", float("inf"))] == [
+            "1.00",
+            "0.00",
+            "7",
+            "x",
+            "inf",
+        ]
+
+    def test_rows_have_as_many_cells_as_columns(self):
+        with pytest.raises(cr.InputError, match="2 cells for 1 columns"):
+            Table((Column("x"),), ((1, 2),))
+
+
+class TestWrite:
+    def test_writes_and_replaces(self, tmp_path):
+        path = tmp_path / "index.html"
+        assert report.write(example("old"), path) == path
+        report.write(example("new"), str(path))
+        assert "<title>new</title>" in path.read_text()
+        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+
+    def test_a_failure_leaves_the_old_page(self, tmp_path, monkeypatch):
+        path = tmp_path / "index.html"
+        report.write(example("old"), path)
+
+        def fail(*_):
+            raise OSError("disk full")
+
+        monkeypatch.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="disk full"):
+            report.write(example("new"), path)
+        assert "<title>old</title>" in path.read_text()
+        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_demo(quick=True)
+
+
+class TestDemo:
+    def test_every_method_has_a_row_and_its_pictures(self, result):
+        page = report.demo_page(result)
+        _, *tasks = page.sections
+        assert [len(s.pictures) for s in tasks] == [1, len(METHODS), len(METHODS), len(METHODS)]
+        for section in page.sections:
+            assert [row[0] for row in section.table.rows] == list(METHODS)
+        check_self_contained(report.render(page))
+
+    def test_figures_are_those_of_the_posteriors(self, result):
+        known = result.data["diabetes"]
+        for name, posterior in result.posteriors["diabetes"].items():
+            p = posterior.predict(known.x_test)
+            found = result.figures["diabetes"][name]
+            y = known.y_test * known.y_std + known.y_mean
+            error = (p.mean * known.y_std + known.y_mean - y).double().square().mean().sqrt()
+            assert found["rmse"] == pytest.approx(float(error), rel=1e-4)
+            density = p.log_prob(known.y_test).double().mean() - torch.tensor(known.y_std).double().log()
+            assert found["log_density"] == pytest.approx(float(density), rel=1e-6)
+        star, text = result.data["star_classification"].star, report.render(report.demo_page(result))
+        for name, posterior in result.posteriors["star_classification"].items():
+            p = float(posterior.predict(star).mean)
+            assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
+            assert f"probability {p:.3f}" in text
+
+    def test_point_estimates_have_no_doubt_and_the_ensemble_more_of_it_in_the_gap(self, result):
+        figures = result.figures["gap_regression"]
+        assert figures["mle"]["epistemic_in_gap"] == figures["map"]["epistemic_in_gap"] == 0
+        assert figures["ensemble"]["epistemic_in_gap"] > figures["ensemble"]["epistemic_on_data"] > 0
+
+    def test_same_seed_same_page_and_nothing_global_is_changed(self, result):
+        before, threads = torch.get_rng_state(), torch.get_num_threads()
+        again = run_demo(["map"], quick=True)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.get_num_threads() == threads
+        assert again.as_dict()["figures"] == {t: {"map": result.figures[t]["map"]} for t in TASKS}
+        pages = [dataclasses.replace(r, seconds=again.seconds) for r in (again, run_demo(["map"], quick=True))]
+        assert report.render(report.demo_page(pages[0])) == report.render(report.demo_page(pages[1]))
+        assert run_demo(["map"], quick=True, seed=1).figures != again.figures
+
+    def test_a_method_added_later_joins_with_its_own_defaults(self, monkeypatch):
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Later(cr.MAP):
+            """A method of tomorrow, with a name to <escape>."""
+
+            steps: int | None = 5
+            compile: bool = False
+
+        monkeypatch.setitem(METHODS, "later", Later)
+        seen = []
+        found = run_demo(["later", "map"], quick=True, progress=lambda *step: seen.append(step))
+        assert found.methods == ("later", "map")
+        assert demo_settings("later") == {}
+        assert found.posteriors["diabetes"]["later"].record.history["steps"] == 5
+        text = report.render(report.demo_page(found))
+        assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
+        assert {"reliability-later", "gap-later", "star-later"} <= {
+            p.name for s in report.demo_page(found).sections for p in s.pictures
+        }
+        assert seen[0] == ("diabetes: later", 0, 8)
+        assert seen[-1] == ("done", 8, 8)
+
+    def test_refusals_come_before_work(self):
+        with pytest.raises(cr.InputError, match=r"methods: found 'nuts'\. Known methods are mle, map, ensemble"):
+            run_demo(["mle", "nuts"])
+        with pytest.raises(cr.InputError, match="methods: found none"):
+            run_demo([])
+        with pytest.raises(cr.InputError, match="seed"):
+            run_demo(seed=-1)
+
+
+class TestSentences:
+    """Every claim follows its numbers, whichever way they fall."""
+
+    def test_coverage(self):
+        says = [demo_report._coverage_sentence("m", share, 0.03) for share in (0.7, 0.88, 0.99)]
+        assert "overconfident" in says[0]
+        assert "within chance" in says[1]
+        assert "too cautious" in says[2]
+
+    def test_confidence(self):
+        says = [demo_report._confidence_sentence("m", sure, 0.9, 100) for sure in (0.99, 0.92, 0.7)]
+        assert [s.rsplit(": ", 1)[1] for s in says] == [
+            "too sure.",
+            "the difference is within chance.",
+            "too cautious.",
+        ]
+
+    def test_gap(self):
+        def say(on, gap):
+            return demo_report._gap_sentence({"epistemic_on_data": on, "epistemic_in_gap": gap, "error_in_gap": 0.25})
+
+        assert say(0.0, 0.0) == "No doubt anywhere (epistemic deviation 0), while its mean is off by 0.25 in the gap."
+        assert "0.300, 3.0 times the 0.100 on the data" in say(0.1, 0.3)
+        assert "no wider than" in say(0.3, 0.1)
+
+    def test_star(self):
+        def say(p, doubt):
+            return demo_report._star_sentence(
+                {"probability_at_star": p, "total_at_star": 0.5, "epistemic_at_star": doubt}
+            )
+
+        assert "0.010 at the star: all but certain; none of its uncertainty" in say(0.01, 0.0)
+        assert "leaning" in say(0.8, 0.0)
+        assert "undecided; 80% of its uncertainty is epistemic" in say(0.6, 0.4)
+
+    def test_ranking_says_when_a_lead_is_noise(self):
+        class Fixed:
+            def __init__(self, rows):
+                self.rows = torch.tensor(rows)
+
+            def log_prob(self, y):
+                return self.rows
+
+        class Known:
+            y_test = None
+
+        noisy = demo_report._ranking({"a": Fixed([1.0, -1.0, 0.1]), "b": Fixed([-1.0, 1.0, 0.0])}, Known())
+        assert noisy[0].startswith("Highest log density: a, ahead of b by 0.033")
+        assert noisy[0].endswith("too little to call on 3 rows.")
+        clear = demo_report._ranking({"c": Fixed([0.0] * 3), "b": Fixed([1.0] * 3), "a": Fixed([2.0] * 3)}, Known())
+        assert "more than chance would give; c comes last, 2.000 behind" in clear[0]
+        assert demo_report._ranking({"a": Fixed([1.0])}, Known()) == ()
