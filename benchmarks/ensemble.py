@@ -150,6 +150,10 @@ def check_same_moves(task: Task) -> None:
         assert float(apart) < 0.01 * LR, f"{task.name}: the plain loop makes other moves than credibly"
 
 
+def count(members: int) -> str:
+    return "1 member" if members == 1 else f"{members} members"
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--only", choices=("small", "wide"), default=None, help="one of the two networks")
@@ -189,7 +193,7 @@ def main() -> None:
                         inverse=True,
                     ),
                 ]
-            rows += [Row(f"eager: {m} members / 1 plain", times[f"eager {m}"], times["plain"]) for m in (1, 20)]
+            rows += [Row(f"eager: {count(m)} / 1 plain", times[f"eager {m}"], times["plain"]) for m in (1, 20)]
             show(rows, record)
 
         if args.only != "small":
@@ -200,7 +204,7 @@ def main() -> None:
             for key, name in (("plain", "plain"), ("lean", "plain (weight_decay)")):
                 rows += [
                     Row(
-                        f"compiled, {m} members, each / 1 {name}",
+                        f"compiled: {count(m)}, each / 1 {name}",
                         scaled(times[f"compiled {m}"], 1 / m),
                         times[key],
                         Goal("<=", 1.0),
@@ -209,7 +213,7 @@ def main() -> None:
                 ]
             rows += [
                 Row(
-                    f"eager, {m} members, each / 1 plain",
+                    f"eager: {count(m)}, each / 1 plain",
                     scaled(times[f"eager {m}"], 1 / m),
                     times["plain"],
                 )

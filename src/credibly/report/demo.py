@@ -73,8 +73,9 @@ def _diabetes(result: DemoResult) -> Section:
         ),
         Column("Coverage", LEVEL, 3, f"share of test values inside their 90% interval: right is near {LEVEL}"),
         Column("Width", None, 1, "mean width of that interval: narrow is good only where the coverage is right"),
+        Column("Calibration error", "low", 3, "mean gap between promised and observed shares, over all levels"),
     )
-    keys = ("rmse", "crps", "log_density", "coverage", "width")
+    keys = ("rmse", "crps", "log_density", "coverage", "width", "calibration_error")
     table = _table(columns, figures, keys)
 
     def paint(ax: Axes) -> None:
