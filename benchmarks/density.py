@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -151,9 +152,9 @@ def main() -> None:
                 check_same(case.name, {who: function(theta, x, y) for who, function in functions.items()})
                 compiles.append((case.name, first))
                 contestants: dict[str, Callable[[], object]] = {
-                    who: (lambda f=f, theta=theta, x=x, y=y: f(theta, x, y)) for who, f in functions.items()
+                    who: partial(function, theta, x, y) for who, function in functions.items()
                 }
-                contestants["public eager"] = lambda problem=problem, theta=theta: problem.log_density_and_grad(theta)
+                contestants["public eager"] = partial(problem.log_density_and_grad, theta)
                 times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
             rows += [
                 Row(f"{case.name}: eager", times["ours eager"], times["hand eager"], GOAL),

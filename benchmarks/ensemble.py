@@ -22,7 +22,8 @@ from torch.nn import functional as F
 import credibly as cr
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, scaled, show, table
 from credibly.methods.method import initial
-from credibly.methods.training import Batches, Perturbation, Step, Training
+from credibly.methods.steps import Batches, Perturbation, Step
+from credibly.methods.training import Training
 
 LR = 1e-3
 NOISE = 0.5  # standard deviation of the Gaussian likelihood

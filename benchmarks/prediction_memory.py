@@ -178,8 +178,10 @@ def main() -> None:
             "loop log_prob": lambda: loop_log_prob(posterior, x, y),
         }
         for what in ("moments", "log_prob"):
-            pair = [torch.stack(tuple(contestants[f"{who} {what}"]())) for who in ("our", "loop")]
-            assert torch.allclose(*pair, rtol=1e-4, atol=1e-4), f"{what} by the loop and by credibly differ"
+            found_by = {who: torch.stack(tuple(contestants[f"{who} {what}"]())) for who in ("our", "loop")}
+            assert torch.allclose(found_by["our"], found_by["loop"], rtol=1e-4, atol=1e-4), (
+                f"{what} by the loop and by credibly differ"
+            )
         times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
         print(f"## {args.draws:,} draws x {subset:,} rows against a loop over the draws\n")
         show([Row(what, times[f"our {what}"], times[f"loop {what}"]) for what in ("moments", "log_prob")], record)
