@@ -22,7 +22,8 @@ from torch.nn import functional as F
 import credibly as cr
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, scaled, show, table
 from credibly.methods.method import initial
-from credibly.methods.steps import Batches, Perturbation, Step
+from credibly.methods.objectives import NegativeLogDensity
+from credibly.methods.steps import Batches, Step
 from credibly.methods.training import Training
 
 LR = 1e-3
@@ -112,11 +113,9 @@ class Ours:
     def __init__(self, task: Task, members: int, *, compiled: bool) -> None:
         problem = task.problem()
         settings = Training(batch_size=task.batch, lr=LR, schedule="constant", compile=compiled, steps=TABLE_STEPS)
-        rows = torch.arange(problem.n)
         self.theta = initial(problem, "network" if members == 1 else "fresh", members, 0)
-        self.batches = Batches(rows, task.batch, task.per_epoch, 0, members, 0, None)
-        self.step = Step(problem, problem.n, settings, TABLE_STEPS, 1.0, Perturbation(), whole=False)
-        self.step.begin(self.theta)
+        self.batches = Batches(problem.n, task.batch, seed=0, members=members)
+        self.step = Step(problem, NegativeLogDensity(problem, problem.n), settings, TABLE_STEPS, self.theta)
         self.active = torch.ones(members)
         self.done = 0
 

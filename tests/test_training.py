@@ -100,15 +100,14 @@ def test_schedules():
 
 
 def test_batches_use_every_row_once_an_epoch_and_members_differ():
-    rows = torch.arange(20)
-    batches = Batches(rows, 5, 4, seed=0, members=3, first=0, resampled=None)
+    batches = Batches(20, 5, seed=0, members=3)
     epoch = torch.stack([batches.at(t) for t in range(4)], 1).reshape(3, 20)
     for member in range(3):
         assert sorted(epoch[member].tolist()) == list(range(20))
     assert not torch.equal(epoch[0], epoch[1])
     later = torch.stack([batches.at(t) for t in range(4, 8)], 1).reshape(3, 20)
     assert not torch.equal(epoch[0], later[0])
-    other = Batches(rows, 5, 4, seed=0, members=1, first=2, resampled=None)
+    other = Batches(20, 5, seed=0, members=1, first=2)
     assert torch.equal(other.at(5)[0], batches.at(5)[2])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import types
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ Compile = bool | Literal["auto"]
 
 # A cold compile costs 5 to 18 seconds and saves about a millisecond of dispatch a call, so fewer calls do not pay for it.
 CALLS_THAT_PAY = 10_000
+VALUES_OF_A_CALL = 400_000  # parameters whose eager update takes about as long as the dispatch of a call
 
 
 def compiler_missing(device: torch.device) -> str | None:
@@ -26,9 +28,14 @@ def compiler_missing(device: torch.device) -> str | None:
     return None
 
 
-def compiled(function: Callable[..., Any], mode: Compile, calls: int, device: torch.device) -> Callable[..., Any]:
-    """The function, compiled where that was asked for or pays; a failure to compile falls back to eager with a log line."""
-    if mode is False or (mode == "auto" and calls < CALLS_THAT_PAY):
+def compiled(
+    function: Callable[..., Any], mode: Compile, calls: int, device: torch.device, values: int = 0
+) -> Callable[..., Any]:
+    """The function, compiled where that was asked for or pays; a failure to compile falls back to eager with a log line.
+
+    Each call is taken to work on so many parameter values, whose memory traffic a compiled step halves.
+    """
+    if mode is False or (mode == "auto" and calls * (1 + values / VALUES_OF_A_CALL) < CALLS_THAT_PAY):
         return function
     missing = compiler_missing(device)
     if missing:
@@ -37,12 +44,32 @@ def compiled(function: Callable[..., Any], mode: Compile, calls: int, device: to
     return _Fallback(function)
 
 
+# Guards are dropped: they cost more than a small step does, and each compiled function here belongs to one run, which calls
+# it with the same shapes, dtypes and settings from its first call to its last.
+_UNGUARDED: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
+
+
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a code object of its own.
+
+    The compiler keeps its cache by code object, with a small limit: without this, runs would share entries that are not
+    guarded, and after a handful of differently shaped ones later runs would silently go uncompiled.
+    """
+    plain = getattr(function, "__func__", function)
+    own = types.FunctionType(
+        plain.__code__.replace(), plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    own.__kwdefaults__ = plain.__kwdefaults__
+    bound_to = getattr(function, "__self__", None)
+    return own if bound_to is None else types.MethodType(own, bound_to)
+
+
 class _Fallback:
     """A compiled function that turns into the plain one if its first call cannot be compiled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.plain = function
-        self.active: Callable[..., Any] = torch.compile(function, dynamic=False)
+        self.active: Callable[..., Any] = torch.compile(_own_code(function), dynamic=False, options=_UNGUARDED)
         self.tried = False
 
     def __call__(self, *args: Any) -> Any:

@@ -34,8 +34,8 @@ class BoundPrior:
     def log_prob(self, theta: Tensor) -> Tensor:
         """Normalised log density: (C, D) -> (C,)."""
         if len(self.segments) == 1:
-            return self.segments[0].prior.log_prob(theta, self.segments[0].shrink).sum(-1)
-        parts = [s.prior.log_prob(theta[..., s.start : s.stop], s.shrink).sum(-1) for s in self.segments]
+            return self.segments[0].prior.total_log_prob(theta, self.segments[0].shrink)
+        parts = [s.prior.total_log_prob(theta[..., s.start : s.stop], s.shrink) for s in self.segments]
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:

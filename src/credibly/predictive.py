@@ -113,12 +113,11 @@ class Predictive:
     @cached_property
     def _summary(self) -> _Summary:
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
-            means, spread = (
-                self.likelihood.moments(output, extra)[0].double(),
-                self.likelihood.spread(output, extra).double(),
-            )
-            mean, aleatoric = means.mean(0), spread.mean(0)
-            spread_of_means = means.var(0, correction=0)
+            # Sums in float64 without a copy of the whole block in it.
+            means = self.likelihood.moments(output, extra)[0]
+            aleatoric = self.likelihood.spread(output, extra).mean(0, dtype=torch.float64)
+            mean = means.mean(0, dtype=torch.float64)
+            spread_of_means = torch.square(means - mean.to(means.dtype)).mean(0, dtype=torch.float64)
             total = self.likelihood.total(mean, spread_of_means, aleatoric)
             # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)

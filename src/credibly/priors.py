@@ -33,6 +33,10 @@ class Prior(ABC):
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """Elementwise normalised log density, of the shape of w."""
 
+    def total_log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
+        """The sum over the last axis."""
+        return self.log_prob(w, shrink).sum(-1)
+
     @abstractmethod
     def sample(
         self,
@@ -70,6 +74,16 @@ class Normal(Prior):
         """-(w - loc)^2 / (2 s^2) - log s - log(2 pi)/2, elementwise."""
         s = self.scale * shrink
         return -0.5 * ((w - self.loc) / s) ** 2 - _log(s) - 0.5 * math.log(2 * math.pi)
+
+    def total_log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
+        """The sum over the last axis, with the constants taken out of it: this is evaluated at every step of every method."""
+        offset = w - self.loc if self.loc else w
+        if isinstance(shrink, Tensor):
+            scales = self.scale * shrink
+            constant = scales.log().sum() + 0.5 * w.shape[-1] * math.log(2 * math.pi)
+            return -0.5 * torch.square(offset / scales).sum(-1) - constant
+        s = self.scale * shrink
+        return torch.square(offset).sum(-1) * (-0.5 / s**2) - w.shape[-1] * (math.log(s) + 0.5 * math.log(2 * math.pi))
 
     def sample(
         self,

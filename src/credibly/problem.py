@@ -156,7 +156,7 @@ class Problem:
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             log_lik, log_prior = self.parts(t, x, y, shared=shared)
-            return (likelihood_weight * log_lik + prior_weight * log_prior).sum(), (log_lik, log_prior)
+            return _weighted(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
 
         if torch.compiler.is_compiling():
             gradient, (log_lik, log_prior) = torch.func.grad(total, has_aux=True)(theta)
@@ -242,6 +242,11 @@ class Problem:
         return (
             f"Problem(N = {self.n}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: {self.forward.reason})"
         )
+
+
+def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:
+    """wa * a + wb * b, without the products by one that most problems would pay for."""
+    return (wa * a if isinstance(wa, Tensor) or wa != 1 else a) + (wb * b if isinstance(wb, Tensor) or wb != 1 else b)
 
 
 def try_network(layout: Layout, rows: Inputs) -> Tensor:

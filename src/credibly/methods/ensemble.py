@@ -17,8 +17,8 @@ from torch import Tensor
 from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
 from credibly.methods.method import Method, fit_draws, initial
-from credibly.methods.steps import Perturbation
-from credibly.methods.training import Training, train
+from credibly.methods.objectives import NegativeLogDensity, Perturbation
+from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
 from credibly.rng import stream
@@ -63,10 +63,12 @@ class DeepEnsemble(Training, Method):
         """M parameter vectors as a posterior of M chains with one draw each."""
 
         def work() -> tuple[Tensor, dict[str, Any]]:
-            theta = initial(problem, self.init, self.members, seed)
+            theta, data = initial(problem, self.init, self.members, seed), split(problem, self, seed)
+            perturbation = self.perturbation(problem, seed)
+            objective = NegativeLogDensity(problem, data.count, float(self.prior), perturbation)
             done = train(
-                problem, theta, self, seed=seed, title=f"ensemble of {self.members}", prior_weight=float(self.prior),
-                perturbation=self.perturbation(problem, seed), progress=progress,
+                problem, objective, theta, self, data, seed=seed, title=f"ensemble of {self.members}",
+                resampled=perturbation.rows, progress=progress,
             )  # fmt: skip
             return done.theta.unsqueeze(1), done.history
 

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from credibly.methods.method import Method, fit_draws, initial
-from credibly.methods.training import Training, train
+from credibly.methods.objectives import NegativeLogDensity
+from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
 
@@ -37,16 +38,10 @@ class _Point(Training, Method):
         """One parameter vector as a posterior of a single draw."""
 
         def work() -> tuple[Tensor, dict[str, Any]]:
-            theta = initial(problem, self.init, 1, seed)
-            done = train(
-                problem,
-                theta,
-                self,
-                seed=seed,
-                title=type(self).__name__,
-                prior_weight=self.prior_weight,
-                progress=progress,
-            )
+            theta, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
+            objective = NegativeLogDensity(problem, data.count, self.prior_weight)
+            title = type(self).__name__
+            done = train(problem, objective, theta, self, data, seed=seed, title=title, progress=progress)
             return done.theta.unsqueeze(1), done.history
 
         return fit_draws(self, problem, seed, out, work)

@@ -1,177 +1,127 @@
-"""One training step over flat (M, D) tensors, and the rows that go into it."""
+"""One training step over flat (M, P) tensors, and the rows that go into it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from credibly.compiling import compiled
-from credibly.inputs import map_inputs
+from credibly.inputs import Inputs
 from credibly.kernels.optimisers import clip_rows, learning_rates, optimiser
+from credibly.methods.objectives import Objective
 from credibly.problem import Problem
 from credibly.rng import stream
 
 if TYPE_CHECKING:
     from credibly.methods.training import Training
 
-
-@dataclass(frozen=True)
-class Perturbation:
-    """How members differ beyond their start: rows drawn again (M, N), shifted targets (M, N, ...), shifted prior (M, D)."""
-
-    rows: Tensor | None = None
-    targets: Tensor | None = None
-    anchors: Tensor | None = None
+CHUNK = (
+    1024  # steps whose figures are made into views at a time: one view a step would cost more than a small step does
+)
 
 
 class Batches:
-    """Row indices (M, B) of every step: each member goes through its own shuffle of the rows, epoch by epoch."""
+    """The rows of every step: each member goes through its own shuffle of them, epoch by epoch.
+
+    Args:
+        rows: indices of the training rows, or their number for all rows of the problem.
+        batch: rows in a batch; all of them makes every step a full-batch step.
+        seed: of the shuffles.
+        members: how many shuffles; 0 for one that all members share.
+        resampled: (M, N) rows drawn again for each member (bootstrap).
+        first: the number of the first member.
+    """
 
     def __init__(
-        self, rows: Tensor, batch: int, per_epoch: int, seed: int, members: int, first: int, resampled: Tensor | None
-    ) -> None:
-        self.rows, self.batch, self.per_epoch, self.seed, self.members, self.first = (
-            rows,
-            batch,
-            per_epoch,
-            seed,
-            members,
-            first,
-        )
-        self.resampled = resampled
-        self.whole = batch == len(rows)
-        self._epoch = -1
-        self._order = rows
+        self, rows: Tensor | int, batch: int, *, seed: int, members: int = 0, resampled: Tensor | None = None, first: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        self.rows = torch.arange(rows, device=device) if isinstance(rows, int) else rows
+        self.batch, self.seed, self.members, self.first, self.resampled = batch, seed, members, first, resampled
+        self.per_epoch = max(1, len(self.rows) // batch)
+        self.whole = batch == len(self.rows)
+        self._all = resampled if resampled is not None else None if isinstance(rows, int) else rows
+        # Seeding a stream costs as much as a small shuffle, so a stream serves several epochs where they are short.
+        self.epochs = 8 if len(self.rows) <= 10_000 else 1
+        self._block = -1
+        self._order: tuple[Tensor, ...] = ()
 
-    def at(self, step: int) -> Tensor:
-        """The indices of one step; with batches of all rows, the same ones at every step."""
+    def at(self, step: int) -> Tensor | None:
+        """The indices of one step: (M, B), or (B,) for all members, or None for all the rows of the problem."""
         if self.whole:
-            return self.rows if self.resampled is None else self.resampled
-        epoch, place = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            n, used = len(self.rows), self.per_epoch * self.batch
-            shuffles = [
-                torch.randperm(n, generator=stream(self.seed, "shuffle", self.first + m, epoch))[:used]
-                for m in range(self.members)
-            ]
-            order = self.rows[torch.stack(shuffles).to(self.rows.device)]
-            if self.resampled is not None:
-                order = self.resampled.gather(1, order)
-            self._order, self._epoch = (
-                order.reshape(self.members, self.per_epoch, self.batch).transpose(0, 1).contiguous(),
-                epoch,
-            )
+            return self._all
+        block, place = divmod(step, self.epochs * self.per_epoch)
+        if block != self._block:
+            self._order, self._block = self._shuffled(block), block
         return self._order[place]
+
+    def _shuffled(self, block: int) -> tuple[Tensor, ...]:
+        n, used = len(self.rows), self.per_epoch * self.batch
+        streams = [stream(self.seed, "shuffle", self.first + m, block) for m in range(self.members or 1)]
+        shuffles = [torch.randperm(n, generator=own)[:used] for own in streams for _ in range(self.epochs)]
+        order = self.rows[torch.stack(shuffles).to(self.rows.device)].reshape(len(streams), -1)
+        if self.resampled is not None:
+            order = self.resampled.gather(1, order)
+        order = order.reshape(len(streams), -1, self.batch).transpose(0, 1).contiguous()
+        return (order if self.members else order.squeeze(1)).unbind(0)
 
 
 class Step:
-    """One training step over flat tensors; the same function compiled or eager, batched or one member at a time."""
+    """Gather, loss, gradient and update as one function; the same one compiled or eager, batched or a member at a time."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        n: int,
-        options: Training,
-        steps: int,
-        prior_weight: float,
-        perturbation: Perturbation,
-        *,
-        whole: bool,
-    ) -> None:
-        self.problem, self.clip, self.perturbation = problem, options.clip_norm, perturbation
+    def __init__(self, problem: Problem, objective: Objective, options: Training, steps: int, theta: Tensor) -> None:
+        self.problem, self.objective, self.clip = problem, objective, options.clip_norm
         self.rule = optimiser(options.optimiser, options.momentum)
-        # Rows that every member sees in the same order need no gather; resampled or shuffled rows do.
-        self.shared = whole and perturbation.rows is None and perturbation.targets is None
-        self.likelihood_weight = 1 / problem.tempering.likelihood  # (N/B) / N / T: the mean over the batch
-        self.prior_weight = prior_weight / problem.tempering.prior / n
-        self.whole_data = whole and self.shared and n == problem.n
         rates = learning_rates(options.schedule, options.lr, steps, min(options.warmup, steps - 1))
-        table = [(rate, *self.rule.corrections(t + 1), float(t)) for t, rate in enumerate(rates)]
+        table = [(rate, *self.rule.corrections(t + 1), float(t), *objective.figures(t)) for t, rate in enumerate(rates)]
         # Float64 scalars do not change the dtype of what they multiply.
-        self.table = torch.tensor(table, dtype=torch.float64, device=problem.device)
-        self.run = compiled(self._step, options.compile, steps, problem.device)
-        self.state: tuple[Tensor, ...] = ()
-        self.loss = torch.zeros(0)
-        self.first_bad = torch.zeros(0)
-
-    def begin(self, theta: Tensor) -> None:
-        """Fresh optimiser state for theta (M, D)."""
+        self.table = torch.tensor(table, dtype=torch.float64, device=theta.device)
+        self._figures: tuple[int, tuple[Tensor, ...]] = (-1, ())
+        self.run = compiled(self._step, options.compile, steps, theta.device, theta.numel())
         self.state = self.rule.init(theta)
-        self.loss = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
+        self.parts = torch.zeros(len(theta), len(objective.part_names), dtype=theta.dtype, device=theta.device)
         self.first_bad = torch.full((len(theta),), math.inf, dtype=torch.float64, device=theta.device)
 
-    def advance(self, theta: Tensor, rows: Tensor, t: int, active: Tensor) -> None:
-        """Step t on theta (M, D), in place."""
+    def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
+        """Step t on theta (M, P), in place; members whose `active` is 0 rest."""
         with torch.no_grad():
-            figures = self.table[t]
-            targets, anchors = self.perturbation.targets, self.perturbation.anchors
-            if not self.problem.forward.looped or len(theta) == 1:
-                self.run(
-                    theta,
-                    self.state,
-                    self.loss,
-                    self.first_bad,
-                    self.problem.x,
-                    self.problem.y,
-                    rows,
-                    figures,
-                    active,
-                    targets,
-                    anchors,
-                )
+            chunk, place = divmod(t, CHUNK)
+            if chunk != self._figures[0]:
+                self._figures = (chunk, self.table[chunk * CHUNK : (chunk + 1) * CHUNK].unbind(0))
+            figures, noise, own = self._figures[1][place], self.objective.noise(t), self.objective.own
+            x, y = self.problem.x, self.problem.y
+            if not self.objective.looped or len(theta) == 1:
+                self.run(theta, self.state, own, self.parts, self.first_bad, x, y, rows, noise, figures, active)
                 return
             for m in range(len(theta)):
                 one = slice(m, m + 1)
-                mine = rows if rows.ndim == 1 else rows[one]
+                state, mine, drawn = (tuple(tensor[one] for tensor in some) for some in (self.state, own, noise))
+                batch = rows[one] if rows is not None and rows.ndim == 2 else rows
                 self.run(
                     theta[one],
-                    tuple(s[one] for s in self.state),
-                    self.loss[one],
-                    self.first_bad[one],
-                    self.problem.x,
-                    self.problem.y,
+                    state,
                     mine,
+                    self.parts[one],
+                    self.first_bad[one],
+                    x,
+                    y,
+                    batch,
+                    drawn,
                     figures,
                     active[one],
-                    None if targets is None else targets[one],
-                    None if anchors is None else anchors[one],
                 )
 
     def _step(
-        self, theta: Tensor, state: tuple[Tensor, ...], loss: Tensor, first_bad: Tensor, x: Any, y: Tensor, rows: Tensor, figures: Tensor,
-        active: Tensor, targets: Tensor | None, anchors: Tensor | None,
+        self, theta: Tensor, state: tuple[Tensor, ...], own: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, x: Inputs,
+        y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor, active: Tensor,
     ) -> None:  # fmt: skip
-        if not self.whole_data:
-            x = map_inputs(lambda values: values[rows], x)
-            if targets is None:
-                y = y[rows]
-            else:
-                members = torch.arange(len(targets), device=rows.device).unsqueeze(1)
-                y = targets[members, rows.expand(len(targets), -1) if rows.ndim == 1 else rows]
-        shared_x = rows.ndim == 1
-        scale = self.likelihood_weight / rows.shape[-1]
-        log_lik, log_prior, gradient = self._density(theta, x, y, scale, shared_x, anchors)
-        value = -(scale * log_lik + self.prior_weight * log_prior)
-        gradient = -gradient
+        value, gradient = self.objective.evaluate(theta, own, x, y, rows, noise, figures[4:])
         if self.clip is not None:
             gradient = clip_rows(gradient, self.clip)
-        rate = figures[0] * active.unsqueeze(1)
-        self.rule.update(theta, state, gradient, rate, figures[1], figures[2])
-        loss.copy_(value)
-        first_bad.copy_(torch.where(torch.isfinite(value), first_bad, torch.minimum(first_bad, figures[3])))
-
-    def _density(
-        self, theta: Tensor, x: Any, y: Tensor, scale: float, shared: bool, anchors: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if anchors is None:
-            return self.problem.parts_and_grad(theta, x, y, scale, self.prior_weight, shared=shared)
-        # Anchored members: the prior's centre is moved to the member's own draw from it, p(w - anchor + centre).
-        log_lik, _, gradient = self.problem.parts_and_grad(theta, x, y, scale, 0.0, shared=shared)
-        variance = self.problem.prior.std**2
-        offset = theta - anchors
-        log_prior = -0.5 * (offset**2 / variance).sum(-1)
-        return log_lik, log_prior, gradient - self.prior_weight * offset / variance
+        self.rule.update(theta, state, gradient, figures[0] * active.unsqueeze(1), figures[1], figures[2])
+        parts.copy_(value)
+        finite = torch.isfinite(value).all(-1)
+        first_bad.copy_(torch.where(finite, first_bad, torch.minimum(first_bad, figures[3])))

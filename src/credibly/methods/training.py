@@ -16,7 +16,8 @@ from torch import Tensor
 from credibly.compiling import Compile
 from credibly.errors import InputError, TrainingError
 from credibly.kernels.optimisers import learning_rates, optimiser
-from credibly.methods.steps import Batches, Perturbation, Step
+from credibly.methods.objectives import Objective
+from credibly.methods.steps import Batches, Step
 from credibly.problem import Problem
 from credibly.progress import Progress
 from credibly.rng import stream
@@ -94,26 +95,48 @@ class Trained:
     history: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Data:
+    """The rows that train and the problem of those held out; None for all rows and for none."""
+
+    rows: Tensor | int
+    held_out: Problem | None
+
+    @property
+    def count(self) -> int:
+        """Number of training rows."""
+        return self.rows if isinstance(self.rows, int) else len(self.rows)
+
+
+def split(problem: Problem, options: Training, seed: int) -> Data:
+    """Training rows and held-out rows, as the options ask; refuses a split or a batch size that does not fit."""
+    data = Data(problem.n, None)
+    if options.validation:
+        held = round(problem.n * options.validation)
+        if held < 1 or held >= problem.n:
+            raise InputError(
+                "validation",
+                f"{options.validation} of {problem.n} rows leaves nothing to train on or to validate with",
+                "Pass a fraction that leaves rows on both sides",
+            )
+        order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
+        data = Data(order[held:].sort().values, problem.subset(order[:held].sort().values))
+    if options.batch_size is not None and options.batch_size > data.count:
+        found = f"found {options.batch_size} for {data.count} training rows"
+        raise InputError("batch_size", found, "Pass at most the number of rows, or None")
+    return data
+
+
 def train(
-    problem: Problem, theta: Tensor, options: Training, *, seed: int, title: str, prior_weight: float = 1.0,
-    perturbation: Perturbation | None = None, progress: bool | None = None, first_member: int = 0,
+    problem: Problem, objective: Objective, theta: Tensor, options: Training, data: Data, *, seed: int, title: str,
+    resampled: Tensor | None = None, shared_batches: bool = False, progress: bool | None = None,
 ) -> Trained:  # fmt: skip
-    """Maximises the density (its likelihood alone with prior_weight 0) from theta (M, D), which is changed in place."""
-    perturbation = perturbation or Perturbation()
-    part, held_out = _split(problem, options.validation, seed)
-    rows = part if part is not None else torch.arange(problem.n, device=problem.device)
-    n = len(rows)
-    if options.batch_size is not None and options.batch_size > n:
-        raise InputError(
-            "batch_size",
-            f"found {options.batch_size} for {n} training rows",
-            "Pass at most the number of rows, or None",
-        )
-    steps, batch, per_epoch = options.plan(n)
-    validation = problem.subset(held_out) if held_out is not None else None
-    batches = Batches(rows, batch, per_epoch, seed, len(theta), first_member, perturbation.rows)
-    step = Step(problem, n, options, steps, prior_weight, perturbation, whole=batches.whole)
-    run = _Run(problem, theta, steps, options, step, validation)
+    """Minimises an objective from theta (M, P), which is changed in place."""
+    steps, batch, per_epoch = options.plan(data.count)
+    members = 0 if shared_batches else len(theta)
+    batches = Batches(data.rows, batch, seed=seed, members=members, resampled=resampled, device=problem.device)
+    step = Step(problem, objective, options, steps, theta)
+    run = _Run(theta, steps, options, step, objective, data.held_out)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     with Progress(title, steps, progress) as line:
@@ -121,9 +144,9 @@ def train(
             step.advance(theta, batches.at(t), t, run.active)
             done = t + 1
             if done % check_every == 0 or done == steps:
-                loss = run.check(done, title)
-                line.update(done, final=done == steps, loss=loss, **run.figures)
-            if validation is not None and (done % evaluate_every == 0 or done == steps) and run.evaluate(done):
+                figures = run.check(done, title)
+                line.update(done, final=done == steps, **figures)
+            if data.held_out is not None and (done % evaluate_every == 0 or done == steps) and run.evaluate(done):
                 break
     return run.finish(done)
 
@@ -132,52 +155,45 @@ class _Run:
     """The state around the steps: the last parameters known to be good, the best on held-out rows, the history."""
 
     def __init__(
-        self, problem: Problem, theta: Tensor, steps: int, options: Training, step: Step, validation: Problem | None
+        self, theta: Tensor, steps: int, options: Training, step: Step, objective: Objective, held_out: Problem | None
     ) -> None:
-        self.theta, self.step, self.options, self.validation = theta, step, options, validation
-        step.begin(theta)
+        self.theta, self.step, self.options, self.objective, self.held_out = theta, step, options, objective, held_out
         self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
         self.good: Tensor | None = None
-        self.best, self.best_score = (
-            theta.clone(),
-            torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device),
-        )
+        self.best = theta.clone() if held_out is not None else theta
+        self.best_score = torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device)
         self.waited = torch.zeros(len(theta), device=theta.device)
         self.figures: dict[str, float] = {}
-        self.history: dict[str, Any] = {
-            "step": [],
-            "loss": [],
-            "validation_step": [],
-            "validation": [],
-            "steps_planned": steps,
-        }
+        self.history: dict[str, Any] = {"step": [], "loss": [], "parts": {name: [] for name in objective.part_names}}
+        self.history |= {"validation_step": [], "validation": [], "steps_planned": steps}
 
-    def check(self, done: int, title: str) -> float:
+    def check(self, done: int, title: str) -> dict[str, float]:
         """Records the loss; a loss that is not finite ends the run with its step, its member and a hint."""
-        bad = self.step.first_bad.min()
-        if not math.isinf(float(bad)) or not bool(torch.isfinite(self.theta).all()):
-            rows = ~torch.isfinite(self.theta).all(-1)
-            member = int(self.step.first_bad.argmin()) if not math.isinf(float(bad)) else int(rows.int().argmax())
-            at = int(bad) + 1 if not math.isinf(float(bad)) else done
+        first_bad = float(self.step.first_bad.min())
+        lost = ~torch.isfinite(self.theta).all(-1)
+        if math.isfinite(first_bad) or bool(lost.any()):
+            by_loss = math.isfinite(first_bad)
+            member = int(self.step.first_bad.argmin()) if by_loss else int(lost.int().argmax())
+            at = int(first_bad) + 1 if by_loss else done
             raise TrainingError(
-                f"{title}: the loss of member {member} was not finite at step {at}. "
-                f"Try a smaller learning rate (lr={self.options.lr:g} now), clip_norm=1.0, or standardised inputs and targets",
+                f"{title}: the loss of member {member} was not finite at step {at}. Try a smaller learning rate "
+                f"(lr={self.options.lr:g} now), clip_norm=1.0, or standardised inputs and targets",
                 step=at, member=member, posterior=self.good,
             )  # fmt: skip
         self.good = self.theta.clone()
-        mean = float(self.step.loss.mean())
+        parts = self.step.parts.double()
         self.history["step"].append(done)
-        self.history["loss"].append([float(v) for v in self.step.loss])
-        return mean
+        self.history["loss"].append(parts.sum(-1).tolist())
+        for name, values in zip(self.objective.part_names, parts.unbind(-1)):
+            self.history["parts"][name].append(values.tolist())
+        means = {name: float(v) for name, v in zip(self.objective.part_names, parts.mean(0))}
+        return {"loss": float(parts.sum(-1).mean()), **(means if len(means) > 1 else {}), **self.figures}
 
     def evaluate(self, done: int) -> bool:
         """Scores the members on the held-out rows and keeps their best; True when all of them have stopped."""
-        assert self.validation is not None
+        assert self.held_out is not None
         with torch.no_grad():
-            score = torch.zeros_like(self.best_score)
-            for x, y in self.validation.blocks(len(self.theta)):
-                score += self.validation.log_likelihood_rows(self.theta, x, y).flatten(1).sum(1)
-            score /= self.validation.n
+            score = self.objective.score(self.theta, self.held_out)
             better = (score > self.best_score) & (self.active > 0)
             self.best = torch.where(better.unsqueeze(1), self.theta, self.best)
             self.best_score = torch.where(better, score, self.best_score)
@@ -191,18 +207,4 @@ class _Run:
     def finish(self, done: int) -> Trained:
         """The result: the best on held-out rows where there are any, otherwise the last."""
         self.history["steps"] = done
-        return Trained(self.theta if self.validation is None else self.best, self.history)
-
-
-def _split(problem: Problem, fraction: float, seed: int) -> tuple[Tensor | None, Tensor | None]:
-    if fraction == 0:
-        return None, None
-    held = round(problem.n * fraction)
-    if held < 1 or held >= problem.n:
-        raise InputError(
-            "validation",
-            f"{fraction} of {problem.n} rows leaves nothing to train on or to validate with",
-            "Pass a fraction that leaves rows on both sides",
-        )
-    order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
-    return order[held:].sort().values, order[:held].sort().values
+        return Trained(self.best, self.history)
