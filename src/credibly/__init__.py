@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from credibly import data, evaluation, information, likelihoods, metrics, plot, priors
     from credibly.errors import InputError, StoreError, TrainingError
     from credibly.evaluation import evaluate
+    from credibly.gaussian_posterior import GaussianPosterior
     from credibly.layout import Layout
-    from credibly.methods import MAP, METHODS, MLE, DeepEnsemble
+    from credibly.methods import MAP, METHODS, MLE, BayesByBackprop, DeepEnsemble
     from credibly.norms import replace_batchnorm
     from credibly.posterior import DrawsPosterior, Posterior
     from credibly.predictive import Predictive
@@ -28,8 +29,10 @@ __all__ = [
     "MAP",
     "METHODS",
     "MLE",
+    "BayesByBackprop",
     "DeepEnsemble",
     "DrawsPosterior",
+    "GaussianPosterior",
     "InputError",
     "Layout",
     "Posterior",
@@ -55,8 +58,9 @@ __all__ = [
 _HOMES = {
     "credibly.errors": ("InputError", "StoreError", "TrainingError"),
     "credibly.evaluation": ("evaluate",),
+    "credibly.gaussian_posterior": ("GaussianPosterior",),
     "credibly.layout": ("Layout",),
-    "credibly.methods": ("MAP", "METHODS", "MLE", "DeepEnsemble"),
+    "credibly.methods": ("MAP", "METHODS", "MLE", "BayesByBackprop", "DeepEnsemble"),
     "credibly.norms": ("replace_batchnorm",),
     "credibly.posterior": ("DrawsPosterior", "Posterior"),
     "credibly.predictive": ("Predictive",),

@@ -38,6 +38,24 @@ class BoundPrior:
         parts = [s.prior.total_log_prob(theta[..., s.start : s.stop], s.shrink) for s in self.segments]
         return torch.stack(parts).sum(0)
 
+    def expected_log_prob(self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None) -> Tensor:
+        """E_q log p(w), (M,), for Gaussians q with that mean and variance (M, D).
+
+        In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, segments)
+        multiplies the scale of each segment, where that is learned.
+        """
+        parts = []
+        for place, segment in enumerate(self.segments):
+            here = slice(segment.start, segment.stop)
+            scale = segment.shrink if stretch is None else segment.shrink * stretch[:, place : place + 1]
+            if isinstance(segment.prior, Normal):
+                spread = (variance[:, here] / torch.square(torch.as_tensor(segment.prior.scale * scale))).sum(-1)
+                parts.append(segment.prior.total_log_prob(loc[:, here], scale) - 0.5 * spread)
+            else:
+                wide = scale.unsqueeze(1) if isinstance(scale, Tensor) and scale.ndim == 2 else scale
+                parts.append(segment.prior.log_prob(draws[..., here], wide).sum(-1).mean(1))
+        return torch.stack(parts).sum(0)
+
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D)."""
         parts = [

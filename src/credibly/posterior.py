@@ -91,10 +91,14 @@ class Posterior(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """What has to be stored to have this posterior again, by name."""
 
+    def description(self) -> Any:
+        """What else has to be known, as plain JSON values."""
+        return None
+
     @classmethod
     @abstractmethod
-    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record) -> Self:
-        """The inverse of `tensors`."""
+    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
+        """The inverse of `tensors` and `description`."""
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes a run folder; `credibly.load(path, net)` gives the same predictions bit for bit."""
@@ -142,7 +146,7 @@ class DrawsPosterior(Posterior):
         return {"draws": self.draws}
 
     @classmethod
-    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record) -> Self:
+    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
         """From stored draws."""
         return cls(model, tensors["draws"], record)
 

@@ -80,7 +80,9 @@ class Normal(Prior):
         offset = w - self.loc if self.loc else w
         if isinstance(shrink, Tensor):
             scales = self.scale * shrink
-            constant = scales.log().sum() + 0.5 * w.shape[-1] * math.log(2 * math.pi)
+            logs = scales.log()
+            logs = logs.sum() if logs.ndim == 1 else logs.expand_as(w).sum(-1)
+            constant = logs + 0.5 * w.shape[-1] * math.log(2 * math.pi)
             return -0.5 * torch.square(offset / scales).sum(-1) - constant
         s = self.scale * shrink
         return torch.square(offset).sum(-1) * (-0.5 / s**2) - w.shape[-1] * (math.log(s) + 0.5 * math.log(2 * math.pi))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from credibly.errors import InputError
 from credibly.flat_prior import bind
 from credibly.forward import Forward, Plan
+from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.layout import Layout, Patterns
 from credibly.likelihoods import Likelihood
@@ -158,13 +159,7 @@ class Problem:
             log_lik, log_prior = self.parts(t, x, y, shared=shared)
             return _weighted(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
 
-        if torch.compiler.is_compiling():
-            gradient, (log_lik, log_prior) = torch.func.grad(total, has_aux=True)(theta)
-            return log_lik, log_prior, gradient
-        with torch.enable_grad():
-            point = theta.detach().requires_grad_()
-            value, (log_lik, log_prior) = total(point)
-        (gradient,) = torch.autograd.grad(value, point)
+        gradient, (log_lik, log_prior) = grad_and_aux(total, theta)
         return log_lik.detach(), log_prior.detach(), gradient
 
     def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:

@@ -84,7 +84,7 @@ def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:
             h = torch.baddbmm(layer.bias, h, weight.mT)
         else:
             h = torch.bmm(h, weight.mT)
-        return h.reshape(*shape[:-1], h.shape[-1]), True
+        return h if len(shape) == 3 else h.reshape(*shape[:-1], h.shape[-1]), True
 
     return stage
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from credibly.errors import StoreError
 from credibly.forward import Forward
+from credibly.gaussian_posterior import GaussianPosterior
 from credibly.inputs import blank_row
 from credibly.layout import Layout
 from credibly.likelihoods import LIKELIHOODS, Likelihood
@@ -37,7 +38,7 @@ from credibly.specs import from_spec, kinds_of, to_spec
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
 SHARD_BYTES = 2**28
-POSTERIORS: dict[str, type[Posterior]] = {posterior.kind: posterior for posterior in (DrawsPosterior,)}
+POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, GaussianPosterior)}
 
 
 def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -101,7 +102,9 @@ def load(
     own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
     forward = Forward(layout, "looped" if manifest["looped"] else "batched", blank_row(manifest["row"], layout.device))
     model = Model(layout, own, forward, manifest["row"])
-    return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, Record(**manifest["record"]))
+    return POSTERIORS[manifest["kind"]].from_tensors(
+        model, tensors, Record(**manifest["record"]), manifest["description"]
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -188,6 +191,7 @@ def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str,
             "python": platform.python_version(),
         },
         "kind": posterior.kind,
+        "description": posterior.description(),
         "random": list(model.layout.random),
         "dtype": str(model.layout.dtype),
         "layout": model.layout.signature(),

@@ -1,0 +1,211 @@
+"""Variational families: Gaussians on the flat vector, each described by one flat parameter row phi (M, P).
+
+    mean field   w = mu + sigma * e                     sigma = softplus(rho)
+    low rank     w = mu + sigma * e + F f               F is (D, R)
+    full rank    w = mu + L e                           L lower triangular, its diagonal softplus(rho)
+
+e and f are standard normal (reparameterisation), so gradients of an expectation pass through the draws.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from credibly.errors import InputError
+
+FULL_RANK_LIMIT = 4_000  # D (D + 1) / 2 numbers: 32 MiB in float32 at this size
+
+
+class Family(ABC):
+    """A family of Gaussians over R^D."""
+
+    @abstractmethod
+    def size(self, dim: int) -> int:
+        """Length P of phi."""
+
+    def noise_size(self, dim: int) -> int:
+        """Standard normal numbers that one draw takes."""
+        return dim
+
+    @abstractmethod
+    def init(self, loc: Tensor, scale: float) -> Tensor:
+        """phi (M, P) of Gaussians at loc (M, D) with independent coordinates of that standard deviation."""
+
+    @abstractmethod
+    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+        """Draws (M, K, D) from noise (M, K, noise_size)."""
+
+    @abstractmethod
+    def entropy(self, phi: Tensor) -> Tensor:
+        """-E_q log q in nats, (M,)."""
+
+    @abstractmethod
+    def variance(self, phi: Tensor, dim: int) -> Tensor:
+        """Variance of every coordinate, (M, D)."""
+
+    def loc(self, phi: Tensor, dim: int) -> Tensor:
+        """The mean, (M, D)."""
+        return phi[:, :dim]
+
+    @abstractmethod
+    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+        """The whole covariance (M, D, D); for small D."""
+
+
+@dataclass(frozen=True)
+class MeanField(Family):
+    """Independent coordinates: phi = (mu, rho)."""
+
+    def size(self, dim: int) -> int:
+        """2 D."""
+        return 2 * dim
+
+    def init(self, loc: Tensor, scale: float) -> Tensor:
+        """mu = loc, softplus(rho) = scale."""
+        return torch.cat([loc, torch.full_like(loc, inverse_softplus(scale))], -1)
+
+    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+        """mu + sigma e."""
+        mu, rho = phi.chunk(2, -1)
+        return mu.unsqueeze(1) + F.softplus(rho).unsqueeze(1) * noise
+
+    def entropy(self, phi: Tensor) -> Tensor:
+        """sum log sigma + D/2 log(2 pi e)."""
+        rho = phi.chunk(2, -1)[1]
+        return torch.log(F.softplus(rho)).sum(-1) + 0.5 * rho.shape[-1] * math.log(2 * math.pi * math.e)
+
+    def variance(self, phi: Tensor, dim: int) -> Tensor:
+        """sigma^2."""
+        return torch.square(F.softplus(phi[:, dim:]))
+
+    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+        """diag(sigma^2)."""
+        return torch.diag_embed(self.variance(phi, dim))
+
+
+@dataclass(frozen=True)
+class LowRank(Family):
+    """Covariance diag(sigma^2) + F F': phi = (mu, rho, F)."""
+
+    rank: int = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
+            raise InputError("rank", f"found {self.rank!r}", "Pass a whole number from 1 up")
+
+    def size(self, dim: int) -> int:
+        """(2 + R) D."""
+        return (2 + self.rank) * dim
+
+    def noise_size(self, dim: int) -> int:
+        """D for the diagonal, R for the factor."""
+        return dim + self.rank
+
+    def init(self, loc: Tensor, scale: float) -> Tensor:
+        """The factor starts small and different in each column: at zero it would have no gradient to leave by."""
+        members, dim = loc.shape
+        wave = torch.arange(dim * self.rank, dtype=loc.dtype, device=loc.device)
+        factor = 0.1 * scale * torch.cos(wave * 2.399963).expand(members, -1)  # the golden angle: columns do not repeat
+        return torch.cat([loc, torch.full_like(loc, inverse_softplus(scale)), factor], -1)
+
+    def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dim = phi.shape[-1] // (2 + self.rank)
+        mu, rho, factor = phi.split([dim, dim, dim * self.rank], -1)
+        return mu, F.softplus(rho), factor.reshape(-1, dim, self.rank)
+
+    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+        """mu + sigma e + F f."""
+        mu, sigma, factor = self._parts(phi)
+        e, f = noise.split([mu.shape[-1], self.rank], -1)
+        result: Tensor = mu.unsqueeze(1) + sigma.unsqueeze(1) * e + f @ factor.mT
+        return result
+
+    def entropy(self, phi: Tensor) -> Tensor:
+        """Half the log determinant, by the determinant lemma: R x R instead of D x D."""
+        _, sigma, factor = self._parts(phi)
+        scaled = factor / sigma.unsqueeze(-1)
+        inner = torch.eye(self.rank, dtype=phi.dtype, device=phi.device) + scaled.mT @ scaled
+        half_log_det = torch.log(sigma).sum(-1) + torch.log(
+            torch.linalg.cholesky(inner).diagonal(dim1=-2, dim2=-1)
+        ).sum(-1)
+        return half_log_det + 0.5 * sigma.shape[-1] * math.log(2 * math.pi * math.e)
+
+    def variance(self, phi: Tensor, dim: int) -> Tensor:
+        """sigma^2 plus the squares of the factor's rows."""
+        _, sigma, factor = self._parts(phi)
+        spread: Tensor = torch.square(sigma) + torch.square(factor).sum(-1)
+        return spread
+
+    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+        """diag(sigma^2) + F F'."""
+        _, sigma, factor = self._parts(phi)
+        return torch.diag_embed(torch.square(sigma)) + factor @ factor.mT
+
+
+@dataclass(frozen=True)
+class FullRank(Family):
+    """Any covariance L L': phi = (mu, the rows of L)."""
+
+    def size(self, dim: int) -> int:
+        """D + D (D + 1) / 2."""
+        if dim > FULL_RANK_LIMIT:
+            raise InputError(
+                "family", f'"full-rank" for {dim} parameters', f'It is for at most {FULL_RANK_LIMIT}; use "low-rank"'
+            )
+        return dim + dim * (dim + 1) // 2
+
+    def init(self, loc: Tensor, scale: float) -> Tensor:
+        """L = scale * identity."""
+        members, dim = loc.shape
+        rows, columns = torch.tril_indices(dim, dim, device=loc.device)
+        packed = torch.where(rows == columns, inverse_softplus(scale), 0.0).to(loc.dtype)
+        return torch.cat([loc, packed.expand(members, -1)], -1)
+
+    def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        dim = (math.isqrt(8 * phi.shape[-1] + 9) - 3) // 2
+        rows, columns = torch.tril_indices(dim, dim, device=phi.device)
+        values = phi[:, dim:]
+        values = torch.where(rows == columns, F.softplus(values), values)
+        factor = torch.zeros(len(phi), dim * dim, dtype=phi.dtype, device=phi.device)
+        place = (rows * dim + columns).expand(len(phi), -1)
+        return phi[:, :dim], factor.scatter(1, place, values).reshape(-1, dim, dim)
+
+    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+        """mu + L e."""
+        mu, factor = self._parts(phi)
+        return mu.unsqueeze(1) + noise @ factor.mT
+
+    def entropy(self, phi: Tensor) -> Tensor:
+        """sum log of L's diagonal + D/2 log(2 pi e)."""
+        mu, factor = self._parts(phi)
+        return torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1) + 0.5 * mu.shape[-1] * math.log(
+            2 * math.pi * math.e
+        )
+
+    def variance(self, phi: Tensor, dim: int) -> Tensor:
+        """Squares of L summed over its rows."""
+        return torch.square(self._parts(phi)[1]).sum(-1)
+
+    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+        """L L'."""
+        factor = self._parts(phi)[1]
+        return factor @ factor.mT
+
+
+def family(name: str, rank: int) -> Family:
+    """The family of that name."""
+    families: dict[str, Family] = {"mean-field": MeanField(), "low-rank": LowRank(rank), "full-rank": FullRank()}
+    if name not in families:
+        raise InputError("family", f"found {name!r}", f"Pass one of {', '.join(families)}")
+    return families[name]
+
+
+def inverse_softplus(value: float) -> float:
+    """The x with softplus(x) = value."""
+    return value + math.log(-math.expm1(-value))
