@@ -15,6 +15,7 @@ QUICK = {
     "mle": {"steps": 60},
     "map": {"steps": 60},
     "ensemble": {"members": 3, "steps": 60},
+    "dropout": {"steps": 60, "insert": "*"},
     "bbb": {"steps": 60},
 }
 X, Y = randn(40, 3), randn(40, 3).sum(1) + 0.1 * randn(40, seed=1)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from credibly import data, evaluation, information, likelihoods, metrics, plot, priors
+    from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, StoreError, TrainingError
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
     from credibly.layout import Layout
-    from credibly.methods import MAP, METHODS, MLE, BayesByBackprop, DeepEnsemble
+    from credibly.methods import MAP, METHODS, MLE, BayesByBackprop, DeepEnsemble, MCDropout
     from credibly.norms import replace_batchnorm
     from credibly.posterior import DrawsPosterior, Posterior
     from credibly.predictive import Predictive
@@ -32,9 +33,11 @@ __all__ = [
     "BayesByBackprop",
     "DeepEnsemble",
     "DrawsPosterior",
+    "DropoutPosterior",
     "GaussianPosterior",
     "InputError",
     "Layout",
+    "MCDropout",
     "Posterior",
     "Predictive",
     "Problem",
@@ -56,11 +59,12 @@ __all__ = [
 
 # Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
 _HOMES = {
+    "credibly.dropout_posterior": ("DropoutPosterior",),
     "credibly.errors": ("InputError", "StoreError", "TrainingError"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
     "credibly.layout": ("Layout",),
-    "credibly.methods": ("MAP", "METHODS", "MLE", "BayesByBackprop", "DeepEnsemble"),
+    "credibly.methods": ("MAP", "METHODS", "MLE", "BayesByBackprop", "DeepEnsemble", "MCDropout"),
     "credibly.norms": ("replace_batchnorm",),
     "credibly.posterior": ("DrawsPosterior", "Posterior"),
     "credibly.predictive": ("Predictive",),

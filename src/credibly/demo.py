@@ -77,7 +77,10 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     training: dict[str, Any] = {"steps": 150 if quick else 1500, "compile": False}
     # Randomised members spread over the posterior. Started alike and drawn to one prior centre, they would mostly agree.
     spread = {"members": 10, "anchored": True, "init": "prior"}
-    return {"mle": training, "map": training, "ensemble": training | spread}.get(method, {})
+    # The demo networks have no dropout of their own.
+    drop = training | {"insert": "*", "rate": 0.1}
+    known = {"mle": training, "map": training, "ensemble": training | spread, "dropout": drop, "bbb": training}
+    return known.get(method, {})
 
 
 def summary(method: str) -> str:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from credibly.errors import InputError
 
 FULL_RANK_LIMIT = 4_000  # D (D + 1) / 2 numbers: 32 MiB in float32 at this size
+FACTOR_SHARE = 0.05  # of a coordinate's variance, that the low-rank factor starts with
 
 
 class Family(ABC):
@@ -108,11 +109,15 @@ class LowRank(Family):
         return dim + self.rank
 
     def init(self, loc: Tensor, scale: float) -> Tensor:
-        """The factor starts small and different in each column: at zero it would have no gradient to leave by."""
+        """The factor starts with a small share of the variance, in fixed random directions.
+
+        Its expected gradient is a matrix times the factor: at zero, or in directions that it lacks, there would be none.
+        """
         members, dim = loc.shape
-        wave = torch.arange(dim * self.rank, dtype=loc.dtype, device=loc.device)
-        factor = 0.1 * scale * torch.cos(wave * 2.399963).expand(members, -1)  # the golden angle: columns do not repeat
-        return torch.cat([loc, torch.full_like(loc, inverse_softplus(scale)), factor], -1)
+        factor = torch.randn(dim, self.rank, generator=torch.Generator().manual_seed(0), dtype=loc.dtype)
+        factor = (scale * math.sqrt(FACTOR_SHARE) * F.normalize(factor, dim=-1)).to(loc.device)
+        rho = torch.full_like(loc, inverse_softplus(scale * math.sqrt(1 - FACTOR_SHARE)))
+        return torch.cat([loc, rho, factor.flatten().expand(members, -1)], -1)
 
     def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dim = phi.shape[-1] // (2 + self.rank)
@@ -164,7 +169,7 @@ class FullRank(Family):
         """L = scale * identity."""
         members, dim = loc.shape
         rows, columns = torch.tril_indices(dim, dim, device=loc.device)
-        packed = torch.where(rows == columns, inverse_softplus(scale), 0.0).to(loc.dtype)
+        packed = (rows == columns).to(loc.dtype) * inverse_softplus(scale)
         return torch.cat([loc, packed.expand(members, -1)], -1)
 
     def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor]:

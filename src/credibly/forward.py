@@ -32,25 +32,34 @@ class Forward:
         layout: the network and its flat vector.
         plan: "auto", "batched" or "looped".
         trial: one or two rows to try the batched plan on.
+        module: another network to run in place of the layout's, such as a copy with masks.
+        varied: example tensors (2, *shape) of what varies; by default the layout's random parameters.
     """
 
-    def __init__(self, layout: Layout, plan: Plan, trial: Inputs) -> None:
+    def __init__(
+        self, layout: Layout, plan: Plan, trial: Inputs, *, module: nn.Module | None = None, varied: dict[str, Tensor] | None = None
+    ) -> None:  # fmt: skip
         if plan not in ("auto", "batched", "looped"):
             raise InputError("plan", f"found {plan!r}", 'Pass "auto", "batched" or "looped"')
         self.layout = layout
-        self.stack = stacked_forward(layout.module, layout.aliases) if isinstance(trial, Tensor) else None
-        self.looped, self.reason = self._choose(plan, trial)
-        self.row_width = _row_width(layout, trial)
+        self.module = layout.module if module is None else module
+        self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
+        self.looped, self.reason = self._choose(plan, trial, varied)
+        self.row_width = _row_width(self.module, trial)
         log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)
 
     def __call__(self, theta: Tensor, x: Inputs, *, shared: bool = True) -> Tensor:
         """Outputs (C, N, ...) for theta (C, D); x has rows (N, ...), or (C, N, ...) with shared=False."""
-        parameters = self.layout.split(theta)[0]
+        return self.apply(self.layout.split(theta)[0], x, shared=shared)
+
+    def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:
+        """The same for named tensors (C, *shape): parameters of the network, or buffers such as masks."""
         if self.stack is not None and isinstance(x, Tensor):
             return self.stack(parameters, x, not shared)
-        if theta.shape[0] == 1 or self.looped:
+        count = next(iter(parameters.values())).shape[0]
+        if count == 1 or self.looped:
             rows = []
-            for c in range(theta.shape[0]):
+            for c in range(count):
                 mine = x if shared else map_inputs(lambda t, c=c: t[c], x)  # type: ignore[misc]
                 rows.append(self._one({k: v[c] for k, v in parameters.items()}, mine))
             return torch.stack(rows)
@@ -58,27 +67,32 @@ class Forward:
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
         args, kwargs = arguments(x)
-        return output_tensor(functional_call(self.layout.module, parameters, args, kwargs))
+        return output_tensor(functional_call(self.module, parameters, args, kwargs))
 
     def _vmapped(self, parameters: dict[str, Tensor], x: Inputs, shared: bool) -> Tensor:
         result: Tensor = vmap(self._one, in_dims=(0, None if shared else 0))(parameters, x)
         return result
 
-    def _choose(self, plan: Plan, trial: Inputs) -> tuple[bool, str]:
+    def _choose(self, plan: Plan, trial: Inputs, varied: dict[str, Tensor] | None) -> tuple[bool, str]:
         if plan == "looped":
             return True, "asked for"
         if self.stack is not None:
             return False, "a stack of layers, batched layer by layer"
-        kinds = {type(m).__name__ for m in self.layout.module.modules() if isinstance(m, nn.RNNBase)}
-        if kinds and plan == "auto":
-            return True, f"{', '.join(sorted(kinds))} cannot be batched over parameters"
-        if plan == "auto" and any(isinstance(m, nn.modules.conv._ConvNd) for m in self.layout.module.modules()):
+        if varied is None:
+            theta = self.layout.read(self.layout.module).expand(2, -1)
+            extra = theta.new_zeros(2, self.layout.dim - self.layout.network_dim)
+            varied = self.layout.split(torch.cat([theta, extra], -1))[0]
+        # What decides is where the varied tensors are: layers before the first of them run once in the batched plan.
+        owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in varied]
+        recurrent = {type(m).__name__ for m in owners if isinstance(m, nn.RNNBase)}
+        if recurrent and plan == "auto":
+            return True, f"{', '.join(sorted(recurrent))} cannot be batched over parameters"
+        weights = {name for name in varied if not name.endswith("mask")}
+        if plan == "auto" and weights and any(isinstance(m, nn.modules.conv._ConvNd) for m in owners):
             return True, "convolutions run faster one parameter vector at a time"
-        theta = torch.stack([self.layout.read(self.layout.module)] * 2)
-        theta = torch.cat([theta, theta.new_zeros(2, self.layout.dim - self.layout.network_dim)], -1)
         try:
             with torch.no_grad(), _no_silent_fallback():
-                self._vmapped(self.layout.split(theta)[0], trial, True)
+                self._vmapped(varied, trial, True)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":
@@ -101,7 +115,7 @@ def _no_silent_fallback() -> Iterator[None]:
         functorch._set_vmap_fallback_enabled(before)
 
 
-def _row_width(layout: Layout, trial: Inputs) -> int:
+def _row_width(module: nn.Module, trial: Inputs) -> int:
     """Values that one row takes on its way through the network: a measure of the memory that a row needs."""
     sizes: list[int] = [t[0].numel() for _, t in tensors_of(trial)]
     rows = tensors_of(trial)[0][1].shape[0]
@@ -111,12 +125,12 @@ def _row_width(layout: Layout, trial: Inputs) -> int:
             o.numel() // rows for o in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(o, Tensor)
         )
 
-    leaves = [m for m in layout.module.modules() if not any(True for _ in m.children())]
+    leaves = [m for m in module.modules() if not any(True for _ in m.children())]
     handles = [m.register_forward_hook(note) for m in leaves]
     try:
         with torch.no_grad():
             args, kwargs = arguments(trial)
-            layout.module(*args, **kwargs)
+            module(*args, **kwargs)
     finally:
         for handle in handles:
             handle.remove()

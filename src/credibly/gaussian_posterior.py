@@ -70,47 +70,60 @@ class GaussianPosterior(Posterior):
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draws (count, D); the components take turns, and draw number i is the same however many are asked for."""
         check_seed(seed)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError("count", f"found {count!r}", "Pass a whole number from 1 up")
+        _check_count("count", count, 1)
         dim, each = self.layout.dim, -(-count // self.components)
         noise = torch.empty(
             self.components, each, self.family.noise_size(dim), dtype=self.phi.dtype, device=self.phi.device
         )
         for component in range(self.components):
-            noise[component].normal_(generator=stream(seed, "gaussian draws", component, device=self.phi.device))
+            own = stream(seed, "gaussian draws", component, device=self.phi.device)
+            for draw in noise[component].unbind(0):  # filled as one block, the numbers would depend on its length
+                draw.normal_(generator=own)
         with torch.no_grad():
             return self.family.draw(self.phi, noise).transpose(0, 1).reshape(-1, dim)[:count]
 
     def predict(self, x: Any, *, draws: int = 100, seed: int = 0) -> Predictive:
         """The Bayesian model average at x over so many draws of the weights; the same seed gives the same result."""
+        _check_count("draws", draws, 1)
         return Predictive(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x))
 
     # -- what a variational posterior can tell -------------------------------------------------------------------------
-    def elbo(self, problem: Problem, *, samples: int = 100, seed: int = 0) -> Estimate:
+    def elbo(
+        self, problem: Problem, *, samples: int = 100, seed: int = 0, prior_scale: Tensor | None = None
+    ) -> Estimate:
         """The evidence lower bound in nats, on all data, with its Monte Carlo standard error.
 
         E_q[log p(D|w)] / T_lik + E_q[log p(w)] / T_prior + H[q]: at T = 1 it is the ELBO, the log evidence where q is
         exact. For a mixture it is the mean over components, itself a lower bound of the mixture's.
+
+        Args:
+            problem: the density.
+            samples: draws of each component, at least 2.
+            seed: of the draws.
+            prior_scale: (M, groups) factors on the scale of the prior's groups, where they were learned.
         """
-        dim = self.layout.dim
+        _check_count("samples", samples, 2)
         draws = self.sample(samples * self.components, seed=seed)
-        log_lik = torch.zeros(len(draws), dtype=torch.float64, device=draws.device)
+        loc, variance = self.loc, self.family.variance(self.phi, self.layout.dim)
+        terms = torch.zeros(len(draws), dtype=torch.float64, device=draws.device)
         with torch.no_grad():
-            for some in torch.arange(len(draws)).split(16):
+            for some in torch.arange(len(draws), device=draws.device).split(16):
                 for x, y in problem.blocks(len(some)):
-                    log_lik[some] += problem.log_likelihood_rows(draws[some], x, y).flatten(1).sum(1)
-            by_component = draws.reshape(samples, self.components, dim).transpose(0, 1)
-            prior = problem.prior.expected_log_prob(
-                self.loc, self.family.variance(self.phi, dim), by_component
-            ).double()
+                    terms[some] += problem.log_likelihood_rows(draws[some], x, y).flatten(1).sum(1)
+                of = some % self.components
+                prior = problem.prior.expected_log_prob(
+                    loc[of], variance[of], draws[some].unsqueeze(1), None if prior_scale is None else prior_scale[of]
+                )
+                terms[some] = terms[some] / problem.tempering.likelihood + prior / problem.tempering.prior
             entropy = self.family.entropy(self.phi).double()
-        terms = log_lik / problem.tempering.likelihood
-        value = terms.mean() + (prior / problem.tempering.prior + entropy).mean()
-        return Estimate(value, terms.std() / len(terms) ** 0.5)
+        spread = (
+            terms.reshape(samples, self.components).var(0).mean()
+        )  # the components are all there: no error of theirs
+        return Estimate(terms.mean() + entropy.mean(), (spread / len(terms)).sqrt())
 
     def signal_to_noise(self) -> Tensor:
-        """|mu| / sigma of every weight, (M, D): weights with little of it can be removed."""
-        return self.loc.abs() / self.std
+        """|mu| / sigma of every weight, (M, D): weights with little of it can be removed. 0 for those that were."""
+        return (self.loc.abs() / self.std).nan_to_num(nan=0.0, posinf=torch.inf)
 
     def layers(self) -> list[LayerSummary]:
         """The posterior of each parameter tensor, averaged over components."""
@@ -143,14 +156,11 @@ class GaussianPosterior(Posterior):
                 f"found {type(self.family).__name__}",
                 "Only mean-field posteriors can be pruned weight by weight",
             )
-        if not 0 <= fraction < 1:
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
             raise InputError("fraction", f"found {fraction!r}", "Pass a number from 0 to below 1")
         network = self.layout.network_dim
-        ratio = self.signal_to_noise()[:, :network]
-        remove = torch.zeros_like(self.loc, dtype=torch.bool)
-        count = round(fraction * network)
-        if count:
-            remove[:, :network] = ratio <= ratio.kthvalue(count, -1, keepdim=True).values
+        least = self.signal_to_noise()[:, :network].argsort(-1, stable=True)[:, : round(fraction * network)]
+        remove = torch.zeros_like(self.loc, dtype=torch.bool).scatter(1, least, True)
         zero, never = torch.zeros_like(self.loc), torch.full_like(self.loc, -torch.inf)  # softplus(-inf) = 0
         mu, rho = self.phi.chunk(2, -1)
         phi = torch.cat([torch.where(remove, zero, mu), torch.where(remove, never, rho)], -1)
@@ -174,6 +184,11 @@ class GaussianPosterior(Posterior):
     def __repr__(self) -> str:
         name = type(self.family).__name__
         return f"GaussianPosterior({self.record.method}: {self.components} x {name} over {self.layout.dim} parameters)"
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(name, f"found {value!r}", f"Pass a whole number from {least} up")
 
 
 def _some(values: Tensor, most: int = 1_000_000) -> Tensor:

@@ -57,6 +57,7 @@ class Layout:
         refuse_batchnorm(module)
         self.device, self.dtype = network_device_dtype(module)
         self.module = _deterministic_copy(module)
+        self.silenced = _hidden_dropout(module)
         self.random: tuple[str, ...] = (random,) if isinstance(random, str) else tuple(random)
         names = _names_by_parameter(self.module)
         for pattern in self.random:
@@ -193,6 +194,14 @@ def _deterministic_copy(module: nn.Module) -> nn.Module:
             if isinstance(part, nn.MultiheadAttention):
                 part.dropout = 0.0
     return module
+
+
+def _hidden_dropout(module: nn.Module) -> list[str]:
+    """Modules that drop inside their own forward, where no layer stands for it; it is off in the density."""
+    kinds = (nn.MultiheadAttention, nn.RNNBase)
+    return [
+        name or "the network" for name, m in module.named_modules() if isinstance(m, kinds) and float(m.dropout) > 0
+    ]
 
 
 def _fan_in(module: nn.Module) -> dict[str, int]:

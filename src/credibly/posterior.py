@@ -164,7 +164,7 @@ class WeightDraws:
         self.likelihood = model.likelihood
         self.count = len(theta)
 
-    def outputs(self, x: Inputs, start: int, stop: int) -> Tensor:
+    def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Arranged outputs (stop - start, rows, ..., K)."""
         with torch.no_grad():
             return self.likelihood.arrange(self.model.forward(self.theta[start:stop], x), 1)

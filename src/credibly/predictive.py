@@ -34,8 +34,8 @@ class DrawSource(Protocol):
     likelihood: Likelihood
     count: int
 
-    def outputs(self, x: Inputs, start: int, stop: int) -> Tensor:
-        """Arranged outputs (stop - start, rows, ..., K) of draws start to stop."""
+    def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
+        """Arranged outputs (stop - start, rows, ..., K) of draws start to stop; `first_row` is the place of x's first row."""
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
         """The likelihood's own parameters in those draws."""
@@ -241,14 +241,15 @@ class Predictive:
         with torch.no_grad():
             if self._fits():
                 if self._cached is None:
-                    self._cached = self._outputs(self._x)
+                    self._cached = self._outputs(self._x, 0)
                 yield function(self._cached, extra, 0)
                 return
             for start in range(0, self.rows, self._block_rows):
                 rows = slice(start, start + self._block_rows)
-                yield function(self._outputs(map_inputs(lambda t, rows=rows: t[rows], self._x)), extra, start)  # type: ignore[misc]
+                block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
+                yield function(self._outputs(block, start), extra, start)
 
-    def _outputs(self, x: Inputs) -> Tensor:
+    def _outputs(self, x: Inputs, first: int) -> Tensor:
         """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
         rows = row_count(x)
         width = self._source.row_width()
@@ -258,7 +259,7 @@ class Predictive:
         for row in range(0, rows, tile_rows):
             some = map_inputs(lambda t, r=row: t[r : r + tile_rows], x) if tile_rows < rows else x  # type: ignore[misc]
             for draw in range(0, self.draws, tile_draws):
-                tile = self._source.outputs(some, draw, min(draw + tile_draws, self.draws))
+                tile = self._source.outputs(some, draw, min(draw + tile_draws, self.draws), first + row)
                 if tile.shape[:2] == (self.draws, rows):
                     return tile
                 if result is None:

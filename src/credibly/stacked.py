@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credibly.masks import MaskedDropout, MaskedInput
+
 Parameters = Mapping[str, Tensor]
 Stage = Callable[
     [Parameters, Tensor, bool], tuple[Tensor, bool]
@@ -56,15 +58,34 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
                 return None
             found += inner
         return found
-    if type(module) is nn.Linear:
+    if isinstance(module, MaskedDropout):
+        return [_dropout(module, f"{prefix}mask")]
+    if type(module) is nn.Linear or (isinstance(module, nn.Linear) and isinstance(module, MaskedInput)):
         weight = aliases[f"{prefix}weight"]
         bias = aliases[f"{prefix}bias"] if module.bias is not None else None
-        return [_linear(module, weight, bias)]
+        mask = [_mask(f"{prefix}mask")] if isinstance(module, MaskedInput) else []
+        return [*mask, _linear(module, weight, bias)]
     if type(module) in _ELEMENTWISE:
         return [lambda _, h, batched: (module(h), batched)]
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return [lambda _, h, batched: (h.flatten(2 if batched else 1), batched)]
     return None
+
+
+def _mask(name: str) -> Stage:
+    def stage(parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask = parameters.get(name)
+        return (h, batched) if mask is None else (h * mask, True)
+
+    return stage
+
+
+def _dropout(layer: MaskedDropout, name: str) -> Stage:
+    def stage(parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask = parameters.get(name)
+        return (h, batched) if mask is None else (layer.apply_mask(h, mask), True)
+
+    return stage
 
 
 def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:

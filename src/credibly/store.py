@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import StoreError
 from credibly.forward import Forward
 from credibly.gaussian_posterior import GaussianPosterior
@@ -38,7 +39,7 @@ from credibly.specs import from_spec, kinds_of, to_spec
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
 SHARD_BYTES = 2**28
-POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, GaussianPosterior)}
+POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, GaussianPosterior, DropoutPosterior)}
 
 
 def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -28,6 +28,7 @@ from credibly.methods.objectives import NegativeLogDensity, Objective
 from credibly.methods.reparameterise import LayerNoise, choose_estimator
 from credibly.methods.training import Training, split, train
 from credibly.posterior import Model
+from credibly.priors import positive
 from credibly.problem import Problem
 from credibly.rng import stream
 
@@ -75,8 +76,9 @@ class BayesByBackprop(Training, Method):
             raise InputError("estimator", f"found {self.estimator!r}", 'Pass "auto", "weights", "local" or "flipout"')
         if self.kl_weights not in ("uniform", "geometric"):
             raise InputError("kl_weights", f"found {self.kl_weights!r}", 'Pass "uniform" or "geometric"')
-        if not (isinstance(self.init_scale, (int, float)) and math.isfinite(self.init_scale) and self.init_scale > 0):
-            raise InputError("init_scale", f"found {self.init_scale!r}", "Pass a positive number")
+        positive("init_scale", self.init_scale)
+        if not isinstance(self.learn_prior_scale, bool):
+            raise InputError("learn_prior_scale", f"found {self.learn_prior_scale!r}", "Pass True or False")
         if isinstance(self.kl_warmup, bool) or not isinstance(self.kl_warmup, int) or self.kl_warmup < 0:
             raise InputError("kl_warmup", f"found {self.kl_warmup!r}", "Pass a number of steps from 0 up")
 
@@ -132,10 +134,10 @@ class BayesByBackprop(Training, Method):
                     error.posterior.save(out)
             raise
         history = {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
-        if self.learn_prior_scale:
-            history["prior_scale_factor"] = done.theta[:, width:].exp().tolist()
-        fitted = posterior(done.theta, history)
-        elbo = fitted.elbo(problem, samples=FINAL_SAMPLES, seed=seed)
+        factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
+        if factor is not None:
+            history["prior_scale_factor"] = factor.tolist()
+        elbo = posterior(done.theta, {}).elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
         history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
         fitted = posterior(done.theta, history)
         if out is not None:
@@ -151,7 +153,11 @@ class BayesByBackprop(Training, Method):
             split(problem, self, seed),
         )
         objective = NegativeLogDensity(problem, data.count)
-        return train(problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress).theta
+        try:
+            return train(problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress).theta
+        except TrainingError as error:
+            error.posterior = None  # a point is none of this method's results
+            raise
 
 
 class FreeEnergy(Objective):

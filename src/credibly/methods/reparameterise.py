@@ -117,7 +117,7 @@ def choose_estimator(asked: str, problem: Problem, batch: int, *, mean_field: bo
             return LayerNoise(problems[0])
         plain = all(isinstance(_layer(problem, n), nn.Linear) and len(seen.output) == 2 for n, seen in found.items())
         if plain:
-            return OnLayers("local", problem, found, "all layers are Linear on rows")
+            return OnLayers("local", problem, found, "the layers that can take noise are Linear on rows")
         return OnLayers("flipout", problem, found, "positions share weights in some layer")
     if problems:
         advice = 'Use estimator="weights", which works for every module'
@@ -131,6 +131,7 @@ class _Seen:
     def __init__(self) -> None:
         self.calls = 0
         self.output: tuple[int, ...] = ()
+        self.other: tuple[int, ...] = ()  # its output for another number of rows
 
 
 def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
@@ -148,9 +149,13 @@ def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
                 seen.output = tuple(out.shape)
 
             handles.append(layer.register_forward_hook(note))
+    other = batch - 1 or min(2, problem.n)
     try:
         with torch.no_grad():
-            call(module, map_inputs(lambda t: t[:batch], problem.x))
+            for rows in (other, batch):
+                for seen in found.values():
+                    seen.calls, seen.other = 0, seen.output
+                call(module, map_inputs(lambda t, n=rows: t[:n], problem.x))  # type: ignore[misc]
     finally:
         for handle in handles:
             handle.remove()
@@ -159,7 +164,7 @@ def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
         mode = getattr(_layer(problem, name), "padding_mode", "zeros")
         if seen.calls != 1:
             problems.append(f"layer {name!r} is called {seen.calls} times in one pass, with the same weights")
-        elif seen.output[0] != batch:
+        elif (seen.output[0], *seen.other[:1]) != (batch, other):
             problems.append(f"layer {name!r} does not keep the rows on its first axis")
         elif mode != "zeros":
             problems.append(f"layer {name!r} pads with {mode!r}")

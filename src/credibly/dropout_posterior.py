@@ -1,0 +1,158 @@
+"""DropoutPosterior: the variational posterior of dropout. Its draws are the weights with some of their inputs masked.
+
+    q(w):  W_l = diag(z_l) M_l,  z ~ Bernoulli(keep)            E[y*] = mean of passes,  Var[y*] = 1/tau + variance of passes
+
+A pass draws ONE mask for all rows, which is a draw of q(w): the passes are functions, and their rows belong together. With
+per_row=True every row has masks of its own, as in training.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from credibly.errors import InputError
+from credibly.forward import Forward
+from credibly.inputs import Inputs, blank_row, map_inputs, row_count
+from credibly.masks import MaskedDropout, Site, find_sites, masked_copy
+from credibly.posterior import Model, Posterior, Record
+from credibly.predictive import Predictive
+from credibly.rng import check_seed, stream
+
+
+class DropoutPosterior(Posterior):
+    """Weights theta (D,) of a network with dropout, and the rate of each place where it acts."""
+
+    kind: ClassVar[str] = "dropout"
+
+    def __init__(
+        self, model: Model, theta: Tensor, rates: dict[str, float], inserted: tuple[str, ...], record: Record
+    ) -> None:
+        super().__init__(model, record)
+        if theta.shape != (model.layout.dim,):
+            raise InputError("theta", f"has shape {tuple(theta.shape)}", f"Pass ({model.layout.dim},)")
+        self.theta = theta
+        self.rates = dict(rates)
+        self.inserted = inserted
+        self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, None)
+        set_rates(self.masked, self.rates)
+
+    def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
+        """The average over so many passes with dropout on; the same seed gives the same masks and the same result."""
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise InputError("passes", f"found {passes!r}", "Pass a number of passes from 1 up")
+        inputs = self.model.inputs(x)
+        return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
+
+    def module(self) -> nn.Module:
+        """The plain network with these weights and dropout off (the weight-averaged prediction)."""
+        return self.layout.write(self.theta)
+
+    def sample(self, count: int, *, seed: int = 0) -> Tensor:
+        """Draws of q(w), (count, D): the weights with the masked inputs set to zero.
+
+        For networks whose dropout acts directly on the inputs of Linear layers; elsewhere a mask is no mask of weights.
+        """
+        sites, shapes = find_sites(self.masked, self.rates, self._blank())
+        masks = draw_masks(sites, shapes, count, check_seed(seed), self.theta)
+        draws = self.theta.expand(count, -1).clone()
+        entries = {e.name: e for e in self.layout.entries}
+        for site in sites:
+            if site.weight not in entries:
+                continue
+            entry = entries[site.weight]
+            if not site.direct or len(shapes[site.name]) != 1 or len(entry.shape) != 2:
+                raise InputError(
+                    "sample",
+                    f"dropout {site.name!r} does not act on the inputs of a Linear layer",
+                    "Use predict, which needs no draws of weights",
+                )
+            part = draws[:, entry.start : entry.stop].reshape(count, *entry.shape)
+            draws[:, entry.start : entry.stop] = (part * masks[site.mask]).reshape(count, -1)
+        return draws
+
+    @property
+    def draws(self) -> Tensor:
+        """A fixed set of 100 draws of q(w) as (1, draw, D)."""
+        return self.sample(100).unsqueeze(0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights."""
+        return {"theta": self.theta}
+
+    def description(self) -> Any:
+        """Rates by place, and where dropout was inserted."""
+        return {"rates": self.rates, "inserted": list(self.inserted)}
+
+    @classmethod
+    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
+        """From stored weights and rates."""
+        return cls(model, tensors["theta"], description["rates"], tuple(description["inserted"]), record)
+
+    def _blank(self) -> Inputs:
+        return blank_row(self.model.row, self.layout.device)
+
+    def __repr__(self) -> str:
+        rates = ", ".join(f"{k} {v:.3g}" for k, v in self.rates.items())
+        return f"DropoutPosterior({self.layout.dim} parameters, dropout {rates})"
+
+
+class MaskDraws:
+    """A source of outputs from passes with dropout."""
+
+    def __init__(self, posterior: DropoutPosterior, x: Inputs, passes: int, seed: int, *, per_row: bool) -> None:
+        self.posterior, self.count, self.seed, self.per_row = posterior, passes, seed, per_row
+        self.likelihood = posterior.likelihood
+        trial = map_inputs(lambda t: t[:1], x)
+        self.sites, self.shapes = find_sites(posterior.masked, posterior.rates, trial)
+        varied = {
+            s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=posterior.theta.dtype, device=posterior.theta.device)
+            for s in self.sites
+        }
+        self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
+        self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
+
+    def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
+        """Arranged outputs (stop - start, rows, ..., K) of passes start to stop."""
+        with torch.no_grad():
+            if self.per_row:
+                rows = row_count(x)
+                one = [
+                    draw_masks(self.sites, self.shapes, rows, self.seed, self.posterior.theta, ("row", p, first_row))
+                    for p in range(start, stop)
+                ]
+                masks = {name: torch.stack([m[name].squeeze(1) for m in one]) for name in one[0]}
+            else:
+                masks = {name: mask[start:stop] for name, mask in self.masks.items()}
+            return self.likelihood.arrange(self.forward.apply(masks, x), 1)
+
+    def extra(self, start: int, stop: int) -> dict[str, Tensor]:
+        """The likelihood's own parameters, the same in every pass."""
+        return self.posterior.model.extra(self.posterior.theta.expand(stop - start, -1))
+
+    def row_width(self) -> int:
+        """Values one row takes in the network."""
+        return self.forward.row_width
+
+
+def draw_masks(
+    sites: tuple[Site, ...], shapes: dict[str, tuple[int, ...]], count: int, seed: int, like: Tensor, stream_name: tuple[str | int, ...] = ()
+) -> dict[str, Tensor]:  # fmt: skip
+    """Masks (count, 1, *shape) by name: 1/keep with probability keep, else 0."""
+    purpose, *indices = stream_name or ("shared",)
+    generator = stream(seed, f"{purpose} masks", *(int(i) for i in indices), device=like.device)
+    masks = {}
+    for site in sites:
+        u = torch.rand((count, 1, *shapes[site.name]), generator=generator, dtype=like.dtype, device=like.device)
+        masks[site.mask] = (u < 1 - site.rate).to(like.dtype) * site.gain
+    return masks
+
+
+def set_rates(module: nn.Module, rates: dict[str, float]) -> None:
+    """Tells the layers of a masked copy their rates (alpha dropout needs to know them)."""
+    for name, rate in rates.items():
+        layer = module.get_submodule(name) if name else module
+        if isinstance(layer, MaskedDropout):
+            layer.keep = 1 - rate
