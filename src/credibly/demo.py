@@ -77,8 +77,9 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     training: dict[str, Any] = {"steps": 150 if quick else 1500, "compile": False}
     # Randomised members spread over the posterior. Started alike and drawn to one prior centre, they would mostly agree.
     spread = {"members": 10, "anchored": True, "init": "prior"}
-    # The demo networks have no dropout of their own.
-    drop = training | {"insert": "*", "rate": 0.1}
+    # The demo networks have no dropout of their own. It is put before the last layer: the toys have one or two inputs, and
+    # dropping one of those would drop the whole question.
+    drop = training | {"insert": "2", "rate": 0.1}
     known = {"mle": training, "map": training, "ensemble": training | spread, "dropout": drop, "bbb": training}
     return known.get(method, {})
 

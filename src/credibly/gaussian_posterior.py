@@ -159,7 +159,7 @@ class GaussianPosterior(Posterior):
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction < 1:
             raise InputError("fraction", f"found {fraction!r}", "Pass a number from 0 to below 1")
         network = self.layout.network_dim
-        least = self.signal_to_noise()[:, :network].argsort(-1, stable=True)[:, : round(fraction * network)]
+        least = self.signal_to_noise()[:, :network].argsort(stable=True, dim=-1)[:, : round(fraction * network)]
         remove = torch.zeros_like(self.loc, dtype=torch.bool).scatter(1, least, True)
         zero, never = torch.zeros_like(self.loc), torch.full_like(self.loc, -torch.inf)  # softplus(-inf) = 0
         mu, rho = self.phi.chunk(2, -1)
