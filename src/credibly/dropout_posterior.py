@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.inputs import Inputs, blank_row, map_inputs, row_count
-from credibly.masks import MaskedDropout, Site, find_sites, masked_copy
+from credibly.masks import MaskedDropout, Site, find_sites, masked_copy, repeated_width
 from credibly.posterior import Model, Posterior, Record
-from credibly.predictive import Predictive
+from credibly.predictive import BLOCK_VALUES, Predictive
 from credibly.rng import check_seed, stream
+
+ROW_BLOCK = 64  # rows whose own masks come from one stream
 
 
 class DropoutPosterior(Posterior):
@@ -36,7 +38,8 @@ class DropoutPosterior(Posterior):
         self.theta = theta
         self.rates = dict(rates)
         self.inserted = inserted
-        self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, None)
+        # Any rate serves for the copy: those of the layers themselves may be zero where others were asked for.
+        self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, 0.5)
         set_rates(self.masked, self.rates)
 
     def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
@@ -59,18 +62,20 @@ class DropoutPosterior(Posterior):
         masks = draw_masks(sites, shapes, count, check_seed(seed), self.theta)
         draws = self.theta.expand(count, -1).clone()
         entries = {e.name: e for e in self.layout.entries}
+        names = list(self.layout.aliases.values())
         for site in sites:
-            if site.weight not in entries:
-                continue
-            entry = entries[site.weight]
-            if not site.direct or len(shapes[site.name]) != 1 or len(entry.shape) != 2:
+            plain = site.direct and not site.alpha and len(shapes[site.name]) == 1
+            if not plain or any(
+                w not in entries or len(entries[w].shape) != 2 or names.count(w) > 1 for w in site.weights
+            ):
                 raise InputError(
                     "sample",
-                    f"dropout {site.name!r} does not act on the inputs of a Linear layer",
+                    f"dropout {site.name!r} does not act on the inputs of a Linear layer with random weights of its own",
                     "Use predict, which needs no draws of weights",
                 )
-            part = draws[:, entry.start : entry.stop].reshape(count, *entry.shape)
-            draws[:, entry.start : entry.stop] = (part * masks[site.mask]).reshape(count, -1)
+            for entry in (entries[w] for w in site.weights):
+                part = draws[:, entry.start : entry.stop].reshape(count, *entry.shape)
+                draws[:, entry.start : entry.stop] = (part * masks[site.mask]).reshape(count, -1)
         return draws
 
     @property
@@ -113,28 +118,57 @@ class MaskDraws:
         }
         self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
         self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
+        # A tile has few rows and all passes, so that what lies before the first mask is computed once for its rows; where
+        # the rest of one row is too wide for that, as many passes as fit. The loop takes the passes one by one anyway.
+        width = self.forward.row_width
+        anew = 0 if self.forward.looped else width
+        if passes * row_count(x) * anew > BLOCK_VALUES:
+            anew = repeated_width(posterior.masked, self.sites[0].name, trial)
+        self.rows_at_once = max(1, BLOCK_VALUES // max(width, passes * anew))
+        self.passes_at_once = max(1, BLOCK_VALUES // (self.rows_at_once * anew)) if anew else passes
+        self.width = (anew or width) if per_row else 1
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Arranged outputs (stop - start, rows, ..., K) of passes start to stop."""
         with torch.no_grad():
             if self.per_row:
-                rows = row_count(x)
-                one = [
-                    draw_masks(self.sites, self.shapes, rows, self.seed, self.posterior.theta, ("row", p, first_row))
-                    for p in range(start, stop)
-                ]
-                masks = {name: torch.stack([m[name].squeeze(1) for m in one]) for name in one[0]}
+                passes = [self._row_masks(p, first_row, row_count(x)) for p in range(start, stop)]
+                masks = {name: torch.stack([m[name] for m in passes]) for name in passes[0]}
             else:
                 masks = {name: mask[start:stop] for name, mask in self.masks.items()}
-            return self.likelihood.arrange(self.forward.apply(masks, x), 1)
+            return self.likelihood.arrange(self._tiled(masks, x, stop - start), 1)
+
+    def _tiled(self, masks: dict[str, Tensor], x: Inputs, passes: int) -> Tensor:
+        rows, few, some = row_count(x), self.rows_at_once, self.passes_at_once
+        if rows <= few and passes <= some:
+            return self.forward.apply(masks, x)
+        strips = []
+        for row in range(0, rows, few):
+            here = map_inputs(lambda t, row=row: t[row : row + few], x)  # type: ignore[misc]
+            own = {name: mask[:, row : row + few] if self.per_row else mask for name, mask in masks.items()}
+            strip = [
+                self.forward.apply({k: m[p : p + some] for k, m in own.items()}, here) for p in range(0, passes, some)
+            ]
+            strips.append(torch.cat(strip))
+        return torch.cat(strips, 1)
+
+    def _row_masks(self, number: int, first_row: int, rows: int) -> dict[str, Tensor]:
+        """Masks (rows, *shape) of one pass; a row's masks go with its place, however the rows are cut into blocks."""
+        first, last = first_row // ROW_BLOCK, (first_row + rows - 1) // ROW_BLOCK
+        drawn = [
+            draw_masks(self.sites, self.shapes, ROW_BLOCK, self.seed, self.posterior.theta, ("row", number, block))
+            for block in range(first, last + 1)
+        ]
+        here = slice(first_row - first * ROW_BLOCK, first_row - first * ROW_BLOCK + rows)
+        return {name: torch.cat([m[name] for m in drawn])[here, 0] for name in drawn[0]}
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
         """The likelihood's own parameters, the same in every pass."""
         return self.posterior.model.extra(self.posterior.theta.expand(stop - start, -1))
 
     def row_width(self) -> int:
-        """Values one row takes in the network."""
-        return self.forward.row_width
+        """What a row takes in a pass where it has masks of its own; otherwise 1, as `outputs` makes tiles by itself."""
+        return self.width
 
 
 def draw_masks(

@@ -23,6 +23,9 @@ CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 DROPOUT = (nn.Dropout, *CHANNEL_WISE, nn.AlphaDropout)
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TAKING = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_INPUT_WEIGHTS = {"weight", "weight_ih", "weight_ih_l0", "weight_ih_l0_reverse"}
+_INPUT_WEIGHTS |= {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 _SELU_FLOOR = -1.7580993408473766  # what alpha dropout puts in place of a dropped value: -scale * alpha of SELU
 
 
@@ -33,13 +36,13 @@ class Site:
     Attributes:
         name: of the layer that holds the mask.
         rate: probability that a value is dropped.
-        weight: the weight whose inputs are dropped, which carries the layer's share of the KL divergence; None at the end.
-        direct: whether that weight sees the dropped values themselves, with nothing between.
+        weights: the weights whose inputs are dropped, which carry the layer's share of the KL divergence; none at the end.
+        direct: whether those weights see the dropped values themselves, with nothing between, and see nothing else.
     """
 
     name: str
     rate: float
-    weight: str | None
+    weights: tuple[str, ...]
     direct: bool
     alpha: bool = False
 
@@ -142,7 +145,7 @@ def find_sites(
     shapes: dict[str, tuple[int, ...]] = {}
     order: list[tuple[str, str]] = []
     outputs: dict[str, Tensor] = {}
-    direct: dict[str, bool] = {}
+    fed: dict[str, list[str]] = {name: [] for name in rates}  # the layers that take a dropout's output as it is
 
     def enter(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if name in rates:
@@ -158,19 +161,22 @@ def find_sites(
                 )
             wide = bool(getattr(layer, "channel_wise", False)) and x.ndim > 2
             shapes[name] = (x.shape[1], *(1,) * (x.ndim - 2)) if wide else tuple(x.shape[1:])
-        if isinstance(layer, WEIGHTED):
+        if isinstance(layer, _TAKING):
             order.append(("weight", name))
-            direct[name] = isinstance(layer, MaskedInput) or any(args[0] is out for out in outputs.values())
+            if isinstance(layer, WEIGHTED):
+                feeding = [site for site, out in outputs.items() if args[0] is out]
+                for site in (*feeding, *((name,) if isinstance(layer, MaskedInput) else ())):
+                    fed[site].append(name)
 
-    def leave(name: str, out: Any) -> None:
-        if name in rates:
+    def leave(name: str, layer: nn.Module, out: Any) -> None:
+        if isinstance(layer, MaskedDropout):
             outputs[name] = out
 
     handles = []
     for name, layer in module.named_modules():
-        if name in rates or isinstance(layer, WEIGHTED):
+        if name in rates or isinstance(layer, _TAKING):
             handles.append(layer.register_forward_pre_hook(lambda m, args, name=name: enter(name, m, args)))
-            handles.append(layer.register_forward_hook(lambda m, args, out, name=name: leave(name, out)))
+            handles.append(layer.register_forward_hook(lambda m, args, out, name=name: leave(name, m, out)))
     try:
         with torch.no_grad():
             call(module, trial)
@@ -180,16 +186,49 @@ def find_sites(
     sites = []
     for place, (what, name) in enumerate(order):
         if what == "drop":
-            after = next((n for w, n in order[place:] if w == "weight"), None)
-            weight = None if after is None else f"{after}.weight".lstrip(".")
+            after = fed[name] or [n for what, n in order[place:] if what == "weight"][:1]
+            weights = tuple(w for n in after for w in _input_weights(n, module.get_submodule(n)))
+            direct = bool(fed[name]) and all(order.count(("weight", n)) == 1 for n in after)
             alpha = bool(getattr(module.get_submodule(name), "alpha", False))
-            sites.append(Site(name, rates[name], weight, after is not None and direct[after], alpha))
+            sites.append(Site(name, rates[name], weights, direct, alpha))
     missing = [name for name in rates if name not in shapes]
     if missing:
         raise InputError(
             "net", f"dropout {missing[0]!r} was not used in a pass", "Remove the layer, or call it in forward"
         )
     return tuple(sites), shapes
+
+
+def repeated_width(module: nn.Module, first: str, trial: Inputs) -> int:
+    """Values that a row takes from its first mask on: what every pass computes anew."""
+    sizes: list[int] = []
+    rows = row_count(trial)
+
+    def enter(_layer: nn.Module, args: tuple[Any, ...]) -> None:
+        sizes.append(args[0].numel() // rows)
+
+    def leave(_layer: nn.Module, _args: object, out: Any) -> None:
+        if sizes:
+            sizes.extend(
+                o.numel() // rows for o in (out if isinstance(out, tuple) else (out,)) if isinstance(o, Tensor)
+            )
+
+    leaves = [m for m in module.modules() if not any(True for _ in m.children())]
+    handles = [m.register_forward_hook(leave) for m in leaves]
+    handles.append(module.get_submodule(first).register_forward_pre_hook(enter))
+    try:
+        with torch.no_grad():
+            call(module, trial)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, sum(sizes))
+
+
+def _input_weights(name: str, layer: nn.Module) -> tuple[str, ...]:
+    """The names of the weights by which a layer multiplies its inputs."""
+    own = (n for n, _ in layer.named_parameters(recurse=False) if n in _INPUT_WEIGHTS)
+    return tuple(f"{name}.{n}".lstrip(".") for n in own)
 
 
 def _masked_forward(self: Any, x: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import shutil
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from credibly import __version__
 from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import StoreError
 from credibly.forward import Forward
@@ -186,7 +186,7 @@ def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str,
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "versions": {
-            "credibly": version("credibly"),
+            "credibly": __version__,
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),

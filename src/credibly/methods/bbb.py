@@ -171,7 +171,7 @@ class FreeEnergy(Objective):
         self.problem, self.family, self.n, self.options, self.layers = problem, chosen, n, options, layers
         self.seed, self.per_epoch = seed, per_epoch
         self.width = chosen.size(problem.dim)
-        self._scoring = self._draws(8, "scoring", 0)
+        self._scoring = self._draws(8, stream(seed, "scoring", device=problem.device))
 
     def figures(self, step: int) -> tuple[float, ...]:
         """The weight of the complexity: its share of this minibatch (times M, for a mean loss) and the warm-up."""
@@ -182,12 +182,14 @@ class FreeEnergy(Objective):
     def noise(self, step: int) -> tuple[Tensor, ...]:
         """Standard normal numbers of the draws (M, K, .), and of the layers where the estimator puts noise on them."""
         generator = stream(self.seed, "variational noise", step, device=self.problem.device)
-        return self._draws(self.options.samples, "", step, generator), *self.layers.draw(
-            self.options.samples, generator
-        )
+        samples = self.options.samples
+        if self.layers.whole and self.problem.prior.is_normal:  # then no weight is ever drawn
+            weights = torch.zeros(1, samples, 1, dtype=self.problem.layout.dtype, device=self.problem.device)
+        else:
+            weights = self._draws(samples, generator)
+        return weights, *self.layers.draw(samples, generator)
 
-    def _draws(self, samples: int, purpose: str, step: int, generator: torch.Generator | None = None) -> Tensor:
-        generator = generator or stream(self.seed, purpose, step, device=self.problem.device)
+    def _draws(self, samples: int, generator: torch.Generator) -> Tensor:
         shape = (self.options.members, samples, self.family.noise_size(self.problem.dim))
         return torch.randn(shape, generator=generator, dtype=self.problem.layout.dtype, device=self.problem.device)
 

@@ -68,6 +68,9 @@ class MCDropout(Training, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, value in (("rate", self.rate), ("tau", self.tau)):
+            if value is not None and not _several(value):
+                raise InputError(name, f"found {value!r}", "Pass a number, or several of them")
         for rate in _several(self.rate):
             if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
                 raise InputError("rate", f"found {rate!r}", "Pass a number between 0 and 1")
@@ -92,23 +95,19 @@ class MCDropout(Training, Method):
         """Dropout training with the derived decay; the history has the objective and its two parts."""
         check_fit(problem, seed, out)
         network = Dropped(problem, self.insert, _several(self.rate)[0] if self.rate is not None else None)
-        self._check(problem)
+        self._check(problem, network)
         choices: list[Choice] = list(itertools.product(_several(self.rate) or (None,), _several(self.tau) or (None,)))
         history: dict[str, Any] = {}
         best = choices[0]
-        if len(choices) > 1:
-            best, history = self._search(problem, network, choices, seed, progress)
         data = split(problem, self, seed)
         start = initial(problem, self.init, 1, seed)
         try:
+            if len(choices) > 1:
+                best, history = self._search(problem, network, choices, start, seed, progress)
             done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress)
         except TrainingError as error:
-            if isinstance(error.posterior, Tensor):
-                error.posterior = self._posterior(
-                    problem, network, error.posterior[0], network.rates, seed, {"error": str(error)}, "partial"
-                )
-                if out is not None:
-                    error.posterior.save(out)
+            if out is not None and error.posterior is not None:
+                error.posterior.save(out)
             raise
         rates = objective.final_rates(done.theta)[0]
         history |= {**done.history, "rates": rates, "tau": best[1]}
@@ -141,7 +140,7 @@ class MCDropout(Training, Method):
             posterior = method._posterior(problem, network, theta, network.rates, 0, {"from_trained": True})
         return posterior
 
-    def _check(self, problem: Problem) -> None:
+    def _check(self, problem: Problem, network: Dropped) -> None:
         if not problem.prior.is_normal or bool((problem.prior.loc[: problem.layout.network_dim] != 0).any()):
             raise InputError(
                 "prior", "MC-Dropout's decay is derived for Normal priors centred at zero", "Use priors.Normal(scale)"
@@ -152,6 +151,13 @@ class MCDropout(Training, Method):
                 "tau",
                 f"found {self.tau!r} with {name}",
                 'It is for likelihoods with a learned scale, such as Gaussian("learned")',
+            )
+        alpha = next((site.name for site in network.sites if site.alpha), None)
+        if alpha is not None and (self.concrete or len(_several(self.rate)) > 1):
+            raise InputError(
+                "rate",
+                f"{alpha!r} is alpha dropout, whose rescaling goes with one rate",
+                "Pass one rate, without concrete; compare rates by fits of their own",
             )
 
     def _train(
@@ -170,19 +176,26 @@ class MCDropout(Training, Method):
         )
         if self.concrete:
             theta = torch.cat([theta, torch.logit(rates)], -1)
-        done = train(
-            problem, objective, theta, self, data, seed=seed, title=title, shared_batches=True, progress=progress
-        )
+        try:
+            done = train(
+                problem, objective, theta, self, data, seed=seed, title=title, shared_batches=True, progress=progress
+            )
+        except TrainingError as error:
+            if isinstance(error.posterior, Tensor):  # what the member that failed had reached
+                reached, rates_then = error.posterior[error.member], objective.final_rates(error.posterior)
+                error.posterior = self._posterior(
+                    problem, network, reached, rates_then[error.member], seed, {"error": str(error)}, "partial"
+                )
+            raise
         return done, objective
 
     def _search(
-        self, problem: Problem, network: Dropped, choices: list[Choice], seed: int, progress: bool | None
+        self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, seed: int, progress: bool | None
     ) -> tuple[Choice, dict[str, Any]]:  # fmt: skip
         """Every pair of rate and tau trained side by side on part of the rows, scored on the rest."""
         options = Training(validation=self.validation or GRID_VALIDATION, batch_size=None)
         held = split(problem, options, seed)
         rows = Data(held.rows, None)
-        start = initial(problem, self.init, 1, seed)
         done, objective = self._train(problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress)
         assert held.held_out is not None
         with torch.no_grad():

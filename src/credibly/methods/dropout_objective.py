@@ -40,13 +40,17 @@ class Dropped:
         self.forward = Forward(
             problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module
         )
-        # Which site, if any, drops the inputs of each coordinate; the last number means none.
-        owner = torch.full((problem.dim,), len(self.sites), dtype=torch.int64, device=problem.device)
-        for place, site in enumerate(self.sites):
-            for entry in problem.layout.entries:
-                if entry.name == site.weight:
-                    owner[entry.start : entry.stop] = place
-        self.owner = owner
+        # Which sites drop the inputs of each coordinate, as a row of `groups`, (groups, sites); the first row is none.
+        # Alpha dropout is left out: it keeps the variance, and with it E_q ||w||^2 = ||W||^2 + ||b||^2, as without dropout.
+        layout = problem.layout
+        dropped = [{layout.aliases[w] for w in site.weights} if not site.alpha else set() for site in self.sites]
+        rows: list[tuple[bool, ...]] = [(False,) * len(self.sites)]
+        self.owner = torch.zeros(problem.dim, dtype=torch.int64, device=problem.device)
+        for entry in layout.entries:
+            row = tuple(entry.name in names for names in dropped)
+            rows += [row] if row not in rows else []
+            self.owner[entry.start : entry.stop] = rows.index(row)
+        self.groups = torch.tensor(rows, dtype=layout.dtype, device=problem.device)
 
     def rate_row(self, rate: float | None) -> list[float]:
         """The rate of every site, all the same where one is given."""
@@ -98,7 +102,7 @@ class DropoutObjective(Objective):
             weights, rates = self._split(values, own[0])
             log_lik = self.log_likelihood(weights, self.masks(rates, noise), x, y).flatten(1).sum(1)
             misfit = -log_lik / (count * self.problem.tempering.likelihood)
-            decay = self.complexity(weights, rates) / (self.n * self.problem.tempering.prior)
+            decay = self.complexity(weights, rates) / self.n
             parts = torch.stack([misfit, decay], -1)
             return parts.sum(), parts
 
@@ -117,9 +121,13 @@ class DropoutObjective(Objective):
         return self.problem.likelihood.log_prob(output, y, self.problem.extra(weights))
 
     def complexity(self, weights: Tensor, rates: Tensor) -> Tensor:
-        """KL(q || p) up to a constant, (M,): the decay of every weight by its prior and its site's keep, less mask entropy."""
-        keep = torch.cat([1 - rates, torch.ones_like(rates[:, :1])], -1)
-        decay = 0.5 * (torch.square(weights - self.centre) * self.precision / keep[:, self.network.owner]).sum(-1)
+        """E_q[log q - (1/T_prior) log p] up to a constant, (M,): at T_prior = 1 it is KL(q || p).
+
+        The decay of every weight by its prior and its sites' keep, less the entropy of masks with learned rates.
+        """
+        keep = torch.exp(torch.log1p(-rates) @ self.network.groups.T)
+        square = torch.square(weights - self.centre) * self.precision
+        decay = 0.5 / self.problem.tempering.prior * (square / keep[:, self.network.owner]).sum(-1)
         if not self.concrete:
             return decay
         entropy: Tensor = torch.special.entr(rates) + torch.special.entr(1 - rates)

@@ -30,6 +30,7 @@ class LayerNoise:
     """The estimator of one fit. This one is "weights": no noise on layers."""
 
     name = "weights"
+    whole = False  # whether every random parameter belongs to a layer with noise of its own
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -63,6 +64,8 @@ class OnLayers(LayerNoise):
             for buffer, shape, signs in _noise_shapes(layer, name, seen.output):
                 layer.register_buffer(buffer, torch.zeros(shape, dtype=self.dtype, device=self.device))
                 self.shapes.append((f"{layer_name}.{buffer}".lstrip("."), shape, signs))
+        covered = {f"{layer}.{p}".lstrip(".") for layer in self.layers for p in ("weight", "bias")}
+        self.whole = {e.name for e in problem.layout.entries} <= covered
 
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Normal numbers, or signs, for every layer: (1, K, *shape) each."""
@@ -84,7 +87,7 @@ class OnLayers(LayerNoise):
         samples = noise[0].shape[1]
         args, kwargs = arguments(x)
         for k in range(samples):
-            drawn = mu + sigma * noise[0][0, k]
+            drawn = mu if self.whole else mu + sigma * noise[0][0, k]
             values = dict(problem.layout.split(drawn)[0])
             for layer in self.layers:
                 for parameter in ("weight", "bias"):
