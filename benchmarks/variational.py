@@ -356,7 +356,7 @@ class Passes:
     """A network with dropout, inputs, and the ways to 100 passes at them. All give (passes, rows, outputs)."""
 
     name: str
-    net: nn.Sequential  # in training mode: dropout is its only layer that minds
+    net: nn.Sequential  # in training mode, which only its dropout minds
     x: Tensor
     posterior: DropoutPosterior
     fixed: int  # layers before the first dropout
@@ -379,11 +379,13 @@ class Passes:
         return torch.stack([self.net(x) for _ in range(passes)])
 
     def repeated(self, x: Tensor, passes: int = PASSES) -> Tensor:
-        return self.net(x.repeat(passes, 1)).reshape(passes, len(x), -1)
+        out: Tensor = self.net(x.repeat(passes, 1))
+        return out.reshape(passes, len(x), -1)
 
     def repeated_head(self, x: Tensor, passes: int = PASSES) -> Tensor:
         """What lies before the first dropout once, by hand."""
-        return self.net[self.fixed :](self.net[: self.fixed](x).repeat(passes, 1)).reshape(passes, len(x), -1)
+        out: Tensor = self.net[self.fixed :](self.net[: self.fixed](x).repeat(passes, 1))
+        return out.reshape(passes, len(x), -1)
 
     def contestants(self, peers: Peers) -> dict[str, Callable[[], object]]:
         x, seeds = self.x, iter(range(2**31))
@@ -407,8 +409,8 @@ class Passes:
             calls["peer"] = lambda: wrapped(x)
         return calls
 
-    def check(self) -> None:
-        """Mean and variance of many passes agree with the loop's, within what so many passes can tell."""
+    def check(self) -> str:
+        """Mean and variance of many passes agree with the loop's, within what so many passes can tell; says how well."""
         x, passes = self.x[:32], 400
         theirs = self.looped(x, passes).double()
         source = MaskDraws(self.posterior, x, passes, 0, per_row=False)
@@ -416,10 +418,10 @@ class Passes:
         error = ((theirs.var(0) + ours.var(0)) / passes).sqrt()
         apart = float(((theirs.mean(0) - ours.mean(0)) / error).square().mean().sqrt())
         spread = float((ours.var(0) / theirs.var(0)).log().mean().exp())
-        print(f"{self.name}: means {apart:.2f} standard errors apart (rms), variances {spread:.3f} times the loop's")
         # Rows share their masks in ours, so their errors go together and the rms may be some way from 1.
         if apart > 3 or not 0.8 < spread < 1.25:
             raise SystemExit(f"{self.name}: our passes have another distribution than the loop's: nothing to compare")
+        return f"Over {passes} passes the means are {apart:.2f} standard errors apart, our variance {spread:.3f} of the loop's."
 
 
 # -- the cases ---------------------------------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ def bbb(task: Task, peers: Peers, args: argparse.Namespace, record: dict[str, An
             Row(f"flipout / {name}", flipout, times[key]),
             Row(f"eager weights / {name}", times["eager weights"], times[key]),
         ]
-    show(rows, record)
+    show(rows, record, f"bbb {task.name}")
 
     if is_small:
         print(f"## Bayes by Backprop, {task.name}: {DRAWS} draws in a batch against {DRAWS} in a loop\n")
@@ -484,7 +486,7 @@ def bbb(task: Task, peers: Peers, args: argparse.Namespace, record: dict[str, An
             Row(f"step, eager / {one}", times[f"eager {many}"], scaled(times["eager weights"], DRAWS), third),
             Row(f"gradient, eager / {DRAWS} gradients of one draw", times["batched"], times["looped"], third),
         ]
-        show(rows, record)
+        show(rows, record, f"draws {task.name}")
     estimators_table(task, estimators, times, args, record)
 
 
@@ -531,31 +533,30 @@ def name_of(estimator: str, samples: int) -> str:
 
 def prediction(args: argparse.Namespace, peers: Peers, record: dict[str, Any]) -> None:
     """100 passes of MC-Dropout."""
-    print(f"## MC-Dropout, prediction by {PASSES} passes, dropout {RATE}\n")
-    networks = []
+    networks: list[
+        tuple[Passes, Goal | None, Goal | None]
+    ] = []  # with the goals against the loop and the repeated batch
     if args.only != "wide":
         passes = Passes.of([13, 50, 1], 51, 0, cr.likelihoods.Gaussian(NOISE))
         networks.append((passes, Goal(">=", 20), Goal(">=", 6)))
     if args.only != "small":
         networks.append((Passes.of([784, 400, 400, 10], 256, 0, cr.likelihoods.Categorical()), Goal(">=", 1.8), None))
         networks.append((Passes.of([784, 400, 400, 400, 10], 256, 3, cr.likelihoods.Categorical()), None, None))
-    rows = []
-    with torch.no_grad():
-        for network, against_loop, against_repeat in networks:
-            network.check()
+    for network, against_loop, against_repeat in networks:
+        where = "before the last layer" if network.fixed else "before every layer"
+        title = f"MC-Dropout, {network.name}, {len(network.x)} rows: {PASSES} passes, dropout {RATE} {where}"
+        with torch.no_grad():
+            print(f"## {title}\n\n{network.check()}\n")
             times = interleaved(network.contestants(peers), repeats=args.repeats, seconds=args.seconds)
-            where = f"{network.name}, {len(network.x)} rows"
-            where += ", dropout before the last layer" if network.fixed else ""
-            baselines = [("loop", "loop", against_loop), ("repeat", "repeated batch", against_repeat)]
-            baselines += [("peer", "torch-uncertainty", against_repeat)] if "peer" in times else []
-            baselines += [("head", "prefix once by hand, repeated batch", None)] if "head" in times else []
-            rows += [
-                Row(f"{where}: {name} / {kind}", times[ours], times[key], goal, inverse=True)
-                for ours, kind in (("ours", "masks and passes"), ("predict", "predict(x).mean"))
-                for key, name, goal in baselines
-            ]
-    print()
-    show(rows, record)
+        baselines = [("loop", "loop", against_loop), ("repeat", "repeated batch", against_repeat)]
+        baselines += [("peer", "torch-uncertainty", against_repeat)] if "peer" in times else []
+        baselines += [("head", "prefix once by hand, repeated batch", None)] if "head" in times else []
+        rows = [
+            Row(f"{name} / {kind}", times[ours], times[key], goal, inverse=True)
+            for ours, kind in (("ours", "masks and passes"), ("predict", "predict(x).mean"))
+            for key, name, goal in baselines
+        ]
+        show(rows, record, f"passes {network.name}")
 
 
 def dropout(task: Task, args: argparse.Namespace, record: dict[str, Any]) -> None:
@@ -571,7 +572,8 @@ def dropout(task: Task, args: argparse.Namespace, record: dict[str, Any]) -> Non
     }
     times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
     print(f"## MC-Dropout, {task.name}, {len(task.x)} rows, minibatch {task.batch}: one training step\n")
-    show([Row(f"{kind} / plain dropout", times[kind], times["plain"]) for kind in ("compiled", "eager")], record)
+    rows = [Row(f"{kind} / plain dropout", times[kind], times["plain"]) for kind in ("compiled", "eager")]
+    show(rows, record, f"dropout {task.name}")
 
 
 def note_compile(record: dict[str, Any], task: Task, what: str, seconds: float) -> None:

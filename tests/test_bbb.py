@@ -23,6 +23,7 @@ from credibly.rng import stream
 
 f64 = torch.float64
 X, Y = randn(40, 3, dtype=f64), randn(40, 3, dtype=f64).sum(1) + 0.1 * randn(40, seed=1, dtype=f64)
+ORIGIN = torch.zeros(1, 4, dtype=f64)  # where fits of the conjugate model start
 TEMPERATURES = [(1.0, 1.0), (0.25, 1.0), (0.5, 0.5)]
 FAMILIES = {"mean-field": MeanField(), "low-rank": LowRank(2), "full-rank": FullRank()}
 
@@ -134,20 +135,18 @@ def test_the_free_energy_at_the_best_gaussian(conjugate, name, t_lik, t_prior):
     assert float(gradient.abs().max()) < 1e-7
 
 
-@pytest.mark.parametrize(
-    "name, t_lik, t_prior",
-    [(n, *t) for n in ("mean-field", "full-rank") for t in TEMPERATURES] + [("low-rank", 1.0, 1.0)],
-)
+@pytest.mark.parametrize("t_lik, t_prior", TEMPERATURES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_training_ends_at_the_best_gaussian(conjugate, exact_noise, name, t_lik, t_prior):
     """Exact mean; variance 1 / diag(precision) for the mean field, the exact covariance for the others."""
     p = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
-    options = {"steps": 700, "batch_size": 30, "lr": 0.06, "init_scale": 0.1, "compile": False}
+    options = {"steps": 700, "batch_size": 30, "lr": 0.06, "init": ORIGIN, "init_scale": 0.1, "compile": False}
     posterior = cr.BayesByBackprop(family=name, rank=4, estimator="weights", **options).fit(p, seed=0)
     q = best(conjugate, name, t_lik, t_prior)
-    torch.testing.assert_close(posterior.loc[0], q.loc, rtol=0, atol=1e-5)
+    torch.testing.assert_close(posterior.loc[0], q.loc, rtol=0, atol=1e-6)
     scale = torch.outer(q.stddev, q.stddev)
-    torch.testing.assert_close(posterior.covariance()[0] / scale, q.covariance_matrix / scale, rtol=0, atol=1e-3)
-    assert float(kl_divergence(fitted(posterior), q)) < 1e-5
+    torch.testing.assert_close(posterior.covariance()[0] / scale, q.covariance_matrix / scale, rtol=0, atol=1e-6)
+    assert float(kl_divergence(fitted(posterior), q)) < 1e-9
     torch.testing.assert_close(posterior.std[0], posterior.covariance()[0].diagonal().sqrt())
 
 
@@ -155,8 +154,8 @@ def test_training_ends_at_the_best_gaussian(conjugate, exact_noise, name, t_lik,
 @pytest.mark.parametrize(
     "name, samples, t_lik, t_prior",
     [
-        ("mean-field", 2, 1.0, 1.0),
-        ("mean-field", 2, 0.25, 1.0),
+        ("mean-field", 4, 1.0, 1.0),
+        ("mean-field", 4, 0.25, 1.0),
         ("full-rank", 64, 1.0, 1.0),
         ("full-rank", 64, 0.5, 0.5),
     ],
@@ -164,7 +163,7 @@ def test_training_ends_at_the_best_gaussian(conjugate, exact_noise, name, t_lik,
 def test_training_with_random_draws_ends_there_too(conjugate, name, samples, t_lik, t_prior):
     """As users run it. The ELBO plus KL(q || posterior) is the log evidence for any q, so that needs no allowance."""
     p = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
-    options = {"steps": 1500, "batch_size": 30, "lr": 0.03, "init_scale": 0.1, "compile": False}
+    options = {"steps": 1500, "batch_size": 30, "lr": 0.03, "init": ORIGIN, "init_scale": 0.1, "compile": False}
     posterior = cr.BayesByBackprop(family=name, rank=4, samples=samples, **options).fit(p, seed=0)
     assert posterior.record.history["estimator"] == ("local" if name == "mean-field" else "weights")
     q = fitted(posterior)
@@ -337,12 +336,12 @@ def test_the_warm_up_rises_and_ends_at_exactly_one():
 
 
 def test_the_warm_up_changes_the_way_but_not_the_end(conjugate, exact_noise):
-    options = {"steps": 600, "batch_size": 30, "lr": 0.06, "estimator": "weights", "compile": False, "init_scale": 0.1}
-    runs = [cr.BayesByBackprop(kl_warmup=w, **options).fit(conjugate.problem(), seed=0) for w in (0, 300)]
+    options = {"steps": 700, "batch_size": 30, "lr": 0.06, "estimator": "weights", "compile": False, "init_scale": 0.1}
+    runs = [cr.BayesByBackprop(kl_warmup=w, init=ORIGIN, **options).fit(conjugate.problem(), seed=0) for w in (0, 300)]
     first = [run.record.history["parts"]["complexity"][0][0] for run in runs]
     assert first[1] < 0.5 * first[0]
     torch.testing.assert_close(runs[1].loc, runs[0].loc, rtol=0, atol=1e-4)
-    torch.testing.assert_close(runs[1].std, runs[0].std, rtol=1e-2, atol=0)
+    torch.testing.assert_close(runs[1].std, runs[0].std, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -526,7 +525,7 @@ def test_the_prior_scale_moves_to_the_weights(exact_noise, size, prior, above):
     net = nn.Linear(8, 1, bias=False).double()
     p = cr.Problem(net, data=(x, y), likelihood=Gaussian(0.1), prior=Normal(prior))
     options = {"steps": 700, "batch_size": 60, "lr": 0.05, "estimator": "weights", "compile": False}
-    posterior = cr.BayesByBackprop(learn_prior_scale=True, **options).fit(p, seed=0)
+    posterior = cr.BayesByBackprop(learn_prior_scale=True, init=torch.zeros(1, 8, dtype=f64), **options).fit(p, seed=0)
     ((factor,),) = posterior.record.history["prior_scale_factor"]
     assert factor > 3 if above else factor < 1 / 3
     exact = float((posterior.loc.square() + posterior.std.square()).mean().sqrt())
