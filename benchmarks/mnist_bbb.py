@@ -91,10 +91,13 @@ class Settings:
     pi: float
     scale1: float
     scale2: float
+    optimiser: str
+    momentum: float
     lr: float
     samples: int
     estimator: str
     kl_weights: str
+    kl_warmup: float  # share of the steps
     init_scale: float
 
     def prior_density(self) -> cr.priors.Prior:
@@ -107,8 +110,8 @@ class Settings:
         if self.prior == "mixture":
             scales = f"{self.pi:g} {scales} + {1 - self.pi:g} N(0, {self.scale2:.3g}^2)"
         return (
-            f"{scales}, lr {self.lr:g}, {self.samples} draw{'s' if self.samples > 1 else ''} a step ({self.estimator}), "
-            f"KL {self.kl_weights}, start at sigma {self.init_scale:g}"
+            f"{scales}, {self.optimiser} {self.lr:g} (momentum {self.momentum:g}), {self.samples} x {self.estimator}, "
+            f"KL {self.kl_weights} (warm-up {self.kl_warmup:g}), sigma from {self.init_scale:g}"
         )
 
 
@@ -122,14 +125,18 @@ def problem_of(train: Images, units: int, prior: cr.priors.Prior) -> cr.Problem:
 
 
 def fit_bbb(train: Images, settings: Settings, epochs: int, args: argparse.Namespace) -> cr.GaussianPosterior:
+    steps = epochs * (len(train.y) // BATCH)
     method = cr.BayesByBackprop(
         epochs=epochs,
         batch_size=BATCH,
+        optimiser=settings.optimiser,
+        momentum=settings.momentum,
         lr=settings.lr,
         schedule=args.schedule,
         samples=settings.samples,
         estimator=settings.estimator,
         kl_weights=settings.kl_weights,
+        kl_warmup=min(steps - 1, round(settings.kl_warmup * steps)),
         init="fresh",
         init_scale=settings.init_scale,
         compile=args.compile,
@@ -187,34 +194,42 @@ def clock(device: torch.device) -> float:
 
 
 # -- choosing settings by the validation rows --------------------------------------------------------------------------
-def variations(base: Settings) -> list[Settings]:
-    """The settings given, and each of these changes of them alone; scales as in the published grid, exp(-k)."""
-    changes: list[dict[str, Any]] = [{}]
-    if base.prior == "mixture":
-        changes += [{"pi": pi} for pi in (0.25, 0.5, 0.75)]
-        changes += [{"scale1": math.exp(-k)} for k in (0, 1, 2)]
-        changes += [{"scale2": math.exp(-k)} for k in (6, 7, 8)]
-    else:
-        changes += [{"scale1": math.exp(-k)} for k in (0, 1, 2, 3)]
-    changes += [{"lr": base.lr * factor} for factor in (0.3, 3.0)]
-    found: list[Settings] = []
-    for change in changes:
-        one = replace(base, **change)
-        if one not in found:
-            found.append(one)
-    return found
+# One question after another, each asked of the best answer so far: how it is optimised, then the start, then the prior. The
+# scales and shares are those of the published grid. "sgd" at 0.128 is a rate of 1e-3 on the sum over a batch of 128.
+SEARCH: tuple[tuple[dict[str, Any], ...], ...] = (
+    (
+        {"optimiser": "adam", "lr": 1e-3, "kl_weights": "uniform"},
+        {"optimiser": "adam", "lr": 3e-4, "kl_weights": "uniform"},
+        {"optimiser": "adam", "lr": 1e-3, "kl_weights": "geometric"},
+        {"optimiser": "sgd", "momentum": 0.0, "lr": 0.128, "kl_weights": "uniform"},
+    ),
+    ({"init_scale": 0.005}, {"init_scale": 0.02}, {"init_scale": 0.05}),
+    ({"scale2": math.exp(-7)}, {"scale2": math.exp(-8)}),
+    ({"scale1": math.exp(-1)}, {"scale1": math.exp(-2)}),
+    ({"pi": 0.25}, {"pi": 0.75}),
+    ({"kl_warmup": 0.5},),
+)
+SEARCH_NORMAL = (*SEARCH[:2], tuple({"scale1": math.exp(-k)} for k in (0, 1, 2, 3)), SEARCH[5])
 
 
-def choose(train: Images, held_out: Images, base: Settings, args: argparse.Namespace) -> tuple[Settings, list[Any]]:
-    """The variation with the lowest validation error (ties: the lower log loss), and the record of all of them."""
-    tried = []
-    for settings in variations(base):
+def choose(
+    train: Images, held_out: Images, base: Settings, args: argparse.Namespace, tried: list[dict[str, Any]]
+) -> Settings:
+    """The settings with the lowest validation error (ties: the lower log loss); all that were tried go into `tried`."""
+    began = time.perf_counter()
+
+    def attempt(settings: Settings) -> None:
+        if any(one["settings"] == asdict(settings) for one in tried):
+            return
+        if tried and time.perf_counter() - began > args.grid_seconds:
+            print(f"  {settings}: left out, --grid-seconds are spent", flush=True)
+            return
         start = clock(train.x.device)
         try:
             posterior = fit_bbb(train, settings, args.grid_epochs, args)
         except cr.TrainingError as error:
             print(f"  {settings}: {error}", flush=True)
-            continue
+            return
         found = measure(posterior, held_out, args)
         found["seconds"] = clock(train.x.device) - start
         found["elbo"] = posterior.record.history["elbo"]
@@ -224,10 +239,18 @@ def choose(train: Images, held_out: Images, base: Settings, args: argparse.Names
             f"NLL {found['nll']:.4f}, ELBO {found['elbo']:,.0f}, {found['seconds']:.0f} s",
             flush=True,
         )
-    if not tried:
-        sys.exit("no variation could be trained")
-    best = min(tried, key=lambda one: (one["error"], one["nll"]))
-    return Settings(**best["settings"]), tried
+
+    def best() -> Settings:
+        if not tried:
+            sys.exit("the settings given could not be trained")
+        return Settings(**min(tried, key=lambda one: (one["error"], one["nll"]))["settings"])
+
+    attempt(base)
+    for question in SEARCH if base.prior == "mixture" else SEARCH_NORMAL:
+        so_far = best()
+        for change in question:
+            attempt(replace(so_far, **change))
+    return best()
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -281,14 +304,23 @@ def parse() -> argparse.Namespace:
     add("--scale1", type=float, default=1.0, help="the wide component's deviation (default 1)")
     add("--scale2", type=float, default=math.exp(-6), help="the narrow component's deviation (default exp(-6))")
     add("--normal-scale", type=float, default=1.0, help="deviation of --prior normal (default 1)")
-    add("--lr", type=float, default=1e-3, help="Adam's rate at the start (default 1e-3)")
+    add("--optimiser", choices=("adam", "sgd"), default="adam", help="of Bayes by Backprop (default adam)")
+    add("--momentum", type=float, default=0.9, help="of SGD, or Adam's first decay (default 0.9)")
+    add("--lr", type=float, default=1e-3, help="rate at the start, for the mean loss a row (default 1e-3)")
     add("--schedule", choices=("cosine", "linear", "constant"), default="cosine", help="of the rate (default cosine)")
     add("--samples", type=int, default=1, help="draws of the weights a step (default 1)")
     add("--estimator", choices=("auto", "weights", "local", "flipout"), default="auto", help="default auto: local")
     add("--kl-weights", choices=("uniform", "geometric"), default="uniform", help="over the minibatches of an epoch")
+    add(
+        "--kl-warmup",
+        type=float,
+        default=0.0,
+        help="share of the steps over which the KL's weight rises to 1 (default 0)",
+    )
     add("--init-scale", type=float, default=0.01, help="sigma of every weight at the start (default 0.01)")
     add("--grid", action="store_true", help="first choose among variations by the validation error")
-    add("--grid-epochs", type=int, default=40, help="of every variation (default 40)")
+    add("--grid-epochs", type=int, default=60, help="of every variation (default 60)")
+    add("--grid-seconds", type=float, default=240, help="no new variation after so many seconds (default 240)")
     add("--validate", action="store_true", help="train on the first 50,000 rows and report the validation rows only")
     add("--train-rows", type=int, default=60_000, help="rows to train on (default 60,000; with --validate 50,000)")
     add("--baseline-epochs", type=int, default=60, help="of the SGD baselines; 0 leaves them out (default 60)")
@@ -347,16 +379,20 @@ def main() -> None:
             pi=args.pi,
             scale1=args.scale1 if prior == "mixture" else args.normal_scale,
             scale2=args.scale2,
+            optimiser=args.optimiser,
+            momentum=args.momentum,
             lr=args.lr,
             samples=args.samples,
             estimator=args.estimator,
             kl_weights=args.kl_weights,
+            kl_warmup=args.kl_warmup,
             init_scale=args.init_scale,
         )
         if args.grid:
             first = train.rows(0, 60_000 - VALIDATION)
             print(f"Grid, {prior} prior, {args.grid_epochs} epochs on the first {len(first.y):,} rows:", flush=True)
-            settings, record["grid"][prior] = choose(first, held_out, settings, args)
+            record["grid"][prior] = []
+            settings = choose(first, held_out, settings, args, record["grid"][prior])
             keep()
         print(f"\n{PUBLISHED_NAME[prior]}, {len(train.y):,} rows, {args.epochs} epochs: {settings}", flush=True)
         start = clock(device)
