@@ -235,8 +235,10 @@ def plain_dropout(task: Task) -> Loop:
 
 
 def bayesian_torch(task: Task, peer: Any, kind: str, *, fused: bool = True) -> Loop:
-    """The network as bayesian-torch converts it, with its own KL divergence (which averages where it should add: the same
-    work for another weight of the prior)."""
+    """The network as bayesian-torch converts it, with its own KL divergence.
+
+    That one is a mean over the weights of a tensor where it should be a sum: the same work, another weight of the prior.
+    """
     net, n = own_copy(task), len(task.x)
     settings = {
         "prior_mu": 0.0, "prior_sigma": PRIOR, "posterior_mu_init": 0.0, "posterior_rho_init": inverse_softplus(SCALE),
@@ -533,9 +535,8 @@ def name_of(estimator: str, samples: int) -> str:
 
 def prediction(args: argparse.Namespace, peers: Peers, record: dict[str, Any]) -> None:
     """100 passes of MC-Dropout."""
-    networks: list[
-        tuple[Passes, Goal | None, Goal | None]
-    ] = []  # with the goals against the loop and the repeated batch
+    # Each network with its goals against the loop and against the repeated batch.
+    networks: list[tuple[Passes, Goal | None, Goal | None]] = []
     if args.only != "wide":
         passes = Passes.of([13, 50, 1], 51, 0, cr.likelihoods.Gaussian(NOISE))
         networks.append((passes, Goal(">=", 20), Goal(">=", 6)))

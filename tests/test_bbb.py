@@ -835,7 +835,7 @@ def test_the_standard_error_is_the_spread_of_estimates(name, members):
     """Over 300 seeds: the spread of the values is the error that each of them states (its own error is 4 %)."""
     p = problem(mlp(3, 2, 1, dtype=f64), prior=PRIORS[name][0], likelihood=Gaussian(2.0))
     _, phi = free_energy(p, members=members)
-    phi[-1, : p.dim] += 0.7 * (members - 1)  # components that differ by much
+    phi[-1, : p.dim] += 2.0 * (members - 1)  # components whose values differ by more than their draws do
     posterior = posterior_of(p, phi)
     estimates = [posterior.elbo(p, samples=20, seed=s) for s in range(300)]
     values, errors = (torch.stack(column) for column in zip(*estimates))
@@ -845,12 +845,16 @@ def test_the_standard_error_is_the_spread_of_estimates(name, members):
     assert abs(float(z)) < 4
 
 
-def test_the_elbo_of_a_mixture_is_the_mean_over_its_components():
+@pytest.mark.parametrize("factors", [None, torch.tensor([[0.5], [2.0]], dtype=f64)], ids=["given", "learned scales"])
+def test_the_elbo_of_a_mixture_is_the_mean_over_its_components(factors):
     p = problem(prior=Laplace(0.5), temperature=cr.Tempering(0.5, 2.0))
     _, phi = free_energy(p, members=2)
-    both = posterior_of(p, phi).elbo(p, samples=2000)
-    each = [posterior_of(p, phi[m : m + 1]).elbo(p, samples=2000, seed=m) for m in range(2)]
-    error = float(both.standard_error) + 0.5 * math.hypot(*(float(e.standard_error) for e in each))
+    both = posterior_of(p, phi).elbo(p, samples=2000, prior_scale=factors)
+    each = []
+    for m in range(2):
+        own = p if factors is None else problem(prior=Laplace(0.5 * float(factors[m])), temperature=p.tempering)
+        each.append(posterior_of(p, phi[m : m + 1]).elbo(own, samples=2000, seed=7 + m))
+    error = math.hypot(float(both.standard_error), *(0.5 * float(e.standard_error) for e in each))
     assert abs(float(both.value) - 0.5 * sum(float(e.value) for e in each)) < 4 * error
 
 

@@ -45,7 +45,7 @@ def compiled(
 
 
 # Guards are dropped: they cost more than a small step does, and each compiled function here belongs to one run, which calls
-# it with the same shapes, dtypes and settings from its first call to its last.
+# it with the same shapes, dtypes and settings from its first call to its last. (Copied at use: torch.compile empties it.)
 _UNGUARDED: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
 
 
@@ -69,7 +69,7 @@ class _Fallback:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.plain = function
-        self.active: Callable[..., Any] = torch.compile(_own_code(function), dynamic=False, options=_UNGUARDED)
+        self.active: Callable[..., Any] = torch.compile(_own_code(function), dynamic=False, options=dict(_UNGUARDED))
         self.tried = False
 
     def __call__(self, *args: Any) -> Any:

@@ -136,9 +136,7 @@ class LowRank(Family):
         _, sigma, factor = self._parts(phi)
         scaled = factor / sigma.unsqueeze(-1)
         inner = torch.eye(self.rank, dtype=phi.dtype, device=phi.device) + scaled.mT @ scaled
-        factored = torch.linalg.cholesky_ex(
-            inner
-        ).L  # NaN stays NaN, for the training loop to report; no error of its own
+        factored = torch.linalg.cholesky_ex(inner).L  # NaN stays NaN, for the training loop to report
         half_log_det = torch.log(sigma).sum(-1) + torch.log(factored.diagonal(dim1=-2, dim2=-1)).sum(-1)
         return half_log_det + 0.5 * sigma.shape[-1] * math.log(2 * math.pi * math.e)
 
