@@ -849,6 +849,7 @@ def test_the_standard_error_is_the_spread_of_estimates(name, members):
 def test_the_elbo_of_a_mixture_is_the_mean_over_its_components(factors):
     p = problem(prior=Laplace(0.5), temperature=cr.Tempering(0.5, 2.0))
     _, phi = free_energy(p, members=2)
+    phi[1, : p.dim] += 0.5
     both = posterior_of(p, phi).elbo(p, samples=2000, prior_scale=factors)
     each = []
     for m in range(2):
