@@ -116,14 +116,14 @@ NETS = {
 }
 
 
-def problem(name, likelihood=None, **kwargs):
+def problem(name, likelihood=None, prior=None, **kwargs):
     make, shape = NETS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = make().double()
     x, y = randn(ROWS, *shape, seed=1, dtype=f64), randn(ROWS, seed=2, dtype=f64)
     likelihood = likelihood or Gaussian(0.7)
-    return cr.Problem(net, data=(x, y), likelihood=likelihood, prior=cr.priors.Normal(), **kwargs)
+    return cr.Problem(net, data=(x, y), likelihood=likelihood, prior=prior or cr.priors.Normal(), **kwargs)
 
 
 def choose(asked, name, *, batch=ROWS, mean_field=True, **kwargs):
@@ -131,9 +131,9 @@ def choose(asked, name, *, batch=ROWS, mean_field=True, **kwargs):
 
 
 @functools.cache
-def setting(name, estimator, samples=1, learned=False):
+def setting(name, estimator, samples=1, learned=False, prior=None):
     """The free energy of a net, and a phi whose means and deviations are of no particular kind."""
-    p = problem(name, Gaussian() if learned else None)
+    p = problem(name, Gaussian() if learned else None, prior)
     options = BayesByBackprop(estimator=estimator, samples=samples)
     layers = choose_estimator(estimator, p, ROWS, mean_field=True)
     objective = FreeEnergy(p, MeanField(), p.n, options, layers, seed=0, per_epoch=1)
@@ -224,6 +224,19 @@ def test_layers_beside_the_supported_ones_are_drawn_whole():
         assert float(z.abs().max()) < 4.5
         inside = phi.shape[1] // 2 - 4  # the LSTM's weights come first
         assert float(means[estimator][:, :inside].var(0).min()) > 0
+
+
+def test_priors_without_a_closed_form_have_the_same_complexity_under_every_estimator():
+    """It is averaged over draws of the weights, also where the network's own noise is on its layers."""
+    values = {}
+    for estimator in ("weights", "local", "flipout"):
+        objective, phi = setting("mlp", estimator, 50, prior=cr.priors.Laplace(0.4))
+        found = torch.cat([objective.complexity(phi, objective.noise(step)[0]) for step in range(100)])
+        values[estimator] = found.unsqueeze(1)
+    assert abs(float(z_scores(values["weights"], values["local"]))) < 4
+    assert abs(float(z_scores(values["weights"], values["flipout"]))) < 4
+    still = objective.complexity(phi, torch.zeros(1, 1, objective.problem.dim, dtype=f64))
+    assert abs(float(values["local"].mean() - still)) > 20 * float(values["local"].std()) / 10  # draws are needed
 
 
 def test_gradient_variance_falls_from_weights_to_flipout_to_local():
