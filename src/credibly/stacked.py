@@ -24,6 +24,8 @@ _ELEMENTWISE = (
     nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
 )  # fmt: skip
 
+LARGE_WEIGHT = 2**10  # values of a weight whose gradient's layout matters
+
 
 def stacked_forward(
     module: nn.Module, aliases: Mapping[str, str]
@@ -99,12 +101,17 @@ def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:
         h = h if batched else h.expand(weight.shape[0], *h.shape)
         shape = h.shape
         h = h.flatten(1, -2) if h.ndim > 3 else h
-        if bias is not None:
-            h = torch.baddbmm(bias.unsqueeze(1), h, weight.mT)
-        elif layer.bias is not None:
-            h = torch.baddbmm(layer.bias, h, weight.mT)
-        else:
+        held = layer.bias if bias is None else bias
+        if layer.in_features > h.shape[1] and layer.weight.numel() >= LARGE_WEIGHT:
+            # W h' in place of h W': its gradient of W lies as W does in the flat vector, and is not copied over transposed.
+            # It is worth it where W is larger than the layer's outputs, which then lie transposed.
+            h = h.mT
+            h = torch.bmm(weight, h) if held is None else torch.baddbmm(held.unsqueeze(-1), weight, h)
+            h = h.mT
+        elif held is None:
             h = torch.bmm(h, weight.mT)
+        else:
+            h = torch.baddbmm(held.unsqueeze(-2), h, weight.mT)
         return h if len(shape) == 3 else h.reshape(*shape[:-1], h.shape[-1]), True
 
     return stage

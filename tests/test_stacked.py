@@ -1,0 +1,47 @@
+"""The batched forward of plain stacks against the network itself, in both layouts of its products."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from credibly.forward import Forward
+from credibly.layout import Layout
+
+f64 = torch.float64
+
+
+@pytest.mark.parametrize("rows", [5, 80], ids=["few rows", "many rows"])
+@pytest.mark.parametrize(
+    ("random", "biased"), [("*", True), ("*weight", True), ("*bias", True), ("*", False), ("*weight", False)]
+)
+@pytest.mark.parametrize("shared", [True, False])
+def test_outputs_and_gradients_are_those_of_the_network(rows, random, biased, shared):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(40, 30, bias=biased), nn.Tanh(), nn.Linear(30, 50, bias=biased), nn.ReLU(), nn.Linear(50, 3)
+    )
+    layout = Layout(net.to(f64), random)
+    x = torch.randn(rows, 40, dtype=f64) if shared else torch.randn(4, rows, 40, dtype=f64)
+    forward = Forward(layout, "auto", x[:1] if shared else x[0, :1])
+    assert forward.stack is not None
+    theta = torch.randn(4, layout.dim, dtype=f64, requires_grad=True)
+    given = torch.randn(4, rows, 3, dtype=f64)
+    outputs = forward(theta, x, shared=shared)
+    (gradient,) = torch.autograd.grad((outputs * given).sum(), theta)
+    one_by_one = torch.stack(
+        [functional_call(layout.module, layout.split(t)[0], (x if shared else x[c],)) for c, t in enumerate(theta)]
+    )
+    (expected,) = torch.autograd.grad((one_by_one * given).sum(), theta)
+    torch.testing.assert_close(outputs, one_by_one, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_axes_between_rows_and_features_ride_along_in_both_layouts():
+    torch.manual_seed(0)
+    layout = Layout(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 2)).to(f64))
+    theta = torch.randn(3, layout.dim, dtype=f64)
+    for rows in (2, 40):  # 6 and 120 products a chain: fewer and more than the features
+        x = torch.randn(rows, 3, 64, dtype=f64)
+        outputs = Forward(layout, "auto", x[:1])(theta, x)
+        torch.testing.assert_close(outputs, torch.stack([layout.call(t, x) for t in theta]), rtol=1e-12, atol=1e-12)
