@@ -13,34 +13,43 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from credibly import data, evaluation, information, likelihoods, metrics, plot, priors
     from credibly.dropout_posterior import DropoutPosterior
-    from credibly.errors import InputError, StoreError, TrainingError
+    from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
     from credibly.layout import Layout
-    from credibly.methods import MAP, METHODS, MLE, BayesByBackprop, DeepEnsemble, MCDropout
+    from credibly.methods import HMC, MAP, METHODS, MLE, SGHMC, SGLD, BayesByBackprop, DeepEnsemble, MCDropout
     from credibly.norms import replace_batchnorm
-    from credibly.posterior import DrawsPosterior, Posterior
+    from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
     from credibly.predictive import Predictive
     from credibly.problem import Problem, Tempering
+    from credibly.resume import resume
     from credibly.store import load
+    from credibly.target import Density
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "HMC",
     "MAP",
     "METHODS",
     "MLE",
+    "SGHMC",
+    "SGLD",
     "BayesByBackprop",
     "DeepEnsemble",
+    "Density",
+    "DensityPosterior",
     "DrawsPosterior",
     "DropoutPosterior",
     "GaussianPosterior",
     "InputError",
+    "Interrupted",
     "Layout",
     "MCDropout",
     "Posterior",
     "Predictive",
     "Problem",
+    "SamplingError",
     "StoreError",
     "Tempering",
     "TrainingError",
@@ -55,21 +64,24 @@ __all__ = [
     "plot",
     "priors",
     "replace_batchnorm",
+    "resume",
 ]
 
 # Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
 _HOMES = {
     "credibly.dropout_posterior": ("DropoutPosterior",),
-    "credibly.errors": ("InputError", "StoreError", "TrainingError"),
+    "credibly.errors": ("InputError", "Interrupted", "SamplingError", "StoreError", "TrainingError"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
     "credibly.layout": ("Layout",),
-    "credibly.methods": ("MAP", "METHODS", "MLE", "BayesByBackprop", "DeepEnsemble", "MCDropout"),
+    "credibly.methods": ("HMC", "MAP", "METHODS", "MLE", "SGHMC", "SGLD", "BayesByBackprop", "DeepEnsemble", "MCDropout"),
     "credibly.norms": ("replace_batchnorm",),
-    "credibly.posterior": ("DrawsPosterior", "Posterior"),
+    "credibly.posterior": ("DensityPosterior", "DrawsPosterior", "Posterior"),
     "credibly.predictive": ("Predictive",),
     "credibly.problem": ("Problem", "Tempering"),
+    "credibly.resume": ("resume",),
     "credibly.store": ("load",),
+    "credibly.target": ("Density",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = ("data", "evaluation", "information", "likelihoods", "metrics", "plot", "priors")

@@ -39,3 +39,19 @@ class TrainingError(RuntimeError):
         self.step = step
         self.member = member
         self.posterior = posterior
+
+
+class SamplingError(RuntimeError):
+    """A sampler that cannot go on: a step size that diverges at once, a density that is not finite."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A sampler that was stopped by Ctrl-C between two draws.
+
+    Attributes:
+        posterior: the draws so far where they are in memory, or None where they are in a folder or there are none.
+    """
+
+    def __init__(self, message: str, posterior: Any = None) -> None:
+        super().__init__(message)
+        self.posterior = posterior

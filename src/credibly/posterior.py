@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ from credibly.likelihoods import Likelihood
 from credibly.predictive import Predictive
 from credibly.problem import Problem, try_network
 from credibly.rng import check_seed, stream
+from credibly.stored_draws import StoredDraws
 
+if TYPE_CHECKING:
+    from credibly.diagnostics import Diagnostics
+
+KEPT_BYTES = 2**28  # streamed draws up to this size are read into memory for a prediction, larger ones in pieces
 
 @dataclass(frozen=True)
 class Model:
@@ -65,9 +70,16 @@ class Posterior(ABC):
 
     kind: ClassVar[str]
 
-    def __init__(self, model: Model, record: Record) -> None:
-        self.model = model
+    def __init__(self, model: Model | None, record: Record) -> None:
+        self._model = model
         self.record = record
+
+    @property
+    def model(self) -> Model:
+        """Network, layout and likelihood."""
+        if self._model is None:
+            raise InputError("posterior", "is of a density, which has no network", "Use its draws")
+        return self._model
 
     @property
     def layout(self) -> Layout:
@@ -97,7 +109,7 @@ class Posterior(ABC):
 
     @classmethod
     @abstractmethod
-    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
+    def from_tensors(cls, model: Any, tensors: dict[str, Any], record: Record, description: Any) -> Self:
         """The inverse of `tensors` and `description`."""
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -107,71 +119,146 @@ class Posterior(ABC):
         save(self, path, overwrite=overwrite)
 
 
-class DrawsPosterior(Posterior):
-    """Draws of the weights, (chain, draw, D), each with equal weight: one for a point estimate, M for an ensemble."""
+class SampledPosterior(Posterior):
+    """Draws of a flat vector, (chain, draw, D), each with equal weight, in memory or in a run folder.
 
-    kind: ClassVar[str] = "draws"
+    Attributes:
+        statistics: what a sampler noted of every draw, by name: (chain, draw) each; empty for other methods.
+    """
 
-    def __init__(self, model: Model, draws: Tensor, record: Record) -> None:
+    def __init__(
+        self, model: Model | None, draws: Tensor | StoredDraws, record: Record, statistics: dict[str, Tensor] | None = None
+    ) -> None:  # fmt: skip
         super().__init__(model, record)
-        if draws.ndim != 3 or draws.shape[-1] != model.layout.dim or draws.shape[0] * draws.shape[1] == 0:
-            raise InputError(
-                "draws",
-                f"has shape {tuple(draws.shape)}",
-                f"Pass (chain, draw, {model.layout.dim}) with at least one draw",
-            )
-        self.draws = draws
+        dim = draws.shape[-1] if model is None else model.layout.dim
+        if len(draws.shape) != 3 or draws.shape[-1] != dim or draws.shape[0] * draws.shape[1] == 0:
+            found = f"has shape {tuple(draws.shape)}"
+            raise InputError("draws", found, f"Pass (chain, draw, {dim}) with at least one draw")
+        self._draws = draws
+        self.statistics = statistics or {}
 
-    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
-        """The Bayesian model average at x, over all draws or an evenly spaced subset of them."""
-        flat = self.draws.reshape(-1, self.layout.dim)
-        if draws is not None:
-            if isinstance(draws, bool) or not isinstance(draws, int) or not draws >= 1:
-                raise InputError("draws", f"found {draws!r}", "Pass a whole number from 1 up, or None for all")
-            flat = flat[torch.linspace(0, len(flat) - 1, min(draws, len(flat))).round().long()]
-        return Predictive(WeightDraws(self.model, flat), self.model.inputs(x))
+    @property
+    def draws(self) -> Tensor:
+        """(chain, draw, D). Draws that were streamed to a folder are read into memory here; `predict` needs only parts."""
+        return self._draws.tensor() if isinstance(self._draws, StoredDraws) else self._draws
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draws with replacement, (count, D)."""
-        flat = self.draws.reshape(-1, self.layout.dim)
-        picks = torch.randint(len(flat), (count,), generator=stream(check_seed(seed), "posterior draws"))
-        return flat[picks.to(flat.device)]
+        total = self._draws.shape[0] * self._draws.shape[1]
+        return self._pick(torch.randint(total, (count,), generator=stream(check_seed(seed), "posterior draws")))
+
+    def _pick(self, places: Tensor) -> Tensor:
+        if isinstance(self._draws, StoredDraws):
+            return self._draws.pick(places)
+        flat = self._draws.reshape(-1, self._draws.shape[-1])
+        return flat[places.to(flat.device)]
+
+    def diagnostics(self, x: Any = None) -> Diagnostics:
+        """R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions there; with a verdict in words.
+
+        The predictions are what counts: weights of a network have symmetries, so chains may disagree on them and agree on
+        every function of interest.
+        """
+        from credibly.diagnostics import diagnose
+
+        functions = None
+        if x is not None:
+            functions = self.predict(x).functions().reshape(*self._draws.shape[:2], -1)
+        known = self.statistics
+        return diagnose(
+            self._draws, functions, energy=known.get("energy"), acceptance=known.get("acceptance"), divergences=known.get("divergent")
+        )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The draws and what was noted of each."""
+        return {"draws": self.draws, **{f"stat.{k}": v for k, v in self.statistics.items()}}
+
+    @classmethod
+    def from_tensors(cls, model: Model | None, tensors: dict[str, Any], record: Record, description: Any) -> Self:
+        """From stored draws."""
+        noted = {k.removeprefix("stat."): v for k, v in tensors.items() if k.startswith("stat.")}
+        return cls(model, tensors["draws"], record, noted)
+
+    def __repr__(self) -> str:
+        chains, draws, dim = self._draws.shape
+        return f"{type(self).__name__}({self.record.method or 'draws'}: {chains} x {draws} draws of {dim} parameters)"
+
+
+class DrawsPosterior(SampledPosterior):
+    """Draws of a network's weights: one for a point estimate, M for an ensemble, many for a sampler."""
+
+    kind: ClassVar[str] = "draws"
+
+    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
+        """The Bayesian model average at x, over all draws or an evenly spaced subset of them."""
+        total = self._draws.shape[0] * self._draws.shape[1]
+        if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or not draws >= 1):
+            raise InputError("draws", f"found {draws!r}", "Pass a whole number from 1 up, or None for all")
+        if draws is not None and draws < total:
+            theta: Tensor | StoredDraws = self._pick(torch.linspace(0, total - 1, draws).round().long())
+        elif isinstance(self._draws, StoredDraws) and self._draws.bytes > KEPT_BYTES:
+            theta = self._draws
+        else:
+            theta = self.draws.reshape(-1, self.layout.dim)
+        return Predictive(WeightDraws(self.model, theta), self.model.inputs(x))
+
+    def to_arviz(self, x: Any = None) -> Any:
+        """The draws by tensor name, what the sampler noted and, given x, the predictions there, as ArviZ has them."""
+        from credibly.diagnostics import to_arviz
+
+        network, own = self.layout.split(self.draws)
+        functions = None
+        if x is not None:
+            functions = self.predict(x).functions()
+            functions = functions.reshape(*self._draws.shape[:2], *functions.shape[1:])
+        return to_arviz({**network, **own}, statistics=self.statistics, functions=functions)
 
     def module(self, chain: int = 0, draw: int = -1) -> nn.Module:
         """A plain `nn.Module` with the weights of one draw, for use outside this package."""
-        return self.layout.write(self.draws[chain, draw])
+        chains, draws, _ = self._draws.shape
+        if not (-chains <= chain < chains and -draws <= draw < draws):
+            raise InputError("draw", f"found chain {chain}, draw {draw}", f"There are {chains} chains of {draws} draws")
+        return self.layout.write(self._pick(torch.tensor([chain % chains * draws + draw % draws]))[0])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The draws."""
-        return {"draws": self.draws}
 
-    @classmethod
-    def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
-        """From stored draws."""
-        return cls(model, tensors["draws"], record)
+class DensityPosterior(SampledPosterior):
+    """Draws of a density that is not a network's."""
 
-    def __repr__(self) -> str:
-        chains, draws, dim = self.draws.shape
-        return f"DrawsPosterior({self.record.method or 'draws'}: {chains} x {draws} draws of {dim} parameters, {type(self.likelihood).__name__})"
+    kind: ClassVar[str] = "density"
+
+    def predict(self, x: Any) -> Predictive:
+        """There is nothing to predict with."""
+        raise InputError("predict", "a density has no network", "Use posterior.draws, or fit a credibly.Problem")
+
+    def to_arviz(self) -> Any:
+        """The draws and what the sampler noted, as ArviZ has them."""
+        from credibly.diagnostics import to_arviz
+
+        return to_arviz({"theta": self.draws}, statistics=self.statistics)
 
 
 class WeightDraws:
-    """A source of outputs from explicit weight vectors (S, D)."""
+    """A source of outputs from explicit weight vectors (S, D), in memory or on the disk."""
 
-    def __init__(self, model: Model, theta: Tensor) -> None:
+    def __init__(self, model: Model, theta: Tensor | StoredDraws) -> None:
         self.model = model
         self.theta = theta
         self.likelihood = model.likelihood
-        self.count = len(theta)
+        self.count = len(theta) if isinstance(theta, Tensor) else theta.shape[0] * theta.shape[1]
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Arranged outputs (stop - start, rows, ..., K)."""
+        theta = self.theta[start:stop] if isinstance(self.theta, Tensor) else self.theta.rows(start, stop)
         with torch.no_grad():
-            return self.likelihood.arrange(self.model.forward(self.theta[start:stop], x), 1)
+            return self.likelihood.arrange(self.model.forward(theta, x), 1)
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
         """The likelihood's own parameters in those draws."""
-        return self.model.extra(self.theta[start:stop])
+        if isinstance(self.theta, Tensor):
+            return self.model.extra(self.theta[start:stop])
+        first = self.model.layout.network_dim
+        own = self.theta.columns(first, self.theta.shape[2]).flatten(0, 1)[start:stop]
+        return self.model.extra(torch.cat([own.new_zeros(len(own), first), own], -1))
 
     def row_width(self) -> int:
         """Values one row takes in the network."""

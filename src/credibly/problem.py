@@ -162,11 +162,15 @@ class Problem:
         gradient, (log_lik, log_prior) = grad_and_aux(total, theta)
         return log_lik.detach(), log_prior.detach(), gradient
 
-    def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """The data in pieces of `micro_batch` rows, or as large as memory allows for so many chains."""
-        size = self.micro_batch or max(
+    def block_rows(self, chains: int) -> int:
+        """Rows in one piece of a full-batch pass: `micro_batch`, or as many as memory allows for so many chains."""
+        return self.micro_batch or max(
             1, ACTIVATION_BUDGET // ((1 if self.forward.looped else chains) * self.forward.row_width)
         )
+
+    def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """The data in pieces of `block_rows` rows."""
+        size = self.block_rows(chains)
         if size >= self.n:
             yield self.x, self.y
             return

@@ -26,6 +26,10 @@ class Progress:
         self._last = 0.0
         self._width = 0
 
+    def due(self) -> bool:
+        """Whether an update would be shown now: what costs something to find out can wait until then."""
+        return self.show and time.monotonic() - self._last >= 0.2
+
     def update(self, done: int, *, final: bool = False, **figures: float | str) -> None:
         """Shows how far it is, with the figures that matter; most calls return at once."""
         now = time.monotonic()

@@ -32,14 +32,15 @@ from credibly.gaussian_posterior import GaussianPosterior
 from credibly.inputs import blank_row
 from credibly.layout import Layout
 from credibly.likelihoods import LIKELIHOODS, Likelihood
-from credibly.posterior import DrawsPosterior, Model, Posterior, Record
+from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Posterior, Record
 from credibly.priors import PRIORS
 from credibly.specs import from_spec, kinds_of, to_spec
+from credibly.stored_draws import StoredDraws
 
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
 SHARD_BYTES = 2**28
-POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, GaussianPosterior, DropoutPosterior)}
+POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, DensityPosterior, GaussianPosterior, DropoutPosterior)}
 
 
 def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -69,7 +70,7 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool 
 
 def load(
     path: str | os.PathLike[str],
-    net: nn.Module,
+    net: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
     device: torch.device | str | None = None,
@@ -78,12 +79,18 @@ def load(
 
     Args:
         path: the folder.
-        net: the network that was fitted, or a new one built by the same code.
+        net: the network that was fitted, or a new one built by the same code. None builds it from the folder's description,
+            which there is for networks made of layers that torch and credibly come with.
         likelihood: only for one of your own class, which the folder cannot describe.
         device: where to put it; by default where the network is.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
+    record = Record(**{**manifest["record"], "status": manifest.get("status", manifest["record"]["status"])})
+    if manifest["kind"] == "density":
+        place = torch.device(device or "cpu")
+        return DensityPosterior.from_tensors(None, _tensors(folder, manifest, place, None)[1], record, None)
+    net = network_of(manifest, "Pass the network that was fitted") if net is None else net
     if device is not None:
         net = copy.deepcopy(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
@@ -94,18 +101,21 @@ def load(
         raise StoreError(
             f"net is {layout.dtype}, the stored run {manifest['dtype']}. Convert it, as with net.to({manifest['dtype']})"
         )
-    groups = _read_tensors(folder, manifest, layout.device)
-    layout.set_fixed(groups.pop("fixed"))
-    tensors = {
-        name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values()))
-        for name, shards in groups.items()
-    }
+    fixed, tensors = _tensors(folder, manifest, layout.device, layout.dtype)
+    layout.set_fixed(fixed)
     own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
     forward = Forward(layout, "looped" if manifest["looped"] else "batched", blank_row(manifest["row"], layout.device))
     model = Model(layout, own, forward, manifest["row"])
-    return POSTERIORS[manifest["kind"]].from_tensors(
-        model, tensors, Record(**manifest["record"]), manifest["description"]
-    )
+    return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest["description"])
+
+
+def network_of(manifest: dict[str, Any], advice: str) -> nn.Module:
+    """The network that a manifest describes, or an error with advice where it describes none."""
+    if manifest.get("network") is None:
+        raise StoreError(f"net: the folder does not describe the network (it is of a class of its own). {advice}")
+    from credibly.blueprint import build_network
+
+    return build_network(manifest["network"])
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -125,7 +135,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(
             f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it"
         )
-    missing = {"kind", "layout", "random", "dtype", "likelihood", "record", "files", "row", "looped"} - set(manifest)
+    needed = {"kind", "record", "files"}
+    if manifest.get("kind") != "density":
+        needed |= {"layout", "random", "dtype", "likelihood", "row", "looped"}
+    missing = needed - set(manifest)
     if missing or manifest["kind"] not in POSTERIORS:
         raise StoreError(
             f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(sorted(missing)) or manifest['kind']})"
@@ -148,7 +161,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _write_tensors(posterior: Posterior, folder: Path) -> list[str]:
-    shards = {"fixed.safetensors": {f"fixed/{k}": v for k, v in posterior.layout.fixed().items()}}
+    fixed = posterior.layout.fixed() if posterior._model is not None else {}
+    shards = {"fixed.safetensors": {f"fixed/{k}": v for k, v in fixed.items()}}
     for name, tensor in posterior.tensors().items():
         step = (
             max(1, SHARD_BYTES // max(1, tensor[:, :1].numel() * tensor.element_size()))
@@ -166,23 +180,63 @@ def _write_tensors(posterior: Posterior, folder: Path) -> list[str]:
     return list(shards)
 
 
-def _read_tensors(folder: Path, manifest: dict[str, Any], device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Tensors by group ("fixed", "draws", ...) and by name or shard number."""
+def load_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The tensors of one file."""
+    try:
+        return load_file(path, device=str(device))
+    except (SafetensorError, OSError) as error:
+        raise StoreError(f"path: {path.name} in {os.fspath(path.parent)!r} cannot be read ({error})") from error
+
+
+def _tensors(
+    folder: Path, manifest: dict[str, Any], device: torch.device, dtype: torch.dtype | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The fixed tensors by name, and those of the posterior, whose shards are joined; streamed draws stay on the disk."""
+    streamed = bool(manifest.get("streamed"))
+    beside = ("state-", "data.", "initial.", "start.", *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
-    for file in sorted(manifest["files"]):
-        try:
-            tensors = load_file(folder / file, device=str(device))
-        except (SafetensorError, OSError) as error:
-            raise StoreError(f"path: {file} in {os.fspath(folder)!r} cannot be read ({error})") from error
-        for key, tensor in tensors.items():
+    for file in sorted(f for f in manifest["files"] if not f.startswith(beside)):
+        for key, tensor in load_tensors(folder / file, device).items():
             group, name = key.split("/", 1)
             groups.setdefault(group, {})[name] = tensor
-    return groups
+    fixed = groups.pop("fixed")
+    tensors: dict[str, Any] = {
+        name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values()))
+        for name, shards in groups.items()
+    }
+    if streamed:
+        tensors |= _streamed(folder, manifest, tensors, device, dtype)
+    return fixed, tensors
+
+
+def _streamed(
+    folder: Path, manifest: dict[str, Any], tensors: dict[str, Any], device: torch.device, dtype: torch.dtype | None
+) -> dict[str, Any]:
+    """Draws in their shards and, of a run that has not ended, those beside them in its last checkpoint."""
+    files = sorted(f for f in manifest["files"] if f.startswith("draws-"))
+    state = load_tensors(folder / manifest["state"]) if manifest.get("state") else {}
+    tail = state.get("recorder.draws")
+    if not files and tail is None:
+        raise StoreError(f"path: {os.fspath(folder)!r} has no draws yet. Go on with it by `credibly resume`")
+    if tail is not None:
+        names = manifest["noted"]
+        noted = {f"stat.{name}": state["recorder.noted"][..., i] for i, name in enumerate(names)}
+        tensors = {k: torch.cat([tensors[k], v.to(device)], 1) if k in tensors else v for k, v in noted.items()}
+    return {**tensors, "draws": StoredDraws(folder, files, dtype=dtype or torch.float64, device=device, tail=tail)}
 
 
 def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str, Any]:
-    model = posterior.model
+    facts = {file: {"bytes": (folder / file).stat().st_size, "sha256": _sha256(folder / file)} for file in files}
     return {
+        **header(posterior._model, posterior.kind, posterior.record),
+        "description": posterior.description(),
+        "files": facts,
+    }
+
+
+def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
+    """What a manifest says of a run beside its files; without a model for a density that is not a network."""
+    facts = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "versions": {
@@ -191,17 +245,21 @@ def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str,
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "kind": posterior.kind,
-        "description": posterior.description(),
-        "random": list(model.layout.random),
-        "dtype": str(model.layout.dtype),
-        "layout": model.layout.signature(),
-        "row": model.row,
-        "looped": model.forward.looped,
-        "likelihood": to_spec(model.likelihood),
-        "record": dataclasses.asdict(posterior.record),
-        "files": {file: {"bytes": (folder / file).stat().st_size, "sha256": _sha256(folder / file)} for file in files},
+        "kind": kind,
+        "description": None,
+        "record": dataclasses.asdict(record),
     }
+    if model is not None:
+        facts |= {
+            "random": list(model.layout.random),
+            "dtype": str(model.layout.dtype),
+            "layout": model.layout.signature(),
+            "row": model.row,
+            "looped": model.forward.looped,
+            "likelihood": to_spec(model.likelihood),
+            "network": None,
+        }
+    return facts
 
 
 def _difference(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:

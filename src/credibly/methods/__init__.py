@@ -3,11 +3,13 @@
 from credibly.methods.bbb import BayesByBackprop
 from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
+from credibly.methods.hmc import HMC
 from credibly.methods.method import Method
 from credibly.methods.point import MAP, MLE
+from credibly.methods.sgmcmc import SGHMC, SGLD
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop)
+    method.name: method for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, HMC, SGLD, SGHMC)
 }
 
-__all__ = ["MAP", "METHODS", "MLE", "BayesByBackprop", "DeepEnsemble", "MCDropout", "Method"]
+__all__ = ["HMC", "MAP", "METHODS", "MLE", "SGHMC", "SGLD", "BayesByBackprop", "DeepEnsemble", "MCDropout", "Method"]

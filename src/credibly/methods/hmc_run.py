@@ -1,0 +1,298 @@
+"""HMC as a process: trajectories of all chains, Metropolis correction, adaptation in warm-up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from credibly.adapt import DualAveraging, Welford, windows
+from credibly.errors import SamplingError
+from credibly.kernels.hmc import State, metropolis, refresh
+from credibly.kernels.integrators import integrator
+from credibly.methods.chain_noise import ChainNoise
+from credibly.methods.sampling import Process
+from credibly.methods.starts import evaluate_start
+from credibly.methods.trajectory import Trajectory
+from credibly.rng import stream
+from credibly.target import Target
+
+if TYPE_CHECKING:
+    from credibly.methods.hmc import HMC
+
+GUESSED_STEPS = 50  # of a trajectory, before the step size is known
+PATIENCE = 10  # iterations in which every trajectory of every chain may diverge
+
+
+class HMCRun(Process):
+    """C chains of HMC on one target, in chunks of chains where they do not fit into memory together."""
+
+    names = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
+
+    def __init__(self, target: Target, options: HMC, seed: int) -> None:
+        self.target, self.options, self.seed = target, options, seed
+        self.chains, self.warmup = options.chains, options.warmup
+        self.total = self.warmup + options.draws * options.thin
+        self.scheme = integrator(options.integrator)
+        chunks = math.ceil(self.chains / target.at_once(self.chains))
+        length = math.ceil(self.chains / chunks)
+        self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
+        steps = GUESSED_STEPS
+        if options.step_size is not None:
+            steps = math.ceil(options.length(target) / options.step_size)
+        calls = self.total * steps * len(self.slices)
+        sizes = {s.stop - s.start for s in self.slices}
+        self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls) for n in sizes}
+        streams = {"device": target.device, "dtype": target.dtype}
+        self.noise = ChainNoise(seed, "momentum", range(self.chains), target.dim, **streams)
+        self.uniform = ChainNoise(
+            seed, "accept", range(self.chains), 1, device=target.device, dtype=torch.float64, uniform=True
+        )
+        self.phases = windows(self.warmup, options.mass_kind(target) == "diagonal")
+        self.state: State
+        self.inverse_mass = options.inverse_mass(target)
+        self.size = torch.full((self.chains,), options.step_size or 0.0, dtype=torch.float64)
+        self.dual = DualAveraging(torch.ones(1 if options.pooled else self.chains), options.target_accept)
+        self.welford = Welford(self.chains, target.dim, target.device)
+        self.sums = torch.zeros(4, self.chains, dtype=torch.float64, device=target.device)
+        self.lost = 0  # iterations in a row in which every chain diverged
+        self.steps = 0  # of the last trajectory
+        self.gradients = 0
+        self.searched = math.nan
+
+    # -- the state -------------------------------------------------------------------------------------------------------
+    @property
+    def theta(self) -> Tensor:  # type: ignore[override]
+        """Where the chains stand."""
+        return self.state.theta
+
+    def start(self, theta: Tensor) -> None:
+        """Evaluates the starting points and, unless the step size is given, looks for one that is about right."""
+        log_lik, gradient, log_prior = evaluate_start(self.target, theta, self.slices)
+        self.state = State(theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
+        self.gradients += len(theta)
+        if self.options.step_size is None:
+            self.searched = self._search(self.options.first_size(self.target))
+            self._restart(self.searched)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """State, step sizes, mass, adaptation and counts."""
+        counts = torch.tensor([self.done, self.lost, self.gradients, self.searched], dtype=torch.float64)
+        mass = {} if self.inverse_mass is None else {"inverse_mass": self.inverse_mass}
+        adapting = {f"dual.{k}": v for k, v in self.dual.tensors().items()}
+        if self.phase()[0] == "mass":
+            adapting |= {f"welford.{k}": v for k, v in self.welford.tensors().items()}
+        return {
+            **{f"state.{k}": v for k, v in self.state._asdict().items()},
+            "size": self.size, "sums": self.sums, "counts": counts, **mass, **adapting,
+        }  # fmt: skip
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `tensors`."""
+        device = self.target.device
+        self.state = State(**{k: tensors[f"state.{k}"].to(device) for k in State._fields})
+        self.size, self.sums = tensors["size"], tensors["sums"].to(device)
+        done, lost, gradients, self.searched = tensors["counts"].tolist()
+        self.done, self.lost, self.gradients = int(done), int(lost), int(gradients)
+        if "inverse_mass" in tensors:
+            self.inverse_mass = tensors["inverse_mass"].to(device)
+        self.dual.restore({k.removeprefix("dual."): v for k, v in tensors.items() if k.startswith("dual.")})
+        running = {k.removeprefix("welford."): v for k, v in tensors.items() if k.startswith("welford.")}
+        if running:
+            self.welford.restore(running)
+
+    # -- one iteration ---------------------------------------------------------------------------------------------------
+    def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
+        """Refresh, trajectory, Metropolis; in warm-up also adaptation."""
+        t = self.done
+        momentum = refresh(self.state.momentum, self.noise.at(t), self.inverse_mass, self.options.refresh)
+        begun = self.state._replace(momentum=momentum)
+        steps = self._steps(t)
+        proposal = self._propose(begun, steps, stop)
+        self.state, info = metropolis(
+            begun, proposal, self.inverse_mass, self.uniform.at(t)[:, 0], self.target.weights
+        )
+        self.steps = int(steps.max())
+        self.gradients += self.steps * self.scheme.gradients * self.chains
+        self.done += 1
+        self._watch(info.divergent, info.energy_error)
+        if t < self.warmup:
+            self.sums[2] += info.divergent
+            self._adapt(t, info.acceptance)
+        else:
+            self.sums[0] += info.acceptance
+            self.sums[1] += info.divergent
+            self.sums[3] += 1
+        return {
+            "acceptance": info.acceptance,
+            "divergent": info.divergent,
+            "energy": info.energy,
+            "log_likelihood": self.state.log_likelihood,
+            "log_prior": self.state.log_prior,
+        }
+
+    def keeps(self) -> bool:
+        """Every `thin`-th iteration after warm-up."""
+        return self.done > self.warmup and (self.done - self.warmup) % self.options.thin == 0
+
+    def _steps(self, t: int) -> Tensor:
+        """Steps of this trajectory for each chain, (C,): its length over the step size, jittered alike for all chains."""
+        length = self.options.length(self.target)
+        if self.options.jitter:
+            spread = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
+            length = length * (1 + self.options.jitter * (2 * float(spread) - 1))
+        steps = torch.ceil(length / self.size - 1e-9).clamp(min=1)
+        return steps if self.options.step_size is not None else steps.clamp(max=self.options.max_steps)
+
+    def _propose(self, begun: State, steps: Tensor, stop: Callable[[], bool] | None) -> State:
+        pieces = []
+        for part in self.slices:
+            path = self.trajectories[part.stop - part.start]
+            theta, momentum, gradient = begun.theta[part], begun.momentum[part], begun.gradient[part]
+            size, count = self.size[part].to(self.target.device), steps[part]
+            done = 0
+            for upto in sorted(set(count.tolist())):  # chains with fewer steps rest while the others go on
+                resting = (count < upto).to(size.device)
+                path.run(theta, momentum, gradient, size.masked_fill(resting, 0.0), self.inverse_mass, int(upto) - done, stop)
+                theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, int(upto)
+            prior = self.target.log_prior(path.theta)
+            found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
+            pieces.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
+        return State(*pieces[0]) if len(pieces) == 1 else State(*(torch.cat(column) for column in zip(*pieces)))
+
+    # -- adaptation ------------------------------------------------------------------------------------------------------
+    def phase(self) -> tuple[str, int, int]:
+        """The phase of the next iteration: its name, first iteration and end."""
+        for phase in self.phases:
+            if phase[1] <= self.done < phase[2]:
+                return phase
+        return ("sampling", self.warmup, self.total)
+
+    def _adapt(self, t: int, acceptance: Tensor) -> None:
+        name, _, end = next(p for p in self.phases if p[1] <= t < p[2])
+        if self.options.step_size is None:
+            self.dual.update(acceptance.mean(0, keepdim=True) if self.options.pooled else acceptance)
+            self.size = self.dual.size.expand(self.chains).clone()
+        if name == "mass":
+            self.welford.update(self.state.theta)
+            if t + 1 == end:
+                self.inverse_mass = self.welford.variance(self.target.scale**2).to(self.target.dtype)
+                self.welford = Welford(self.chains, self.target.dim, self.target.device)
+                if self.options.step_size is None:
+                    self._restart(self._search(float(self.dual.final.mean())))
+        if t + 1 == self.warmup and self.options.step_size is None:
+            self.size = self.dual.final.expand(self.chains).clone()
+
+    def _restart(self, size: float) -> None:
+        self.dual.restart(torch.full_like(self.dual.log_size, size))
+        self.size = self.dual.size.expand(self.chains).clone()
+
+    def _search(self, size: float) -> float:
+        """A step size at which one step is accepted about as often as not, by doubling or halving."""
+        direction = 0
+        for trial in range(100):
+            acceptance = self._one_step(size, trial)
+            wanted = 1 if acceptance > self.options.target_accept else -1
+            if direction and wanted != direction:
+                return size if wanted > 0 else size / 2
+            direction = wanted
+            size *= 2.0**direction
+            if not 1e-12 < size < 1e12:
+                break
+        raise SamplingError(
+            f"no step size was found: even at {size:.1e} a single step is {'accepted' if direction > 0 else 'rejected'}. "
+            f"{'The density may be flat' if direction > 0 else 'The gradient does not fit the density, or the data are not standardised'}"
+        )
+
+    def _one_step(self, size: float, trial: int) -> float:
+        noise = torch.cat(
+            [
+                torch.randn(
+                    1, self.target.dim, generator=stream(self.seed, "step search", c, self.done, trial, device=self.target.device),
+                    device=self.target.device, dtype=self.target.dtype,
+                )
+                for c in range(self.chains)
+            ]
+        )  # fmt: skip
+        begun = self.state._replace(momentum=refresh(self.state.momentum, noise, self.inverse_mass, 1.0))
+        kept, self.size = self.size, torch.full((self.chains,), size, dtype=torch.float64)
+        proposal = self._propose(begun, torch.ones(self.chains), None)
+        self.size = kept
+        self.gradients += self.scheme.gradients * self.chains
+        _, info = metropolis(
+            begun, proposal, self.inverse_mass, torch.zeros(self.chains, device=noise.device), self.target.weights
+        )
+        return float(info.acceptance.mean())
+
+    def _watch(self, divergent: Tensor, error: Tensor) -> None:
+        """Ends a run whose every trajectory diverges from the first on: it would never move."""
+        if self.options.step_size is None and self.done <= self.warmup:
+            return
+        since = self.done - (self.warmup if self.options.step_size is None else 0)
+        if since > PATIENCE:
+            return
+        self.lost = self.lost + 1 if bool(divergent.all()) else 0
+        if self.lost == PATIENCE:
+            used = float(self.size.max())
+            hint = self._search(used / 4)
+            raise SamplingError(
+                f"step_size: every trajectory diverged in the first {PATIENCE} iterations with step size {used:.3g} (energy error "
+                f"{float(error.median()):.3g} in the median chain, over {self.steps} steps). Try step_size={hint:.1g} or less, or "
+                f"leave it to warm-up with step_size=None and warmup={max(100, self.warmup)}"
+            )
+
+    # -- what is told ----------------------------------------------------------------------------------------------------
+    def figures(self) -> dict[str, float | str]:
+        """Phase, acceptance, divergences, step size and steps a trajectory."""
+        name = self.phase()[0]
+        counted = self.sums[3].max()
+        acceptance = float((self.sums[0] / counted).mean()) if counted else self.options.target_accept
+        shown: dict[str, float | str] = {"phase": name if self.done < self.warmup else "sampling"}
+        if counted:
+            shown |= {"accept": round(acceptance, 3), "divergent": str(int(self.sums[1].sum()))}
+        return {**shown, "step size": float(self.size.mean()), "steps": str(self.steps)}
+
+    def report(self) -> dict[str, Any]:
+        """Per chain: draws, acceptance, divergences, step size."""
+        counted = self.sums[3].clamp(min=1)
+        acceptance, divergent = (self.sums[0] / counted).tolist(), self.sums[1].tolist()
+        after = max(0, self.done - self.warmup)
+        return {
+            "iteration": self.done,
+            "of": self.total,
+            "phase": self.phase()[0] if self.done < self.total else "done",
+            "chains": [
+                {"draws": after // self.options.thin, "acceptance": a, "divergences": int(d), "step_size": float(s)}
+                for a, d, s in zip(acceptance, divergent, self.size)
+            ],
+        }
+
+    def history(self) -> dict[str, Any]:
+        """Phases, step sizes, acceptance, divergences and how the chains were laid out."""
+        counted = self.sums[3].clamp(min=1)
+        length = self.options.length(self.target)
+        wanted = torch.ceil(length / self.size - 1e-9)
+        shortened = self.options.step_size is None and bool((wanted > self.options.max_steps).any())
+        path = next(iter(self.trajectories.values()))
+        mass = self.inverse_mass
+        return {
+            "phases": [{"name": n, "first": a, "end": b} for n, a, b in [*self.phases, ("sampling", self.warmup, self.total)]],
+            "step_size": self.size.tolist(),
+            "trajectory_length": length,
+            "steps": int(wanted.clamp(max=self.options.max_steps).max()) if self.options.step_size is None else int(wanted.max()),
+            "trajectory_shortened": shortened,
+            "mass": self.options.mass_kind(self.target),
+            "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
+            "acceptance": (self.sums[0] / counted).tolist(),
+            "divergences": [int(d) for d in self.sums[1].tolist()],
+            "warmup_divergences": [int(d) for d in self.sums[2].tolist()],
+            "gradients": self.gradients,
+            "chains_at_once": max(self.trajectories),
+            "one_piece": self.target.whole(max(self.trajectories)),
+            "compiled": path.compiled,
+            "cuda_graph": path.graphed,
+            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
+        }  # fmt: skip

@@ -1,0 +1,250 @@
+"""SG-MCMC as a process: minibatch steps of all chains in one compiled function, schedules, preconditioner, step-size rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from credibly.compiling import compiled
+from credibly.errors import SamplingError
+from credibly.inputs import map_inputs
+from credibly.kernels.langevin import langevin
+from credibly.kernels.sghmc import sghmc
+from credibly.methods.chain_noise import ChainNoise
+from credibly.methods.sampling import Process
+from credibly.methods.starts import evaluate_start
+from credibly.methods.steps import Batches
+from credibly.methods.trajectory import Stopped
+from credibly.rng import stream
+from credibly.target import ProblemTarget, Target
+
+if TYPE_CHECKING:
+    from credibly.methods.sgmcmc import _SGMCMC
+
+BLOCK = 100  # steps between two looks at the clock and at Ctrl-C
+DECAY = 0.99  # of the running mean of squared gradients
+FLOOR = 1e-5  # added to its root
+POWER = 30  # iterations that look for the largest curvature
+PROBE_ROWS = 1024
+
+
+class SGMCMCRun(Process):
+    """C chains of SGLD or SGHMC; an iteration is one minibatch step, and `advance` takes some of them."""
+
+    names = ("log_likelihood", "step_size")
+
+    def __init__(self, target: Target, options: _SGMCMC, seed: int) -> None:
+        self.target, self.options, self.seed = target, options, seed
+        self.chains, self.total, self.warmup = options.chains, options.steps(), options.warmup
+        shape = (self.chains, target.dim)
+        like = {"dtype": target.dtype, "device": target.device}
+        self.theta = torch.zeros(shape, **like)
+        self.momentum = torch.zeros(shape if options.has_momentum else (self.chains, 1), **like)
+        self.gradient = torch.zeros_like(self.momentum)
+        self.squares = torch.zeros(shape if options.preconditioned else (self.chains, 1), **like)
+        self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
+        self.size = options.step_size or 0.0
+        self.curvature = math.nan
+        self.noise = ChainNoise(seed, "diffusion", range(self.chains), target.dim, **like)
+        self.batches: Batches | None = None
+        self.scale = 1.0
+        if isinstance(target, ProblemTarget):
+            n = target.problem.n
+            batch = options.batch(n)
+            self.batches = Batches(n, batch, seed=seed, members=self.chains, device=target.device)
+            self.scale = n / batch
+        values = target.dim if target.looped else target.dim * self.chains
+        self.step: Any = compiled(self._step, options.compile, self.total * (self.chains if target.looped else 1), target.device, values)
+        self.compiled = self.step != self._step
+
+    # -- one step --------------------------------------------------------------------------------------------------------
+    def _step(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
+    ) -> None:  # fmt: skip
+        size, heat, kept, learning = figures.unbind(0)
+        preconditioner = self._preconditioner(squares) if self.options.preconditioned else None
+
+        def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
+            return self._minibatch(point, rows)
+
+        if self.options.has_momentum:
+            after, push, slope, log_lik = sghmc(
+                theta, momentum, gradient, noise, size, kept, heat, preconditioner, evaluate
+            )
+            momentum.copy_(push)
+            gradient.copy_(slope)
+        else:
+            log_lik, slope = evaluate(theta)
+            after = langevin(theta, slope, noise, size, heat, preconditioner)
+        theta.copy_(after)
+        value.copy_(log_lik)
+        if self.options.preconditioned:
+            squares.copy_(squares + learning * (torch.square(slope) - squares))
+
+    def _minibatch(self, theta: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log likelihood (C,), rescaled to all rows, and the gradient of the log density (C, D)."""
+        if not isinstance(self.target, ProblemTarget):
+            return self.target.likelihood_and_grad(theta)
+        problem, weights = self.target.problem, self.target.weights
+        if rows is None:
+            x, y, shared = problem.x, problem.y, True
+        else:
+            x, y, shared = map_inputs(lambda t: t[rows], problem.x), problem.y[rows], rows.ndim == 1
+        lik, _, gradient = problem.parts_and_grad(theta, x, y, self.scale * weights[0], weights[1], shared=shared)
+        return (lik * self.scale).double(), gradient
+
+    def _preconditioner(self, squares: Tensor) -> Tensor:
+        """1 / (floor + root of the mean squared gradient), with a geometric mean of one in every chain."""
+        scale = 1 / (FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
+        return scale / scale.log().mean(-1, keepdim=True).exp()
+
+    def _figures(self, t: int) -> list[float]:
+        size, heat = self.options.schedule_at(t, self.size)
+        return [size, heat, self.options.kept, (1 - DECAY) if t < self.warmup else 0.0]
+
+    def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
+        """Steps up to the next draw, or a hundred of them."""
+        if stop():
+            raise Stopped
+        upto = min(self.options.next_draw(self.done), self.done + BLOCK)
+        table = torch.tensor([self._figures(t) for t in range(self.done, upto)], dtype=torch.float64)
+        with torch.no_grad():
+            for t, figures in zip(range(self.done, upto), table.to(self.target.device).unbind(0)):
+                rows = self.batches.at(t) if self.batches is not None else None
+                self._advance_one(rows, self.noise.at(t), figures)
+        self.done = upto
+        if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(self.theta).all()):
+            chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
+            raise SamplingError(
+                f"chain {chain} left the range of numbers by step {self.done} with step_size={self.size:.3g}. Try a tenth of "
+                f"it{'' if self.options.step_size else ', or another start'}"
+            )
+        size = torch.full((self.chains,), float(table[-1, 0]), dtype=torch.float64)
+        return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
+
+    def _advance_one(self, rows: Tensor | None, noise: Tensor, figures: Tensor) -> None:
+        buffers = (self.theta, self.momentum, self.gradient, self.squares, self.value)
+        if not self.target.looped or self.chains == 1:
+            self.step(*buffers, rows, noise, figures)
+            return
+        for c in range(self.chains):
+            one = slice(c, c + 1)
+            self.step(*(b[one] for b in buffers), rows[one] if rows is not None else None, noise[one], figures)
+
+    def keeps(self) -> bool:
+        """Whether the step just done is one whose point is kept."""
+        return self.options.is_draw(self.done)
+
+    # -- the start -------------------------------------------------------------------------------------------------------
+    def start(self, theta: Tensor) -> None:
+        """Checks the starting points, fills the preconditioner, and chooses a step size where none is given."""
+        length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
+        slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
+        evaluate_start(self.target, theta, slices)
+        self.theta.copy_(theta)
+        with torch.no_grad():
+            for trial in range(16 if self.options.preconditioned else 1):
+                _, gradient = self._probe(theta, trial)
+                if self.options.preconditioned:
+                    self.squares += torch.square(gradient) / 16
+            if self.options.has_momentum:
+                self.gradient.copy_(gradient)
+                rows = [
+                    torch.randn(self.target.dim, generator=stream(self.seed, "first momentum", c, device=self.target.device), device=self.target.device, dtype=self.target.dtype)
+                    for c in range(self.chains)
+                ]  # fmt: skip
+                first = torch.stack(rows)
+                self.momentum.copy_(first * self._preconditioner(self.squares).rsqrt() if self.options.preconditioned else first)
+            if self.options.step_size is None:
+                self.curvature = self._curvature(theta)
+                self.size = self.options.size_for(self.curvature, self.scale)
+
+    def _probe(self, theta: Tensor, trial: int) -> tuple[Tensor, Tensor]:
+        """A minibatch gradient at any point, outside the run's own batches."""
+        rows = None
+        if self.batches is not None and not self.batches.whole and isinstance(self.target, ProblemTarget):
+            generator = stream(self.seed, "probe", trial)
+            rows = torch.randint(self.target.problem.n, (self.batches.batch,), generator=generator).to(theta.device)
+        return self._by_chain(theta, lambda point: self._minibatch(point, rows))
+
+    def _by_chain(self, theta: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if not self.target.looped:
+            return function(theta)
+        parts = [function(theta[c : c + 1]) for c in range(len(theta))]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def _curvature(self, theta: Tensor) -> float:
+        """Largest eigenvalue of P^1/2 (-Hessian) P^1/2 over the chains, by power iteration on differences of gradients."""
+        root = self._preconditioner(self.squares).sqrt() if self.options.preconditioned else torch.ones_like(theta)
+        rows: Tensor | None = None
+        scale, self.scale = self.scale, 1.0
+        if isinstance(self.target, ProblemTarget) and self.target.problem.n > PROBE_ROWS:
+            n = self.target.problem.n
+            rows = torch.randperm(n, generator=stream(self.seed, "curvature rows"))[:PROBE_ROWS].to(theta.device)
+            self.scale = n / PROBE_ROWS
+        draws = [torch.randn(theta.shape[1], generator=stream(self.seed, "curvature", c), dtype=torch.float64) for c in range(self.chains)]
+        direction = torch.stack(draws).to(theta)
+        value, reach = theta.new_zeros(self.chains), 0.01
+        for _ in range(POWER):
+            direction = direction / direction.norm(dim=-1, keepdim=True)
+            offset = reach * root * direction
+            ahead, behind = (
+                self._by_chain(theta + sign * offset, lambda p: self._minibatch(p, rows))[1] for sign in (1, -1)
+            )
+            image = root * (behind - ahead) / (2 * reach)
+            value, direction = (direction * image).sum(-1), image
+        self.scale = scale
+        found = float(value.max())
+        if not math.isfinite(found):
+            raise SamplingError("step_size: the curvature at the start is not finite. Pass a step_size, or another init")
+        # Where the log density is not concave the prior's precision is what is sure to be there.
+        return max(found, float((root.square() / self.target.scale.square().to(root)).max()))
+
+    # -- state and report ------------------------------------------------------------------------------------------------
+    def tensors(self) -> dict[str, Tensor]:
+        """Positions, momenta, gradients, preconditioner, and where the run stands."""
+        counts = torch.tensor([self.done, self.size, self.curvature], dtype=torch.float64)
+        names = ("theta", "momentum", "gradient", "squares", "value")
+        return {"counts": counts, **{name: getattr(self, name) for name in names}}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `tensors`."""
+        done, self.size, self.curvature = tensors["counts"].tolist()
+        self.done = int(done)
+        for name in ("theta", "momentum", "gradient", "squares", "value"):
+            getattr(self, name).copy_(tensors[name])
+
+    def figures(self) -> dict[str, float | str]:
+        """Phase, step size and a minibatch estimate of the log likelihood."""
+        phase = "warm-up" if self.done < self.warmup else "sampling"
+        return {"phase": phase, "step size": self._figures(self.done - 1)[0], "log lik": float(self.value.mean())}
+
+    def report(self) -> dict[str, Any]:
+        """Per chain: draws and the last log likelihood."""
+        drawn = self.options.drawn(self.done)
+        return {
+            "iteration": self.done,
+            "of": self.total,
+            "phase": "warm-up" if self.done < self.warmup else "sampling" if self.done < self.total else "done",
+            "chains": [{"draws": drawn, "log_likelihood": float(v)} for v in self.value],
+        }
+
+    def history(self) -> dict[str, Any]:
+        """Step size and where it came from, batch, and how the chains were laid out."""
+        return {
+            "phases": [
+                {"name": "warm-up", "first": 0, "end": self.warmup},
+                {"name": "sampling", "first": self.warmup, "end": self.total},
+            ],
+            "step_size": self.size,
+            "curvature": None if math.isnan(self.curvature) else self.curvature,
+            "batch_size": None if self.batches is None else self.batches.batch,
+            "steps": self.total,
+            "gradients": self.total * self.chains,
+            "compiled": self.compiled,
+            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
+        }

@@ -1,0 +1,128 @@
+"""Trajectories of many chains as one computation: compiled where it pays, replayed as a CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.compiling import Compile, compiled
+from credibly.kernels.integrators import Integrator
+from credibly.target import Target
+
+log = logging.getLogger("credibly")
+UNROLLED = 8  # steps in one call for small problems, where the call itself costs as much as the arithmetic of a step
+SMALL = 50_000  # parameters of all chains together, up to which a problem counts as small
+
+
+class Stopped(Exception):
+    """Raised between two steps when the user has asked to stop; the state before the trajectory is untouched."""
+
+
+class Trajectory:
+    """Steps of an integrator for C chains, in place on buffers of its own.
+
+    Where the target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
+    micro-batches, the target's pieces are evaluated one after another. On a GPU the steps are captured once as a CUDA graph
+    and replayed, which takes the launches out of small networks.
+    """
+
+    def __init__(self, target: Target, scheme: Integrator, chains: int, compile: Compile, calls: int) -> None:
+        self.target, self.scheme, self.chains = target, scheme, chains
+        shape = (chains, target.dim)
+        self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self.momentum, self.gradient = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
+        self.log_likelihood = torch.zeros(chains, dtype=torch.float64, device=target.device)
+        self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
+        self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
+        whole = target.whole(chains)
+        on_gpu = target.device.type == "cuda"
+        # For one chain the sums inside a step are too short to share out among threads: see `compiled`.
+        self.single: Any = self._one
+        self.several: Any = None
+        if whole:
+            self.single = compiled(self._one, compile, calls, target.device, theta_values(target, chains))
+        self.compiled = self.single is not self._one and getattr(self.single, "__func__", None) is not type(self)._one
+        if self.compiled and not on_gpu and chains * target.dim <= SMALL:
+            self.several = compiled(self._few, True, calls, target.device)
+        self.graph: Any = None
+        self.graphed = whole and on_gpu
+
+    def run(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Any = None
+    ) -> None:  # fmt: skip
+        """From theta, momentum and gradient (C, D), so many steps of the sizes (C,); the result is in the buffers."""
+        with torch.no_grad():
+            self.theta.copy_(theta)
+            self.momentum.copy_(momentum)
+            self.gradient.copy_(gradient)
+            self.size.copy_(size.unsqueeze(1))
+            if inverse_mass is not None:
+                self.inverse_mass.copy_(inverse_mass)
+            left = steps
+            while left:
+                if stop is not None and stop():
+                    raise Stopped
+                if self.graphed:
+                    self._replay()
+                    left -= 1
+                elif self.several is not None and left >= UNROLLED:
+                    self.several(*self._buffers())
+                    left -= UNROLLED
+                else:
+                    self.single(*self._buffers())
+                    left -= 1
+
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
+
+    def _one(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor
+    ) -> None:  # fmt: skip
+        after = self.scheme.step(theta, momentum, gradient, size, inverse_mass, self.target.likelihood_and_grad)
+        for mine, new in zip((theta, momentum, gradient, log_likelihood), after):
+            mine.copy_(new)
+
+    def _few(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor
+    ) -> None:  # fmt: skip
+        after: tuple[Tensor, ...] = (theta, momentum, gradient, log_likelihood)
+        for _ in range(UNROLLED):
+            after = self.scheme.step(after[0], after[1], after[2], size, inverse_mass, self.target.likelihood_and_grad)
+        for mine, new in zip((theta, momentum, gradient, log_likelihood), after):
+            mine.copy_(new)
+
+    def _replay(self) -> None:
+        if self.graph is None:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.single(*self._buffers())
+
+    def _capture(self) -> None:
+        """Warms up on a side stream, as capture asks for, and records one step; where that fails, steps run as they are."""
+        before = [b.clone() for b in self._buffers()]
+        try:
+            side = torch.cuda.Stream(self.target.device)
+            side.wait_stream(torch.cuda.current_stream(self.target.device))
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.single(*self._buffers())
+            torch.cuda.current_stream(self.target.device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.single(*self._buffers())
+            self.graph = graph
+        except Exception as error:  # what cannot be captured has no common type
+            log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
+            self.graphed = False
+        for mine, old in zip(self._buffers(), before):
+            mine.copy_(old)
+
+
+def theta_values(target: Target, chains: int) -> int:
+    """Parameter values that a step works on."""
+    return target.dim * chains

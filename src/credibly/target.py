@@ -1,0 +1,201 @@
+"""What a sampler sees: the log density at C points in two parts, and its gradient. A Problem is one; so is a plain function."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.gradients import grad_and_aux
+from credibly.problem import ACTIVATION_BUDGET, Problem
+from credibly.rng import stream
+
+
+class Target(ABC):
+    """A density over R^D at many points at once, likelihood and prior apart.
+
+    `weights` are (1/T_lik, 1/T_prior): log p = weights[0] * log likelihood + weights[1] * log prior.
+    """
+
+    dim: int
+    device: torch.device
+    dtype: torch.dtype
+    weights: tuple[float, float] = (1.0, 1.0)
+    looped: bool = False  # whether the points have to be taken one at a time
+    reason: str = ""
+
+    @abstractmethod
+    def whole(self, points: int) -> bool:
+        """Whether so many points are evaluated in one piece, which may then stand inside a compiled step."""
+
+    @abstractmethod
+    def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log likelihood (C,) in float64, and the gradient (C, D) of the whole log density."""
+
+    @abstractmethod
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Log prior (C,) in float64."""
+
+    @property
+    @abstractmethod
+    def scale(self) -> Tensor:
+        """The prior's standard deviation of every coordinate, (D,): the widest that the density can be."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short hash of what the density was made of."""
+
+    def at_once(self, chains: int) -> int:
+        """How many chains fit into memory in one evaluation."""
+        return 1 if self.looped else chains
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """(C,) in float64."""
+        return self.weights[0] * self.likelihood_and_grad(theta)[0] + self.weights[1] * self.log_prior(theta)
+
+
+class ProblemTarget(Target):
+    """The full-batch density of a problem; in micro-batches where its activations would not fit."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.dim, self.device, self.dtype = problem.dim, problem.device, problem.layout.dtype
+        self.weights = (1 / problem.tempering.likelihood, 1 / problem.tempering.prior)
+        self.looped, self.reason = problem.forward.looped, problem.forward.reason
+
+    def whole(self, points: int) -> bool:
+        """One block of rows holds all the data."""
+        return self.problem.block_rows(points) >= self.problem.n
+
+    def at_once(self, chains: int) -> int:
+        """As many chains as take all rows within the budget of activations; at least one."""
+        if self.looped:
+            return 1
+        rows = min(self.problem.n, self.problem.micro_batch or self.problem.n)
+        return max(1, min(chains, ACTIVATION_BUDGET // (rows * self.problem.forward.row_width)))
+
+    def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed over the blocks of rows; the prior enters the gradient with the first."""
+        log_lik: Tensor | None = None
+        gradient: Tensor | None = None
+        for x, y in self.problem.blocks(len(theta)):
+
+            def total(t: Tensor, x=x, y=y, first=log_lik is None) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+                lik = self.problem.log_likelihood_rows(t, x, y).flatten(1).sum(1, dtype=torch.float64)
+                value = lik * self.weights[0]
+                return (value + self.problem.prior.log_prob(t) * self.weights[1] if first else value).sum(), lik
+
+            block_grad, block_lik = grad_and_aux(total, theta)
+            log_lik = block_lik.detach() if log_lik is None else log_lik + block_lik.detach()
+            gradient = block_grad if gradient is None else gradient + block_grad
+        assert log_lik is not None
+        assert gradient is not None
+        return log_lik, gradient
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """The prior's sum over coordinates in float64: the energy difference of two large sums is what matters."""
+        return self.problem.prior.log_prob(theta.double())
+
+    @property
+    def scale(self) -> Tensor:
+        """Of the bound prior; where a prior has no standard deviation, the geometric mean of the others, or 1."""
+        std = self.problem.prior.std.double()
+        known = torch.isfinite(std) & (std > 0)
+        other = std[known].log().mean().exp() if bool(known.any()) else torch.ones((), dtype=torch.float64)
+        return torch.where(known, std, other.to(std))
+
+    def fingerprint(self) -> str:
+        """Of data, prior, likelihood and temperatures."""
+        return self.problem.fingerprint()
+
+
+class Density:
+    """A density that is not a network: a function of a flat vector, to run the samplers on.
+
+    Args:
+        log_prob: log density up to a constant, of a tensor (D,) to a scalar, built from torch operations; or of (C, D) to
+            (C,) with batched=True.
+        dim: D.
+        batched: whether `log_prob` takes many points at once; otherwise `torch.func.vmap` does that.
+        scale: a guess of the standard deviations, a number or (D,): starts are drawn from N(0, scale^2), and it is the
+            mass before adaptation.
+        name: told apart by it when a stored run is resumed.
+    """
+
+    def __init__(
+        self, log_prob: Callable[[Tensor], Tensor], dim: int, *, batched: bool = False, scale: float | Tensor = 1.0, name: str = "",
+        dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        if not callable(log_prob):
+            raise InputError("log_prob", f"found {type(log_prob).__name__}", "Pass a function of a (D,) tensor")
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise InputError("dim", f"found {dim!r}", "Pass a whole number from 1 up")
+        self.log_prob, self.dim, self.batched, self.name = log_prob, dim, batched, name
+        self.dtype, self.device = dtype, torch.device(device)
+        self.scale = torch.as_tensor(scale, dtype=torch.float64, device=self.device).expand(dim).clone()
+        if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
+            raise InputError("scale", "has values that are not positive and finite", "Pass positive numbers")
+        trial = self(torch.zeros(2, dim, dtype=dtype, device=self.device))
+        if trial.shape != (2,):
+            takes = "(C, D) points must give (C,) values" if batched else "one (D,) point must give one number"
+            raise InputError("log_prob", f"gave shape {tuple(trial.shape)} for 2 points", takes)
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """Log density (C,) at theta (C, D)."""
+        value: Tensor = self.log_prob(theta) if self.batched else torch.func.vmap(self.log_prob)(theta)
+        return value
+
+    def __repr__(self) -> str:
+        return f"Density({self.name or getattr(self.log_prob, '__name__', 'log_prob')}, D = {self.dim})"
+
+
+class DensityTarget(Target):
+    """The target of a `Density`: all of it counts as likelihood."""
+
+    def __init__(self, density: Density) -> None:
+        self.density = density
+        self.dim, self.device, self.dtype = density.dim, density.device, density.dtype
+        self.reason = "a function of many points" if density.batched else "a function of one point, batched by vmap"
+
+    def whole(self, points: int) -> bool:
+        """There are no rows to divide."""
+        return True
+
+    def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The function's value and gradient."""
+
+        def total(t: Tensor) -> tuple[Tensor, Tensor]:
+            value = self.density(t).double()
+            return value.sum(), value
+
+        gradient, value = grad_and_aux(total, theta)
+        return value.detach(), gradient
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+
+    @property
+    def scale(self) -> Tensor:
+        """As given."""
+        return self.density.scale
+
+    def fingerprint(self) -> str:
+        """Of the name, the dimension, and the values at a few fixed points."""
+        points = torch.randn(4, self.dim, generator=stream(0, "fingerprint"), dtype=torch.float64)
+        values = self.density((points * self.scale.cpu()).to(self.device, self.dtype)).detach()
+        text = f"{self.density.name} {self.dim} {[f'{v:.9g}' for v in values.tolist()]}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def to_target(problem: Problem | Density) -> Target:
+    """The target of a problem or a density; refuses anything else."""
+    if isinstance(problem, Problem):
+        return ProblemTarget(problem)
+    if isinstance(problem, Density):
+        return DensityTarget(problem)
+    raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem or a credibly.Density")
