@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from credibly.families import FullRank, LowRank, MeanField, inverse_softplus
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.bbb import FreeEnergy, kl_share
+from credibly.methods.method import initial
 from credibly.methods.reparameterise import choose_estimator
 from credibly.posterior import Model, Record
 from credibly.priors import Laplace, Normal, ScaleMixture, StudentT
-from credibly.rng import stream
+from credibly.rng import MANY, stream
 
 f64 = torch.float64
 X, Y = randn(40, 3, dtype=f64), randn(40, 3, dtype=f64).sum(1) + 0.1 * randn(40, seed=1, dtype=f64)
@@ -940,3 +942,34 @@ def test_bad_questions_to_the_posterior():
         fit(steps=5, family="full-rank").prune(0.5)
     with pytest.raises(cr.InputError, match=r"phi: has shape \(1, 3\)"):
         posterior_of(p, torch.zeros(1, 3, dtype=f64))
+
+
+@pytest.mark.parametrize("estimator", ["weights", "local", "flipout"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_noise_of_large_networks_is_drawn_as_bits(estimator, compiled):
+    """A step on the bits is the step on the normal numbers they stand for, and the same seed gives the same bits."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(200, 180), nn.ReLU(), nn.Linear(180, 1))
+    x = torch.randn(200, 200)
+    problem = cr.Problem(net, (x, x[:, :1]), Gaussian(0.1), Normal(1.0))
+    assert problem.dim > MANY
+    method = cr.BayesByBackprop(
+        estimator=estimator, batch_size=200, steps=3, lr=1e-4, optimiser="sgd", compile=compiled
+    )
+    layers = choose_estimator(estimator, problem, 200, mean_field=True)
+    objective = FreeEnergy(problem, MeanField(), problem.n, method, layers, seed=0, per_epoch=1)
+    phi = MeanField().init(initial(problem, "network", 1, 0), 0.03)
+    noise = objective.noise(0)
+    assert any(n.dtype == torch.int32 for n in noise)
+    arguments = (problem.x, problem.y, None)
+    parts, gradient = objective.evaluate(phi, (), *arguments, noise, torch.ones(1))
+    again = objective.evaluate(phi, (), *arguments, objective._normal(noise), torch.ones(1))
+    assert torch.equal(parts, again[0])
+    assert torch.equal(gradient, again[1])
+    first, second = (method.fit(problem, seed=7, progress=False) for _ in range(2))
+    assert torch.equal(first.phi, second.phi)
+    if compiled:
+        eager = replace(method, compile=False).fit(problem, seed=7, progress=False)
+        moved = (eager.phi - phi).norm()
+        assert moved > 0.01
+        assert (first.phi - eager.phi).norm() < 1e-2 * moved

@@ -186,3 +186,14 @@ def test_families_by_name():
     )
     with pytest.raises(cr.InputError, match="family: found 'cauchy'. Pass one of mean-field, low-rank, full-rank"):
         family("cauchy", 3)
+
+
+@every_family
+def test_parts_stand_for_phi(chosen):
+    phi = some_phi(chosen)
+    parts, noise = chosen.parts(phi), randn(MEMBERS, 2, chosen.noise_size(DIM), seed=4, dtype=f64)
+    assert chosen.parts(parts) is parts
+    assert torch.equal(chosen.draw(parts, noise), chosen.draw(phi, noise))
+    assert torch.equal(chosen.entropy(parts), chosen.entropy(phi))
+    for ask in (chosen.loc, chosen.variance, chosen.covariance):
+        assert torch.equal(ask(parts, DIM), ask(phi, DIM))

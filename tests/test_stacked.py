@@ -13,7 +13,7 @@ f64 = torch.float64
 
 @pytest.mark.parametrize("rows", [5, 80], ids=["few rows", "many rows"])
 @pytest.mark.parametrize(
-    ("random", "biased"), [("*", True), ("*weight", True), ("*bias", True), ("*", False), ("*weight", False)]
+    "random, biased", [("*", True), ("*weight", True), ("*bias", True), ("*", False), ("*weight", False)]
 )
 @pytest.mark.parametrize("shared", [True, False])
 def test_outputs_and_gradients_are_those_of_the_network(rows, random, biased, shared):

@@ -19,12 +19,21 @@ from torch.nn import functional as F
 
 from credibly.errors import InputError
 
+Parts = tuple[Tensor, ...]
 FULL_RANK_LIMIT = 4_000  # D (D + 1) / 2 numbers: 32 MiB in float32 at this size
 FACTOR_SHARE = 0.05  # of a coordinate's variance, that the low-rank factor starts with
 
 
 class Family(ABC):
-    """A family of Gaussians over R^D."""
+    """A family of Gaussians over R^D.
+
+    What takes phi takes its `parts` as well. Whoever asks for several things makes the parts once: then phi is taken apart
+    once, and so is put together once in the gradient.
+    """
+
+    @abstractmethod
+    def parts(self, phi: Tensor | Parts) -> Parts:
+        """The mean (M, D) and what the family makes the covariance of."""
 
     @abstractmethod
     def size(self, dim: int) -> int:
@@ -39,23 +48,23 @@ class Family(ABC):
         """phi (M, P) of Gaussians at loc (M, D) with independent coordinates of that standard deviation."""
 
     @abstractmethod
-    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+    def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """Draws (M, K, D) from noise (M, K, noise_size)."""
 
     @abstractmethod
-    def entropy(self, phi: Tensor) -> Tensor:
+    def entropy(self, phi: Tensor | Parts) -> Tensor:
         """-E_q log q in nats, (M,)."""
 
     @abstractmethod
-    def variance(self, phi: Tensor, dim: int) -> Tensor:
+    def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """Variance of every coordinate, (M, D)."""
 
-    def loc(self, phi: Tensor, dim: int) -> Tensor:
+    def loc(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """The mean, (M, D)."""
-        return phi[:, :dim]
+        return phi[:, :dim] if isinstance(phi, Tensor) else phi[0]
 
     @abstractmethod
-    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+    def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """The whole covariance (M, D, D); for small D."""
 
 
@@ -71,21 +80,28 @@ class MeanField(Family):
         """mu = loc, softplus(rho) = scale."""
         return torch.cat([loc, torch.full_like(loc, inverse_softplus(scale))], -1)
 
-    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
-        """mu + sigma e."""
+    def parts(self, phi: Tensor | Parts) -> Parts:
+        """mu and sigma."""
+        if not isinstance(phi, Tensor):
+            return phi
         mu, rho = phi.chunk(2, -1)
-        return mu.unsqueeze(1) + F.softplus(rho).unsqueeze(1) * noise
+        return mu, F.softplus(rho)
 
-    def entropy(self, phi: Tensor) -> Tensor:
+    def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
+        """mu + sigma e."""
+        mu, sigma = self.parts(phi)
+        return mu.unsqueeze(1) + sigma.unsqueeze(1) * noise
+
+    def entropy(self, phi: Tensor | Parts) -> Tensor:
         """sum log sigma + D/2 log(2 pi e)."""
-        rho = phi.chunk(2, -1)[1]
-        return torch.log(F.softplus(rho)).sum(-1) + 0.5 * rho.shape[-1] * math.log(2 * math.pi * math.e)
+        sigma = self.parts(phi)[1]
+        return torch.log(sigma).sum(-1) + 0.5 * sigma.shape[-1] * math.log(2 * math.pi * math.e)
 
-    def variance(self, phi: Tensor, dim: int) -> Tensor:
+    def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """sigma^2."""
-        return torch.square(F.softplus(phi[:, dim:]))
+        return torch.square(self.parts(phi)[1])
 
-    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+    def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """diag(sigma^2)."""
         return torch.diag_embed(self.variance(phi, dim))
 
@@ -119,36 +135,39 @@ class LowRank(Family):
         rho = torch.full_like(loc, inverse_softplus(scale * math.sqrt(1 - FACTOR_SHARE)))
         return torch.cat([loc, rho, factor.flatten().expand(members, -1)], -1)
 
-    def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def parts(self, phi: Tensor | Parts) -> Parts:
+        """mu, sigma and F."""
+        if not isinstance(phi, Tensor):
+            return phi
         dim = phi.shape[-1] // (2 + self.rank)
         mu, rho, factor = phi.split([dim, dim, dim * self.rank], -1)
         return mu, F.softplus(rho), factor.reshape(-1, dim, self.rank)
 
-    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+    def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + sigma e + F f."""
-        mu, sigma, factor = self._parts(phi)
+        mu, sigma, factor = self.parts(phi)
         e, f = noise.split([mu.shape[-1], self.rank], -1)
         result: Tensor = mu.unsqueeze(1) + sigma.unsqueeze(1) * e + f @ factor.mT
         return result
 
-    def entropy(self, phi: Tensor) -> Tensor:
+    def entropy(self, phi: Tensor | Parts) -> Tensor:
         """Half the log determinant, by the determinant lemma: R x R instead of D x D."""
-        _, sigma, factor = self._parts(phi)
+        _, sigma, factor = self.parts(phi)
         scaled = factor / sigma.unsqueeze(-1)
-        inner = torch.eye(self.rank, dtype=phi.dtype, device=phi.device) + scaled.mT @ scaled
+        inner = torch.eye(self.rank, dtype=sigma.dtype, device=sigma.device) + scaled.mT @ scaled
         factored = torch.linalg.cholesky_ex(inner).L  # NaN stays NaN, for the training loop to report
         half_log_det = torch.log(sigma).sum(-1) + torch.log(factored.diagonal(dim1=-2, dim2=-1)).sum(-1)
         return half_log_det + 0.5 * sigma.shape[-1] * math.log(2 * math.pi * math.e)
 
-    def variance(self, phi: Tensor, dim: int) -> Tensor:
+    def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """sigma^2 plus the squares of the factor's rows."""
-        _, sigma, factor = self._parts(phi)
+        _, sigma, factor = self.parts(phi)
         spread: Tensor = torch.square(sigma) + torch.square(factor).sum(-1)
         return spread
 
-    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+    def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """diag(sigma^2) + F F'."""
-        _, sigma, factor = self._parts(phi)
+        _, sigma, factor = self.parts(phi)
         return torch.diag_embed(torch.square(sigma)) + factor @ factor.mT
 
 
@@ -171,7 +190,10 @@ class FullRank(Family):
         packed = (rows == columns).to(loc.dtype) * inverse_softplus(scale)
         return torch.cat([loc, packed.expand(members, -1)], -1)
 
-    def _parts(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, phi: Tensor | Parts) -> Parts:
+        """mu and L."""
+        if not isinstance(phi, Tensor):
+            return phi
         dim = (math.isqrt(8 * phi.shape[-1] + 9) - 3) // 2
         rows, columns = torch.tril_indices(dim, dim, device=phi.device)
         values = phi[:, dim:]
@@ -180,25 +202,25 @@ class FullRank(Family):
         place = (rows * dim + columns).expand(len(phi), -1)
         return phi[:, :dim], factor.scatter(1, place, values).reshape(-1, dim, dim)
 
-    def draw(self, phi: Tensor, noise: Tensor) -> Tensor:
+    def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + L e."""
-        mu, factor = self._parts(phi)
+        mu, factor = self.parts(phi)
         return mu.unsqueeze(1) + noise @ factor.mT
 
-    def entropy(self, phi: Tensor) -> Tensor:
+    def entropy(self, phi: Tensor | Parts) -> Tensor:
         """sum log of L's diagonal + D/2 log(2 pi e)."""
-        mu, factor = self._parts(phi)
+        mu, factor = self.parts(phi)
         return torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1) + 0.5 * mu.shape[-1] * math.log(
             2 * math.pi * math.e
         )
 
-    def variance(self, phi: Tensor, dim: int) -> Tensor:
+    def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """Squares of L summed over its rows."""
-        return torch.square(self._parts(phi)[1]).sum(-1)
+        return torch.square(self.parts(phi)[1]).sum(-1)
 
-    def covariance(self, phi: Tensor, dim: int) -> Tensor:
+    def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """L L'."""
-        factor = self._parts(phi)[1]
+        factor = self.parts(phi)[1]
         return factor @ factor.mT
 
 

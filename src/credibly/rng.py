@@ -7,12 +7,17 @@ process draws it, and a resumed run needs no stored generator state.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from credibly.errors import InputError
+
+MANY = 2**15  # numbers from which on drawing them weighs in a step
 
 
 def check_seed(seed: int) -> int:
@@ -31,6 +36,33 @@ def stream_seed(seed: int, purpose: str, *indices: int) -> int:
 def stream(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator at the start of the stream named by (seed, purpose, indices)."""
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *indices))
+
+
+def draw_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Noise of which `normal` makes standard normal numbers of that shape, (M, K, ...): the numbers, or bits for many.
+
+    On a processor torch draws normal numbers in one thread, which is a quarter of a large step. Raw bits (SFC64, seeded by
+    the generator) take a quarter of that, and the rest is arithmetic that a compiled step does in all threads.
+    """
+    if generator.device.type != "cpu" or dtype != torch.float32 or math.prod(shape) < MANY:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+    pairs = -(-math.prod(shape[2:]) // 2)
+    words = shape[0] * shape[1] * pairs  # of 64 bits, one a pair
+    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    raw = np.random.SFC64(seed).random_raw(words)
+    return torch.from_numpy(raw.view(np.int32)).reshape(*shape[:2], 2, pairs)
+
+
+def normal(noise: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Standard normal numbers (M, K, *shape) from noise of `draw_noise`; for bits by Box and Muller, sqrt(-2 log u) e^(i pi v)."""
+    if noise.is_floating_point():
+        return noise
+    first, second = noise.to(torch.float32).unbind(-2)
+    # |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 stands for half a step.
+    radius = first.abs().clamp_min_(0.25).mul_(2.0**-31).log_().mul_(-2).sqrt_()
+    angle = second * (math.pi * 2.0**-31)
+    pairs = torch.cat([torch.cos(angle).mul_(radius), torch.sin(angle).mul_(radius)], -1)
+    return pairs[..., : math.prod(shape)].reshape(*noise.shape[:2], *shape)
 
 
 @contextmanager

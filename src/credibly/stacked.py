@@ -95,13 +95,12 @@ def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:
         weight = parameters.get(weight_name)
         bias = parameters.get(bias_name) if bias_name is not None else None
         if weight is None:  # this layer's weight is fixed: one product for all
-            held = layer.bias if bias is None else None
-            h = F.linear(h, layer.weight, held)
+            h = F.linear(h, layer.weight, layer.bias if bias is None else None)
             return (h, batched) if bias is None else (h + _between(bias, h, batched), True)
         h = h if batched else h.expand(weight.shape[0], *h.shape)
         shape = h.shape
         h = h.flatten(1, -2) if h.ndim > 3 else h
-        held = layer.bias if bias is None else bias
+        held: Tensor | None = layer.bias if bias is None else bias
         if layer.in_features > h.shape[1] and layer.weight.numel() >= LARGE_WEIGHT:
             # W h' in place of h W': its gradient of W lies as W does in the flat vector, and is not copied over transposed.
             # It is worth it where W is larger than the layer's outputs, which then lie transposed.

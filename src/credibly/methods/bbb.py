@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError, TrainingError
-from credibly.families import Family, MeanField, family
+from credibly.families import Family, MeanField, Parts, family
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
@@ -30,7 +30,7 @@ from credibly.methods.training import Training, split, train
 from credibly.posterior import Model
 from credibly.priors import positive
 from credibly.problem import Problem
-from credibly.rng import stream
+from credibly.rng import draw_noise, normal, stream
 
 FINAL_SAMPLES = 32  # draws behind the ELBO that is reported at the end
 
@@ -171,7 +171,7 @@ class FreeEnergy(Objective):
         self.problem, self.family, self.n, self.options, self.layers = problem, chosen, n, options, layers
         self.seed, self.per_epoch = seed, per_epoch
         self.width = chosen.size(problem.dim)
-        self._scoring = self._draws(8, stream(seed, "scoring", device=problem.device))
+        self._scoring = self._normal((self._draws(8, stream(seed, "scoring", device=problem.device)),))[0]
 
     def figures(self, step: int) -> tuple[float, ...]:
         """The weight of the complexity: its share of this minibatch (times M, for a mean loss) and the warm-up."""
@@ -191,7 +191,11 @@ class FreeEnergy(Objective):
 
     def _draws(self, samples: int, generator: torch.Generator) -> Tensor:
         shape = (self.options.members, samples, self.family.noise_size(self.problem.dim))
-        return torch.randn(shape, generator=generator, dtype=self.problem.layout.dtype, device=self.problem.device)
+        return draw_noise(shape, generator, self.problem.layout.dtype)
+
+    def _normal(self, noise: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        weights = normal(noise[0], (self.family.noise_size(self.problem.dim),))
+        return weights, *(normal(drawn, shape) for drawn, (_, shape, _) in zip(noise[1:], self.layers.shapes))
 
     def evaluate(
         self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
@@ -200,32 +204,47 @@ class FreeEnergy(Objective):
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
         count = self.n if rows is None else rows.shape[-1]
+        noise = self._normal(noise)
 
         def total(phi: Tensor) -> tuple[Tensor, Tensor]:
-            misfit = -self.log_likelihood(phi, x, y, noise) / (count * self.problem.tempering.likelihood)
-            complexity = figures[0] * self.complexity(phi, noise[0]) / self.n
+            gaussian, stretch = self._parts(phi)
+            log_lik = self._log_likelihood(gaussian, x, y, noise)
+            misfit = -log_lik / (count * self.problem.tempering.likelihood)
+            complexity = figures[0] * self._complexity(gaussian, stretch, noise[0]) / self.n
             parts = torch.stack([misfit, complexity.to(misfit.dtype)], -1)
             return parts.sum(), parts
 
         gradient, parts = grad_and_aux(total, theta)
         return parts.detach(), gradient
 
+    def _parts(self, phi: Tensor) -> tuple[Parts, Tensor | None]:
+        """The Gaussian, taken apart once, and the factors on the prior's scales where they are learned."""
+        if not self.options.learn_prior_scale:
+            return self.family.parts(phi), None
+        gaussian, stretch = phi.split([self.width, phi.shape[-1] - self.width], -1)
+        return self.family.parts(gaussian), stretch.exp()
+
     def log_likelihood(self, phi: Tensor, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         """E_q log p(batch | w), (M,), averaged over the draws of the step."""
+        return self._log_likelihood(self._parts(phi)[0], x, y, self._normal(noise))
+
+    def _log_likelihood(self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
         if self.layers.name != "weights":
-            return self.layers.log_likelihood(self.problem, phi[0, : self.width], noise, x, y).unsqueeze(0)
-        draws = self.family.draw(phi[:, : self.width], noise[0])
+            mu, sigma = gaussian
+            return self.layers.log_likelihood(self.problem, mu[0], sigma[0], noise, x, y).unsqueeze(0)
+        draws = self.family.draw(gaussian, noise[0])
         rows = self.problem.log_likelihood_rows(draws.flatten(0, 1), x, y)
         return rows.flatten(1).sum(1).reshape(draws.shape[:2]).mean(1)
 
     def complexity(self, phi: Tensor, noise: Tensor) -> Tensor:
         """E_q[log q] - E_q[log p] / T_prior, (M,): the KL divergence at T = 1."""
-        gaussian = phi[:, : self.width]
-        prior = self.problem.prior
-        closed = prior.is_normal  # then the draws are not looked at, and are not made
-        draws = noise if closed else self.family.draw(gaussian, noise)
-        stretch = phi[:, self.width :].exp() if self.options.learn_prior_scale else None
-        loc, variance = self.family.loc(gaussian, self.problem.dim), self.family.variance(gaussian, self.problem.dim)
+        return self._complexity(*self._parts(phi), self._normal((noise,))[0])
+
+    def _complexity(self, gaussian: Parts, stretch: Tensor | None, noise: Tensor) -> Tensor:
+        prior, dim = self.problem.prior, self.problem.dim
+        # In closed form the draws are not looked at, and are not made.
+        draws = noise if prior.is_normal else self.family.draw(gaussian, noise)
+        loc, variance = self.family.loc(gaussian, dim), self.family.variance(gaussian, dim)
         expected = prior.expected_log_prob(loc, variance, draws, stretch)
         return -self.family.entropy(gaussian) - expected / self.problem.tempering.prior
 

@@ -12,6 +12,8 @@ The user's network is not rewritten: a copy of it gets layers of the same parame
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch.nn import functional as F
 from credibly.errors import InputError
 from credibly.inputs import Inputs, arguments, call, map_inputs, output_tensor
 from credibly.problem import Problem
+from credibly.rng import draw_noise
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -35,12 +38,16 @@ class LayerNoise:
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
+    shapes: Sequence[tuple[str, tuple[int, ...], bool]] = ()  # buffer, shape, whether it holds signs
+
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Noise tensors (1, K, ...) for the layers of a step."""
+        """Noise tensors (1, K, ...) for the layers of a step, as `credibly.rng.normal` takes them."""
         return ()
 
-    def log_likelihood(self, problem: Problem, phi: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor) -> Tensor:
-        """E_q log p(batch | w) from phi = (mu, rho)."""
+    def log_likelihood(
+        self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
+    ) -> Tensor:
+        """E_q log p(batch | w) from mu and sigma (D,)."""
         raise NotImplementedError
 
 
@@ -52,7 +59,7 @@ class OnLayers(LayerNoise):
         self.name = name
         self.module = copy.deepcopy(problem.layout.module)
         self.dtype, self.device = problem.layout.dtype, problem.device
-        self.shapes: list[tuple[str, tuple[int, ...], bool]] = []  # buffer, shape, whether it holds signs
+        shapes: list[tuple[str, tuple[int, ...], bool]] = []
         self.layers: list[str] = []
         for layer_name, seen in found.items():
             layer: Any = self.module.get_submodule(layer_name) if layer_name else self.module
@@ -63,7 +70,8 @@ class OnLayers(LayerNoise):
                 layer.register_buffer("bias_scale", torch.zeros_like(layer.bias))
             for buffer, shape, signs in _noise_shapes(layer, name, seen.output):
                 layer.register_buffer(buffer, torch.zeros(shape, dtype=self.dtype, device=self.device))
-                self.shapes.append((f"{layer_name}.{buffer}".lstrip("."), shape, signs))
+                shapes.append((f"{layer_name}.{buffer}".lstrip("."), shape, signs))
+        self.shapes = tuple(shapes)
         covered = {f"{layer}.{p}".lstrip(".") for layer in self.layers for p in ("weight", "bias")}
         self.whole = {e.name for e in problem.layout.entries} <= covered
 
@@ -72,16 +80,13 @@ class OnLayers(LayerNoise):
         drawn = []
         for _, shape, signs in self.shapes:
             full = (1, samples, *shape)
-            if signs:
-                drawn.append(torch.randint(2, full, generator=generator, device=self.device).to(self.dtype) * 2 - 1)
-            else:
-                drawn.append(torch.randn(full, generator=generator, dtype=self.dtype, device=self.device))
+            drawn.append((draw_signs if signs else draw_noise)(full, generator, self.dtype))
         return tuple(drawn)
 
-    def log_likelihood(self, problem: Problem, phi: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor) -> Tensor:
+    def log_likelihood(
+        self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
+    ) -> Tensor:
         """The average over K passes."""
-        mu, rho = phi.chunk(2)
-        sigma = F.softplus(rho)
         means, scales = problem.layout.split(mu)[0], problem.layout.split(sigma)[0]
         total: Tensor | None = None
         samples = noise[0].shape[1]
@@ -101,6 +106,16 @@ class OnLayers(LayerNoise):
             total = value if total is None else total + value
         assert total is not None
         return total / samples
+
+
+def draw_signs(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Random signs, -1 and 1, unpacked from the bits of whole numbers: one number gives 32 of them."""
+    count = math.prod(shape)
+    words = torch.randint(
+        -(2**31), 2**31, (-(-count // 32), 1), generator=generator, dtype=torch.int32, device=generator.device
+    )
+    bits = (words >> torch.arange(32, dtype=torch.int32, device=generator.device)).bitwise_and_(1)
+    return bits.to(dtype).mul_(2).sub_(1).reshape(-1)[:count].reshape(shape)
 
 
 def choose_estimator(asked: str, problem: Problem, batch: int, *, mean_field: bool) -> LayerNoise:
