@@ -972,4 +972,5 @@ def test_noise_of_large_networks_is_drawn_as_bits(estimator, compiled):
         eager = replace(method, compile=False).fit(problem, seed=7, progress=False)
         moved = (eager.phi - phi).norm()
         assert moved > 0.01
+        # phi is some 700 long, so its rounding alone is a thousandth of the move.
         assert (first.phi - eager.phi).norm() < 1e-2 * moved

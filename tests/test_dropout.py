@@ -1392,3 +1392,22 @@ def test_alpha_dropout_has_one_rate_in_a_fit(options):
     net = nn.Sequential(nn.Linear(3, 6), nn.SELU(), nn.AlphaDropout(0.1), nn.Linear(6, 1)).double()
     with pytest.raises(cr.InputError, match="rate: '2' is alpha dropout.* Pass one rate"):
         cr.MCDropout(steps=3, **options).fit(build(net), seed=0)
+
+
+def test_a_second_prediction_finds_the_network_known(monkeypatch):
+    posterior = cr.MCDropout.from_trained(dropped_mlp(), (X, Y), Gaussian(0.1))
+    first = posterior.predict(X, passes=7, seed=3)
+    mean = first.mean
+
+    def refuse(*_args):
+        raise AssertionError("looked at the network again")
+
+    monkeypatch.setattr("credibly.dropout_posterior.find_sites", refuse)
+    assert torch.equal(posterior.predict(X, passes=7, seed=3).mean, mean)
+    torch.testing.assert_close(posterior.predict(X[:5], passes=7, seed=3).mean, mean[:5])
+    with pytest.raises(cr.InputError, match="the network cannot take rows"):
+        posterior.predict(X[:, :2])
+    with pytest.raises(cr.InputError, match="NaN or infinite"):
+        posterior.predict(X * torch.inf)
+    with pytest.raises(AssertionError, match="again"):  # rows of another kind are looked at
+        posterior.predict(X.unsqueeze(1))

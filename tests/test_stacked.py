@@ -7,6 +7,7 @@ from torch.func import functional_call
 
 from credibly.forward import Forward
 from credibly.layout import Layout
+from credibly.masks import find_sites, masked_copy
 
 f64 = torch.float64
 
@@ -45,3 +46,22 @@ def test_axes_between_rows_and_features_ride_along_in_both_layouts():
         x = torch.randn(rows, 3, 64, dtype=f64)
         outputs = Forward(layout, "auto", x[:1])(theta, x)
         torch.testing.assert_close(outputs, torch.stack([layout.call(t, x) for t in theta]), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [3, 60], ids=["mask on values", "mask on weights"])
+@pytest.mark.parametrize("first", [True, False], ids=["from the input on", "before the last layer"])
+@pytest.mark.parametrize("inserted", [False, True])
+def test_masks_on_weights_are_masks_on_values(rows, first, inserted):
+    torch.manual_seed(0)
+    drops = [[] if inserted else [nn.Dropout(0.3)] for _ in range(2)]
+    layers = [*(drops[0] if first else []), nn.Linear(7, 9), nn.ReLU(), *drops[1], nn.Linear(9, 2, bias=False)]
+    net = nn.Sequential(*layers).to(f64)
+    patterns = ("*" if first else "2") if inserted else None
+    masked, rates = masked_copy(Layout(net).module, patterns, 0.3)
+    x = torch.randn(rows, 7, dtype=f64)
+    sites, shapes = find_sites(masked, rates, x[:1])
+    assert len(sites) == 1 + first
+    masks = {s.mask: (torch.rand(5, 1, *shapes[s.name], dtype=f64) < 0.7) / 0.7 for s in sites}
+    outputs = Forward(Layout(net), "auto", x[:1], module=masked).apply(masks, x)
+    expected = [functional_call(masked, {name: m[c] for name, m in masks.items()}, (x,)) for c in range(5)]
+    torch.testing.assert_close(outputs, torch.stack(expected), rtol=1e-12, atol=1e-12)

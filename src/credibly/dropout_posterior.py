@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from credibly.errors import InputError
 from credibly.forward import Forward
-from credibly.inputs import Inputs, blank_row, map_inputs, row_count
+from credibly.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.masks import MaskedDropout, Site, find_sites, masked_copy, repeated_width
 from credibly.posterior import Model, Posterior, Record
 from credibly.predictive import BLOCK_VALUES, Predictive
+from credibly.problem import try_network
 from credibly.rng import check_seed, stream
 
 ROW_BLOCK = 64  # rows whose own masks come from one stream
@@ -42,12 +43,22 @@ class DropoutPosterior(Posterior):
         # Any rate serves for the copy: those of the layers themselves may be zero where others were asked for.
         self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, 0.5)
         set_rates(self.masked, self.rates)
+        self._plans: dict[tuple[object, ...], MaskPlan] = {}
+
+    def plan(self, x: Inputs) -> MaskPlan:
+        """Where masks act on rows like these and how the passes are run; found once for each kind of rows."""
+        kind = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
+        if kind not in self._plans:
+            trial = map_inputs(lambda t: t[:1], x)
+            try_network(self.layout, trial)
+            self._plans[kind] = MaskPlan(self, trial)
+        return self._plans[kind]
 
     def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
         """The average over so many passes with dropout on; the same seed gives the same masks and the same result."""
         if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
             raise InputError("passes", f"found {passes!r}", "Pass a number of passes from 1 up")
-        inputs = self.model.inputs(x)
+        inputs = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
         return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
@@ -105,26 +116,39 @@ class DropoutPosterior(Posterior):
         return f"DropoutPosterior({self.layout.dim} parameters, dropout {rates})"
 
 
+class MaskPlan:
+    """What passes with dropout need to know about the network for one kind of rows."""
+
+    def __init__(self, posterior: DropoutPosterior, trial: Inputs) -> None:
+        self.sites, self.shapes = find_sites(posterior.masked, posterior.rates, trial)
+        theta = posterior.theta
+        varied = {
+            s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=theta.dtype, device=theta.device) for s in self.sites
+        }
+        self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
+        self.width = self.forward.row_width
+        self.width_from_first_mask = repeated_width(posterior.masked, self.sites[0].name, trial)
+        with torch.no_grad():
+            output = self.forward.apply({name: mask[:1] for name, mask in varied.items()}, trial)
+        self.outputs_a_row = output.numel()
+
+
 class MaskDraws:
     """A source of outputs from passes with dropout."""
 
     def __init__(self, posterior: DropoutPosterior, x: Inputs, passes: int, seed: int, *, per_row: bool) -> None:
         self.posterior, self.count, self.seed, self.per_row = posterior, passes, seed, per_row
         self.likelihood = posterior.likelihood
-        trial = map_inputs(lambda t: t[:1], x)
-        self.sites, self.shapes = find_sites(posterior.masked, posterior.rates, trial)
-        varied = {
-            s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=posterior.theta.dtype, device=posterior.theta.device)
-            for s in self.sites
-        }
-        self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
+        plan = posterior.plan(x)
+        self.sites, self.shapes, self.forward = plan.sites, plan.shapes, plan.forward
+        self.outputs_a_row = plan.outputs_a_row
         self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
         # A tile has few rows and all passes, so that what lies before the first mask is computed once for its rows; where
         # the rest of one row is too wide for that, as many passes as fit. The loop takes the passes one by one anyway.
-        width = self.forward.row_width
+        width = plan.width
         anew = 0 if self.forward.looped else width
         if passes * row_count(x) * anew > BLOCK_VALUES:
-            anew = repeated_width(posterior.masked, self.sites[0].name, trial)
+            anew = plan.width_from_first_mask
         self.rows_at_once = max(1, BLOCK_VALUES // max(width, passes * anew))
         self.passes_at_once = max(1, BLOCK_VALUES // (self.rows_at_once * anew)) if anew else passes
         self.width = (anew or width) if per_row else 1
@@ -181,8 +205,10 @@ def draw_masks(
     sizes = [math.prod(shapes[site.name]) for site in sites]
     # One draw for all places, made into masks where it lies: for small networks this is much of a prediction's time.
     drawn = torch.rand((count, 1, sum(sizes)), generator=generator, dtype=like.dtype, device=like.device)
-    pieces = zip(sites, drawn.split(sizes, -1))
-    return {s.mask: u.lt_(1 - s.rate).mul_(s.gain).reshape(count, 1, *shapes[s.name]) for s, u in pieces}
+    alike = len({(s.rate, s.gain) for s in sites}) == 1
+    for s, u in zip(sites[:1], (drawn,)) if alike else zip(sites, drawn.split(sizes, -1)):
+        u.lt_(1 - s.rate).mul_(s.gain)
+    return {s.mask: u.reshape(count, 1, *shapes[s.name]) for s, u in zip(sites, drawn.split(sizes, -1))}
 
 
 def set_rates(module: nn.Module, rates: dict[str, float]) -> None:

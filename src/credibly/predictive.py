@@ -230,7 +230,8 @@ class Predictive:
 
     @cached_property
     def _outputs_a_row(self) -> int:
-        return self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
+        known: int | None = getattr(self._source, "outputs_a_row", None)  # a source may know without a trial pass
+        return known or self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
 
     def _fits(self) -> bool:
         return self.rows * self.draws * self._outputs_a_row <= CACHE_VALUES

@@ -7,6 +7,7 @@ batch of C parameter vectors goes through `baddbmm` layer by layer; every other 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 LARGE_WEIGHT = 2**10  # values of a weight whose gradient's layout matters
+FOLD_RATIO = 4  # rows for each output of a layer from which on a mask is put on its weight
 
 
 def stacked_forward(
@@ -38,6 +40,7 @@ def stacked_forward(
     stages = _stages(module, "", aliases)
     if not stages:
         return None
+    stages = _folded(stages)
 
     def forward(parameters: Parameters, x: Tensor, batched: bool) -> Tensor:
         for stage in stages:
@@ -61,12 +64,12 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
             found += inner
         return found
     if isinstance(module, MaskedDropout):
-        return [_dropout(module, f"{prefix}mask")]
+        return [_Mask(f"{prefix}mask", module)]
     if type(module) is nn.Linear or (isinstance(module, nn.Linear) and isinstance(module, MaskedInput)):
         weight = aliases[f"{prefix}weight"]
         bias = aliases[f"{prefix}bias"] if module.bias is not None else None
-        mask = [_mask(f"{prefix}mask")] if isinstance(module, MaskedInput) else []
-        return [*mask, _linear(module, weight, bias)]
+        mask = [_Mask(f"{prefix}mask", None)] if isinstance(module, MaskedInput) else []
+        return [*mask, _Linear(module, weight, bias)]
     if type(module) in _ELEMENTWISE:
         return [lambda _, h, batched: (module(h), batched)]
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
@@ -74,26 +77,31 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
     return None
 
 
-def _mask(name: str) -> Stage:
-    def stage(parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
-        mask = parameters.get(name)
-        return (h, batched) if mask is None else (h * mask, True)
+@dataclass(frozen=True)
+class _Mask:
+    """Values times a mask, where there is one; `layer` knows how where that is not all."""
 
-    return stage
+    name: str
+    layer: MaskedDropout | None
 
-
-def _dropout(layer: MaskedDropout, name: str) -> Stage:
-    def stage(parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
-        mask = parameters.get(name)
-        return (h, batched) if mask is None else (layer.apply_mask(h, mask), True)
-
-    return stage
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask = parameters.get(self.name)
+        if mask is None:
+            return h, batched
+        return (h * mask if self.layer is None else self.layer.apply_mask(h, mask)), True
 
 
-def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:
-    def stage(parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
-        weight = parameters.get(weight_name)
-        bias = parameters.get(bias_name) if bias_name is not None else None
+@dataclass(frozen=True)
+class _Linear:
+    """A Linear layer, whose weight and bias are the layer's own where no others are given."""
+
+    layer: nn.Linear
+    weight: str
+    bias: str | None
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        layer, weight = self.layer, parameters.get(self.weight)
+        bias = parameters.get(self.bias) if self.bias is not None else None
         if weight is None:  # this layer's weight is fixed: one product for all
             h = F.linear(h, layer.weight, layer.bias if bias is None else None)
             return (h, batched) if bias is None else (h + _between(bias, h, batched), True)
@@ -113,7 +121,37 @@ def _linear(layer: nn.Linear, weight_name: str, bias_name: str | None) -> Stage:
             h = torch.baddbmm(held.unsqueeze(-2), h, weight.mT)
         return h if len(shape) == 3 else h.reshape(*shape[:-1], h.shape[-1]), True
 
-    return stage
+
+@dataclass(frozen=True)
+class _MaskedLinear:
+    """A mask and the Linear layer right after it. (h z) W' is h (z W)', which is less work where W has few rows."""
+
+    mask: _Mask
+    linear: _Linear
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask, layer = parameters.get(self.mask.name), self.linear.layer
+        fixed = self.linear.weight not in parameters and self.linear.bias not in parameters
+        plain = h.ndim == 2 + batched and mask is not None and mask.shape[1:] == (1, h.shape[-1])
+        if mask is None or not (fixed and plain) or FOLD_RATIO * layer.out_features > h.shape[-2]:
+            return self.linear(parameters, *self.mask(parameters, h, batched))
+        weight = layer.weight * mask  # (C, out, in)
+        if not batched:  # the values before the mask are the same for all: one product with all the weights
+            out = F.linear(h, weight.flatten(0, 1)).reshape(len(h), *weight.shape[:2]).transpose(0, 1)
+            return out if layer.bias is None else out + layer.bias, True
+        return torch.bmm(h, weight.mT) if layer.bias is None else torch.baddbmm(layer.bias, h, weight.mT), True
+
+
+def _folded(stages: list[Stage]) -> list[Stage]:
+    """Every mask joined with the Linear layer right after it."""
+    found: list[Stage] = []
+    for stage in stages:
+        last = found[-1] if found else None
+        if isinstance(stage, _Linear) and isinstance(last, _Mask) and not (last.layer is not None and last.layer.alpha):
+            found[-1] = _MaskedLinear(last, stage)
+        else:
+            found.append(stage)
+    return found
 
 
 def _between(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
