@@ -15,9 +15,9 @@ SOURCE = Path(cr.__file__).parent
 FLOORS = [
     {"errors", "progress", "compiling", "gradients"},
     {"rng", "specs", "inputs", "priors", "norms", "families"},
-    {"layout", "likelihoods", "data", "information", "masks"},
-    {"flat_prior", "stacked", "quantiles", "metrics"},
-    {"forward", "predictive"},
+    {"layout", "likelihoods", "data", "information", "masks", "zoo"},
+    {"flat_prior", "layer_table", "stacked", "quantiles", "metrics"},
+    {"blueprint", "forward", "predictive"},
     {"problem", "evaluation", "plot"},
     {"kernels", "posterior"},
     {"gaussian_posterior", "dropout_posterior"},
