@@ -52,7 +52,7 @@ def free_energy(p, chosen=None, *, per_epoch=1, **options):
     phi = chosen.init(0.4 * randn(method.members, p.dim, seed=2, dtype=f64), 0.2)
     phi = phi + 0.1 * randn(*phi.shape, seed=3, dtype=f64)
     if method.learn_prior_scale:
-        phi = torch.cat([phi, 0.3 * randn(method.members, len(p.prior.segments), seed=4, dtype=f64)], 1)
+        phi = torch.cat([phi, 0.3 * randn(method.members, p.prior.groups, seed=4, dtype=f64)], 1)
     return objective, phi
 
 
@@ -974,3 +974,11 @@ def test_noise_of_large_networks_is_drawn_as_bits(estimator, compiled):
         assert moved > 0.01
         # phi is some 700 long, so its rounding alone is a thousandth of the move.
         assert (first.phi - eager.phi).norm() < 1e-2 * moved
+
+
+def test_no_factor_is_learned_for_the_prior_of_the_noise_scale():
+    p = problem(likelihood=Gaussian("learned"))
+    assert len(p.prior.segments) == 2
+    posterior = cr.BayesByBackprop(steps=5, learn_prior_scale=True).fit(p, seed=0)
+    assert torch.tensor(posterior.record.history["prior_scale_factor"]).shape == (1, 1)
+    assert posterior.phi.shape == (1, 2 * p.dim)

@@ -95,3 +95,44 @@ def test_bad_priors_are_refused():
         bind({"7.*": Normal(), "*": Normal()}, layout)
     with pytest.raises(cr.InputError, match="has no method log_prob and no sample"):
         bind({"*": object()}, layout)
+
+
+def test_a_prior_of_ones_own_is_told_what_it_lacks():
+    class Duck:
+        def log_prob(self, w, shrink=1.0):
+            return -w.abs()
+
+        def sample(self, shape, generator, *, dtype=torch.float32, shrink=1.0):
+            return torch.zeros(shape, dtype=dtype)
+
+    net = torch.nn.Linear(2, 1)
+    with pytest.raises(cr.InputError, match=r"prior: Duck for '\*' has no fan_in and no total_log_prob"):
+        bind(Duck(), Layout(net))
+    Duck.fan_in = False
+    with pytest.raises(cr.InputError, match=r"has no total_log_prob\."):
+        bind(Duck(), Layout(net))
+
+
+def test_expected_log_density_of_a_float64_problem_is_not_rounded():
+    """The closed form against the density's own average over sigma points, which is exact for a Normal prior."""
+    scale, loc, variance = 0.1, 0.3, 0.7
+    prior = bind(Normal(scale, loc=0.2), Layout(torch.nn.Linear(3, 1).double()))
+    mean, spread = torch.full((1, 4), loc, dtype=torch.float64), torch.full((1, 4), variance, dtype=torch.float64)
+    points = torch.stack([mean[0] + variance**0.5, mean[0] - variance**0.5])
+    exact = prior.log_prob(points).mean()
+    found = prior.expected_log_prob(mean, spread, torch.empty(0))
+    torch.testing.assert_close(found[0], exact, rtol=1e-13, atol=0)
+
+
+def test_the_networks_groups_are_counted_without_the_likelihoods():
+    layout = Layout(torch.nn.Linear(3, 1), extra={"likelihood.log_scale": (1,)})
+    for own in (Normal(1.0), Normal(2.0)):  # the same prior as the network's, and another one
+        prior = bind(Normal(1.0), layout, {"likelihood.log_scale": own})
+        assert prior.groups == 1
+        assert len(prior.segments) == 2
+        loc, variance = torch.full((1, 5), 0.4), torch.full((1, 5), 0.3)
+        wide = prior.expected_log_prob(loc, variance, torch.empty(0), torch.full((1, 1), 3.0))
+        by_hand = bind(Normal(3.0), layout, {"likelihood.log_scale": own}).expected_log_prob(
+            loc, variance, torch.empty(0)
+        )
+        torch.testing.assert_close(wide, by_hand)

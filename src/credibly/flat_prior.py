@@ -13,6 +13,8 @@ from credibly.errors import InputError
 from credibly.layout import Layout
 from credibly.priors import Normal, Prior, Shrink
 
+_ADVICE = "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own"
+
 
 @dataclass(frozen=True)
 class _Segment:
@@ -23,10 +25,16 @@ class _Segment:
 
 
 class BoundPrior:
-    """The prior of a whole flat vector: a few contiguous segments, each of one family."""
+    """The prior of a whole flat vector: a few contiguous segments, each of one family.
 
-    def __init__(self, segments: list[_Segment], dim: int, device: torch.device, dtype: torch.dtype) -> None:
+    The first `groups` of the segments are the network's; what follows is the likelihood's own (all are the network's by default).
+    """
+
+    def __init__(
+        self, segments: list[_Segment], dim: int, device: torch.device, dtype: torch.dtype, groups: int | None = None
+    ) -> None:
         self.segments = tuple(segments)
+        self.groups = len(segments) if groups is None else groups
         self.dim = dim
         self.device = device
         self.dtype = dtype
@@ -41,15 +49,17 @@ class BoundPrior:
     def expected_log_prob(self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None) -> Tensor:
         """E_q log p(w), (M,), for Gaussians q with that mean and variance (M, D).
 
-        In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, segments)
-        multiplies the scale of each segment, where that is learned.
+        In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, groups)
+        multiplies the scale of each of the network's segments, where that is learned.
         """
         parts = []
         for place, segment in enumerate(self.segments):
             here = slice(segment.start, segment.stop)
-            scale = segment.shrink if stretch is None else segment.shrink * stretch[:, place : place + 1]
+            scale = segment.shrink
+            if stretch is not None and place < self.groups:
+                scale = scale * stretch[:, place : place + 1]
             if isinstance(segment.prior, Normal):
-                spread = (variance[:, here] / torch.square(torch.as_tensor(segment.prior.scale * scale))).sum(-1)
+                spread = (variance[:, here] / (segment.prior.scale * scale) ** 2).sum(-1)
                 parts.append(segment.prior.total_log_prob(loc[:, here], scale) - 0.5 * spread)
             else:
                 wide = scale.unsqueeze(1) if isinstance(scale, Tensor) and scale.ndim == 2 else scale
@@ -97,7 +107,12 @@ def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str,
             raise InputError(
                 "prior",
                 f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
-                "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own",
+                _ADVICE,
+            )
+        absent = [a for a in ("fan_in", "total_log_prob") if not hasattr(member, a)]
+        if absent:
+            raise InputError(
+                "prior", f"{type(member).__name__} for {pattern!r} has no {' and no '.join(absent)}", _ADVICE
             )
     names = [e.name for e in layout.entries if e.name not in layout.extra]
     used = set()
@@ -122,14 +137,19 @@ def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str,
             f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
             f"The names are {', '.join(names[:12])}",
         )
-    return BoundPrior(_merge(segments, layout), layout.dim, layout.device, layout.dtype)
+    merged = _merge(segments, layout)
+    own = sum(s.stop <= layout.network_dim for s in merged)
+    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, own)
 
 
 def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
-    """Neighbours of the same prior become one segment; fan-in factors that differ become a vector."""
+    """Neighbours of the same prior become one segment; fan-in factors that differ become a vector.
+
+    The network's coordinates and the likelihood's stay apart.
+    """
     runs: list[list[_Segment]] = []
     for segment in segments:
-        if runs and runs[-1][-1].prior == segment.prior:
+        if runs and runs[-1][-1].prior == segment.prior and segment.start != layout.network_dim:
             runs[-1].append(segment)
         else:
             runs.append([segment])

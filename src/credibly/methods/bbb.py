@@ -23,7 +23,7 @@ from credibly.families import Family, MeanField, Parts, family
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
-from credibly.methods.method import Method, check_fit, initial
+from credibly.methods.method import Method, check_fit, initial, partial_result
 from credibly.methods.objectives import NegativeLogDensity, Objective
 from credibly.methods.reparameterise import LayerNoise, choose_estimator
 from credibly.methods.training import Training, split, train
@@ -50,7 +50,8 @@ class BayesByBackprop(Training, Method):
         init_scale: standard deviation of every weight at the start.
         kl_weights: "uniform" or "geometric" shares of the complexity over an epoch's minibatches.
         kl_warmup: steps over which the complexity's weight rises to 1, where it stays.
-        learn_prior_scale: empirical Bayes: one factor on the prior's scale for each of its groups, by the same free energy.
+        learn_prior_scale: empirical Bayes: one factor on the prior's scale for each of the network's groups, by the
+            same free energy.
     """
 
     name: ClassVar[str] = "bbb"
@@ -102,7 +103,7 @@ class BayesByBackprop(Training, Method):
         start = self._start(problem, seed, progress)
         phi = chosen.init(start, self.init_scale)
         if self.learn_prior_scale:
-            phi = torch.cat([phi, phi.new_zeros(self.members, len(problem.prior.segments))], -1)
+            phi = torch.cat([phi, phi.new_zeros(self.members, problem.prior.groups)], -1)
         noise = choose_estimator(
             self.estimator, problem, batch, mean_field=isinstance(chosen, MeanField) and self.members == 1
         )
@@ -115,24 +116,10 @@ class BayesByBackprop(Training, Method):
                 model, chosen, values[:, :width].contiguous(), method.record(problem, seed, history, status)
             )
 
-        try:
+        with partial_result(out, lambda values, error: posterior(values, {"error": str(error)}, "partial")):
             done = train(
-                problem,
-                objective,
-                phi,
-                self,
-                data,
-                seed=seed,
-                title="Bayes by Backprop",
-                shared_batches=True,
-                progress=progress,
-            )
-        except TrainingError as error:
-            if isinstance(error.posterior, Tensor):
-                error.posterior = posterior(error.posterior, {"error": str(error)}, "partial")
-                if out is not None:
-                    error.posterior.save(out)
-            raise
+                problem, objective, phi, self, data, seed=seed, title="Bayes by Backprop", shared_batches=True, progress=progress
+            )  # fmt: skip
         history = {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
         factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
         if factor is not None:

@@ -33,7 +33,7 @@ from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import InputError, TrainingError
 from credibly.likelihoods import Likelihood
 from credibly.methods.dropout_objective import DropoutObjective, Dropped
-from credibly.methods.method import Method, check_fit, initial
+from credibly.methods.method import Method, check_fit, initial, partial_result
 from credibly.methods.training import Data, Trained, Training, split, train
 from credibly.norms import find_running_statistics, replace_batchnorm
 from credibly.posterior import Model
@@ -101,14 +101,9 @@ class MCDropout(Training, Method):
         best = choices[0]
         data = split(problem, self, seed)
         start = initial(problem, self.init, 1, seed)
-        try:
-            if len(choices) > 1:
-                best, history = self._search(problem, network, choices, start, seed, progress)
-            done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress)
-        except TrainingError as error:
-            if out is not None and error.posterior is not None:
-                error.posterior.save(out)
-            raise
+        if len(choices) > 1:
+            best, history = self._search(problem, network, choices, start, seed, progress, out)
+        done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress, out)
         rates = objective.final_rates(done.theta)[0]
         history |= {**done.history, "rates": rates, "tau": best[1]}
         posterior = self._posterior(problem, network, done.theta[0], rates, seed, history)
@@ -162,7 +157,7 @@ class MCDropout(Training, Method):
 
     def _train(
         self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, data: Data, seed: int,
-        title: str, progress: bool | None,
+        title: str, progress: bool | None, out: str | os.PathLike[str] | None,
     ) -> tuple[Trained, DropoutObjective]:  # fmt: skip
         theta = start.expand(len(choices), -1).clone()
         rates = torch.tensor([network.rate_row(rate) for rate, _ in choices], dtype=theta.dtype, device=theta.device)
@@ -176,27 +171,29 @@ class MCDropout(Training, Method):
         )
         if self.concrete:
             theta = torch.cat([theta, torch.logit(rates)], -1)
-        try:
+
+        def partial(reached: Tensor, error: TrainingError) -> DropoutPosterior:
+            rates_then = objective.final_rates(reached)[error.member]  # of the member that failed
+            history = {"error": str(error)}
+            return self._posterior(problem, network, reached[error.member], rates_then, seed, history, "partial")
+
+        with partial_result(out, partial):
             done = train(
                 problem, objective, theta, self, data, seed=seed, title=title, shared_batches=True, progress=progress
             )
-        except TrainingError as error:
-            if isinstance(error.posterior, Tensor):  # what the member that failed had reached
-                reached, rates_then = error.posterior[error.member], objective.final_rates(error.posterior)
-                error.posterior = self._posterior(
-                    problem, network, reached, rates_then[error.member], seed, {"error": str(error)}, "partial"
-                )
-            raise
         return done, objective
 
     def _search(
-        self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, seed: int, progress: bool | None
+        self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, seed: int, progress: bool | None,
+        out: str | os.PathLike[str] | None,
     ) -> tuple[Choice, dict[str, Any]]:  # fmt: skip
         """Every pair of rate and tau trained side by side on part of the rows, scored on the rest."""
         options = Training(validation=self.validation or GRID_VALIDATION, batch_size=None)
         held = split(problem, options, seed)
         rows = Data(held.rows, None)
-        done, objective = self._train(problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress)
+        done, objective = self._train(
+            problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress, out
+        )
         assert held.held_out is not None
         with torch.no_grad():
             scores = objective.score(done.theta, held.held_out)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +60,24 @@ def check_fit(problem: Problem, seed: int, out: str | os.PathLike[str] | None) -
         raise StoreError(f"out: {os.fspath(out)!r} exists already. Choose another folder or remove it first")
 
 
+@contextmanager
+def partial_result(
+    out: str | os.PathLike[str] | None, make: Callable[[Tensor, TrainingError], Posterior]
+) -> Iterator[None]:
+    """When training in the block fails, what it had last known to be finite goes with its error as a posterior, and into `out`.
+
+    `make` gives that posterior, marked as partial, from the parameters (M, P) and the error.
+    """
+    try:
+        yield
+    except TrainingError as error:
+        if isinstance(error.posterior, Tensor):
+            error.posterior = make(error.posterior, error)
+            if out is not None:
+                error.posterior.save(out)
+        raise
+
+
 def fit_draws(
     method: Method,
     problem: Problem,
@@ -66,21 +85,17 @@ def fit_draws(
     out: str | os.PathLike[str] | None,
     work: Callable[[], tuple[Tensor, dict[str, Any]]],
 ) -> DrawsPosterior:
-    """Runs the work, which gives draws (chain, draw, D) and a history, and saves the result.
-
-    When training fails, what it had last known to be finite goes with the error, and into `out` marked as partial.
-    """
+    """Runs the work, which gives draws (chain, draw, D) and a history, and saves the result."""
     check_fit(problem, seed, out)
     model = Model.of(problem)
-    try:
+
+    def partial(theta: Tensor, error: TrainingError) -> Posterior:
+        return DrawsPosterior(
+            model, theta.unsqueeze(1), method.record(problem, seed, {"error": str(error)}, status="partial")
+        )
+
+    with partial_result(out, partial):
         draws, history = work()
-    except TrainingError as error:
-        if isinstance(error.posterior, Tensor):
-            record = method.record(problem, seed, {"error": str(error)}, status="partial")
-            error.posterior = DrawsPosterior(model, error.posterior.unsqueeze(1), record)
-            if out is not None:
-                error.posterior.save(out)
-        raise
     posterior = DrawsPosterior(model, draws, method.record(problem, seed, history))
     if out is not None:
         posterior.save(out)
