@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 2**28  # streamed draws up to this size are read into memory for a prediction, larger ones in pieces
 
+
 @dataclass(frozen=True)
 class Model:
     """The part of a problem that prediction needs: network, flat layout and likelihood, without the data."""
@@ -139,8 +140,11 @@ class SampledPosterior(Posterior):
 
     @property
     def draws(self) -> Tensor:
-        """(chain, draw, D). Draws that were streamed to a folder are read into memory here; `predict` needs only parts."""
-        return self._draws.tensor() if isinstance(self._draws, StoredDraws) else self._draws
+        """(chain, draw, D). Draws that were streamed to a folder are read into memory here; `predict` needs only parts.
+
+        In the network's dtype, whatever they are kept as.
+        """
+        return self._usable(self._draws.tensor() if isinstance(self._draws, StoredDraws) else self._draws)
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draws with replacement, (count, D)."""
@@ -149,9 +153,12 @@ class SampledPosterior(Posterior):
 
     def _pick(self, places: Tensor) -> Tensor:
         if isinstance(self._draws, StoredDraws):
-            return self._draws.pick(places)
+            return self._usable(self._draws.pick(places))
         flat = self._draws.reshape(-1, self._draws.shape[-1])
-        return flat[places.to(flat.device)]
+        return self._usable(flat[places.to(flat.device)])
+
+    def _usable(self, draws: Tensor) -> Tensor:
+        return draws if self._model is None else draws.to(self._model.layout.dtype)
 
     def diagnostics(self, x: Any = None) -> Diagnostics:
         """R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions there; with a verdict in words.
@@ -171,7 +178,8 @@ class SampledPosterior(Posterior):
 
     def tensors(self) -> dict[str, Tensor]:
         """The draws and what was noted of each."""
-        return {"draws": self.draws, **{f"stat.{k}": v for k, v in self.statistics.items()}}
+        kept = self._draws if isinstance(self._draws, Tensor) else self.draws
+        return {"draws": kept, **{f"stat.{k}": v for k, v in self.statistics.items()}}
 
     @classmethod
     def from_tensors(cls, model: Model | None, tensors: dict[str, Any], record: Record, description: Any) -> Self:

@@ -136,7 +136,10 @@ class Density:
             raise InputError("dim", f"found {dim!r}", "Pass a whole number from 1 up")
         self.log_prob, self.dim, self.batched, self.name = log_prob, dim, batched, name
         self.dtype, self.device = dtype, torch.device(device)
-        self.scale = torch.as_tensor(scale, dtype=torch.float64, device=self.device).expand(dim).clone()
+        guess = torch.as_tensor(scale, dtype=torch.float64, device=self.device)
+        if guess.shape not in ((), (dim,)):
+            raise InputError("scale", f"has shape {tuple(guess.shape)}", f"Pass one number or ({dim},)")
+        self.scale = guess.expand(dim).clone()
         if not bool((torch.isfinite(self.scale) & (self.scale > 0)).all()):
             raise InputError("scale", "has values that are not positive and finite", "Pass positive numbers")
         trial = self(torch.zeros(2, dim, dtype=dtype, device=self.device))

@@ -46,11 +46,9 @@ class HMCRun(Process):
         calls = self.total * steps * len(self.slices)
         sizes = {s.stop - s.start for s in self.slices}
         self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls) for n in sizes}
-        streams = {"device": target.device, "dtype": target.dtype}
-        self.noise = ChainNoise(seed, "momentum", range(self.chains), target.dim, **streams)
-        self.uniform = ChainNoise(
-            seed, "accept", range(self.chains), 1, device=target.device, dtype=torch.float64, uniform=True
-        )
+        own = range(self.chains)
+        self.noise = ChainNoise(seed, "momentum", own, target.dim, device=target.device, dtype=target.dtype)
+        self.uniform = ChainNoise(seed, "accept", own, 1, device=target.device, dtype=torch.float64, uniform=True)
         self.phases = windows(self.warmup, options.mass_kind(target) == "diagonal")
         self.state: State
         self.inverse_mass = options.inverse_mass(target)
@@ -61,7 +59,6 @@ class HMCRun(Process):
         self.lost = 0  # iterations in a row in which every chain diverged
         self.steps = 0  # of the last trajectory
         self.gradients = 0
-        self.searched = math.nan
 
     # -- the state -------------------------------------------------------------------------------------------------------
     @property
@@ -75,12 +72,11 @@ class HMCRun(Process):
         self.state = State(theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
         self.gradients += len(theta)
         if self.options.step_size is None:
-            self.searched = self._search(self.options.first_size(self.target))
-            self._restart(self.searched)
+            self._restart(self._search(torch.full_like(self.dual.log_size, self.options.first_size(self.target))))
 
     def tensors(self) -> dict[str, Tensor]:
         """State, step sizes, mass, adaptation and counts."""
-        counts = torch.tensor([self.done, self.lost, self.gradients, self.searched], dtype=torch.float64)
+        counts = torch.tensor([self.done, self.lost, self.gradients], dtype=torch.float64)
         mass = {} if self.inverse_mass is None else {"inverse_mass": self.inverse_mass}
         adapting = {f"dual.{k}": v for k, v in self.dual.tensors().items()}
         if self.phase()[0] == "mass":
@@ -95,7 +91,7 @@ class HMCRun(Process):
         device = self.target.device
         self.state = State(**{k: tensors[f"state.{k}"].to(device) for k in State._fields})
         self.size, self.sums = tensors["size"], tensors["sums"].to(device)
-        done, lost, gradients, self.searched = tensors["counts"].tolist()
+        done, lost, gradients = tensors["counts"].tolist()
         self.done, self.lost, self.gradients = int(done), int(lost), int(gradients)
         if "inverse_mass" in tensors:
             self.inverse_mass = tensors["inverse_mass"].to(device)
@@ -112,9 +108,7 @@ class HMCRun(Process):
         begun = self.state._replace(momentum=momentum)
         steps = self._steps(t)
         proposal = self._propose(begun, steps, stop)
-        self.state, info = metropolis(
-            begun, proposal, self.inverse_mass, self.uniform.at(t)[:, 0], self.target.weights
-        )
+        self.state, info = metropolis(begun, proposal, self.inverse_mass, self.uniform.at(t)[:, 0], self.target.weights)
         self.steps = int(steps.max())
         self.gradients += self.steps * self.scheme.gradients * self.chains
         self.done += 1
@@ -156,7 +150,9 @@ class HMCRun(Process):
             done = 0
             for upto in sorted(set(count.tolist())):  # chains with fewer steps rest while the others go on
                 resting = (count < upto).to(size.device)
-                path.run(theta, momentum, gradient, size.masked_fill(resting, 0.0), self.inverse_mass, int(upto) - done, stop)
+                path.run(
+                    theta, momentum, gradient, size.masked_fill(resting, 0.0), self.inverse_mass, int(upto) - done, stop
+                )
                 theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, int(upto)
             prior = self.target.log_prior(path.theta)
             found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
@@ -182,32 +178,42 @@ class HMCRun(Process):
                 self.inverse_mass = self.welford.variance(self.target.scale**2).to(self.target.dtype)
                 self.welford = Welford(self.chains, self.target.dim, self.target.device)
                 if self.options.step_size is None:
-                    self._restart(self._search(float(self.dual.final.mean())))
+                    self._restart(self._search(self.dual.final))
         if t + 1 == self.warmup and self.options.step_size is None:
             self.size = self.dual.final.expand(self.chains).clone()
 
-    def _restart(self, size: float) -> None:
-        self.dual.restart(torch.full_like(self.dual.log_size, size))
+    def _restart(self, size: Tensor) -> None:
+        self.dual.restart(size)
         self.size = self.dual.size.expand(self.chains).clone()
 
-    def _search(self, size: float) -> float:
-        """A step size at which one step is accepted about as often as not, by doubling or halving."""
-        direction = 0
+    def _search(self, size: Tensor) -> Tensor:
+        """Step sizes at which one step is accepted about as often as asked for, by doubling or halving from `size`.
+
+        One for all chains (1,), or one for each (C,), which then does not depend on the others.
+        """
+        size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
         for trial in range(100):
-            acceptance = self._one_step(size, trial)
-            wanted = 1 if acceptance > self.options.target_accept else -1
-            if direction and wanted != direction:
-                return size if wanted > 0 else size / 2
-            direction = wanted
-            size *= 2.0**direction
-            if not 1e-12 < size < 1e12:
+            acceptance = self._one_step(size.expand(self.chains), trial)
+            acceptance = acceptance if len(size) == self.chains else acceptance.mean(0, keepdim=True)
+            wanted = torch.where(acceptance > self.options.target_accept, 1.0, -1.0).to(size)
+            turned = ~found & (direction != 0) & (wanted != direction)
+            going = ~found & ~turned
+            size = torch.where(turned & (wanted < 0), size / 2, torch.where(going, size * 2.0**wanted, size))
+            direction, found = torch.where(going, wanted, direction), found | turned
+            if bool(found.all()):
+                return size
+            lost = going & ((size < 1e-12) | (size > 1e12))
+            if bool(lost.any()):
                 break
+        chain = int(lost.int().argmax())
+        up = bool(direction[chain] > 0)
         raise SamplingError(
-            f"no step size was found: even at {size:.1e} a single step is {'accepted' if direction > 0 else 'rejected'}. "
-            f"{'The density may be flat' if direction > 0 else 'The gradient does not fit the density, or the data are not standardised'}"
+            f"no step size was found: even at {float(size[chain]):.1e} a single step is {'accepted' if up else 'rejected'}. "
+            f"{'The density may be flat' if up else 'The gradient does not fit the density, or the data are not standardised'}"
         )
 
-    def _one_step(self, size: float, trial: int) -> float:
+    def _one_step(self, size: Tensor, trial: int) -> Tensor:
+        """Acceptance (C,) of one step of the sizes (C,) from where the chains stand."""
         noise = torch.cat(
             [
                 torch.randn(
@@ -218,14 +224,14 @@ class HMCRun(Process):
             ]
         )  # fmt: skip
         begun = self.state._replace(momentum=refresh(self.state.momentum, noise, self.inverse_mass, 1.0))
-        kept, self.size = self.size, torch.full((self.chains,), size, dtype=torch.float64)
+        kept, self.size = self.size, size
         proposal = self._propose(begun, torch.ones(self.chains), None)
         self.size = kept
         self.gradients += self.scheme.gradients * self.chains
         _, info = metropolis(
             begun, proposal, self.inverse_mass, torch.zeros(self.chains, device=noise.device), self.target.weights
         )
-        return float(info.acceptance.mean())
+        return info.acceptance.cpu()
 
     def _watch(self, divergent: Tensor, error: Tensor) -> None:
         """Ends a run whose every trajectory diverges from the first on: it would never move."""
@@ -237,7 +243,7 @@ class HMCRun(Process):
         self.lost = self.lost + 1 if bool(divergent.all()) else 0
         if self.lost == PATIENCE:
             used = float(self.size.max())
-            hint = self._search(used / 4)
+            hint = float(self._search(torch.full((1,), used / 4, dtype=torch.float64)))
             raise SamplingError(
                 f"step_size: every trajectory diverged in the first {PATIENCE} iterations with step size {used:.3g} (energy error "
                 f"{float(error.median()):.3g} in the median chain, over {self.steps} steps). Try step_size={hint:.1g} or less, or "

@@ -20,12 +20,14 @@ FIT = Training(steps=1000)  # of a MAP start; it need not be at the mode
 
 def check_init(init: object) -> None:
     """Refuses what cannot be a start."""
-    if isinstance(init, (Tensor, Posterior)) or init in STARTS:
+    if isinstance(init, (Tensor, Posterior)) or (isinstance(init, str) and init in STARTS):
         return
     raise InputError("init", f"found {init!r}", f"Pass one of {', '.join(STARTS)}, a (chains, D) tensor or a posterior")
 
 
-def starts(problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None) -> Tensor:
+def starts(
+    problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None
+) -> Tensor:
     """Starting points (C, D).
 
     "prior": draws of the prior, which are spread wider than the posterior, as R-hat wants them. "map": all chains at one MAP
@@ -85,7 +87,9 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice]) -> tuple[
 def refuse_random_layers(problem: Problem) -> None:
     """Refuses networks with dropout: the density of a sampler is one function of the weights."""
     kinds = (nn.modules.dropout._DropoutNd,)
-    active = [n or type(m).__name__ for n, m in problem.layout.module.named_modules() if isinstance(m, kinds) and m.p > 0]
+    active = [
+        n or type(m).__name__ for n, m in problem.layout.module.named_modules() if isinstance(m, kinds) and m.p > 0
+    ]
     active += problem.layout.silenced
     if active:
         raise InputError(
