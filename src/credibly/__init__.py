@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from credibly import data, evaluation, information, likelihoods, metrics, plot, priors
+    from credibly import data, diagnostics, evaluation, information, likelihoods, metrics, plot, plot_chains, priors, zoo
     from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
     from credibly.evaluation import evaluate
@@ -55,6 +55,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "data",
+    "diagnostics",
     "evaluate",
     "evaluation",
     "information",
@@ -62,9 +63,11 @@ __all__ = [
     "load",
     "metrics",
     "plot",
+    "plot_chains",
     "priors",
     "replace_batchnorm",
     "resume",
+    "zoo",
 ]
 
 # Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
@@ -84,7 +87,9 @@ _HOMES = {
     "credibly.target": ("Density",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("data", "evaluation", "information", "likelihoods", "metrics", "plot", "priors")
+_MODULES = (
+    "data", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
