@@ -201,13 +201,13 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr(store, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run")
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
     posterior.save(tmp_path / "run")
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr(store, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run", overwrite=True)
     assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, posterior.draws)  # the old run is still whole

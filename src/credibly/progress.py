@@ -15,11 +15,15 @@ class Progress:
         title: what is running.
         total: the number of steps.
         show: True, False, or None for "if standard error is a terminal".
+        first: steps that had been done before, which the time left is not judged by.
     """
 
-    def __init__(self, title: str, total: int, show: bool | None = None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, title: str, total: int, show: bool | None = None, stream: TextIO | None = None, *, first: int = 0
+    ) -> None:
         self.title = title
         self.total = max(1, total)
+        self.first = first
         self.stream = stream or sys.stderr
         self.show = self.stream.isatty() if show is None else show
         self.started = time.monotonic()
@@ -37,7 +41,7 @@ class Progress:
             return
         self._last = now
         spent = now - self.started
-        left = spent * (self.total - done) / done if done else 0.0
+        left = spent * (self.total - done) / (done - self.first) if done > self.first else 0.0
         filled = round(24 * done / self.total)
         numbers = "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
         time_text = f"{spent:.1f}s" if done >= self.total else f"{spent:.0f}s, {left:.0f}s left"

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from credibly.errors import StoreError
+from credibly.errors import InputError, StoreError
 from credibly.likelihoods import LIKELIHOODS
+from credibly.likelihoods.base import IndependentTargets
+from credibly.manifest import load_tensors, parse_manifest, read_manifest
 from credibly.methods import METHODS
-from credibly.methods.sampler import resume_sampler, same_problem
+from credibly.methods.same_problem import check_fixed, check_same
+from credibly.methods.sampler import resume_sampler
 from credibly.posterior import SampledPosterior
 from credibly.priors import PRIORS
 from credibly.problem import Problem, Tempering
-from credibly.run_folder import RunFolder
-from credibly.specs import from_spec, kinds_of
-from credibly.store import load, load_tensors, network_of, read_manifest
-from credibly.target import Density
+from credibly.run_folder import OURS, RunFolder, resume_command
+from credibly.specs import from_spec, kinds_of, to_spec
+from credibly.store import load, network_of
+from credibly.target import Density, to_target
+
+log = logging.getLogger("credibly")
 
 
-def resume(path: str | os.PathLike[str], problem: Problem | Density | None = None, *, progress: bool | None = None) -> SampledPosterior:
+def resume(
+    path: str | os.PathLike[str], problem: Problem | Density | None = None, *, progress: bool | None = None
+) -> SampledPosterior:
     """Goes on with a run folder to its end; the draws are those of a run that was never stopped, bit for bit.
+
+    That holds on the same kind of machine with the same torch; on another one rounding may differ, and a line in the log says
+    so. A run that had ended is loaded.
 
     Args:
         path: the folder that a sampler's `fit(..., out=path)` began.
@@ -30,60 +42,142 @@ def resume(path: str | os.PathLike[str], problem: Problem | Density | None = Non
             layers that torch and credibly come with; a network of your own class, or a `Density`, has to be passed.
         progress: whether to show a progress line; None shows it on a terminal.
     """
-    folder = Path(path)
-    manifest = read_manifest(folder)
-    name = os.fspath(path)
+    return go_on(path, problem, progress=progress)[0]
+
+
+def go_on(
+    path: str | os.PathLike[str], problem: Problem | Density | None, *, progress: bool | None
+) -> tuple[SampledPosterior, Problem | Density | None]:
+    """The same, with the problem beside the posterior; None where it was neither passed nor needed."""
+    if problem is not None:
+        to_target(problem)
+    folder, name = Path(path), os.fspath(path)
+    if sampled(folder)["status"] == "complete":
+        return _ended(folder, problem), problem
+    with RunFolder(path, {}) as run:
+        run.manifest = read_manifest(folder)  # only now: another process may have gone on with it until we had the lock
+        if run.manifest["status"] != "complete":
+            problem = problem if problem is not None else stored_problem(folder, run.manifest)
+            check_same(problem, run.manifest, name)
+            if isinstance(problem, Problem):
+                check_fixed(problem, load_tensors(folder / "fixed.safetensors"), name)
+            _tell_differences(problem, run.manifest)
+            method = _method(folder, run.manifest)
+            return resume_sampler(method, problem, run.manifest["record"]["seed"], run, progress), problem
+    return _ended(folder, problem), problem
+
+
+def sampled(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that a sampler wrote, whose files have not been looked at; others are refused."""
+    manifest = parse_manifest(folder)
     if not manifest.get("streamed"):
-        raise StoreError(f"path: {name!r} holds a fit that was saved when it had ended; there is nothing to go on with")
-    if manifest.get("status") == "complete":
-        return load(path, problem.layout.module if isinstance(problem, Problem) else None)  # type: ignore[return-value]
-    problem = problem if problem is not None else stored_problem(folder, manifest)
-    same_problem(problem, manifest, name)
-    if isinstance(problem, Problem):
-        fixed = load_tensors(folder / "fixed.safetensors")
-        mine = problem.layout.fixed()
-        if any(not torch.equal(fixed[f"fixed/{k}"], v.cpu()) for k, v in mine.items()):
-            raise StoreError(f"path: the parameters that are not random, or the buffers, differ from those of {name!r}")
-    settings = dict(manifest["record"]["settings"])
-    if "start.safetensors" in manifest["files"]:
-        settings["init"] = "prior"  # the place of a tensor or a posterior, which has been written out
-    method: Any = from_spec(settings, kinds_of(*METHODS.values()))
-    if "start.safetensors" in manifest["files"]:
+        raise StoreError(
+            f"path: {os.fspath(folder)!r} holds a fit that was saved when it had ended; there is nothing to go on with"
+        )
+    return manifest
+
+
+def _ended(folder: Path, problem: Problem | Density | None) -> SampledPosterior:
+    manifest = parse_manifest(folder)
+    net = problem.layout.module if isinstance(problem, Problem) else None
+    own = (
+        problem.likelihood
+        if isinstance(problem, Problem) and to_spec(problem.likelihood) == manifest["likelihood"]
+        else None
+    )
+    posterior = load(folder, net, likelihood=own)
+    assert isinstance(posterior, SampledPosterior)
+    files = manifest["files"]
+    if any(OURS.fullmatch(p.name) and p.name not in files for p in folder.iterdir()):
+        with suppress(StoreError), RunFolder(folder, {"files": files}) as run:  # killed between its last two steps
+            run.sweep()
+    return posterior
+
+
+def _method(folder: Path, manifest: dict[str, Any]) -> Any:
+    """The sampler with the settings it had."""
+    written = "start.safetensors" in manifest["files"]  # in the place of a tensor or a posterior
+    settings = {**manifest["record"]["settings"], **({"init": "prior"} if written else {})}
+    method: Any = from_spec(settings, kinds_of(*(m for m in METHODS.values() if hasattr(m, "process"))))
+    if written:
         object.__setattr__(method, "init", load_tensors(folder / "start.safetensors")["start"])
-    with RunFolder(folder, manifest) as mine_now:
-        # Another process may have gone on between our reading and our lock.
-        mine_now.manifest = read_manifest(folder)
-        return resume_sampler(method, problem, manifest["record"]["seed"], mine_now, progress)
+    return method
+
+
+def _tell_differences(problem: Problem | Density, manifest: dict[str, Any]) -> None:
+    """A line where the draws will be as good as ever, but not the same bits as without the stop."""
+    pairs = (
+        ("torch", manifest["versions"]["torch"], torch.__version__),
+        ("device", manifest["device"], str(problem.device)),
+    )
+    for what, then, now in pairs:
+        if then != now:
+            log.warning(
+                "the run was begun with %s %s and goes on with %s: its draws will differ in rounding", what, then, now
+            )
 
 
 def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
     """The problem of a folder, from the description of its network and the data kept in it."""
     name = os.fspath(folder)
-    how = f'Pass the problem: credibly.resume("{name}", problem), or `credibly resume {name} --problem your_script.py:problem`'
+    how = f"Pass the problem: credibly.resume({name!r}, problem), or {resume_command(name)[:-1]} --problem your_script.py:problem`"
     if manifest["kind"] == "density":
         raise StoreError(f"path: {name!r} is of a plain density, which a folder cannot describe. {how}")
     if "data.safetensors" not in manifest["files"]:
         raise StoreError(f"path: the data of {name!r} were too large to be kept in it. {how}")
-    net = network_of(manifest, f"{how}")
-    data = load_tensors(folder / "data.safetensors")
-    initial = load_tensors(folder / "initial.safetensors")["network"]
-    fixed = {k.removeprefix("fixed/"): v for k, v in load_tensors(folder / "fixed.safetensors").items()}
+    net = network_of(manifest, how)
     kinds = kinds_of(*LIKELIHOODS.values(), *PRIORS.values())
+    stored = manifest["record"]
+    try:
+        likelihood, prior = from_spec(manifest["likelihood"], kinds), from_spec(stored["prior"], kinds)
+    except StoreError as error:
+        raise StoreError(f"path: likelihood or prior of {name!r} are not this package's own: {error}. {how}") from error
+    try:
+        device = torch.device(manifest["device"])
+        net.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise StoreError(
+            f"path: {name!r} was begun on {manifest['device']}, which is not here ({reason}). {how}"
+        ) from error
+    data = load_tensors(folder / "data.safetensors", device)
+    _fill(
+        net,
+        manifest,
+        load_tensors(folder / "initial.safetensors")["network"],
+        load_tensors(folder / "fixed.safetensors"),
+    )
     form, parts = manifest["row"]["form"], manifest["row"]["parts"]
     columns = [data[f"x/{i}"] for i in range(len(parts))]
-    x: Any = dict(zip((p["name"] for p in parts), columns)) if form == "dict" else tuple(columns) if form == "tuple" else columns[0]
-    stored = manifest["record"]
-    values = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    x: Any = (
+        dict(zip((p["name"] for p in parts), columns))
+        if form == "dict"
+        else tuple(columns)
+        if form == "tuple"
+        else columns[0]
+    )
+    y = (
+        likelihood.restore(data["y"]) if isinstance(likelihood, IndependentTargets) else data["y"]
+    )  # as the user passed it
+    try:
+        return Problem(
+            net, (x, y), likelihood, prior, temperature=Tempering(**stored["tempering"]), random=tuple(manifest["random"]),
+            plan=manifest["plan"], micro_batch=manifest["micro_batch"], precision=manifest["precision"],
+        )  # fmt: skip
+    except InputError as error:
+        raise StoreError(f"path: the problem of {name!r} cannot be built again ({error}). {how}") from error
+
+
+def _fill(
+    net: torch.nn.Module, manifest: dict[str, Any], initial: torch.Tensor, fixed: dict[str, torch.Tensor]
+) -> None:
+    """Puts the stored values into a network."""
+    values, place = {**dict(net.named_parameters()), **dict(net.named_buffers())}, 0
     with torch.no_grad():
-        place = 0
         for entry in manifest["layout"]:
             if entry["role"] == "random":
                 tensor = values[entry["name"]]
                 tensor.copy_(initial[place : place + tensor.numel()].reshape(tensor.shape))
                 place += tensor.numel()
             elif entry["role"] == "fixed":
-                values[entry["name"]].copy_(fixed[entry["name"]])
-    return Problem(
-        net, (x, data["y"]), from_spec(manifest["likelihood"], kinds), from_spec(stored["prior"], kinds),
-        temperature=Tempering(**stored["tempering"]), random=tuple(manifest["random"]), plan=manifest["plan"], micro_batch=manifest["micro_batch"],
-    )  # fmt: skip
+                values[entry["name"]].copy_(fixed[f"fixed/{entry['name']}"])

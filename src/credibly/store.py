@@ -4,13 +4,15 @@ run/
   manifest.json            format, versions, model, method and its settings, seed, data fingerprint, checksums
   fixed.safetensors        parameters that are not random, and buffers
   draws-00000.safetensors  the posterior's tensors, in shards along the draws
+and, while a sampler is at work or waits to be resumed
+  state-00000.safetensors  where it stands, and the draws since the last shard
+  data, initial, start     what the problem and the starting points were made of
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import json
 import os
 import platform
@@ -20,27 +22,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from credibly import __version__
+from credibly.blueprint import build_network, describe_network
 from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import StoreError
-from credibly.forward import Forward
+from credibly.forward import Forward, Plan
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.inputs import blank_row
 from credibly.layout import Layout
 from credibly.likelihoods import LIKELIHOODS, Likelihood
+from credibly.manifest import FORMAT, FORMAT_VERSION, load_tensors, read_with_state
 from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Posterior, Record
 from credibly.priors import PRIORS
+from credibly.run_folder import BESIDE, RunFolder, resume_command, write_tensors
 from credibly.specs import from_spec, kinds_of, to_spec
 from credibly.stored_draws import StoredDraws
 
-FORMAT = "credibly-run"
-FORMAT_VERSION = 1
 SHARD_BYTES = 2**28
-POSTERIORS: dict[str, type[Posterior]] = {p.kind: p for p in (DrawsPosterior, DensityPosterior, GaussianPosterior, DropoutPosterior)}
+DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+POSTERIORS: dict[str, type[Posterior]] = {
+    p.kind: p for p in (DrawsPosterior, DensityPosterior, GaussianPosterior, DropoutPosterior)
+}
 
 
 def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -52,13 +56,15 @@ def save(posterior: Posterior, path: str | os.PathLike[str], *, overwrite: bool 
         raise StoreError(
             f"path: {os.fspath(path)!r} exists and is not a run folder, so it is not overwritten. Choose another"
         )
+    if target.exists():
+        RunFolder(path, {}).close()  # refuses a folder that a sampler is writing to
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        files = _write_tensors(posterior, draft)
-        manifest = _manifest(posterior, draft, files)
+        facts = header(posterior._model, posterior.kind, posterior.record)
+        manifest = {**facts, "description": posterior.description(), "files": _write_files(posterior, draft)}
         _write_text(draft / "manifest.json", json.dumps(manifest, indent=1, allow_nan=True))
         if target.exists():
             shutil.rmtree(target)
@@ -85,26 +91,29 @@ def load(
         device: where to put it; by default where the network is.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
+    manifest, state = read_with_state(folder)
+    if manifest["kind"] not in POSTERIORS:
+        raise StoreError(f"path: the manifest of {os.fspath(path)!r} is altered (unknown: {manifest['kind']!r})")
     record = Record(**{**manifest["record"], "status": manifest.get("status", manifest["record"]["status"])})
     if manifest["kind"] == "density":
-        place = torch.device(device or "cpu")
-        return DensityPosterior.from_tensors(None, _tensors(folder, manifest, place, None)[1], record, None)
+        place, dtype = torch.device(device or "cpu"), DTYPES.get(str(manifest.get("dtype")), torch.float64)
+        return DensityPosterior.from_tensors(None, _tensors(folder, manifest, state, place, dtype)[1], record, None)
     net = network_of(manifest, "Pass the network that was fitted") if net is None else net
     if device is not None:
         net = copy.deepcopy(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
     layout = Layout(net, tuple(manifest["random"]), extra)
     if layout.signature() != manifest["layout"]:
-        raise StoreError(_difference(layout.signature(), manifest["layout"]))
+        raise StoreError(difference(layout.signature(), manifest["layout"]))
     if str(layout.dtype) != manifest["dtype"]:
         raise StoreError(
             f"net is {layout.dtype}, the stored run {manifest['dtype']}. Convert it, as with net.to({manifest['dtype']})"
         )
-    fixed, tensors = _tensors(folder, manifest, layout.device, layout.dtype)
+    fixed, tensors = _tensors(folder, manifest, state, layout.device, layout.dtype)
     layout.set_fixed(fixed)
     own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
-    forward = Forward(layout, "looped" if manifest["looped"] else "batched", blank_row(manifest["row"], layout.device))
+    plan: Plan = "looped" if manifest["looped"] else "batched"
+    forward = Forward(layout, plan, blank_row(manifest["row"], layout.device), precision=manifest.get("precision"))
     model = Model(layout, own, forward, manifest["row"])
     return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest["description"])
 
@@ -112,55 +121,12 @@ def load(
 def network_of(manifest: dict[str, Any], advice: str) -> nn.Module:
     """The network that a manifest describes, or an error with advice where it describes none."""
     if manifest.get("network") is None:
-        raise StoreError(f"net: the folder does not describe the network (it is of a class of its own). {advice}")
-    from credibly.blueprint import build_network
-
+        raise StoreError(f"net: the folder does not describe the network (it is more than layers in a row). {advice}")
     return build_network(manifest["network"])
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder, after every file it lists has been found whole."""
-    name = os.fspath(folder)
-    if not folder.is_dir():
-        raise StoreError(f"path: there is no folder {name!r}")
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StoreError(f"path: {name!r} is not a run folder (it has no manifest.json)") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"path: the manifest of {name!r} is cut short or altered ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise StoreError(f"path: {name!r} is not a run folder of credibly")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise StoreError(
-            f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it"
-        )
-    needed = {"kind", "record", "files"}
-    if manifest.get("kind") != "density":
-        needed |= {"layout", "random", "dtype", "likelihood", "row", "looped"}
-    missing = needed - set(manifest)
-    if missing or manifest["kind"] not in POSTERIORS:
-        raise StoreError(
-            f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(sorted(missing)) or manifest['kind']})"
-        )
-    for file, facts in manifest["files"].items():
-        place = folder / file
-        if Path(file).name != file:
-            raise StoreError(
-                f"path: the manifest of {name!r} is altered (it names a file outside the folder: {file!r})"
-            )
-        if not place.is_file():
-            raise StoreError(f"path: {name!r} is not whole: {file} is missing")
-        if place.stat().st_size != facts["bytes"]:
-            raise StoreError(
-                f"path: {file} in {name!r} is cut short or altered ({place.stat().st_size} bytes, {facts['bytes']} expected)"
-            )
-        if _sha256(place) != facts["sha256"]:
-            raise StoreError(f"path: {file} in {name!r} was altered (its checksum does not fit)")
-    return manifest
-
-
-def _write_tensors(posterior: Posterior, folder: Path) -> list[str]:
+def _write_files(posterior: Posterior, folder: Path) -> dict[str, Any]:
+    """Writes the shards; their sizes and checksums by name."""
     fixed = posterior.layout.fixed() if posterior._model is not None else {}
     shards = {"fixed.safetensors": {f"fixed/{k}": v for k, v in fixed.items()}}
     for name, tensor in posterior.tensors().items():
@@ -172,28 +138,15 @@ def _write_tensors(posterior: Posterior, folder: Path) -> list[str]:
         pieces = tensor.split(step, 1) if tensor.ndim == 3 else (tensor,)
         for number, piece in enumerate(pieces):
             shards[f"{name}-{number:05d}.safetensors"] = {f"{name}/{number:05d}": piece}
-    for file, tensors in shards.items():
-        # Clones, since tied buffers or slices of one storage are refused by the format.
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, folder / file)
-        with open(folder / file, "rb+") as handle:
-            os.fsync(handle.fileno())
-    return list(shards)
-
-
-def load_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The tensors of one file."""
-    try:
-        return load_file(path, device=str(device))
-    except (SafetensorError, OSError) as error:
-        raise StoreError(f"path: {path.name} in {os.fspath(path.parent)!r} cannot be read ({error})") from error
+    return {file: write_tensors(folder / file, tensors) for file, tensors in shards.items()}
 
 
 def _tensors(
-    folder: Path, manifest: dict[str, Any], device: torch.device, dtype: torch.dtype | None
+    folder: Path, manifest: dict[str, Any], state: dict[str, Tensor], device: torch.device, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The fixed tensors by name, and those of the posterior, whose shards are joined; streamed draws stay on the disk."""
     streamed = bool(manifest.get("streamed"))
-    beside = ("state-", "data.", "initial.", "start.", *(("draws-",) if streamed else ()))
+    beside = (*BESIDE, *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
     for file in sorted(f for f in manifest["files"] if not f.startswith(beside)):
         for key, tensor in load_tensors(folder / file, device).items():
@@ -205,33 +158,29 @@ def _tensors(
         for name, shards in groups.items()
     }
     if streamed:
-        tensors |= _streamed(folder, manifest, tensors, device, dtype)
+        tensors |= _streamed(folder, manifest, state, tensors, device, dtype)
     return fixed, tensors
 
 
 def _streamed(
-    folder: Path, manifest: dict[str, Any], tensors: dict[str, Any], device: torch.device, dtype: torch.dtype | None
-) -> dict[str, Any]:
+    folder: Path, manifest: dict[str, Any], state: dict[str, Tensor], tensors: dict[str, Any], device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Any]:  # fmt: skip
     """Draws in their shards and, of a run that has not ended, those beside them in its last checkpoint."""
     files = sorted(f for f in manifest["files"] if f.startswith("draws-"))
-    state = load_tensors(folder / manifest["state"]) if manifest.get("state") else {}
     tail = state.get("recorder.draws")
     if not files and tail is None:
-        raise StoreError(f"path: {os.fspath(folder)!r} has no draws yet. Go on with it by `credibly resume`")
+        name = os.fspath(folder)
+        raise StoreError(
+            f"path: {name!r} has no draws yet. Where it is not at work, go on with it by {resume_command(name)}"
+        )
     if tail is not None:
         names = manifest["noted"]
         noted = {f"stat.{name}": state["recorder.noted"][..., i] for i, name in enumerate(names)}
-        tensors = {k: torch.cat([tensors[k], v.to(device)], 1) if k in tensors else v for k, v in noted.items()}
-    return {**tensors, "draws": StoredDraws(folder, files, dtype=dtype or torch.float64, device=device, tail=tail)}
-
-
-def _manifest(posterior: Posterior, folder: Path, files: list[str]) -> dict[str, Any]:
-    facts = {file: {"bytes": (folder / file).stat().st_size, "sha256": _sha256(folder / file)} for file in files}
-    return {
-        **header(posterior._model, posterior.kind, posterior.record),
-        "description": posterior.description(),
-        "files": facts,
-    }
+        tensors = {
+            k: torch.cat([tensors[k], v.to(device)], 1) if k in tensors else v.to(device) for k, v in noted.items()
+        }
+    return {**tensors, "draws": StoredDraws(folder, files, dtype=dtype, device=device, tail=tail)}
 
 
 def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
@@ -257,23 +206,20 @@ def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
             "row": model.row,
             "looped": model.forward.looped,
             "likelihood": to_spec(model.likelihood),
-            "network": None,
+            "precision": model.forward.precision,
+            "network": describe_network(model.layout.module),
         }
     return facts
 
 
-def _difference(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:
+def difference(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:
+    """What tells two signatures apart, and what to do."""
     here, there = ({e["name"]: tuple(e["shape"]) for e in side} for side in (mine, stored))
     for name in [*there, *here]:
         if here.get(name) != there.get(name):
             found = f"shape {here[name]}" if name in here else "no such tensor"
             return f"net: {name} has {found}, the stored run has {there.get(name, 'no such tensor')}. Pass the network that was fitted"
     return "net: its tensors have other roles than in the stored run. Pass the network that was fitted"
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from credibly.errors import StoreError
 
 
 class StoredDraws:
-    """Shards `name/00000`, ... of a run folder, each (chain, some draws, D), as one array of draws.
+    """Shards `draws/00000`, ... of a run folder, each (chain, some draws, D), as one array of draws.
 
     Args:
         folder: the run folder.
@@ -23,17 +28,18 @@ class StoredDraws:
     def __init__(
         self, folder: str | os.PathLike[str], files: list[str], *, dtype: torch.dtype, device: torch.device, tail: Tensor | None = None
     ) -> None:  # fmt: skip
-        self.folder, self.files, self.dtype, self.device, self.tail = Path(folder), list(files), dtype, device, tail
-        self.counts: list[int] = []
-        chains = dim = 0
+        self.name, self.folder = os.fspath(folder), Path(folder).absolute()  # a program may change its directory
+        self.files, self.dtype, self.device, self.tail = list(files), dtype, device, tail
+        shapes = []
         for number in range(len(self.files)):
-            with self._open(number) as shard:
-                chains, count, dim = shard.get_slice(self._key(number)).get_shape()
-            self.counts.append(count)
+            with self._shard(number) as shard:
+                shapes.append(tuple(shard.get_shape()))
         if tail is not None:
-            chains, count, dim = tail.shape
-            self.counts.append(count)
-        self.shape = torch.Size((chains, sum(self.counts), dim))
+            shapes.append(tuple(tail.shape))
+        if any(len(s) != 3 or (s[0], s[2]) != (shapes[0][0], shapes[0][2]) for s in shapes):
+            raise StoreError(f"path: the draws in {self.name!r} do not fit together (shapes {sorted(set(shapes))})")
+        self.counts = [count for _, count, _ in shapes]
+        self.shape = torch.Size((shapes[0][0], sum(self.counts), shapes[0][2]) if shapes else (0, 0, 0))
 
     def tensor(self) -> Tensor:
         """All of it, (chain, draw, D), in memory."""
@@ -58,7 +64,9 @@ class StoredDraws:
                 first, last = max(start, place), min(stop, place + count)
                 if first < last:
                     some = slice(first - place, last - place)
-                    whole[first - start : last - start] = self._part(number, slice(chain, chain + 1), some, slice(None))[0]
+                    whole[first - start : last - start] = self._part(
+                        number, slice(chain, chain + 1), some, slice(None)
+                    )[0]
                 place += count
         return whole
 
@@ -85,12 +93,16 @@ class StoredDraws:
         if number == len(self.files):
             assert self.tail is not None
             return self.tail[chains, draws, columns].to(self.device)
-        with self._open(number) as shard:
-            piece: Tensor = shard.get_slice(self._key(number))[chains, draws, columns]
+        with self._shard(number) as shard:
+            piece: Tensor = shard[chains, draws, columns]
         return piece.to(self.device)
 
-    def _key(self, number: int) -> str:
-        return f"draws/{number:05d}"
-
-    def _open(self, number: int) -> safe_open:
-        return safe_open(self.folder / self.files[number], framework="pt")
+    @contextmanager
+    def _shard(self, number: int) -> Iterator[Any]:
+        """A shard, of which slices can be read."""
+        file = self.files[number]
+        try:
+            with safe_open(self.folder / file, framework="pt") as opened:
+                yield opened.get_slice(f"draws/{number:05d}")
+        except (SafetensorError, OSError) as error:
+            raise StoreError(f"path: {file} in {self.name!r} is gone, or not the shard it was ({error})") from error

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from credibly.cli import demo, methods
+from credibly.cli import demo, methods, resume
 
 app = typer.Typer(
     name="credibly",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.run)
 app.command("methods")(methods.run)
+app.command("resume")(resume.run)
 
 
 def _version(asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from credibly.errors import InputError, StoreError, TrainingError
+from credibly.errors import InputError, SamplingError, StoreError, TrainingError
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def plainly() -> Iterator[None]:
         yield
     except InputError as error:
         _end(str(error), 2)
-    except (StoreError, TrainingError) as error:
+    except (StoreError, TrainingError, SamplingError) as error:
         _end(str(error), 1)
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""

@@ -1,8 +1,8 @@
 """Where draws go as they come: into memory, or into a run folder in shards, with the state to go on from.
 
 Memory does not grow with the number of draws in a folder: a block of them is held, written out when it is full, and used
-again. Between shards, every few seconds, the state of the sampler and the block as it stands are written, so that a run that
-is killed goes on from there.
+again. Every few seconds the state of the sampler and the block as it stands are written with a new manifest; a run that is
+killed goes on from there, and draws again what came after.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from credibly.run_folder import RunFolder
+from credibly.run_folder import BESIDE, RunFolder
 from credibly.stored_draws import StoredDraws
 
 SHARD_BYTES = 2**24
-EVERY_SECONDS = 10.0  # between two checkpoints; they cost milliseconds
+EVERY_SECONDS = 10.0  # between two checkpoints
+SHARE = 0.01  # of the time that they may take: where a disk is slow there are fewer of them
 
 
 class Resumable(Protocol):
@@ -31,16 +32,23 @@ class Resumable(Protocol):
 
 
 class Recorder:
-    """Draws (chain, draw, D) and what was noted of each, in memory."""
+    """Draws (chain, draw, D) and what was noted of each, in memory.
+
+    Attributes:
+        kept: draws of each chain so far.
+        filled: those of them that are in the block.
+        before: seconds that the run had taken before this process went on with it.
+    """
 
     def __init__(
         self, chains: int, draws: int, dim: int, names: tuple[str, ...], *, dtype: torch.dtype, device: torch.device, block: int | None = None
     ) -> None:  # fmt: skip
         self.total, self.names, self.kept = draws, names, 0
-        length = min(draws, block or draws)
-        self.draws = torch.zeros(chains, length, dim, dtype=dtype, device=device)
-        self.noted = torch.zeros(chains, length, len(names), dtype=torch.float64, device=device)
+        self.block = min(draws, block or draws)
+        self.draws = torch.zeros(chains, self.block, dim, dtype=dtype, device=device)
+        self.noted = torch.zeros(chains, self.block, len(names), dtype=torch.float64, device=device)
         self.filled = 0
+        self.before = 0.0
 
     def add(self, theta: Tensor, noted: dict[str, Tensor]) -> None:
         """Keeps a draw (C, D) of every chain."""
@@ -48,7 +56,7 @@ class Recorder:
         self.noted[:, self.filled] = torch.stack([noted[name].double() for name in self.names], -1)
         self.filled += 1
         self.kept += 1
-        if self.filled == self.draws.shape[1]:
+        if self.filled == self.block:
             self.spill()
 
     def spill(self) -> None:
@@ -70,23 +78,28 @@ class FolderRecorder(Recorder):
         self, folder: RunFolder, chains: int, draws: int, dim: int, names: tuple[str, ...], *, dtype: torch.dtype, device: torch.device,
         layout_dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        block = max(1, SHARD_BYTES // max(1, chains * dim * dtype.itemsize))
-        super().__init__(chains, draws, dim, names, dtype=dtype, device=device, block=block)
+        a_draw = chains * (dim * dtype.itemsize + len(names) * torch.float64.itemsize)
+        super().__init__(chains, draws, dim, names, dtype=dtype, device=device, block=max(1, SHARD_BYTES // a_draw))
         self.folder, self.layout_dtype = folder, layout_dtype
         self.shards = sum(1 for name in folder.manifest["files"] if name.startswith("draws-"))
-        self.saved = time.monotonic()
         self.states = 0
+        self.began = self.saved = time.monotonic()
+        self.pause = EVERY_SECONDS
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Takes up the block as the last checkpoint wrote it."""
+        """Takes up the block as the last checkpoint wrote it; shards keep the length that the run was begun with."""
+        if int(tensors["recorder.block"]) != self.block:
+            self.block = int(tensors["recorder.block"])
+            self.draws = self.draws.new_zeros(len(self.draws), self.block, self.draws.shape[2])
+            self.noted = self.noted.new_zeros(len(self.noted), self.block, self.noted.shape[2])
         self.kept, self.filled = int(tensors["recorder.kept"]), int(tensors["recorder.filled"])
-        self.states = int(tensors["recorder.states"])
+        self.states, self.before = int(tensors["recorder.states"]), float(tensors["recorder.seconds"])
         if self.filled:
             self.draws[:, : self.filled] = tensors["recorder.draws"].to(self.draws)
             self.noted[:, : self.filled] = tensors["recorder.noted"].to(self.noted)
 
     def spill(self) -> None:
-        """Writes the block as a shard. It counts with the next checkpoint, which follows at once."""
+        """Writes the block as a shard, which counts from the next checkpoint on."""
         number = self.shards
         noted = self.noted[:, : self.filled].cpu()
         self.folder.write(f"draws-{number:05d}.safetensors", {f"draws/{number:05d}": self.draws[:, : self.filled]})
@@ -94,34 +107,39 @@ class FolderRecorder(Recorder):
         self.folder.write(f"stats-{number:05d}.safetensors", named)
         self.shards += 1
         self.filled = 0
-        self.saved = -1.0
 
     def checkpoint(self, process: Resumable, *, force: bool = False, status: str = "running") -> None:
-        """State, block and manifest, if the last one is some seconds old or a shard was just written."""
-        if not force and time.monotonic() - self.saved < EVERY_SECONDS and self.saved >= 0:
+        """State, block and manifest, where the last ones are some seconds old."""
+        now = time.monotonic()
+        if not force and now - self.saved < self.pause:
             return
-        counts = {"kept": self.kept, "filled": self.filled, "states": self.states + 1}
+        seconds = self.before + now - self.began
+        counts = {
+            "kept": self.kept,
+            "filled": self.filled,
+            "block": self.block,
+            "states": self.states + 1,
+            "seconds": seconds,
+        }
         state = {f"recorder.{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in counts.items()}
         if self.filled:
-            state |= {
-                "recorder.draws": self.draws[:, : self.filled],
-                "recorder.noted": self.noted[:, : self.filled],
-            }
+            state["recorder.draws"] = self.draws[:, : self.filled]
+            state["recorder.noted"] = self.noted[:, : self.filled]
         state |= {f"process.{k}": v for k, v in process.tensors().items()}
-        old = self.folder.manifest.get("state")
-        name = f"state-{self.states % 2}.safetensors"
+        old, name = self.folder.manifest.get("state"), f"state-{self.states:05d}.safetensors"
         self.folder.write(name, state)
-        if old and old != name:
+        if old:
             self.folder.drop(old)
         self.folder.commit(state=name, status=status, progress=process.report())
         self.states += 1
         self.saved = time.monotonic()
+        self.pause = max(EVERY_SECONDS, (self.saved - now) / SHARE)
 
     def finish(self, record: dict[str, Any], process: Resumable) -> None:
         """The last shard and the final manifest, without a state."""
         if self.filled:
             self.spill()
-        for name in [n for n in self.folder.manifest["files"] if n.startswith(("state-", "data", "initial"))]:
+        for name in [n for n in self.folder.manifest["files"] if n.startswith(BESIDE)]:
             self.folder.drop(name)
         self.folder.manifest.pop("state", None)
         self.folder.commit(status=record["status"], record=record, progress=process.report())

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from credibly.errors import InputError, Interrupted, StoreError
+from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inputs import tensors_of
+from credibly.layout import Layout
+from credibly.manifest import load_tensors, parse_manifest
 from credibly.methods.method import Method, check_run
 from credibly.methods.recording import FolderRecorder, Recorder
+from credibly.methods.same_problem import identity
 from credibly.methods.sampling import Process, run
 from credibly.methods.starts import refuse_random_layers, starts
 from credibly.methods.trajectory import Stopped
 from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Posterior, Record, SampledPosterior
 from credibly.problem import Problem
-from credibly.run_folder import RunFolder
+from credibly.run_folder import RunFolder, resume_command
 from credibly.specs import to_spec
-from credibly.store import header, load_tensors
+from credibly.store import header
 from credibly.target import Density, Target, to_target
 
 KEPT_DATA = 2**28  # bytes of data that a run folder keeps, so that it can be resumed without the program that began it
@@ -59,19 +64,21 @@ def fit_sampler(
 ) -> SampledPosterior:
     """Runs a sampler from its start to its end."""
     target = to_target(problem)
+    _refuse_unfinished(out)
     check_run(seed, out)
     if isinstance(problem, Problem):
         refuse_random_layers(problem)
     process = method.process(target, seed)
-    folder = _create(method, problem, seed, out, process.names) if out is not None else None
-    try:
+    folder = _create(method, problem, seed, out, process) if out is not None else None
+    with folder or nullcontext():
         recorder = _recorder(method, process, target, folder)
-        process.start(starts(problem, method.init, method.chains, seed, progress))
-        recorder.checkpoint(process, force=True)
+        try:
+            _begin(method, problem, seed, process, recorder, folder, progress)
+        except (InputError, SamplingError, TrainingError):
+            if folder is not None:
+                folder.discard()  # there is nothing in it yet that would be worth going on with
+            raise
         return _go_on(method, problem, seed, process, recorder, folder, progress)
-    finally:
-        if folder is not None:
-            folder.close()
 
 
 def resume_sampler(
@@ -80,18 +87,54 @@ def resume_sampler(
     """Goes on from the last checkpoint of a folder, or from the start where there was none yet."""
     target = to_target(problem)
     process = method.process(target, seed)
-    folder.sweep()
     recorder = _recorder(method, process, target, folder)
     assert isinstance(recorder, FolderRecorder)
     state = folder.manifest.get("state")
     if state is None:
-        process.start(starts(problem, method.init, method.chains, seed, progress))
-        recorder.checkpoint(process, force=True)
+        with _initial_network(problem, folder):
+            _begin(method, problem, seed, process, recorder, folder, progress)
     else:
         tensors = load_tensors(folder.path / state)
         recorder.restore(tensors)
         process.restore({k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")})
+    folder.commit(status="running")
     return _go_on(method, problem, seed, process, recorder, folder, progress)
+
+
+def _begin(
+    method: Any, problem: Problem | Density, seed: int, process: Process, recorder: Recorder, folder: RunFolder | None, progress: bool | None
+) -> None:  # fmt: skip
+    """Finds the starting points and writes the first checkpoint."""
+    try:
+        process.start(starts(problem, method.init, method.chains, seed, progress))
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        raise Interrupted(f"stopped before the first iteration; {_how_to_go_on(folder)}") from None
+    recorder.checkpoint(process, force=True)
+
+
+@contextmanager
+def _initial_network(problem: Problem | Density, folder: RunFolder) -> Iterator[None]:
+    """The network with the weights that the run was begun with: some starts depend on them."""
+    if isinstance(problem, Density):
+        yield
+        return
+    layout = problem.layout
+    mine, stored = layout.read(layout.module), load_tensors(folder.path / "initial.safetensors")["network"]
+    _set_network(layout, stored)
+    try:
+        yield
+    finally:
+        _set_network(layout, mine)
+
+
+def _set_network(layout: Layout, values: Tensor) -> None:
+    parameters = dict(layout.module.named_parameters())
+    with torch.no_grad():
+        for entry in layout.entries:
+            if entry.name not in layout.extra:
+                parameters[entry.name].copy_(values[entry.start : entry.stop].reshape(entry.shape))
 
 
 def _go_on(
@@ -102,8 +145,9 @@ def _go_on(
         seconds = run(process, recorder, title=title, progress=progress)
     except Stopped:
         raise _interrupted(method, problem, seed, process, recorder, folder) from None
-    record = _record(method, problem, seed, {**process.history(), "seconds": seconds})
+    record = _record(method, problem, seed, {**process.history(), "seconds": recorder.before + seconds})
     if isinstance(recorder, FolderRecorder):
+        record = dataclasses.replace(record, settings=recorder.folder.manifest["record"]["settings"])
         recorder.finish(dataclasses.asdict(record), process)
     draws, noted = recorder.result()
     return _posterior(problem, draws, record, noted)
@@ -114,8 +158,7 @@ def _interrupted(
 ) -> Interrupted:
     where = f"stopped after {process.done} of {process.total} iterations"
     if folder is not None:
-        place = os.fspath(folder.path)
-        return Interrupted(f'{where}; go on with `credibly resume {place}` or credibly.resume("{place}", problem)')
+        return Interrupted(f"{where}; {_how_to_go_on(folder)}")
     posterior = None
     if recorder.kept:
         draws, noted = recorder.result()
@@ -139,7 +182,9 @@ def _recorder(method: Any, process: Process, target: Target, folder: RunFolder |
     return FolderRecorder(folder, *shape, dtype=dtype, device=target.device, layout_dtype=target.dtype)
 
 
-def _record(method: Any, problem: Problem | Density, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
+def _record(
+    method: Any, problem: Problem | Density, seed: int, history: dict[str, Any], status: str = "complete"
+) -> Record:
     if isinstance(problem, Problem):
         record: Record = Method.record(method, problem, seed, history, status)
         return record
@@ -148,13 +193,32 @@ def _record(method: Any, problem: Problem | Density, seed: int, history: dict[st
     )  # fmt: skip
 
 
+def _how_to_go_on(folder: RunFolder) -> str:
+    return f"go on with {resume_command(folder.name)} or credibly.resume({folder.name!r}, problem)"
+
+
+def _refuse_unfinished(out: str | os.PathLike[str] | None) -> None:
+    """Refuses the folder of a run that waits to be resumed, and says so."""
+    try:
+        manifest = parse_manifest(Path(out)) if out is not None else {}
+    except StoreError:
+        return
+    if manifest.get("streamed") and manifest["status"] != "complete":
+        name = os.fspath(out)  # type: ignore[arg-type]
+        raise StoreError(
+            f"out: {name!r} holds a run that has not ended. Go on with it by {resume_command(name)}, or choose another folder"
+        )
+
+
 def _create(
-    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], names: tuple[str, ...]
+    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process
 ) -> RunFolder:
     record = _record(method, problem, seed, {}, "running")
     model = Model.of(problem) if isinstance(problem, Problem) else None
-    kind = "density" if model is None else "draws"
-    facts = {**header(model, kind, record), "streamed": True, "status": "running", "noted": list(names)}
+    facts = {
+        **header(model, "density" if model is None else "draws", record), **identity(problem),
+        "streamed": True, "status": "running", "noted": list(process.names), "progress": process.report(),
+    }  # fmt: skip
     files: dict[str, dict[str, Tensor]] = {"fixed.safetensors": {}}
     if isinstance(problem, Problem):
         layout = problem.layout
@@ -163,40 +227,6 @@ def _create(
         data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(problem.x))}, "y": problem.y}
         if sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
             files["data.safetensors"] = data
-        facts |= {"plan": "looped" if problem.forward.looped else "batched", "micro_batch": problem.micro_batch}
-    else:
-        facts |= {"density": {"name": problem.name, "dim": problem.dim}}
     if not isinstance(method.init, str):
         files["start.safetensors"] = {"start": starts(problem, method.init, method.chains, seed, False)}
-    return RunFolder.create(Path(out), facts, files)
-
-
-def same_problem(problem: Problem | Density, manifest: dict[str, Any], folder: str) -> None:
-    """Refuses a problem other than the one the folder was begun with, and says what differs."""
-    stored = manifest["record"]
-    target = to_target(problem)
-    differs = None
-    if isinstance(problem, Problem) != (manifest["kind"] != "density"):
-        differs = "one is a network's posterior, the other a plain density"
-    elif isinstance(problem, Problem):
-        now = header(Model.of(problem), "draws", _record_of(problem, stored["seed"]))
-        checks = [
-            ("the layout of the network", now["layout"], manifest["layout"]),
-            ("the likelihood", now["likelihood"], manifest["likelihood"]),
-            ("the prior", now["record"]["prior"], stored["prior"]),
-            ("the temperature", now["record"]["tempering"], stored["tempering"]),
-            ("the dtype", now["dtype"], manifest["dtype"]),
-        ]
-        differs = next((name for name, a, b in checks if a != b), None)
-    if differs is None and target.fingerprint() != stored["fingerprint"]:
-        differs = "the data" if isinstance(problem, Problem) else "the density"
-    if differs:
-        raise StoreError(
-            f"path: {folder!r} was begun with another problem ({differs} differ{'s' if not differs.startswith('the data') else ''}). "
-            "Pass the problem it was begun with, or choose another folder"
-        )
-
-
-def _record_of(problem: Problem, seed: int) -> Record:
-    tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
-    return Record(seed=seed, prior=to_spec(problem.prior_spec), tempering=tempering)
+    return RunFolder.create(out, facts, files)

@@ -75,7 +75,7 @@ class Process(ABC):
 def run(process: Process, recorder: Recorder, *, title: str, progress: bool | None) -> float:
     """Goes on to the end, or to Ctrl-C, which raises `Stopped` after a last checkpoint. Returns the seconds it took."""
     began, first, monitor, drawn = time.monotonic(), process.done, Monitor(process.target), 0
-    with _polite_interrupt() as stop, Progress(title, process.total, progress) as line:
+    with _polite_interrupt() as stop, Progress(title, process.total, progress, first=first) as line:
         try:
             while process.done < process.total:
                 noted = process.advance(stop)
