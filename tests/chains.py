@@ -1,4 +1,7 @@
-"""Moments of many independent chains against known ones. The tolerance comes from how far the chains differ."""
+"""What many independent chains are held against: known moments, or the prior weighted by the likelihood.
+
+Tolerances come from how far the chains differ among themselves.
+"""
 
 import math
 
@@ -9,7 +12,7 @@ LEVEL = 1e-5  # chance that a right sampler fails one call
 
 
 def assert_moments(draws, mean, covariance, *, precision=0.06):
-    """Mean (D,) and covariance (D, D) of draws (chain, draw, D).
+    """Mean (D,) and covariance (D, D), or (chain, D, D) where it is known for each, of draws (chain, draw, D).
 
     Chains are independent, so the averages of each chain give the standard error of their common average by Student's t. Draws
     are whitened by what they should be, which makes errors those of the number of effective draws alone. `precision` is the
@@ -17,9 +20,9 @@ def assert_moments(draws, mean, covariance, *, precision=0.06):
     sqrt(2) variances for second moments.
     """
     draws = draws.double()
-    factor = torch.linalg.cholesky(covariance.double())
-    white = torch.linalg.solve_triangular(factor, (draws - mean).flatten(0, 1).T, upper=False).T.reshape(draws.shape)
     dim = draws.shape[-1]
+    factor = torch.linalg.cholesky(covariance.double()).expand(len(draws), dim, dim)
+    white = torch.linalg.solve_triangular(factor, (draws - mean).mT, upper=False).mT
     first, second = torch.tril_indices(dim, dim)
     products = white[..., first] * white[..., second] - (first == second).double()
     scale = torch.where(first == second, math.sqrt(2), 1.0).double()
@@ -31,14 +34,42 @@ def assert_zero(values, *, precision=None):
     averages = values.double().mean(1)
     chains, count = averages.shape
     error = averages.std(0) / math.sqrt(chains)
+    worst = float(error.max())
     if precision is not None:
-        assert float(error.max()) < precision, (
-            f"too few effective draws to tell: standard error {float(error.max()):.3f}"
-        )
+        assert worst < precision, f"too few effective draws to tell: standard error {worst:.3f}"
     score = averages.mean(0).abs() / error
     limit = float(stats.t.isf(LEVEL / (2 * count), chains - 1))
-    worst = int(score.argmax())
-    assert float(score[worst]) < limit, (
-        f"number {worst} of {count} is off by {float(averages.mean(0)[worst]):.4f}, "
-        f"{float(score[worst]):.1f} standard errors where {limit:.1f} are allowed"
+    place = int(score.argmax())
+    assert float(score[place]) < limit, (
+        f"number {place} of {count} is off by {float(averages.mean(0)[place]):.4f}, "
+        f"{float(score[place]):.1f} standard errors where {limit:.1f} are allowed"
     )
+
+
+def assert_weighted_prior(problem, draws, count):
+    """Mean predictions at the data and their squares, from draws (chain, draw, D) and from the prior by importance sampling.
+
+    With few data, draws of the prior weighted by their likelihood are a good sample of the posterior: another way to it, for
+    any network.
+    """
+
+    def functions(theta):
+        with torch.no_grad():
+            output = problem.likelihood.arrange(problem.forward(theta, problem.x), 1)
+            log_lik = problem.likelihood.log_prob(output, problem.y, problem.extra(theta)).flatten(1).sum(1)
+            middle = problem.likelihood.moments(output, problem.extra(theta))[0].flatten(1)
+        return log_lik.double(), torch.cat([middle, middle.square()], 1).double()
+
+    prior = problem.prior.sample(count, torch.Generator().manual_seed(1))
+    log_weight, values = (torch.cat(column) for column in zip(*(functions(part) for part in prior.split(10_000))))
+    weight = torch.softmax(log_weight, 0)
+    effective = 1 / float(weight.square().sum())
+    assert effective > 300
+    known = weight @ values
+    spread = (weight @ (values - known).square()).sqrt()
+    chains = len(draws)
+    seen = functions(draws.flatten(0, 1))[1].reshape(*draws.shape[:2], -1).mean(1)
+    error = (seen.var(0) / chains + spread.square() / effective).sqrt()
+    assert float((error / spread).max()) < 0.2  # otherwise the comparison would tell nothing
+    score = ((seen.mean(0) - known) / error).abs()
+    assert float(score.max()) < float(stats.t.isf(LEVEL * 10 / len(score), chains - 1))
