@@ -20,7 +20,7 @@ from torch import Tensor
 
 from credibly.errors import StoreError
 from credibly.posterior import Record
-from credibly.run_folder import BESIDE
+from credibly.run_folder import BESIDE, checksum
 
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
@@ -44,6 +44,8 @@ def parse_manifest(folder: Path) -> dict[str, Any]:
         raise StoreError(
             f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it"
         )
+    if (manifest.get("streamed") or "checksum" in manifest) and manifest.get("checksum") != checksum(manifest):
+        raise StoreError(f"path: the manifest of {name!r} was altered (its checksum does not fit)")
     odd = _oddities(manifest)
     if odd:
         raise StoreError(f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(odd)})")
@@ -60,21 +62,13 @@ def _oddities(manifest: dict[str, Any]) -> list[str]:
     forms: dict[str, type | tuple[type, ...]] = {"kind": str, "record": dict, "files": dict}
     if manifest.get("kind") != "density":
         forms |= {"layout": list, "random": list, "dtype": str, "likelihood": dict, "row": dict, "looped": bool}
-    if manifest.get("streamed"):
-        forms |= {"status": str, "noted": list}
     odd = sorted(name for name, form in forms.items() if not isinstance(manifest.get(name), form))
     if odd:
         return odd
     fields = {f.name for f in dataclasses.fields(Record)}
     odd = [f"{name!r} in the record" for name in sorted(fields ^ set(manifest["record"]))]
-    odd += [
-        f"the size or checksum of {n}"
-        for n, f in manifest["files"].items()
-        if not isinstance(f, dict) or set(f) != {"bytes", "sha256"}
-    ]
-    if manifest.get("state") is not None and manifest["state"] not in manifest["files"]:
-        odd.append(f"state {manifest['state']!r}")
-    return odd
+    facts = manifest["files"].items()
+    return odd + [f"the facts of {n}" for n, f in facts if not isinstance(f, dict) or set(f) != {"bytes", "sha256"}]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

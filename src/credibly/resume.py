@@ -20,7 +20,7 @@ from credibly.methods.sampler import resume_sampler
 from credibly.posterior import SampledPosterior
 from credibly.priors import PRIORS
 from credibly.problem import Problem, Tempering
-from credibly.run_folder import OURS, RunFolder, resume_command
+from credibly.run_folder import LOCK, OURS, RunFolder, resume_command
 from credibly.specs import from_spec, kinds_of, to_spec
 from credibly.store import load, network_of
 from credibly.target import Density, to_target
@@ -88,8 +88,8 @@ def _ended(folder: Path, problem: Problem | Density | None) -> SampledPosterior:
     posterior = load(folder, net, likelihood=own)
     assert isinstance(posterior, SampledPosterior)
     files = manifest["files"]
-    if any(OURS.fullmatch(p.name) and p.name not in files for p in folder.iterdir()):
-        with suppress(StoreError), RunFolder(folder, {"files": files}) as run:  # killed between its last two steps
+    if any(p.name == LOCK or (OURS.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
+        with suppress(StoreError), RunFolder(folder, {"files": files}) as run:  # killed after its last commit
             run.sweep()
     return posterior
 

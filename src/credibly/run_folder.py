@@ -244,9 +244,16 @@ def _apart(tensors: list[Tensor]) -> list[Tensor]:
     return ready
 
 
+def checksum(manifest: dict[str, Any]) -> str:
+    """Of all that a manifest says."""
+    said = {k: v for k, v in manifest.items() if k != "checksum"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     draft = folder / f"{MANIFEST}.part"
-    _write(draft, (json.dumps(manifest, indent=1, allow_nan=True) + "\n").encode())
+    sealed = {**manifest, "checksum": checksum(manifest)}
+    _write(draft, (json.dumps(sealed, indent=1) + "\n").encode())
     os.replace(draft, folder / MANIFEST)
     _sync(folder)
 

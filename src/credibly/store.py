@@ -115,7 +115,7 @@ def load(
     plan: Plan = "looped" if manifest["looped"] else "batched"
     forward = Forward(layout, plan, blank_row(manifest["row"], layout.device), precision=manifest.get("precision"))
     model = Model(layout, own, forward, manifest["row"])
-    return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest["description"])
+    return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest.get("description"))
 
 
 def network_of(manifest: dict[str, Any], advice: str) -> nn.Module:

@@ -41,7 +41,7 @@ def problem_of(words: str) -> Problem | Density:
             found = found()
     if not _is_problem(found):
         raise InputError(
-            OPTION, f"{words} gives a {type(found).__name__}", "Name a credibly.Problem or credibly.Density"
+            OPTION, f"{words} is of type {type(found).__name__}", "Name a credibly.Problem or credibly.Density"
         )
     result: Problem | Density = found
     return result
