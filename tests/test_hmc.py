@@ -14,10 +14,10 @@ import credibly.problem
 from chains import assert_moments, assert_weighted_prior, assert_zero
 from conftest import mlp, randn
 from credibly.likelihoods import Categorical, Gaussian
+from credibly.methods.chain_noise import ChainNoise
 from credibly.target import to_target
 
 DOUBLE = torch.float64
-EAGER = {"compile": False, "progress": False}
 
 
 def hmc(target, *, seed=0, out=None, **kwargs):
@@ -149,6 +149,57 @@ def test_step_size_and_mass_adapt_in_warm_up_and_are_frozen_after():
     assert sizes[59] == process.dual.final.expand(4).tolist()  # the average, not the last one tried
 
 
+def test_the_mass_is_the_variance_of_the_last_window_alone():
+    options = cr.HMC(chains=4, draws=5, warmup=150, compile=False)
+    process = options.process(to_target(density(scale=3.0)), 0)
+    process.start(randn(4, 3, dtype=DOUBLE))
+    assert process.inverse_mass.tolist() == [9.0] * 3  # the guess, until there are draws
+    path = []
+    while process.done < process.total:
+        process.advance(lambda: False)
+        path.append(process.theta.clone())
+    windows = [(a, b) for name, a, b in process.phases if name == "mass"]
+    assert len(windows) > 1
+    first, end = windows[-1]
+    seen = torch.stack(path[first:end], 1)
+    weight = seen[..., 0].numel() / (seen[..., 0].numel() + 5)
+    known = weight * seen.var(1).mean(0) + (1 - weight) * 1e-3 * 9.0
+    torch.testing.assert_close(process.inverse_mass, known, rtol=1e-10, atol=0)
+
+
+def test_a_kept_momentum_goes_on_from_one_trajectory_to_the_next():
+    """Nearly nothing is refreshed: short trajectories go on in the same direction instead of wandering."""
+    settings = {"chains": 64, "draws": 20, "warmup": 0, "mass": "identity", "init": torch.zeros(64, 10)}
+    drift, wander = (
+        hmc(wide(10), **settings, step_size=0.02, trajectory_length=0.02, refresh=r).draws for r in (1e-6, 1.0)
+    )
+
+    def turn(draws):
+        step = draws.diff(dim=1)
+        return float((step[:, 1:] * step[:, :-1]).sum() / step.square().sum())
+
+    assert turn(drift) > 0.9
+    assert abs(turn(wander)) < 0.1
+    # The very first momentum is a whole one: its first step has the length of any other.
+    assert float(drift[:, 0].square().sum(-1).mean()) == pytest.approx(10 * 0.02**2, rel=4.5 * math.sqrt(2 / 640))
+
+
+def test_jitter_lengthens_and_shortens_trajectories():
+    options = cr.HMC(chains=2, draws=200, warmup=0, step_size=0.01, trajectory_length=1.0, jitter=0.3, compile=False)
+    process = options.process(to_target(density()), 0)
+    steps = torch.tensor([list(process._steps(t)) for t in range(200)], dtype=DOUBLE)
+    assert torch.equal(steps[:, 0], steps[:, 1])  # alike for all chains, which run together
+    assert 70 <= float(steps.min()) < 76
+    assert 124 < float(steps.max()) <= 131
+    assert float(steps[:, 0].mean()) == pytest.approx(100.5, abs=4.5 * 60 / math.sqrt(12 * 200))
+
+
+def test_steps_are_the_length_over_the_step_size():
+    for length, size, steps in ((1.0, 0.1, 10), (1.0, 0.3, 4), (0.3, 0.1, 3), (1e-3, 1.0, 1), (5.0, 0.001, 5000)):
+        options = cr.HMC(chains=2, draws=1, warmup=0, step_size=size, trajectory_length=length, compile=False)
+        assert list(options.process(to_target(density()), 0)._steps(0)) == [steps, steps]
+
+
 def test_a_given_step_size_is_never_touched():
     posterior = hmc(density(), chains=2, draws=10, warmup=40, step_size=0.3)
     assert posterior.record.history["step_size"] == [0.3, 0.3]
@@ -253,6 +304,26 @@ def test_the_same_seed_gives_the_same_bits():
     assert len({tuple(row.tolist()) for row in one.draws[:, 0]}) == 5  # chains have streams of their own
 
 
+def test_the_noise_of_a_chain_is_its_own():
+    def noise(chains, seed=0, dim=3, purpose="momentum", **kwargs):
+        return ChainNoise(seed, purpose, chains, dim, device=torch.device("cpu"), dtype=DOUBLE, **kwargs)
+
+    many = noise(range(4))
+    values = torch.stack([many.at(t).clone() for t in range(600)], 1)  # more than two blocks
+    assert values.shape == (4, 600, 3)
+    assert len(set(values.flatten().tolist())) == values.numel()  # none comes twice
+    limit = 4.5 / math.sqrt(values.numel())
+    assert abs(float(values.mean())) < limit
+    assert abs(float(values.square().mean()) - 1) < math.sqrt(2) * limit
+    assert torch.equal(noise(range(2, 3)).at(599)[0], values[2, 599])  # whichever chains run beside it, in any order
+    assert torch.equal(many.at(0), values[:, 0])
+    assert not torch.equal(noise(range(4), seed=1).at(0), values[:, 0])
+    assert not torch.equal(noise(range(4), purpose="other").at(0), values[:, 0])
+    flat = noise(range(50), dim=40, uniform=True).at(5)
+    assert 0 <= float(flat.min()) < 0.01
+    assert 0.99 < float(flat.max()) < 1
+
+
 def test_torchs_own_generator_is_not_touched():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
@@ -272,6 +343,7 @@ def test_a_run_can_be_cut_short_without_changing_its_beginning():
     assert torch.equal(long.draws[:, :12], short.draws)
 
 
+@pytest.mark.slow
 def test_compiled_is_eager():
     """Eleven steps a trajectory: eight in one call and three alone."""
     settings = {**SHORT, "step_size": 0.05, "trajectory_length": 0.55, "warmup": 0}

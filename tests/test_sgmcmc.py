@@ -32,36 +32,9 @@ def exact_draws(conjugate, count, t_lik=1.0, t_prior=1.0, seed=0):
     return mean + randn(count, len(mean), seed=seed, dtype=DOUBLE) @ torch.linalg.cholesky(covariance).T
 
 
-# -- the conjugate model -------------------------------------------------------------------------------------------------
+# -- the conjugate model; the plain cases are in test_conjugate.py -------------------------------------------------------
 # Chains begin at exact draws: what they come to is the dynamics' own distribution, without a warm-up to wait for.
 MANY = {"chains": 400, "draws": 4, "warmup": 600, "thin": 150, "batch_size": 30}
-
-
-@pytest.mark.parametrize("rate", [1.2, 0.3])
-def test_sgld_has_the_covariance_that_its_step_size_gives_it(conjugate, rate):
-    """A^-1 (1 - eps A / 4)^-1 with full-batch gradients: in the stiffest direction 43 % and 8 % too wide."""
-    precision = precision_of(conjugate)
-    size = rate / float(torch.linalg.eigvalsh(precision)[-1])
-    start = exact_draws(conjugate, 400)
-    posterior = fit(cr.SGLD, conjugate.problem(), init=start, step_size=size, **MANY)
-    mean, covariance = conjugate.exact()
-    biased = torch.linalg.inv(precision - size * precision @ precision / 4)
-    assert float(torch.linalg.eigvalsh(torch.linalg.solve(covariance, biased)).max()) == pytest.approx(
-        1 / (1 - rate / 4), rel=1e-6
-    )
-    assert_moments(posterior.draws, mean, biased)
-    if rate > 1:
-        with pytest.raises(AssertionError, match="is off by"):  # the bias is seen by this test
-            assert_moments(posterior.draws, mean, covariance)
-
-
-def test_sghmc_has_the_exact_covariance_at_a_large_step(conjugate):
-    stiffest = float(torch.linalg.eigvalsh(precision_of(conjugate))[-1])
-    start = exact_draws(conjugate, 400)
-    posterior = fit(
-        cr.SGHMC, conjugate.problem(), init=start, step_size=1.2 / math.sqrt(stiffest), momentum=0.8, **MANY
-    )
-    assert_moments(posterior.draws, *conjugate.exact())
 
 
 def preconditioned_process(method, conjugate, size, **kwargs):
@@ -119,16 +92,14 @@ def test_minibatches_heat_by_no_more_than_the_step_size_rule_allows(conjugate, m
 @BOTH
 def test_the_temperatures_are_those_of_the_problem(conjugate, method, t_lik, t_prior):
     problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
-    stiffest = float(torch.linalg.eigvalsh(precision_of(conjugate, t_lik, t_prior))[-1])
-    size = 0.02 / stiffest if method is cr.SGLD else 1 / math.sqrt(stiffest)
-    start = exact_draws(conjugate, 400, t_lik, t_prior)
-    if method is cr.SGLD:  # the bias is known, so the step need not be small
-        size = 0.8 / stiffest
-    posterior = fit(method, problem, init=start, step_size=size, **MANY)
     mean, covariance = conjugate.exact(t_lik, t_prior)
-    if method is cr.SGLD:
-        precision = precision_of(conjugate, t_lik, t_prior)
+    precision = precision_of(conjugate, t_lik, t_prior)
+    stiffest = float(torch.linalg.eigvalsh(precision)[-1])
+    size = 0.8 / stiffest if method is cr.SGLD else 1 / math.sqrt(stiffest)
+    if method is cr.SGLD:  # its bias is known, so the step need not be small
         covariance = torch.linalg.inv(precision - size * precision @ precision / 4)
+    start = exact_draws(conjugate, 400, t_lik, t_prior)
+    posterior = fit(method, problem, init=start, step_size=size, **MANY)
     assert_moments(posterior.draws, mean, covariance)
 
 

@@ -104,7 +104,8 @@ class HMCRun(Process):
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Refresh, trajectory, Metropolis; in warm-up also adaptation."""
         t = self.done
-        momentum = refresh(self.state.momentum, self.noise.at(t), self.inverse_mass, self.options.refresh)
+        share = self.options.refresh if t else 1.0  # at first there is none to keep
+        momentum = refresh(self.state.momentum, self.noise.at(t), self.inverse_mass, share)
         begun = self.state._replace(momentum=momentum)
         steps = self._steps(t)
         proposal = self._propose(begun, steps, stop)
