@@ -29,11 +29,12 @@ def compiler_missing(device: torch.device) -> str | None:
 
 
 def compiled(
-    function: Callable[..., Any], mode: Compile, calls: int, device: torch.device, values: int = 0
-) -> Callable[..., Any]:
+    function: Callable[..., Any], mode: Compile, calls: int, device: torch.device, values: int = 0, *, short: bool = False
+) -> Callable[..., Any]:  # fmt: skip
     """The function, compiled where that was asked for or pays; a failure to compile falls back to eager with a log line.
 
-    Each call is taken to work on so many parameter values, whose memory traffic a compiled step halves.
+    Each call is taken to work on so many parameter values, whose memory traffic a compiled step halves. With `short` the code
+    between its kernels is compiled too, which takes seconds more and saves a few microseconds a kernel.
     """
     if mode is False or (mode == "auto" and calls * (1 + values / VALUES_OF_A_CALL) < CALLS_THAT_PAY):
         return function
@@ -41,7 +42,7 @@ def compiled(
     if missing:
         log.info("running eagerly: %s", missing)
         return function
-    return _Fallback(function)
+    return _Fallback(function, {"cpp_wrapper": True} if short and device.type == "cpu" else {})
 
 
 # Guards are dropped: they cost more than a small step does, and each compiled function here belongs to one run, which calls
@@ -67,9 +68,11 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 class _Fallback:
     """A compiled function that turns into the plain one if its first call cannot be compiled."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.plain = function
-        self.active: Callable[..., Any] = torch.compile(_own_code(function), dynamic=False, options=dict(_UNGUARDED))
+        self.active: Callable[..., Any] = torch.compile(
+            _own_code(function), dynamic=False, options={**_UNGUARDED, **options}
+        )
         self.tried = False
 
     def __call__(self, *args: Any) -> Any:

@@ -18,6 +18,7 @@ from credibly.stacked import stacked_forward
 
 Plan = Literal["auto", "batched", "looped"]
 log = logging.getLogger("credibly")
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Forward:
@@ -34,13 +35,19 @@ class Forward:
         trial: one or two rows to try the batched plan on.
         module: another network to run in place of the layout's, such as a copy with masks.
         varied: example tensors (2, *shape) of what varies; by default the layout's random parameters.
+        precision: "bf16" or "fp16" runs the network in that type where torch's autocast allows; weights, outputs and gradients
+            keep the layout's own.
     """
 
     def __init__(
-        self, layout: Layout, plan: Plan, trial: Inputs, *, module: nn.Module | None = None, varied: dict[str, Tensor] | None = None
+        self, layout: Layout, plan: Plan, trial: Inputs, *, module: nn.Module | None = None, varied: dict[str, Tensor] | None = None,
+        precision: str | None = None,
     ) -> None:  # fmt: skip
         if plan not in ("auto", "batched", "looped"):
             raise InputError("plan", f"found {plan!r}", 'Pass "auto", "batched" or "looped"')
+        if precision not in (None, *PRECISIONS):
+            raise InputError("precision", f"found {precision!r}", f"Pass None or one of {', '.join(PRECISIONS)}")
+        self.precision = precision
         self.layout = layout
         self.module = layout.module if module is None else module
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
@@ -54,6 +61,13 @@ class Forward:
 
     def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:
         """The same for named tensors (C, *shape): parameters of the network, or buffers such as masks."""
+        if self.precision is None:
+            return self._apply(parameters, x, shared)
+        with torch.autocast(self.layout.device.type, PRECISIONS[self.precision], cache_enabled=False):
+            output = self._apply(parameters, x, shared)
+        return output.to(self.layout.dtype)
+
+    def _apply(self, parameters: dict[str, Tensor], x: Inputs, shared: bool) -> Tensor:
         if self.stack is not None and isinstance(x, Tensor):
             return self.stack(parameters, x, not shared)
         count = next(iter(parameters.values())).shape[0]

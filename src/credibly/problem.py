@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -64,12 +65,14 @@ class Problem:
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how many parameter vectors are evaluated together: "auto", "batched" or "looped".
         micro_batch: rows in one piece of a full-batch pass; None chooses by memory.
+        precision: "bf16" or "fp16" runs the network in that type (autocast); parameters, likelihood and energies keep theirs.
     """
 
     def __init__(
         self, net: nn.Module, data: Any, likelihood: Likelihood, prior: Prior | Mapping[str, Prior], *,
         temperature: float | Tempering = 1.0, random: Patterns = "*", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, plan: Plan = "auto", micro_batch: int | None = None,
+        precision: str | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(likelihood, Likelihood):
             raise InputError(
@@ -99,7 +102,11 @@ class Problem:
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
-        self.forward = Forward(self.layout, plan, trial)
+        self.forward = Forward(self.layout, plan, trial, precision=precision)
+        if self.device.type == "cuda":  # convolutions on a GPU want the channels last in memory
+            self.x = map_inputs(
+                lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t, self.x
+            )
         self.micro_batch = micro_batch
 
     @property
@@ -163,10 +170,19 @@ class Problem:
         return log_lik.detach(), log_prior.detach(), gradient
 
     def block_rows(self, chains: int) -> int:
-        """Rows in one piece of a full-batch pass: `micro_batch`, or as many as memory allows for so many chains."""
-        return self.micro_batch or max(
-            1, ACTIVATION_BUDGET // ((1 if self.forward.looped else chains) * self.forward.row_width)
-        )
+        """Rows in one piece of a full-batch pass: `micro_batch`, or as many as memory allows for so many chains.
+
+        Pieces are made of nearly the same length, so that one compiled function may serve all, or all but the last.
+        """
+        most = self.budget() // ((1 if self.forward.looped else chains) * self.forward.row_width)
+        return self.micro_batch or math.ceil(self.n / math.ceil(self.n / max(1, most)))
+
+    def budget(self) -> int:
+        """Values that a full-batch pass may hold: a gibibyte of them, or a fifth of the memory that a GPU has."""
+        if self.device.type != "cuda":
+            return ACTIVATION_BUDGET
+        whole = torch.cuda.get_device_properties(self.device).total_memory
+        return max(ACTIVATION_BUDGET, int(0.2 * whole) // self.layout.dtype.itemsize)
 
     def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
         """The data in pieces of `block_rows` rows."""

@@ -57,7 +57,7 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
         return None
     if type(module) is nn.Sequential:
         found: list[Stage] = []
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # not named_children, which leaves out a module used twice
             inner = _stages(child, f"{prefix}{name}.", aliases)
             if inner is None:
                 return None
@@ -70,6 +70,8 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
         bias = aliases[f"{prefix}bias"] if module.bias is not None else None
         mask = [_Mask(f"{prefix}mask", None)] if isinstance(module, MaskedInput) else []
         return [*mask, _Linear(module, weight, bias)]
+    if type(module) is nn.SiLU:
+        return [lambda _, h, batched: (_silu(h), batched)]
     if type(module) in _ELEMENTWISE:
         return [lambda _, h, batched: (module(h), batched)]
     if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
@@ -157,3 +159,8 @@ def _folded(stages: list[Stage]) -> list[Stage]:
 def _between(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
     """bias (C, K) with axes put in to broadcast against h (..., K), whose first axis is C if batched."""
     return bias.reshape(bias.shape[0], *(1,) * (h.ndim - (2 if batched else 1)), bias.shape[-1])
+
+
+def _silu(h: Tensor) -> Tensor:
+    """h sigmoid(h). Written out in compiled code, its derivative uses the sigmoid again; silu's own computes a second exp."""
+    return h * torch.sigmoid(h) if torch.compiler.is_compiling() else F.silu(h)

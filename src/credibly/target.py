@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from credibly.compiling import Compile, compiled
 from credibly.errors import InputError
 from credibly.gradients import grad_and_aux
-from credibly.problem import ACTIVATION_BUDGET, Problem
+from credibly.inputs import Inputs
+from credibly.problem import Problem
 from credibly.rng import stream
 
 
@@ -49,9 +52,17 @@ class Target(ABC):
     def fingerprint(self) -> str:
         """A short hash of what the density was made of."""
 
+    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
+        """Whether evaluations that are not whole will be compiled piece by piece."""
+        return False
+
     def at_once(self, chains: int) -> int:
         """How many chains fit into memory in one evaluation."""
         return 1 if self.looped else chains
+
+    def work(self, points: int) -> int:
+        """Values that an evaluation at so many points computes, roughly."""
+        return points * self.dim
 
     def log_density(self, theta: Tensor) -> Tensor:
         """(C,) in float64."""
@@ -66,35 +77,64 @@ class ProblemTarget(Target):
         self.dim, self.device, self.dtype = problem.dim, problem.device, problem.layout.dtype
         self.weights = (1 / problem.tempering.likelihood, 1 / problem.tempering.prior)
         self.looped, self.reason = problem.forward.looped, problem.forward.reason
+        self._compile = False
+        self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor]]] = {}
 
     def whole(self, points: int) -> bool:
         """One block of rows holds all the data."""
         return self.problem.block_rows(points) >= self.problem.n
+
+    def work(self, points: int) -> int:
+        """Rows by activations."""
+        return points * self.problem.n * self.problem.forward.row_width
 
     def at_once(self, chains: int) -> int:
         """As many chains as take all rows within the budget of activations; at least one."""
         if self.looped:
             return 1
         rows = min(self.problem.n, self.problem.micro_batch or self.problem.n)
-        return max(1, min(chains, ACTIVATION_BUDGET // (rows * self.problem.forward.row_width)))
+        return max(1, min(chains, self.problem.budget() // (rows * self.problem.forward.row_width)))
+
+    def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
+        """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
+        blocks = math.ceil(self.problem.n / self.problem.block_rows(chains))
+        sample = compiled(self._piece, mode, calls * blocks, self.device, self.dim * chains)
+        self._compile = sample != self._piece
+        return self._compile
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed over the blocks of rows; the prior enters the gradient with the first."""
-        log_lik: Tensor | None = None
-        gradient: Tensor | None = None
+        """In one piece, or summed over blocks of rows with the prior's gradient by itself."""
+        if self.whole(len(theta)):
+            return self._evaluate(theta, self.problem.x, self.problem.y, self.weights[1])
+        gradient, _ = grad_and_aux(self._prior_term, theta)
+        log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         for x, y in self.problem.blocks(len(theta)):
-
-            def total(t: Tensor, x=x, y=y, first=log_lik is None) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
-                lik = self.problem.log_likelihood_rows(t, x, y).flatten(1).sum(1, dtype=torch.float64)
-                value = lik * self.weights[0]
-                return (value + self.problem.prior.log_prob(t) * self.weights[1] if first else value).sum(), lik
-
-            block_grad, block_lik = grad_and_aux(total, theta)
-            log_lik = block_lik.detach() if log_lik is None else log_lik + block_lik.detach()
-            gradient = block_grad if gradient is None else gradient + block_grad
-        assert log_lik is not None
-        assert gradient is not None
+            lik, slope = self._function(len(theta), len(y))(theta, x, y)
+            log_lik, gradient = log_lik + lik, gradient + slope
         return log_lik, gradient
+
+    def _function(self, points: int, rows: int) -> Callable[..., tuple[Tensor, Tensor]]:
+        if not self._compile:
+            return self._piece
+        key = (points, rows)  # a compiled function serves one set of shapes
+        if key not in self._compiled:
+            self._compiled[key] = compiled(self._piece, True, 0, self.device)
+        return self._compiled[key]
+
+    def _piece(self, theta: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self._evaluate(theta, x, y, 0.0)
+
+    def _evaluate(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
+        def total(t: Tensor) -> tuple[Tensor, Tensor]:
+            lik = self.problem.log_likelihood_rows(t, x, y).flatten(1).sum(1, dtype=torch.float64)
+            value = lik * self.weights[0]
+            return (value + self.problem.prior.log_prob(t) * prior_weight if prior_weight else value).sum(), lik
+
+        gradient, lik = grad_and_aux(total, theta)
+        return lik.detach(), gradient
+
+    def _prior_term(self, theta: Tensor) -> tuple[Tensor, None]:
+        return (self.problem.prior.log_prob(theta) * self.weights[1]).sum(), None
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """The prior's sum over coordinates in float64: the energy difference of two large sums is what matters."""

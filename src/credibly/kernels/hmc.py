@@ -58,13 +58,13 @@ def metropolis(
     `state.momentum` is the one the trajectory began with; uniform (C,) lies in [0, 1).
     """
     before, after = kinetic(state.momentum, inverse_mass), kinetic(proposal.momentum, inverse_mass)
-    gain = weights[0] * (proposal.log_likelihood - state.log_likelihood)
-    gain = gain + weights[1] * (proposal.log_prior - state.log_prior)
-    error = (after - before) - gain  # H' - H
-    error = torch.where(torch.isfinite(error), error, torch.inf)
+    potential = _potential(state, weights)
+    error = (after - before) + (_change(proposal.log_likelihood, state.log_likelihood, weights[0]))
+    error = error + _change(proposal.log_prior, state.log_prior, weights[1])  # H' - H
+    error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
     acceptance = torch.exp(-error.clamp(min=0))
     accepted = uniform < acceptance
-    energy = before - weights[0] * state.log_likelihood - weights[1] * state.log_prior
+    energy = before + potential
     pick = accepted.unsqueeze(1)
     chosen = State(
         torch.where(pick, proposal.theta, state.theta),
@@ -75,3 +75,14 @@ def metropolis(
     )
     # An infinite error times an accepted flag of False would be NaN, hence the where.
     return chosen, Info(acceptance, accepted, error > DIVERGENT, torch.where(accepted, energy + error, energy), error)
+
+
+def _potential(state: State, weights: tuple[float, float]) -> Tensor:
+    """-log p, (C,)."""
+    likelihood, prior = (part if w == 1 else w * part for w, part in zip(weights, (state.log_likelihood, state.log_prior)))
+    return -(likelihood + prior)
+
+
+def _change(after: Tensor, before: Tensor, weight: float) -> Tensor:
+    """What one part of the density adds to the energy difference."""
+    return before - after if weight == 1 else weight * (before - after)

@@ -40,16 +40,17 @@ class HMCRun(Process):
         chunks = math.ceil(self.chains / target.at_once(self.chains))
         length = math.ceil(self.chains / chunks)
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
+        self.length, self.kind = options.length(target), options.mass_kind(target)
         steps = GUESSED_STEPS
         if options.step_size is not None:
-            steps = math.ceil(options.length(target) / options.step_size)
+            steps = math.ceil(self.length / options.step_size)
         calls = self.total * steps * len(self.slices)
         sizes = {s.stop - s.start for s in self.slices}
         self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls) for n in sizes}
         own = range(self.chains)
         self.noise = ChainNoise(seed, "momentum", own, target.dim, device=target.device, dtype=target.dtype)
         self.uniform = ChainNoise(seed, "accept", own, 1, device=target.device, dtype=torch.float64, uniform=True)
-        self.phases = windows(self.warmup, options.mass_kind(target) == "diagonal")
+        self.phases = windows(self.warmup, self.kind == "diagonal")
         self.state: State
         self.inverse_mass = options.inverse_mass(target)
         self.size = torch.full((self.chains,), options.step_size or 0.0, dtype=torch.float64)
@@ -110,7 +111,7 @@ class HMCRun(Process):
         steps = self._steps(t)
         proposal = self._propose(begun, steps, stop)
         self.state, info = metropolis(begun, proposal, self.inverse_mass, self.uniform.at(t)[:, 0], self.target.weights)
-        self.steps = int(steps.max())
+        self.steps = max(steps)
         self.gradients += self.steps * self.scheme.gradients * self.chains
         self.done += 1
         self._watch(info.divergent, info.energy_error)
@@ -133,28 +134,28 @@ class HMCRun(Process):
         """Every `thin`-th iteration after warm-up."""
         return self.done > self.warmup and (self.done - self.warmup) % self.options.thin == 0
 
-    def _steps(self, t: int) -> Tensor:
-        """Steps of this trajectory for each chain, (C,): its length over the step size, jittered alike for all chains."""
-        length = self.options.length(self.target)
+    def _steps(self, t: int) -> list[int]:
+        """Steps of this trajectory for each chain: its length over the step size, jittered alike for all chains."""
+        length = self.length
         if self.options.jitter:
             spread = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length = length * (1 + self.options.jitter * (2 * float(spread) - 1))
-        steps = torch.ceil(length / self.size - 1e-9).clamp(min=1)
-        return steps if self.options.step_size is not None else steps.clamp(max=self.options.max_steps)
+        most = self.options.max_steps if self.options.step_size is None else math.inf
+        return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.size.tolist()]
 
-    def _propose(self, begun: State, steps: Tensor, stop: Callable[[], bool] | None) -> State:
+    def _propose(self, begun: State, steps: list[int], stop: Callable[[], bool] | None) -> State:
         pieces = []
         for part in self.slices:
             path = self.trajectories[part.stop - part.start]
             theta, momentum, gradient = begun.theta[part], begun.momentum[part], begun.gradient[part]
-            size, count = self.size[part].to(self.target.device), steps[part]
+            size, counts = self.size[part].to(self.target.device, self.target.dtype), steps[part]
             done = 0
-            for upto in sorted(set(count.tolist())):  # chains with fewer steps rest while the others go on
-                resting = (count < upto).to(size.device)
-                path.run(
-                    theta, momentum, gradient, size.masked_fill(resting, 0.0), self.inverse_mass, int(upto) - done, stop
-                )
-                theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, int(upto)
+            for upto in sorted(set(counts)):  # chains with fewer steps rest while the others go on
+                going = size
+                if done:
+                    going = size * torch.tensor([float(n >= upto) for n in counts], device=size.device, dtype=size.dtype)
+                path.run(theta, momentum, gradient, going, self.inverse_mass, upto - done, stop)
+                theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, upto
             prior = self.target.log_prior(path.theta)
             found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
             pieces.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
@@ -226,7 +227,7 @@ class HMCRun(Process):
         )  # fmt: skip
         begun = self.state._replace(momentum=refresh(self.state.momentum, noise, self.inverse_mass, 1.0))
         kept, self.size = self.size, size
-        proposal = self._propose(begun, torch.ones(self.chains), None)
+        proposal = self._propose(begun, [1] * self.chains, None)
         self.size = kept
         self.gradients += self.scheme.gradients * self.chains
         _, info = metropolis(
@@ -280,18 +281,17 @@ class HMCRun(Process):
     def history(self) -> dict[str, Any]:
         """Phases, step sizes, acceptance, divergences and how the chains were laid out."""
         counted = self.sums[3].clamp(min=1)
-        length = self.options.length(self.target)
-        wanted = torch.ceil(length / self.size - 1e-9)
+        wanted = torch.ceil(self.length / self.size - 1e-9)
         shortened = self.options.step_size is None and bool((wanted > self.options.max_steps).any())
         path = next(iter(self.trajectories.values()))
         mass = self.inverse_mass
         return {
             "phases": [{"name": n, "first": a, "end": b} for n, a, b in [*self.phases, ("sampling", self.warmup, self.total)]],
             "step_size": self.size.tolist(),
-            "trajectory_length": length,
+            "trajectory_length": self.length,
             "steps": int(wanted.clamp(max=self.options.max_steps).max()) if self.options.step_size is None else int(wanted.max()),
             "trajectory_shortened": shortened,
-            "mass": self.options.mass_kind(self.target),
+            "mass": self.kind,
             "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
             "acceptance": (self.sums[0] / counted).tolist(),
             "divergences": [int(d) for d in self.sums[1].tolist()],

@@ -55,6 +55,11 @@ def check_fit(problem: Problem, seed: int, out: str | os.PathLike[str] | None) -
     """Refuses what cannot be used before any work starts."""
     if not isinstance(problem, Problem):
         raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem")
+    check_run(seed, out)
+
+
+def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
+    """Refuses a seed or a folder that cannot be used."""
     check_seed(seed)
     if out is not None and Path(out).exists():
         raise StoreError(f"out: {os.fspath(out)!r} exists already. Choose another folder or remove it first")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from credibly.target import Target
 
 log = logging.getLogger("credibly")
 UNROLLED = 8  # steps in one call for small problems, where the call itself costs as much as the arithmetic of a step
+WORTH_SHARING = 2**17  # values that a step computes, from which on threads share its work
 SMALL = 50_000  # parameters of all chains together, up to which a problem counts as small
 
 
@@ -37,24 +40,26 @@ class Trajectory:
         self.log_likelihood = torch.zeros(chains, dtype=torch.float64, device=target.device)
         self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
         self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
+        self.alone = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
         whole = target.whole(chains)
         on_gpu = target.device.type == "cuda"
-        # For one chain the sums inside a step are too short to share out among threads: see `compiled`.
         self.single: Any = self._one
         self.several: Any = None
         if whole:
-            self.single = compiled(self._one, compile, calls, target.device, theta_values(target, chains))
-        self.compiled = self.single is not self._one and getattr(self.single, "__func__", None) is not type(self)._one
-        if self.compiled and not on_gpu and chains * target.dim <= SMALL:
-            self.several = compiled(self._few, True, calls, target.device)
-        self.graph: Any = None
+            self.single = compiled(self._one, compile, calls, target.device, chains * target.dim, short=chains * target.dim <= SMALL)
+            self.compiled = self.single != self._one
+        else:
+            self.compiled = target.compile_pieces(compile, calls, chains)
+        if whole and self.compiled and not on_gpu and chains * target.dim <= SMALL:
+            self.several = compiled(self._few, True, calls, target.device, short=True)
+        self.graphs: dict[int, Any] = {}
         self.graphed = whole and on_gpu
 
     def run(
         self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Any = None
     ) -> None:  # fmt: skip
         """From theta, momentum and gradient (C, D), so many steps of the sizes (C,); the result is in the buffers."""
-        with torch.no_grad():
+        with torch.no_grad(), self._threads():
             self.theta.copy_(theta)
             self.momentum.copy_(momentum)
             self.gradient.copy_(gradient)
@@ -66,14 +71,26 @@ class Trajectory:
                 if stop is not None and stop():
                     raise Stopped
                 if self.graphed:
-                    self._replay()
-                    left -= 1
+                    left -= self._replay(UNROLLED if left >= UNROLLED else 1)
                 elif self.several is not None and left >= UNROLLED:
                     self.several(*self._buffers())
                     left -= UNROLLED
                 else:
                     self.single(*self._buffers())
                     left -= 1
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """One thread for steps so small that sharing them out costs more than it saves."""
+        before = torch.get_num_threads()
+        if not self.alone or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
@@ -94,16 +111,17 @@ class Trajectory:
         for mine, new in zip((theta, momentum, gradient, log_likelihood), after):
             mine.copy_(new)
 
-    def _replay(self) -> None:
-        if self.graph is None:
-            self._capture()
-        if self.graph is not None:
-            self.graph.replay()
-        else:
-            self.single(*self._buffers())
+    def _replay(self, count: int) -> int:
+        if count not in self.graphs:
+            self._capture(count)
+        if count in self.graphs:
+            self.graphs[count].replay()
+            return count
+        self.single(*self._buffers())
+        return 1
 
-    def _capture(self) -> None:
-        """Warms up on a side stream, as capture asks for, and records one step; where that fails, steps run as they are."""
+    def _capture(self, count: int) -> None:
+        """Warms up on a side stream, as capture asks for, and records some steps; where that fails, steps run as they are."""
         before = [b.clone() for b in self._buffers()]
         try:
             side = torch.cuda.Stream(self.target.device)
@@ -114,15 +132,11 @@ class Trajectory:
             torch.cuda.current_stream(self.target.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                self.single(*self._buffers())
-            self.graph = graph
+                for _ in range(count):
+                    self.single(*self._buffers())
+            self.graphs[count] = graph
         except Exception as error:  # what cannot be captured has no common type
             log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
             self.graphed = False
         for mine, old in zip(self._buffers(), before):
             mine.copy_(old)
-
-
-def theta_values(target: Target, chains: int) -> int:
-    """Parameter values that a step works on."""
-    return target.dim * chains
