@@ -137,9 +137,9 @@ class HMCRun(Process):
     def _steps(self, t: int) -> list[int]:
         """Steps of this trajectory for each chain: its length over the step size, jittered alike for all chains."""
         length = self.length
-        if self.options.jitter:
-            spread = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
-            length = length * (1 + self.options.jitter * (2 * float(spread) - 1))
+        if self.options.spread:
+            place = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
+            length = length * (1 + self.options.spread * (2 * float(place) - 1))
         most = self.options.max_steps if self.options.step_size is None else math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.size.tolist()]
 
