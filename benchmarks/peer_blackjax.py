@@ -3,6 +3,7 @@
 It lives in an environment of its own (jax, blackjax), apart from torch, so it imports nothing of this project.
 """
 
+import itertools
 import json
 import sys
 import time
@@ -34,7 +35,7 @@ def build(case):
 
     def log_density(parameters):
         out = network(parameters)
-        if classes:
+        if classes:  # noqa: SIM108
             fit = jnp.take_along_axis(jax.nn.log_softmax(out), y[:, None], 1).sum()
         else:
             fit = -0.5 * jnp.sum(((out - y) / 0.5) ** 2)
@@ -47,7 +48,7 @@ def build(case):
         return [(0.1 * jax.random.normal(k, (a, b)), jnp.zeros(b)) for k, a, b in pairs]
 
     positions = jax.vmap(start)(keys)
-    dim = sum(a * b + b for a, b in zip(sizes[:-1], sizes[1:]))
+    dim = sum(a * b + b for a, b in itertools.pairwise(sizes))
     kernel = blackjax.hmc(log_density, case["step_size"], jnp.ones(dim), steps)
     states = jax.vmap(kernel.init)(positions)
 

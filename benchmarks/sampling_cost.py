@@ -67,15 +67,9 @@ def outer_loop(args: argparse.Namespace, record: dict[str, object]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             options = method(count, 50, True)
             place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed.names)
+            shape = (8, count, known.dim, streamed.names)
             recorder = FolderRecorder(
-                place,
-                8,
-                count,
-                known.dim,
-                streamed.names,
-                dtype=torch.float32,
-                device=known.device,
-                layout_dtype=torch.float32,
+                place, *shape, dtype=torch.float32, device=known.device, layout_dtype=torch.float32
             )
             streamed.total = streamed.done + count
             sys.stderr, before = io.StringIO(), sys.stderr

@@ -114,7 +114,8 @@ def main() -> None:
             times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
             for kind in ("sghmc", "sgld"):
                 mine, peer = scaled(times[kind], 1 / 20 / CHAINS), scaled(times[f"posteriors {kind}"], 1 / 20)
-                rows.append(Row(f"posteriors / ours: {kind}, {name}, a step and chain", mine, peer, Goal(">=", goal) if kind == "sghmc" else None, inverse=True))  # fmt: skip
+                what = f"posteriors / ours: {kind}, {name}, a step and chain"
+                rows.append(Row(what, mine, peer, Goal(">=", goal) if kind == "sghmc" else None, inverse=True))
         show(rows, record)
 
 

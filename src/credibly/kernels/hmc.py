@@ -79,7 +79,9 @@ def metropolis(
 
 def _potential(state: State, weights: tuple[float, float]) -> Tensor:
     """-log p, (C,)."""
-    likelihood, prior = (part if w == 1 else w * part for w, part in zip(weights, (state.log_likelihood, state.log_prior)))
+    likelihood, prior = (
+        part if w == 1 else w * part for w, part in zip(weights, (state.log_likelihood, state.log_prior))
+    )
     return -(likelihood + prior)
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def langevin(theta: Tensor, gradient: Tensor, noise: Tensor, size: Tensor, heat: Tensor, preconditioner: Tensor | None) -> Tensor:
+def langevin(
+    theta: Tensor, gradient: Tensor, noise: Tensor, size: Tensor, heat: Tensor, preconditioner: Tensor | None
+) -> Tensor:
     """One step of theta (C, D); size eps and heat (1 for sampling, 0 for none of the noise) broadcast against it."""
     if preconditioner is None:
         return theta + (0.5 * size) * gradient + (size.sqrt() * heat) * noise

@@ -91,7 +91,7 @@ class HMC(Method):
         check_init(self.init)
         check_dtype(self.draw_dtype)
 
-    def fit(  # type: ignore[override]
+    def fit(
         self,
         problem: Problem | Density,
         *,
@@ -132,11 +132,12 @@ class HMC(Method):
             return self.trajectory_length
         if self.mass_kind(target) != "identity":
             return math.pi / 2
-        return math.pi / 2 * float(target.scale.square().mean().sqrt())
+        sigma = float(target.scale.square().mean().sqrt())
+        return math.pi / 2 * sigma
 
     def first_size(self, target: Target) -> float:
         """Where the search for a step size begins."""
-        return self.length(target) / (10 * target.dim**0.25)
+        return self.length(target) / (10 * float(target.dim) ** 0.25)
 
 
 def _common_scale(target: Target) -> float | None:

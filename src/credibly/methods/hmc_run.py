@@ -153,7 +153,9 @@ class HMCRun(Process):
             for upto in sorted(set(counts)):  # chains with fewer steps rest while the others go on
                 going = size
                 if done:
-                    going = size * torch.tensor([float(n >= upto) for n in counts], device=size.device, dtype=size.dtype)
+                    going = size * torch.tensor(
+                        [float(n >= upto) for n in counts], device=size.device, dtype=size.dtype
+                    )
                 path.run(theta, momentum, gradient, going, self.inverse_mass, upto - done, stop)
                 theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, upto
             prior = self.target.log_prior(path.theta)

@@ -89,7 +89,9 @@ def run(process: Process, recorder: Recorder, *, title: str, progress: bool | No
                         monitor.note(process.theta, noted)
                     if line.due() or last:
                         rate = (process.done - first) / max(1e-9, time.monotonic() - began)
-                        line.update(process.done, final=last, **process.figures(), **monitor.figures(), **{"it/s": rate})
+                        line.update(
+                            process.done, final=last, **process.figures(), **monitor.figures(), **{"it/s": rate}
+                        )
                 if stop() and not last:
                     raise Stopped
         except Stopped:

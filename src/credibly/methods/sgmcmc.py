@@ -87,7 +87,7 @@ class _SGMCMC(Method):
         check_init(self.init)
         check_dtype(self.draw_dtype)
 
-    def fit(  # type: ignore[override]
+    def fit(
         self,
         problem: Problem | Density,
         *,
@@ -121,7 +121,9 @@ class _SGMCMC(Method):
     def batch(self, n: int) -> int:
         """Rows in a minibatch of a problem with n rows."""
         if self.batch_size is not None and self.batch_size > n:
-            raise InputError("batch_size", f"found {self.batch_size} for {n} rows", "Pass at most the number of rows, or None")
+            raise InputError(
+                "batch_size", f"found {self.batch_size} for {n} rows", "Pass at most the number of rows, or None"
+            )
         return min(n, self.batch_size or 64)
 
     # -- when draws are taken, and what the step size is then ----------------------------------------------------------------
@@ -216,4 +218,3 @@ class SGHMC(_SGMCMC):
     def size_for(self, curvature: float, ratio: float) -> float:
         """The root of 0.1 ln(1/c) / (a (1 + N/B)); full-batch gradients have no noise to allow for."""
         return math.sqrt(0.1 * -math.log(self.momentum) / (curvature * (1 + (ratio if ratio > 1 else 0))))
-

@@ -14,12 +14,12 @@ from credibly.errors import SamplingError
 from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
-from credibly.methods.chain_noise import ChainNoise
+from credibly.methods.chain_noise import diffusion
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
 from credibly.methods.steps import Batches
 from credibly.methods.trajectory import Stopped
-from credibly.rng import stream
+from credibly.rng import normal, stream
 from credibly.target import ProblemTarget, Target
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ class SGMCMCRun(Process):
         self.target, self.options, self.seed = target, options, seed
         self.chains, self.total, self.warmup = options.chains, options.steps(), options.warmup
         shape = (self.chains, target.dim)
-        like = {"dtype": target.dtype, "device": target.device}
-        self.theta = torch.zeros(shape, **like)
-        self.momentum = torch.zeros(shape if options.has_momentum else (self.chains, 1), **like)
+        self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self.momentum = self.theta.new_zeros(shape if options.has_momentum else (self.chains, 1))
         self.gradient = torch.zeros_like(self.momentum)
-        self.squares = torch.zeros(shape if options.preconditioned else (self.chains, 1), **like)
+        self.squares = self.theta.new_zeros(shape if options.preconditioned else (self.chains, 1))
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.size = options.step_size or 0.0
         self.curvature = math.nan
-        self.noise = ChainNoise(seed, "diffusion", range(self.chains), target.dim, **like)
+        own = range(self.chains)
+        self.noise = diffusion(seed, "diffusion", own, target.dim, device=target.device, dtype=target.dtype)
         self.batches: Batches | None = None
         self.scale = 1.0
         if isinstance(target, ProblemTarget):
@@ -58,7 +58,9 @@ class SGMCMCRun(Process):
             self.batches = Batches(n, batch, seed=seed, members=self.chains, device=target.device)
             self.scale = n / batch
         values = target.dim if target.looped else target.dim * self.chains
-        self.step: Any = compiled(self._step, options.compile, self.total * (self.chains if target.looped else 1), target.device, values)
+        self.step: Any = compiled(
+            self._step, options.compile, self.total * (self.chains if target.looped else 1), target.device, values
+        )
         self.compiled = self.step != self._step
 
     # -- one step --------------------------------------------------------------------------------------------------------
@@ -66,6 +68,8 @@ class SGMCMCRun(Process):
         self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
     ) -> None:  # fmt: skip
         size, heat, kept, learning = figures.unbind(0)
+        if not noise.is_floating_point():
+            noise = normal(noise, (self.target.dim,)).squeeze(1)
         preconditioner = self._preconditioner(squares) if self.options.preconditioned else None
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,12 +157,13 @@ class SGMCMCRun(Process):
                     self.squares += torch.square(gradient) / 16
             if self.options.has_momentum:
                 self.gradient.copy_(gradient)
-                rows = [
-                    torch.randn(self.target.dim, generator=stream(self.seed, "first momentum", c, device=self.target.device), device=self.target.device, dtype=self.target.dtype)
-                    for c in range(self.chains)
-                ]  # fmt: skip
+                device, dim = self.target.device, self.target.dim
+                streams = [stream(self.seed, "first momentum", c, device=device) for c in range(self.chains)]
+                rows = [torch.randn(dim, generator=own, device=device, dtype=self.target.dtype) for own in streams]
                 first = torch.stack(rows)
-                self.momentum.copy_(first * self._preconditioner(self.squares).rsqrt() if self.options.preconditioned else first)
+                self.momentum.copy_(
+                    first * self._preconditioner(self.squares).rsqrt() if self.options.preconditioned else first
+                )
             if self.options.step_size is None:
                 self.curvature = self._curvature(theta)
                 self.size = self.options.size_for(self.curvature, self.scale)
@@ -186,7 +191,10 @@ class SGMCMCRun(Process):
             n = self.target.problem.n
             rows = torch.randperm(n, generator=stream(self.seed, "curvature rows"))[:PROBE_ROWS].to(theta.device)
             self.scale = n / PROBE_ROWS
-        draws = [torch.randn(theta.shape[1], generator=stream(self.seed, "curvature", c), dtype=torch.float64) for c in range(self.chains)]
+        draws = [
+            torch.randn(theta.shape[1], generator=stream(self.seed, "curvature", c), dtype=torch.float64)
+            for c in range(self.chains)
+        ]
         direction = torch.stack(draws).to(theta)
         value, reach = theta.new_zeros(self.chains), 0.01
         for _ in range(POWER):
@@ -200,7 +208,9 @@ class SGMCMCRun(Process):
         self.scale = scale
         found = float(value.max())
         if not math.isfinite(found):
-            raise SamplingError("step_size: the curvature at the start is not finite. Pass a step_size, or another init")
+            raise SamplingError(
+                "step_size: the curvature at the start is not finite. Pass a step_size, or another init"
+            )
         # Where the log density is not concave the prior's precision is what is sure to be there.
         return max(found, float((root.square() / self.target.scale.square().to(root)).max()))
 

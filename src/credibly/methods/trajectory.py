@@ -46,7 +46,9 @@ class Trajectory:
         self.single: Any = self._one
         self.several: Any = None
         if whole:
-            self.single = compiled(self._one, compile, calls, target.device, chains * target.dim, short=chains * target.dim <= SMALL)
+            self.single = compiled(
+                self._one, compile, calls, target.device, chains * target.dim, short=chains * target.dim <= SMALL
+            )
             self.compiled = self.single != self._one
         else:
             self.compiled = target.compile_pieces(compile, calls, chains)
