@@ -137,7 +137,7 @@ class HMC(Method):
 
     def first_size(self, target: Target) -> float:
         """Where the search for a step size begins."""
-        return self.length(target) / (10 * float(target.dim) ** 0.25)
+        return self.length(target) / (10 * math.sqrt(math.sqrt(target.dim)))
 
 
 def _common_scale(target: Target) -> float | None:
