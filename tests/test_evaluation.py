@@ -1,10 +1,13 @@
 """Figures of merit, against the same figures computed by hand from the predictive."""
 
+import math
+
 import pytest
 import torch
 
 import credibly as cr
 from conftest import mlp, randn
+from credibly.evaluation import compare
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 
 X, Y = randn(60, 3), randn(60, 3).sum(1) + 0.2 * randn(60, seed=1)
@@ -57,3 +60,58 @@ def test_counts_have_no_calibration_error():
     figures = cr.evaluate(fitted(1, counts, Poisson()), counts)
     assert set(figures) == {"log_density", "rmse", "crps", "coverage", "width"}
     assert 0.7 < figures["coverage"] <= 1
+
+
+class TestCompare:
+    def test_real_targets_against_the_integral_of_the_densities(self):
+        a, b = fitted(1, Y, Gaussian()), fitted(1, 0.7 * Y + 0.1, Gaussian(0.4))
+        found = compare(a, b)
+        step = 0.005
+        grid = torch.arange(-12, 12, step)
+        densities = [
+            torch.stack([p.log_prob(torch.full_like(Y, float(y))).double().exp() for y in grid]) for p in (a, b)
+        ]
+        expected = (densities[0] - densities[1]).abs().sum(0).mul(step / 2).mean()
+        assert found["total_variation"] == pytest.approx(float(expected), abs=2e-3)
+        assert 0.05 < found["total_variation"] < 0.95
+        assert found["mean_shift"] == pytest.approx(float(((a.mean - b.mean).abs() / b.std).mean()), rel=1e-5)
+        assert compare(b, a)["total_variation"] == pytest.approx(found["total_variation"], abs=1e-6)
+
+    def test_nothing_in_common_and_nothing_different(self):
+        a, far = fitted(1, Y * 0, Gaussian(0.01)), fitted(1, Y * 0 + 2, Gaussian(0.01))
+        assert compare(a, a) == {"total_variation": 0.0, "mean_shift": 0.0}
+        assert compare(a, far)["total_variation"] == pytest.approx(1, abs=1e-5)
+
+    def test_a_spike_within_a_wide_band_is_resolved(self):
+        """Widths 1 and 20: the closed form of two Gaussians with nearly one mean, from no more than the standard cells."""
+        a, b = fitted(1, Y * 0, Gaussian(0.05)), fitted(1, Y * 0, Gaussian(1.0))
+        ratio = 20.0
+        c = (2 * ratio**2 * math.log(ratio) / (ratio**2 - 1)) ** 0.5
+        expected = math.erf(c / 2**0.5) - math.erf(c / ratio / 2**0.5)
+        assert compare(a, b)["total_variation"] == pytest.approx(expected, abs=0.02)
+
+    def test_labels(self):
+        a, b = fitted(2, (Y > 0).long(), Categorical()), fitted(2, (Y > 0.5).long(), Categorical())
+        p, q = a.probabilities, b.probabilities
+        assert compare(a, b) == {
+            "total_variation": pytest.approx(float((p - q).abs().sum(-1).mean() / 2), rel=1e-5),
+            "agreement": pytest.approx(float((p.argmax(-1) == q.argmax(-1)).float().mean())),
+        }
+
+    def test_counts_are_exact(self):
+        counts = Y.exp().round().clamp(max=20)
+        a, b = fitted(1, counts, Poisson()), fitted(1, counts + 1, Poisson())
+        masses = [
+            torch.stack([p.log_prob(torch.full_like(Y, float(k))).double().exp() for k in range(80)]) for p in (a, b)
+        ]
+        expected = (masses[0] - masses[1]).abs().sum(0).mean() / 2
+        assert compare(a, b)["total_variation"] == pytest.approx(float(expected), abs=1e-4)
+
+    def test_other_inputs_or_another_kind_of_y_are_refused(self):
+        a = fitted(1, Y, Gaussian())
+        with pytest.raises(cr.InputError, match="reference: is binary of shape"):
+            compare(a, fitted(1, (Y > 0).long(), Bernoulli()))
+        problem = cr.Problem(mlp(3, 6, 1), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal())
+        fewer = cr.MAP(steps=5).fit(problem, seed=0).predict(X[:3])
+        with pytest.raises(cr.InputError, match=r"real of shape \(3,\), the predictive real of shape \(60,\)"):
+            compare(a, fewer)

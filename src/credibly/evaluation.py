@@ -1,4 +1,4 @@
-"""How good a predictive is on known targets: one table of figures, chosen by what kind of y it is."""
+"""How good a predictive is on known targets, and how far from another: figures chosen by what kind of y it is."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from credibly import metrics
+from credibly.errors import InputError
 from credibly.predictive import Predictive
 
 SAMPLES = 400  # predictive draws behind the continuous ranked probability score
+CELLS = 128  # that the range of y is cut into where two predictives are compared
+OUTSIDE = 1e-3  # probability that either predictive leaves outside that range; it is counted, as two cells more
 
 
 def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 0) -> dict[str, float]:
@@ -27,6 +30,38 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
     if predictive.likelihood.ordered:
         return figures | _ordered(predictive, target.to(predictive.mean.dtype), level, seed)
     return figures | _labels(predictive, target, level)
+
+
+def compare(predictive: Predictive, reference: Predictive) -> dict[str, float]:
+    """How far a predictive is from a reference at the same inputs, such as HMC's. Both must be of one kind of y.
+
+    `total_variation` (mean over rows of half the integral of |p - q|) is the largest difference between the probabilities that
+    the two give to any event: 0 where they are the same, 1 where they have nothing in common. Labels add `agreement`, the
+    share of rows whose most probable class is the same; real targets and counts add `mean_shift`, the mean distance between
+    the two means in standard deviations of the reference.
+    """
+    if (predictive.mean.shape, predictive.likelihood.support) != (reference.mean.shape, reference.likelihood.support):
+        shapes = [f"{p.likelihood.support} of shape {tuple(p.mean.shape)}" for p in (predictive, reference)]
+        raise InputError(
+            "reference", f"is {shapes[1]}, the predictive {shapes[0]}", "Predict at the same inputs with both"
+        )
+    if not reference.likelihood.ordered:
+        p, q = predictive.probabilities, reference.probabilities
+        return {
+            "total_variation": float(metrics.total_variation(p, q)),
+            "agreement": float(metrics.agreement(p, q)),
+        }
+    ends = [p.interval(1 - OUTSIDE) for p in (predictive, reference)]
+    low, high = torch.minimum(ends[0][0], ends[1][0]), torch.maximum(ends[0][1], ends[1][1])
+    points = [low + (high - low) * (i / CELLS) for i in range(CELLS + 1)]
+    if reference.likelihood.support == "count":
+        points = [at.floor() for at in points]
+    p, q = (torch.stack([one.cdf(at) for at in points]) for one in (predictive, reference))
+    shift = (predictive.mean - reference.mean).abs() / reference.std
+    return {
+        "total_variation": float(metrics.total_variation_from_cdf(p, q)),
+        "mean_shift": float(shift.double().mean()),
+    }
 
 
 def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict[str, float]:
