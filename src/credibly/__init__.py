@@ -11,7 +11,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from credibly import data, diagnostics, evaluation, information, likelihoods, metrics, plot, plot_chains, priors, zoo
+    from credibly import (
+        data,
+        diagnostics,
+        evaluation,
+        information,
+        likelihoods,
+        metrics,
+        plot,
+        plot_chains,
+        priors,
+        zoo,
+    )
     from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
     from credibly.evaluation import evaluate
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
     from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
     from credibly.predictive import Predictive
     from credibly.problem import Problem, Tempering
-    from credibly.resume import resume
+    from credibly.resuming import resume
     from credibly.store import load
     from credibly.target import Density
 
@@ -77,12 +88,22 @@ _HOMES = {
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
     "credibly.layout": ("Layout",),
-    "credibly.methods": ("HMC", "MAP", "METHODS", "MLE", "SGHMC", "SGLD", "BayesByBackprop", "DeepEnsemble", "MCDropout"),
+    "credibly.methods": (
+        "HMC",
+        "MAP",
+        "METHODS",
+        "MLE",
+        "SGHMC",
+        "SGLD",
+        "BayesByBackprop",
+        "DeepEnsemble",
+        "MCDropout",
+    ),
     "credibly.norms": ("replace_batchnorm",),
     "credibly.posterior": ("DensityPosterior", "DrawsPosterior", "Posterior"),
     "credibly.predictive": ("Predictive",),
     "credibly.problem": ("Problem", "Tempering"),
-    "credibly.resume": ("resume",),
+    "credibly.resuming": ("resume",),
     "credibly.store": ("load",),
     "credibly.target": ("Density",),
 }

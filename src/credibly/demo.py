@@ -1,6 +1,7 @@
 """The study behind `credibly demo`: every method on two real data sets and two toys, with the figures that tell them apart.
 
-For each task all methods get the same network, likelihood, prior and data, so that only the method differs.
+For each task all methods get the same network, likelihood, prior and data, so that only the method differs. HMC draws from
+that posterior itself, so it is the reference: what a method predicts otherwise than HMC is its own approximation.
 """
 
 from __future__ import annotations
@@ -14,20 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from credibly import __version__, data, evaluation
 from credibly import methods as registry
+from credibly.diagnostics import Diagnostics
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Gaussian, Likelihood
-from credibly.posterior import Posterior
+from credibly.posterior import DrawsPosterior, Posterior, SampledPosterior
 from credibly.priors import Normal
 from credibly.problem import Problem
 from credibly.rng import check_seed, global_stream
 from credibly.specs import to_spec
 
+REFERENCE = "hmc"
 TASKS = ("diabetes", "breast_cancer", "gap_regression", "star_classification")
 HIDDEN = 50
+POINTS = 300  # of a toy's grid at which predictions are compared, at most
 
 # Deviation of the weights before division by the root of the fan-in. 1 keeps standardised signals at their size; the toys
 # have two inputs at most and a wave to follow, which smaller weights would rule out.
@@ -41,6 +45,11 @@ class DemoResult:
     """What the demo found. Figures, posteriors and seconds are by task and then by method.
 
     The regression figures of diabetes are in the units of the data set (a disease score), not standardised.
+
+    Attributes:
+        against: how far the predictions of each method are from HMC's, as `evaluation.compare` has it; empty where HMC was not
+            run. In HMC's own place stands one half of its chains against the other half: nothing closer can be told apart.
+        diagnostics: of the methods that run chains, in the space of predictions.
     """
 
     seed: int
@@ -51,24 +60,33 @@ class DemoResult:
     posteriors: dict[str, dict[str, Posterior]]
     figures: dict[str, dict[str, dict[str, float]]]
     seconds: dict[str, dict[str, float]]
+    against: dict[str, dict[str, dict[str, float]]]
+    diagnostics: dict[str, dict[str, Diagnostics]]
 
     def as_dict(self) -> dict[str, Any]:
         """All figures as plain JSON values; one that is not finite is None."""
-        figures = {
-            task: {
-                method: {key: value if math.isfinite(value) else None for key, value in row.items()}
-                for method, row in rows.items()
-            }
-            for task, rows in self.figures.items()
-        }
         return {
             "credibly": __version__,
             "seed": self.seed,
             "quick": self.quick,
             "methods": {name: to_spec(self.settings[name]) for name in self.methods},
-            "figures": figures,
+            "figures": _finite(self.figures),
+            f"against_{REFERENCE}": _finite(self.against),
+            "diagnostics": {
+                task: {name: found.to_dict() for name, found in rows.items()} for task, rows in self.diagnostics.items()
+            },
             "seconds": self.seconds,
         }
+
+
+def _finite(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float | None]]]:
+    return {
+        task: {
+            method: {key: value if math.isfinite(value) else None for key, value in row.items()}
+            for method, row in rows.items()
+        }
+        for task, rows in figures.items()
+    }
 
 
 def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
@@ -80,7 +98,21 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     # The demo networks have no dropout of their own. It is put before the last layer: the toys have one or two inputs, and
     # dropping one of those would drop the whole question.
     drop = training | {"insert": "2", "rate": 0.1}
-    known = {"mle": training, "map": training, "ensemble": training | spread, "dropout": drop, "bbb": training}
+    # Short trajectories in a short run: the reference is then a rough one, and its diagnostics say so.
+    hmc: dict[str, Any] = {"chains": 16, "warmup": 80, "draws": 80, "compile": False}
+    if quick:
+        hmc = {"chains": 4, "warmup": 30, "draws": 20, "max_steps": 60, "compile": False}
+    minibatch = {"chains": 4, "warmup": 200 if quick else 2000, "draws": 20 if quick else 200, "compile": False}
+    known = {
+        "mle": training,
+        "map": training,
+        "ensemble": training | spread,
+        "dropout": drop,
+        "bbb": training,
+        "hmc": hmc,
+        "sgld": minibatch,
+        "sghmc": minibatch,
+    }
     return known.get(method, {})
 
 
@@ -119,8 +151,9 @@ def run_demo(
     fitters = {name: registry.METHODS[name](**settings[name]) for name in names}  # refuses bad settings before any work
     sets = {task: _load(task, seed) for task in TASKS}
     result = DemoResult(
-        seed, quick, names, settings, sets, posteriors=_by_task(), figures=_by_task(), seconds=_by_task()
-    )
+        seed, quick, names, settings, sets, posteriors=_by_task(), figures=_by_task(), seconds=_by_task(),
+        against=_by_task(), diagnostics=_by_task(),
+    )  # fmt: skip
     total = len(TASKS) * len(names)
     with _one_thread():
         for done, (task, name) in enumerate((task, name) for task in TASKS for name in names):
@@ -131,6 +164,10 @@ def run_demo(
             result.seconds[task][name] = round(time.perf_counter() - started, 3)
             result.posteriors[task][name] = posterior
             result.figures[task][name] = _measure(sets[task], posterior, seed)
+            if isinstance(posterior, SampledPosterior) and posterior.statistics:
+                result.diagnostics[task][name] = posterior.diagnostics(held_out(sets[task]))
+        for task in TASKS if REFERENCE in names else ():
+            result.against[task].update(_against(held_out(sets[task]), result.posteriors[task]))
     if progress is not None:
         progress("done", total, total)
     return result
@@ -179,6 +216,28 @@ def _measure(known: data.DataSet | data.Toy, posterior: Posterior, seed: int) ->
         }
         figures["log_density"] -= math.log(known.y_std)
     return figures
+
+
+def held_out(known: data.DataSet | data.Toy) -> Tensor:
+    """Where predictions are compared and chains are judged: the test rows, or points spread over the picture of a toy."""
+    if isinstance(known, data.DataSet):
+        return known.x_test
+    return known.grid[:: -(-len(known.grid) // POINTS)]
+
+
+def _against(x: Tensor, posteriors: dict[str, Posterior]) -> dict[str, dict[str, float]]:
+    """Every method's predictions at x against those of HMC, and one half of HMC's chains against the other."""
+    reference = posteriors[REFERENCE]
+    assert isinstance(reference, DrawsPosterior)
+    drawn = reference.draws
+    first, second = (
+        DrawsPosterior(reference.model, half, reference.record).predict(x) for half in drawn.tensor_split(2)
+    )
+    known = reference.predict(x)
+    return {
+        name: evaluation.compare(first, second) if name == REFERENCE else evaluation.compare(p.predict(x), known)
+        for name, p in posteriors.items()
+    }
 
 
 def _in_gap(toy: data.Toy, posterior: Posterior) -> dict[str, float]:

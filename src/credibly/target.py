@@ -17,6 +17,9 @@ from credibly.inputs import Inputs
 from credibly.problem import Problem
 from credibly.rng import stream
 
+CACHED = 2**19  # values of one evaluation that caches hold: beyond, chains or rows are taken in turn
+MOST_STRIPS = 8  # of the rows, since a compiled step has code for each
+
 
 class Target(ABC):
     """A density over R^D at many points at once, likelihood and prior apart.
@@ -89,11 +92,12 @@ class ProblemTarget(Target):
         return points * self.problem.n * self.problem.forward.row_width
 
     def at_once(self, chains: int) -> int:
-        """As many chains as take all rows within the budget of activations; at least one."""
+        """As many chains as take all rows within the budget of activations, on a processor within its caches; at least one."""
         if self.looped:
             return 1
         rows = min(self.problem.n, self.problem.micro_batch or self.problem.n)
-        return max(1, min(chains, self.problem.budget() // (rows * self.problem.forward.row_width)))
+        most = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
+        return max(1, min(chains, most // (rows * self.problem.forward.row_width)))
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
         """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
@@ -105,11 +109,26 @@ class ProblemTarget(Target):
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """In one piece, or summed over blocks of rows with the prior's gradient by itself."""
         if self.whole(len(theta)):
-            return self._evaluate(theta, self.problem.x, self.problem.y, self.weights[1])
+            return self._in_strips(theta)
         gradient, _ = grad_and_aux(self._prior_term, theta)
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         for x, y in self.problem.blocks(len(theta)):
             lik, slope = self._function(len(theta), len(y))(theta, x, y)
+            log_lik, gradient = log_lik + lik, gradient + slope
+        return log_lik, gradient
+
+    def _in_strips(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """All rows; for stacks of layers on a processor in strips whose activations stay in its caches."""
+        x, y, n = self.problem.x, self.problem.y, self.problem.n
+        strips = 1
+        if self.device.type == "cpu" and self.problem.forward.stack is not None and isinstance(x, Tensor):
+            strips = min(MOST_STRIPS, self.work(len(theta)) // CACHED)
+        if strips <= 1:
+            return self._evaluate(theta, x, y, self.weights[1])
+        rows = math.ceil(n / strips)
+        log_lik, gradient = self._evaluate(theta, x[:rows], y[:rows], self.weights[1])
+        for start in range(rows, n, rows):
+            lik, slope = self._evaluate(theta, x[start : start + rows], y[start : start + rows], 0.0)
             log_lik, gradient = log_lik + lik, gradient + slope
         return log_lik, gradient
 

@@ -48,7 +48,7 @@ def run(
 
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:
-    from credibly.resume import go_on, sampled
+    from credibly.resuming import go_on, sampled
 
     manifest = sampled(folder)
     ended = manifest["status"] == "complete"
@@ -103,7 +103,7 @@ def _how_far(manifest: dict[str, Any]) -> str:
 
 def _stopped(folder: Path, script: str | None) -> str:
     """How far it came and how to go on."""
-    from credibly.resume import sampled
+    from credibly.resuming import sampled
 
     words = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:

@@ -37,8 +37,7 @@ class HMCRun(Process):
         self.chains, self.warmup = options.chains, options.warmup
         self.total = self.warmup + options.draws * options.thin
         self.scheme = integrator(options.integrator)
-        chunks = math.ceil(self.chains / target.at_once(self.chains))
-        length = math.ceil(self.chains / chunks)
+        length = even_share(self.chains, target.at_once(self.chains))
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         self.length, self.kind = options.length(target), options.mass_kind(target)
         steps = GUESSED_STEPS
@@ -305,3 +304,10 @@ class HMCRun(Process):
             "cuda_graph": path.graphed,
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
         }  # fmt: skip
+
+
+def even_share(chains: int, most: int) -> int:
+    """Chains to take at once: at most so many, in shares of one length where that does not make them much smaller."""
+    fewest = math.ceil(chains / most)
+    even = next(k for k in range(fewest, chains + 1) if chains % k == 0)
+    return chains // even if even <= 1.5 * fewest else math.ceil(chains / fewest)

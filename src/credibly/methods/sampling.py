@@ -146,11 +146,11 @@ class Monitor:
 @contextmanager
 def _polite_interrupt() -> Iterator[Callable[[], bool]]:
     """Turns the first Ctrl-C into a request that the loop looks at between two steps; a second one ends at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    in_place = before in (None, signal.SIG_IGN)  # by another program around this one, or by a shell for a job behind
+    if in_place or threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def handle(number: int, frame: Any) -> None:
         if asked.is_set():

@@ -17,6 +17,7 @@ from credibly.target import Target
 log = logging.getLogger("credibly")
 UNROLLED = 8  # steps in one call for small problems, where the call itself costs as much as the arithmetic of a step
 WORTH_SHARING = 2**17  # values that a step computes, from which on threads share its work
+FEW_VALUES = 2**20  # values that a step computes, beyond which the call does not matter
 SMALL = 50_000  # parameters of all chains together, up to which a problem counts as small
 
 
@@ -52,7 +53,7 @@ class Trajectory:
             self.compiled = self.single != self._one
         else:
             self.compiled = target.compile_pieces(compile, calls, chains)
-        if whole and self.compiled and not on_gpu and chains * target.dim <= SMALL:
+        if whole and self.compiled and not on_gpu and chains * target.dim <= SMALL and target.work(chains) <= FEW_VALUES:
             self.several = compiled(self._few, True, calls, target.device, short=True)
         self.graphs: dict[int, Any] = {}
         self.graphed = whole and on_gpu

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from credibly import metrics, plot
-from credibly.demo import DemoResult, summary
+from credibly.demo import REFERENCE, DemoResult, summary
+from credibly.report import reference
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 
@@ -27,8 +29,13 @@ def demo_page(result: DemoResult) -> Page:
     )
     steps = "a short run (--quick), so that figures are worse than need be" if result.quick else "a full run"
     footer = f"credibly demo, seed {result.seed}, {steps}. The same figures are in results.json beside this page."
-    parts = (_methods(result), _diabetes(result), _cancer(result), _gap(result), _star(result))
-    return Page("What the methods know, and what they know they do not", lead, parts, footer)
+    parts = [_methods(result), _diabetes(result), _cancer(result), _gap(result), _star(result)]
+    if REFERENCE in result.methods:
+        lead += " HMC draws from the posterior itself; the last parts tell how close to it the others come."
+        parts.append(reference.closeness(result))
+    if any(result.diagnostics.values()):
+        parts.append(reference.chains(result))
+    return Page("What the methods know, and what they know they do not", lead, tuple(parts), footer)
 
 
 def _methods(result: DemoResult) -> Section:
@@ -46,10 +53,21 @@ def _methods(result: DemoResult) -> Section:
     return Section("The methods", (text,), Table(columns, tuple(rows)))
 
 
-def _table(columns: tuple[Column, ...], figures: dict[str, dict[str, float]], keys: tuple[str, ...]) -> Table:
-    """A row for each method: its name, then its figures of those keys."""
-    rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in figures.items()]
+def _table(result: DemoResult, task: str, columns: tuple[Column, ...], keys: tuple[str, ...]) -> Table:
+    """A row for each method: its name, its figures of those keys and, where HMC was run, how far it is from HMC."""
+    rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in result.figures[task].items()]
+    far = result.against[task]
+    if far:
+        note = "total variation between its predictions and HMC's, from 0 to 1: see the last parts"
+        columns = (*columns, Column("From HMC", None, 3, note))
+        rows = [(*row, "reference" if row[0] == REFERENCE else far[str(row[0])]["total_variation"]) for row in rows]
     return Table(columns, tuple(rows))
+
+
+def _grouped(names: tuple[str, ...], kind: Callable[[str], str], shown: Callable[[str], str]) -> tuple[str, ...]:
+    """One sentence for each kind, with the methods of it and what is shown of each, in the order of the first of a kind."""
+    kinds = dict.fromkeys(kind(name) for name in names)
+    return tuple(f"{k}: {', '.join(shown(n) for n in names if kind(n) == k)}." for k in kinds)
 
 
 # -- real data
@@ -76,7 +94,7 @@ def _diabetes(result: DemoResult) -> Section:
         Column("Calibration error", "low", 3, "mean gap between promised and observed shares, over all levels"),
     )
     keys = ("rmse", "crps", "log_density", "coverage", "width", "calibration_error")
-    table = _table(columns, figures, keys)
+    table = _table(result, "diabetes", columns, keys)
 
     def paint(ax: Axes) -> None:
         for name, predictive in predictions.items():
@@ -95,7 +113,8 @@ def _diabetes(result: DemoResult) -> Section:
         f"{LEVEL - 2 * error:.2f} to {LEVEL + 2 * error:.2f} cannot be told from {LEVEL}. Then at log density, which "
         "punishes both a wrong mean and a wrong width.",
     )
-    said = [_coverage_sentence(name, figures[name]["coverage"], error) for name in result.methods]
+    held = {name: figures[name]["coverage"] for name in result.methods}
+    said = _grouped(result.methods, lambda n: _coverage_kind(held[n], error), lambda n: f"{n} {held[n]:.1%}")
     findings = (*_ranking(predictions, known), *said)
     return Section("Real data: diabetes (regression)", text, table, (curve,), findings)
 
@@ -114,7 +133,7 @@ def _cancer(result: DemoResult) -> Section:
         Column("Set size", None, 2, "mean number of classes in that set: 1 is a decision, 2 an honest shrug"),
     )
     keys = ("accuracy", "log_density", "brier", "ece", "coverage", "set_size")
-    table = _table(columns, figures, keys)
+    table = _table(result, "breast_cancer", columns, keys)
     sure = {name: float(p.probabilities.max(-1).values.double().mean()) for name, p in predictions.items()}
     right = {name: figures[name]["accuracy"] for name in result.methods}
 
@@ -133,7 +152,12 @@ def _cancer(result: DemoResult) -> Section:
         "it that the model is too sure, above it too cautious. The bars show how many rows each point rests on: few rows, "
         "little evidence.",
     )
-    said = [_confidence_sentence(name, sure[name], right[name], len(known.y_test)) for name in result.methods]
+    n = len(known.y_test)
+    said = _grouped(
+        result.methods,
+        lambda name: _confidence_kind(sure[name], right[name], n),
+        lambda name: f"{name} ({sure[name]:.1%} sure, {right[name]:.1%} right)",
+    )
     pictures = tuple(panel(name) for name in result.methods)
     findings = (*_ranking(predictions, known), *said)
     return Section("Real data: breast cancer (two classes)", text, table, pictures, findings)
@@ -154,23 +178,21 @@ def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, .
     return (f"{lead}; {others[-1]} comes last, {float((rows[first] - rows[others[-1]]).mean()):.3f} behind.",)
 
 
-def _coverage_sentence(name: str, observed: float, error: float) -> str:
-    start = f"{name}: its 90% intervals hold {observed:.1%} of the test values"
+def _coverage_kind(observed: float, error: float) -> str:
     if observed < LEVEL - 2 * error:
-        return f"{start}, fewer than chance explains: overconfident."
+        return "Overconfident, for its 90% intervals hold fewer of the test values than chance explains"
     if observed > LEVEL + 2 * error:
-        return f"{start}, more than chance explains: too cautious."
-    return f"{start}, within chance of what they promise."
+        return "Too cautious, for its 90% intervals hold more of the test values than chance explains"
+    return "The 90% intervals hold what they promise, within chance"
 
 
-def _confidence_sentence(name: str, sure: float, right: float, n: int) -> str:
+def _confidence_kind(sure: float, right: float, n: int) -> str:
     error = max(right * (1 - right) / n, 1 / n**2) ** 0.5
-    start = f"{name}: {sure:.1%} sure on average and {right:.1%} right"
     if sure > right + 2 * error:
-        return f"{start}: too sure."
+        return "Too sure on average"
     if sure < right - 2 * error:
-        return f"{start}: too cautious."
-    return f"{start}: the difference is within chance."
+        return "Too cautious on average"
+    return "As sure on average as it is right, within chance"
 
 
 # -- toys
@@ -206,7 +228,7 @@ def _gap(result: DemoResult) -> Section:
             "Error in gap", None, 3, "mean distance of the mean from the truth in the gap, which doubt should allow for"
         ),
     )
-    table = _table(columns, figures, ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
+    table = _table(result, "gap_regression", columns, ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
     pictures = tuple(panel(name) for name in result.methods)
     return Section("Toy: a gap in the data", text, table, pictures)
 
@@ -254,7 +276,7 @@ def _star(result: DemoResult) -> Section:
         Column("Epistemic part", None, 3, "how much of it is disagreement between the draws"),
     )
     keys = ("probability_at_star", "total_at_star", "epistemic_at_star")
-    table = _table(columns, figures, keys)
+    table = _table(result, "star_classification", columns, keys)
     return Section("Toy: a far-away star", text, table, tuple(panel(name) for name in result.methods))
 
 
