@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ FLOORS = [
     {"gaussian_posterior", "dropout_posterior", "manifest"},
     {"store"},
     {"methods"},
-    {"demo", "resume"},
+    {"demo", "resuming"},
     {"report"},
     {"cli"},
 ]
@@ -122,6 +123,12 @@ def test_public_names_are_there():
         assert getattr(cr, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = cr.nothing
+
+
+def test_no_public_name_is_that_of_a_module_unless_it_is_the_module():
+    """An import of the module would put it in the place of the function."""
+    modules = {p.stem for p in SOURCE.glob("*.py")} | {p.parent.name for p in SOURCE.glob("*/__init__.py")}
+    assert {n for n in cr.__all__ if n in modules and not isinstance(getattr(cr, n), types.ModuleType)} == set()
 
 
 def test_files_stay_readable():

@@ -273,6 +273,15 @@ def stop_before(monkeypatch, iteration):
     monkeypatch.setattr(HMCRun, "advance", stopped)
 
 
+@pytest.fixture
+def ctrl_c():
+    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 class TestResume:
     def test_goes_on_and_says_what_there_is(self, script, monkeypatch):
         known, run = begin(script, "described", 12, monkeypatch), script.with_name("run")
@@ -329,7 +338,7 @@ class TestResume:
         assert found.exit_code == 130
         again = f"credibly resume {run} --problem {script}:own"
         assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; go on with `{again}`\n"
-        monkeypatch.setattr("credibly.resume.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr("credibly.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
         assert call(*words).exit_code == 130  # also before it is at work
         monkeypatch.undo()
         assert call(*words).exit_code == 0

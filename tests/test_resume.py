@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from functools import partial
@@ -28,6 +29,7 @@ from credibly.manifest import read_manifest
 from credibly.methods import recording, sampler, sgmcmc_run, starts
 from credibly.methods.hmc_run import HMCRun
 from credibly.methods.recording import FolderRecorder
+from credibly.methods.sampling import _polite_interrupt
 from credibly.methods.sgmcmc_run import SGMCMCRun
 from credibly.posterior import SampledPosterior
 from credibly.priors import Laplace, Normal
@@ -514,7 +516,7 @@ class TestFailures:
 
 # -- real processes ----------------------------------------------------------------------------------------------------------
 DRIVER = """
-import math, pathlib, sys, time
+import math, pathlib, signal, sys, time
 import torch
 import credibly as cr
 from torch import nn
@@ -534,6 +536,7 @@ target = cr.Density(log_prob, 3, name="slow")
 method = cr.HMC(chains=2, draws=900, warmup=100, init="prior", compile=False, trajectory_length=1.0)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("ready", flush=True)
     try:
         if pathlib.Path(sys.argv[1]).exists():
@@ -645,6 +648,15 @@ class TestProcesses:
         tidy(path)
 
 
+@pytest.fixture
+def ctrl_c():
+    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 class TestInterrupted:
     @pytest.mark.parametrize("method", [hmc(), sg(cr.SGHMC)], ids=["hmc", "sghmc"])
     @pytest.mark.parametrize("at", [0, 3, 9, 1000])
@@ -688,6 +700,28 @@ class TestInterrupted:
         assert not isinstance(caught.value, cr.Interrupted)
         monkeypatch.setattr(sampler, "starts", found)
         same(cr.resume(tmp_path / "run"), known)
+
+    def test_where_ctrl_c_is_turned_off_it_stays_off(self):
+        for handler in (signal.SIG_IGN, lambda number, frame: None):
+            signal.signal(signal.SIGINT, handler)
+            with _polite_interrupt() as asked:
+                ours = signal.getsignal(signal.SIGINT) is not handler
+                assert ours == (handler is not signal.SIG_IGN)
+                signal.raise_signal(signal.SIGINT)
+                assert asked() == ours
+            assert signal.getsignal(signal.SIGINT) is handler
+
+    def test_in_another_thread_nothing_is_touched(self):
+        found = []
+
+        def work():
+            with _polite_interrupt() as asked:
+                found.append((asked(), signal.getsignal(signal.SIGINT)))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert found == [(False, signal.default_int_handler)]
 
 
 # -- what is on the way ------------------------------------------------------------------------------------------------------

@@ -157,6 +157,11 @@ sys.exit("it was written")
             folder.commit(status="here")
             assert folder.name == "run"
         assert stored(tmp_path / "run")["status"] == "here"
+        monkeypatch.chdir(tmp_path)
+        with RunFolder("run", stored(tmp_path / "run")) as again:
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            again.commit(status="again")
+        assert stored(tmp_path / "run")["status"] == "again"
         assert names(tmp_path / "elsewhere") == []
 
 
