@@ -11,7 +11,7 @@ from scipy import stats
 LEVEL = 1e-5  # chance that a right sampler fails one call
 
 
-def assert_moments(draws, mean, covariance, *, precision=0.06):
+def assert_moments(draws, mean, covariance, *, precision=0.1):
     """Mean (D,) and covariance (D, D), or (chain, D, D) where it is known for each, of draws (chain, draw, D).
 
     Chains are independent, so the averages of each chain give the standard error of their common average by Student's t. Draws

@@ -15,6 +15,7 @@ from chains import assert_moments, assert_weighted_prior, assert_zero
 from conftest import mlp, randn
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.chain_noise import ChainNoise
+from credibly.methods.hmc_run import even_share
 from credibly.target import to_target
 
 DOUBLE = torch.float64
@@ -194,6 +195,13 @@ def test_jitter_lengthens_and_shortens_trajectories():
     assert float(steps[:, 0].mean()) == pytest.approx(100.5, abs=4.5 * 60 / math.sqrt(12 * 200))
 
 
+def test_lengths_are_jittered_by_a_fifth_unless_they_are_given():
+    assert cr.HMC().spread == 0.2
+    assert cr.HMC(trajectory_length=1.0).spread == 0.0
+    assert cr.HMC(trajectory_length=1.0, jitter=0.1).spread == 0.1
+    assert cr.HMC(jitter=0.0).spread == 0.0
+
+
 def test_steps_are_the_length_over_the_step_size():
     for length, size, steps in ((1.0, 0.1, 10), (1.0, 0.3, 4), (0.3, 0.1, 3), (1e-3, 1.0, 1), (5.0, 0.001, 5000)):
         options = cr.HMC(chains=2, draws=1, warmup=0, step_size=size, trajectory_length=length, compile=False)
@@ -265,6 +273,18 @@ def test_batched_is_looped_is_micro_batched_is_chunked(monkeypatch):
     assert 0 < float(usual.statistics["acceptance"].mean()) < 1
 
 
+def test_chunks_are_of_one_length_where_that_costs_little():
+    for chains in range(1, 40):
+        for most in range(1, 40):
+            share = even_share(chains, most)
+            assert 1 <= share <= most
+            fewest = math.ceil(chains / most)
+            assert math.ceil(chains / share) <= 1.5 * fewest
+            assert chains % share == 0 or all(chains % k for k in range(fewest, int(1.5 * fewest) + 1))
+    assert [even_share(8, most) for most in (8, 7, 4, 3, 1)] == [8, 4, 4, 2, 1]
+    assert even_share(7, 4) == 4  # seven chunks of one would be many
+
+
 def test_chunks_of_chains_adapt_together(monkeypatch):
     """One step size for all of them, from the acceptance of all of them."""
     settings = {**SHORT, "draws": 2}
@@ -290,7 +310,8 @@ def test_a_chain_does_not_depend_on_the_others_where_nothing_is_pooled(settings)
     start = 0.3 * randn(6, problem().dim, dtype=DOUBLE)
     many = hmc(problem(), **{**SHORT, "chains": 6, "init": start, **settings})
     few = hmc(problem(), **{**SHORT, "chains": 2, "init": start[:2], **settings})
-    torch.testing.assert_close(few.draws, many.draws[:2], rtol=1e-9, atol=1e-9)
+    # Rounding differs with the number of chains, and adaptation magnifies it; a shared step size would give 1e-1.
+    torch.testing.assert_close(few.draws, many.draws[:2], rtol=0, atol=1e-4)
     torch.testing.assert_close(
         torch.tensor(few.record.history["step_size"]), torch.tensor(many.record.history["step_size"][:2])
     )

@@ -214,8 +214,8 @@ def test_acceptance_is_the_ratio_of_densities_on_phase_space(inverse_mass, weigh
 
 
 def test_a_rejected_proposal_repeats_the_draw_bit_for_bit_and_turns_the_momentum_round():
-    here = state(2, dtype=torch.float32, log_likelihood=[0.0, 0.0], log_prior=[0.0, 0.0])
-    away = state(2, seed=9, dtype=torch.float32, log_likelihood=[-50.0, 500.0], log_prior=[0.0, 0.0])
+    here = state(2, dtype=torch.float32, log_likelihood=[0.0, 0.0], log_prior=[-1.0, -2.0])
+    away = state(2, seed=9, dtype=torch.float32, log_likelihood=[-50.0, 500.0], log_prior=[-3.0, -4.0])
     after, info = metropolis(here, away, None, uniform(0.5, 2), (1.0, 1.0))
     assert info.accepted.tolist() == [False, True]
     for name in ("theta", "gradient", "log_likelihood", "log_prior"):

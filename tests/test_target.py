@@ -8,6 +8,7 @@ from torch import nn
 
 import credibly as cr
 import credibly.problem
+import credibly.target
 from conftest import mlp, randn
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.target import DensityTarget, ProblemTarget, to_target
@@ -100,6 +101,23 @@ def test_chains_at_once_by_the_budget_of_activations(monkeypatch):
     assert ProblemTarget(problem(micro_batch=5)).at_once(100) == 7 * 23 // 5
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 1)
     assert ProblemTarget(p).at_once(100) == 1
+
+
+@pytest.mark.parametrize("values", [1, 200, 600, 2**30])
+def test_strips_of_rows_that_fit_into_caches_give_the_same_value(monkeypatch, values):
+    p = problem(temperature=cr.Tempering(0.5, 2.0))
+    points = theta(p)
+    usual = ProblemTarget(p).likelihood_and_grad(points)
+    calls = []
+    monkeypatch.setattr(credibly.target, "CACHED", values)
+    target = ProblemTarget(p)
+    evaluate = target._evaluate
+    monkeypatch.setattr(target, "_evaluate", lambda t, x, y, w: calls.append(len(y)) or evaluate(t, x, y, w))
+    for a, b in zip(usual, target.likelihood_and_grad(points)):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    assert sum(calls) == 23
+    assert len(calls) == max(1, min(8, target.work(4) // values))
+    assert target.at_once(4) == (4 if values == 2**30 else max(1, min(4, values // (23 * p.forward.row_width))))
 
 
 def test_networks_that_cannot_be_batched_go_one_at_a_time():
