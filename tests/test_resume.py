@@ -981,13 +981,14 @@ class TestProblems:
         begin(quick(), make(), tmp_path / "run", crash, 3)
         with caplog.at_level(logging.WARNING, "credibly"):
             manifest = manifest_of(tmp_path / "run")
-            manifest["versions"]["torch"] = "1.0"
+            manifest["arithmetic"] |= {"torch": "1.0", "threads": 64}
             run_folder._write_manifest(tmp_path / "run", manifest)
             cr.resume(tmp_path / "run")
-        assert "begun with torch 1.0 and goes on with" in caplog.text
+        assert f"begun with torch 1.0 and goes on with {torch.__version__}" in caplog.text
+        assert "begun with threads 64 and goes on with 1" in caplog.text
         begin(quick(), make(), tmp_path / "other", crash, 3)
         manifest = manifest_of(tmp_path / "other")
-        manifest["device"] = "cuda:7"
+        manifest["arithmetic"]["device"] = "cuda:7"
         run_folder._write_manifest(tmp_path / "other", manifest)
         with pytest.raises(cr.StoreError, match="was begun on cuda:7, which is not here"):
             cr.resume(tmp_path / "other")

@@ -15,7 +15,7 @@ from credibly.likelihoods import LIKELIHOODS
 from credibly.likelihoods.base import IndependentTargets
 from credibly.manifest import load_tensors, parse_manifest, read_manifest
 from credibly.methods import METHODS
-from credibly.methods.same_problem import check_fixed, check_same
+from credibly.methods.same_problem import arithmetic, check_fixed, check_same
 from credibly.methods.sampler import resume_sampler
 from credibly.posterior import SampledPosterior
 from credibly.priors import PRIORS
@@ -33,8 +33,8 @@ def resume(
 ) -> SampledPosterior:
     """Goes on with a run folder to its end; the draws are those of a run that was never stopped, bit for bit.
 
-    That holds on the same kind of machine with the same torch; on another one rounding may differ, and a line in the log says
-    so. A run that had ended is loaded.
+    That holds on the same kind of machine with the same torch and number of threads; with others rounding may differ, and a
+    line in the log says so. A run that had ended is loaded.
 
     Args:
         path: the folder that a sampler's `fit(..., out=path)` began.
@@ -106,15 +106,13 @@ def _method(folder: Path, manifest: dict[str, Any]) -> Any:
 
 def _tell_differences(problem: Problem | Density, manifest: dict[str, Any]) -> None:
     """A line where the draws will be as good as ever, but not the same bits as without the stop."""
-    pairs = (
-        ("torch", manifest["versions"]["torch"], torch.__version__),
-        ("device", manifest["device"], str(problem.device)),
-    )
-    for what, then, now in pairs:
-        if then != now:
+    then, now = manifest["arithmetic"], arithmetic(problem)
+    for what in {**then, **now}:
+        if then.get(what) != now.get(what):
             log.warning(
-                "the run was begun with %s %s and goes on with %s: its draws will differ in rounding", what, then, now
-            )
+                "the run was begun with %s %s and goes on with %s: its draws may differ in rounding from those of a run in one piece",
+                what, then.get(what), now.get(what),
+            )  # fmt: skip
 
 
 def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
@@ -133,12 +131,12 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
     except StoreError as error:
         raise StoreError(f"path: likelihood or prior of {name!r} are not this package's own: {error}. {how}") from error
     try:
-        device = torch.device(manifest["device"])
+        device = torch.device(manifest["arithmetic"]["device"])
         net.to(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise StoreError(
-            f"path: {name!r} was begun on {manifest['device']}, which is not here ({reason}). {how}"
+            f"path: {name!r} was begun on {manifest['arithmetic']['device']}, which is not here ({reason}). {how}"
         ) from error
     data = load_tensors(folder / "data.safetensors", device)
     _fill(

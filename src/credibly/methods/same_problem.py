@@ -32,7 +32,18 @@ def identity(problem: Problem | Density) -> dict[str, Any]:
         }
     else:
         facts = {"plan": "looped" if problem.forward.looped else "batched", "micro_batch": problem.micro_batch}
-    return {**facts, "device": str(problem.device), "probe": probe(problem)}
+    return {**facts, "arithmetic": arithmetic(problem), "probe": probe(problem)}
+
+
+def arithmetic(problem: Problem | Density) -> dict[str, Any]:
+    """What the last bits of a result depend on, beside the problem."""
+    found: dict[str, Any] = {"torch": torch.__version__, "device": str(problem.device)}
+    if problem.device.type == "cpu":
+        found["threads"] = torch.get_num_threads()
+    if problem.device.type == "cuda":
+        found["GPU"] = torch.cuda.get_device_name(problem.device)
+        found["float32 products"] = torch.get_float32_matmul_precision()
+    return found
 
 
 def probe(problem: Problem | Density) -> list[float]:
