@@ -115,14 +115,17 @@ class TestDemo:
         for task in TASKS:
             assert list(results["figures"][task]) == list(METHODS)
         for name in METHODS:
-            assert page.count(f'<th scope="row">{name}</th>') == 1 + len(TASKS)
+            assert page.count(f'<th scope="row">{name}</th>') == 1 + len(TASKS) + (name != "hmc")
+            assert set(results["against_hmc"]["diabetes"][name]) == {"total_variation", "mean_shift"}
+        assert results["diagnostics"]["star_classification"]["hmc"]["verdict"]
 
     def test_prints_a_table_for_each_task_and_then_the_path(self, demo):
         found, out = demo
         *lines, last = found.output.replace("\n" + str(out.parent), "\n@").splitlines()
         assert last.endswith("demo/index.html")
         for name in METHODS:
-            assert sum(line.startswith(f"{name} ") for line in lines) == len(TASKS)
+            assert sum(line.startswith(f"{name} ") for line in lines) == len(TASKS) + 1
+        assert any(line.startswith("Total variation from HMC") for line in lines)
         results = json.loads((out / "results.json").read_text())
         rmse = results["figures"]["diabetes"]["map"]["rmse"]
         assert any(line.startswith("map ") and f"{rmse:.3f}" in line for line in lines)
@@ -445,7 +448,7 @@ def test_the_installed_script(tmp_path):
     assert done.stdout.splitlines()[-1] == str(Path("demo") / "index.html")
     assert (tmp_path / "demo" / "index.html").stat().st_size > 10_000
     for name in METHODS:
-        assert sum(line.startswith(f"{name} ") for line in done.stdout.splitlines()) == len(TASKS)
+        assert sum(line.startswith(f"{name} ") for line in done.stdout.splitlines()) == len(TASKS) + 1
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert again.returncode == 2
     assert "Traceback" not in again.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import json
 import re
 from html.parser import HTMLParser
 
@@ -10,10 +12,10 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly import report
+from credibly import demo, evaluation, report
 from credibly.demo import TASKS, demo_settings, run_demo
 from credibly.methods import METHODS
-from credibly.report import Column, Page, Section, Table, picture
+from credibly.report import Column, Page, Section, Table, picture, reference
 from credibly.report import demo as demo_report
 
 LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
@@ -155,6 +157,15 @@ class TestTable:
         assert best("high", 1.01, 1.02) == [False, False]  # print alike: nothing to choose
         assert best("high", 1.0) == [False]
 
+    def test_words_in_a_column_of_numbers_stand_where_the_numbers_stand(self):
+        table = Table((Column("a"), Column("b", "low", 1)), (("x", 1.0), ("y", "reference"), ("z", 2.0)))
+        assert [row[1] for row in table.cells()] == [
+            ("1.0", True, True),
+            ("reference", True, False),
+            ("2.0", True, False),
+        ]
+        assert not table.cells()[0][0][1]
+
     def test_numbers(self):
         assert [report.page.show(v, 2) for v in (1.005, -0.001, 7, "x", float("inf"))] == [
             "1.00",
@@ -199,10 +210,13 @@ def result():
 class TestDemo:
     def test_every_method_has_a_row_and_its_pictures(self, result):
         page = report.demo_page(result)
-        _, *tasks = page.sections
+        first, *tasks, close, chains = page.sections
         assert [len(s.pictures) for s in tasks] == [1, len(METHODS), len(METHODS), len(METHODS)]
-        for section in page.sections:
+        for section in (first, *tasks):
             assert [row[0] for row in section.table.rows] == list(METHODS)
+        assert (len(close.pictures), len(chains.pictures)) == (1, len(TASKS))
+        assert {row[0] for row in close.table.rows} == {*METHODS, "hmc, half against half"} - {"hmc"}
+        assert {row[0].split(",")[0] for row in chains.table.rows} == {"hmc", "sgld", "sghmc"}
         check_self_contained(report.render(page))
 
     def test_figures_are_those_of_the_posteriors(self, result):
@@ -225,6 +239,64 @@ class TestDemo:
         figures = result.figures["gap_regression"]
         assert figures["mle"]["epistemic_in_gap"] == figures["map"]["epistemic_in_gap"] == 0
         assert figures["ensemble"]["epistemic_in_gap"] > figures["ensemble"]["epistemic_on_data"] > 0
+
+    def test_hmc_is_what_the_others_are_measured_by(self, result):
+        """Against distances computed here: labels by probabilities, the gap by the densities on a fine grid."""
+        known = result.data["breast_cancer"]
+        p = {name: q.predict(known.x_test).mean for name, q in result.posteriors["breast_cancer"].items()}
+        gap = demo.held_out(result.data["gap_regression"])
+        y = torch.linspace(-40, 40, 4001)
+        density = {
+            name: torch.stack(
+                [result.posteriors["gap_regression"][name].predict(gap[:40]).log_prob(v.expand(40, 1)) for v in y]
+            )
+            for name in ("map", "hmc")
+        }
+        far = (density["map"].exp() - density["hmc"].exp()).abs().sum(0) * 0.01
+        few = {name: result.posteriors["gap_regression"][name].predict(gap[:40]) for name in ("map", "hmc")}
+        assert evaluation.compare(few["map"], few["hmc"])["total_variation"] == pytest.approx(
+            float(far.mean()), abs=0.01
+        )
+        for name in METHODS:
+            if name != "hmc":
+                found = result.against["breast_cancer"][name]
+                assert found["total_variation"] == pytest.approx(float((p[name] - p["hmc"]).abs().mean()), abs=1e-6)
+                assert found["agreement"] == float(((p[name] > 0.5) == (p["hmc"] > 0.5)).float().mean())
+        assert set(result.against["diabetes"]["mle"]) == set(result.against["gap_regression"]["mle"])
+        assert set(result.against["diabetes"]["mle"]) == {"total_variation", "mean_shift"}
+
+    def test_the_row_of_hmc_is_one_half_of_its_chains_against_the_other(self, result):
+        x = result.data["breast_cancer"].x_test
+        posterior = result.posteriors["breast_cancer"]["hmc"]
+        chains, draws, _ = posterior.draws.shape
+        by_chain = posterior.predict(x).functions().reshape(chains, draws, -1).double().mean(1)
+        halves = by_chain[: chains // 2].mean(0), by_chain[chains // 2 :].mean(0)
+        found = result.against["breast_cancer"]["hmc"]["total_variation"]
+        assert found == pytest.approx(float((halves[0] - halves[1]).abs().mean()), abs=1e-6)
+
+    def test_chains_are_judged_by_held_out_predictions(self, result):
+        for task in TASKS:
+            assert set(result.diagnostics[task]) == {"hmc", "sgld", "sghmc"}
+            x = demo.held_out(result.data[task])
+            assert len(x) <= 300
+            assert result.diagnostics[task]["hmc"].functions.total == len(x)
+            assert result.diagnostics[task]["sgld"].divergences is None
+        text = report.render(report.demo_page(result))
+        for task in TASKS:
+            assert html.escape(result.diagnostics[task]["hmc"].verdict, quote=False).replace("'", "&#39;") in text
+        stored = json.loads(json.dumps(result.as_dict()))
+        assert stored["diagnostics"]["diabetes"]["hmc"]["chains"] == result.diagnostics["diabetes"]["hmc"].chains
+        assert stored["against_hmc"] == result.against
+
+    def test_without_hmc_there_is_no_reference_and_without_samplers_no_chains(self):
+        found = run_demo(["map", "sgld"], quick=True)
+        assert not any(found.against.values())
+        sections = report.demo_page(found).sections
+        assert [s.heading for s in sections[5:]] == ["Did the chains mix?"]
+        assert "From HMC" not in report.render(report.demo_page(found))
+        assert {p.name for p in sections[-1].pictures} == {
+            f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
+        }
 
     def test_same_seed_same_page_and_nothing_global_is_changed(self, result):
         before, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -271,18 +343,41 @@ class TestSentences:
     """Every claim follows its numbers, whichever way they fall."""
 
     def test_coverage(self):
-        says = [demo_report._coverage_sentence("m", share, 0.03) for share in (0.7, 0.88, 0.99)]
-        assert "overconfident" in says[0]
-        assert "within chance" in says[1]
-        assert "too cautious" in says[2]
+        says = [demo_report._coverage_kind(share, 0.03) for share in (0.7, 0.88, 0.99)]
+        assert [s.split(" (")[0] for s in says] == ["Overconfident", "As promised", "Too cautious"]
 
     def test_confidence(self):
-        says = [demo_report._confidence_sentence("m", sure, 0.9, 100) for sure in (0.99, 0.92, 0.7)]
-        assert [s.rsplit(": ", 1)[1] for s in says] == [
-            "too sure.",
-            "the difference is within chance.",
-            "too cautious.",
+        says = [demo_report._confidence_kind(sure, 0.9, 100) for sure in (0.99, 0.92, 0.7)]
+        assert says == [
+            "Too sure on average",
+            "As sure on average as they are right, within chance",
+            "Too cautious on average",
         ]
+
+    def test_methods_of_a_kind_share_a_sentence(self):
+        kinds = {"a": "Low", "b": "High", "c": "Low"}
+        assert demo_report._grouped(("a", "b", "c"), kinds.__getitem__, str.upper) == ("Low: A, C.", "High: B.")
+
+    def test_closeness(self):
+        def rows(**far):
+            return {task: {name: {"total_variation": v} for name, v in far.items()} for task in TASKS}
+
+        said = reference.closeness_sentences(rows(a=0.3, b=0.004, c=0.1, hmc=0.005))
+        assert said[0] == (
+            "Over the 4 tasks b is closest to HMC, with a mean total variation of 0.004; a is farthest, with 0.300."
+        )
+        assert said[1] == (
+            "Diabetes: b is closest (0.004), a farthest (0.300). Chance alone gives 0.005, so b cannot be told from HMC here."
+        )
+        assert reference.closeness_sentences(rows(a=0.3, hmc=0.1)) == tuple(
+            f"{name}: a is at a distance (0.300). Chance alone gives 0.100."
+            for name in ("Diabetes", "Breast cancer", "Gap", "Star")
+        )
+        assert reference.closeness_sentences(rows(hmc=0.1)) == ()
+
+    def test_a_reference_that_has_not_mixed_is_called_so(self):
+        assert reference._caution([]) == ()
+        assert "do not pass on gap and star" in reference._caution(["gap_regression", "star_classification"])[0]
 
     def test_gap(self):
         def say(on, gap):

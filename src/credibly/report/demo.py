@@ -180,10 +180,10 @@ def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, .
 
 def _coverage_kind(observed: float, error: float) -> str:
     if observed < LEVEL - 2 * error:
-        return "Overconfident, for its 90% intervals hold fewer of the test values than chance explains"
+        return "Overconfident (fewer test values within the 90% intervals than chance explains)"
     if observed > LEVEL + 2 * error:
-        return "Too cautious, for its 90% intervals hold more of the test values than chance explains"
-    return "The 90% intervals hold what they promise, within chance"
+        return "Too cautious (more test values within the 90% intervals than chance explains)"
+    return "As promised (the share of test values within the 90% intervals is within chance of 90%)"
 
 
 def _confidence_kind(sure: float, right: float, n: int) -> str:
@@ -192,7 +192,7 @@ def _confidence_kind(sure: float, right: float, n: int) -> str:
         return "Too sure on average"
     if sure < right - 2 * error:
         return "Too cautious on average"
-    return "As sure on average as it is right, within chance"
+    return "As sure on average as they are right, within chance"
 
 
 # -- toys

@@ -46,12 +46,13 @@ class Table:
                 raise InputError("rows", found, "Pass one cell for each column")
 
     def cells(self) -> list[list[tuple[str, bool, bool]]]:
-        """Each cell as (text, whether it is a number, whether it is the best)."""
+        """Each cell as (text, whether it stands in a column of numbers, whether it is the best)."""
         marked = [self._best(j, column) for j, column in enumerate(self.columns)]
+        numbers = [any(not isinstance(row[j], str) for row in self.rows) for j in range(len(self.columns))]
         return [
             [
-                (show(value, c.digits), not isinstance(value, str), show(value, c.digits) in best)
-                for value, c, best in zip(row, self.columns, marked)
+                (show(value, c.digits), number, show(value, c.digits) in best)
+                for value, c, number, best in zip(row, self.columns, numbers, marked)
             ]
             for row in self.rows
         ]

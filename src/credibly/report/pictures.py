@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (4.6, 3.5)  # inches; panels of a row are drawn apart, so that they wrap on a narrow screen
+SIZE = (4.0, 3.15)  # inches; panels of a row are drawn apart, so that they wrap on a narrow screen
 
 
 @dataclass(frozen=True)
