@@ -116,7 +116,10 @@ def _tell_differences(problem: Problem | Density, manifest: dict[str, Any]) -> N
 
 
 def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
-    """The problem of a folder, from the description of its network and the data kept in it."""
+    """The problem of a folder, from the description of its network and the data kept in it.
+
+    Its random parameters have values of their own: a sampler that is yet to start sets those that it was begun with.
+    """
     name = os.fspath(folder)
     how = f"Pass the problem: credibly.resume({name!r}, problem), or {resume_command(name)[:-1]} --problem your_script.py:problem`"
     if manifest["kind"] == "density":
@@ -139,12 +142,12 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
             f"path: {name!r} was begun on {manifest['arithmetic']['device']}, which is not here ({reason}). {how}"
         ) from error
     data = load_tensors(folder / "data.safetensors", device)
-    _fill(
-        net,
-        manifest,
-        load_tensors(folder / "initial.safetensors")["network"],
-        load_tensors(folder / "fixed.safetensors"),
-    )
+    fixed = load_tensors(folder / "fixed.safetensors")
+    values = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    with torch.no_grad():
+        for entry in manifest["layout"]:
+            if entry["role"] == "fixed":
+                values[entry["name"]].copy_(fixed[f"fixed/{entry['name']}"])
     form, parts = manifest["row"]["form"], manifest["row"]["parts"]
     columns = [data[f"x/{i}"] for i in range(len(parts))]
     x: Any = (
@@ -164,18 +167,3 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
         )  # fmt: skip
     except InputError as error:
         raise StoreError(f"path: the problem of {name!r} cannot be built again ({error}). {how}") from error
-
-
-def _fill(
-    net: torch.nn.Module, manifest: dict[str, Any], initial: torch.Tensor, fixed: dict[str, torch.Tensor]
-) -> None:
-    """Puts the stored values into a network."""
-    values, place = {**dict(net.named_parameters()), **dict(net.named_buffers())}, 0
-    with torch.no_grad():
-        for entry in manifest["layout"]:
-            if entry["role"] == "random":
-                tensor = values[entry["name"]]
-                tensor.copy_(initial[place : place + tensor.numel()].reshape(tensor.shape))
-                place += tensor.numel()
-            elif entry["role"] == "fixed":
-                values[entry["name"]].copy_(fixed[f"fixed/{entry['name']}"])

@@ -149,7 +149,10 @@ def _tensors(
     beside = (*BESIDE, *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
     for file in sorted(f for f in manifest["files"] if not f.startswith(beside)):
-        for key, tensor in load_tensors(folder / file, device).items():
+        noted = file.startswith(
+            ("stats-", "stat.")
+        )  # what was noted of each draw stays on the processor, as a fit leaves it
+        for key, tensor in load_tensors(folder / file, "cpu" if noted else device).items():
             group, name = key.split("/", 1)
             groups.setdefault(group, {})[name] = tensor
     fixed = groups.pop("fixed")
@@ -177,9 +180,7 @@ def _streamed(
     if tail is not None:
         names = manifest["noted"]
         noted = {f"stat.{name}": state["recorder.noted"][..., i] for i, name in enumerate(names)}
-        tensors = {
-            k: torch.cat([tensors[k], v.to(device)], 1) if k in tensors else v.to(device) for k, v in noted.items()
-        }
+        tensors = {k: torch.cat([tensors[k], v], 1) if k in tensors else v for k, v in noted.items()}
     return {**tensors, "draws": StoredDraws(folder, files, dtype=dtype, device=device, tail=tail)}
 
 
