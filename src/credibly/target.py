@@ -120,10 +120,9 @@ class ProblemTarget(Target):
     def _in_strips(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """All rows; for stacks of layers on a processor in strips whose activations stay in its caches."""
         x, y, n = self.problem.x, self.problem.y, self.problem.n
-        strips = 1
-        if self.device.type == "cpu" and self.problem.forward.stack is not None and isinstance(x, Tensor):
-            strips = min(MOST_STRIPS, self.work(len(theta)) // CACHED)
-        if strips <= 1:
+        strips = min(MOST_STRIPS, self.work(len(theta)) // CACHED)
+        stack = self.device.type == "cpu" and self.problem.forward.stack is not None
+        if not stack or not isinstance(x, Tensor) or strips <= 1:
             return self._evaluate(theta, x, y, self.weights[1])
         rows = math.ceil(n / strips)
         log_lik, gradient = self._evaluate(theta, x[:rows], y[:rows], self.weights[1])
