@@ -43,7 +43,7 @@ class HMCRun(Process):
         steps = GUESSED_STEPS
         if options.step_size is not None:
             steps = math.ceil(self.length / options.step_size)
-        calls = self.total * steps * len(self.slices)
+        calls = self.total * steps * len(self.slices) // 2  # two functions are compiled: one step, and several
         sizes = {s.stop - s.start for s in self.slices}
         self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls) for n in sizes}
         own = range(self.chains)
