@@ -131,6 +131,17 @@ class TestPage:
         assert "<metadata" not in svg
         assert not re.search(r"<svg[^>]*\b(width|height)=", svg)
 
+    @pytest.mark.parametrize("length, columns", [(3, 3), (12, 2), (60, 1)])
+    def test_a_legend_has_as_many_columns_as_fit(self, length, columns):
+        from matplotlib.figure import Figure
+
+        with cr.plot.style():
+            figure = Figure(figsize=(4, 3), layout="constrained")
+            axes = figure.subplots()
+            lines = [axes.plot([0, 1])[0] for _ in range(4)]
+            report.pictures._legend_below(figure, lines, ["m" * length] * 4)
+        assert [legend._ncols for legend in figure.legends] == [columns]
+
     def test_names_are_checked(self):
         with pytest.raises(cr.InputError, match="name: found 'a b'"):
             picture("a b", dots, alt="")
@@ -297,6 +308,22 @@ class TestDemo:
         assert {p.name for p in sections[-1].pictures} == {
             f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
         }
+
+    def test_nothing_is_compiled_in_a_quick_run(self, result):
+        for task, posteriors in result.posteriors.items():
+            assert not any(p.record.history.get("compiled") for p in posteriors.values()), task
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["diabetes", "breast_cancer", "star_classification"])
+    def test_the_reference_has_mixed(self, task):
+        """With the settings of a full run; the wave takes too long for a test."""
+        known = demo._load(task, 0)
+        posterior = cr.HMC(**demo_settings("hmc")).fit(demo._problem(task, known, 0), seed=0)
+        found = posterior.diagnostics(demo.held_out(known))
+        assert found.ok, found.verdict
+        assert found.functions.rhat_worst < 1.05
+        assert found.divergences == 0
+        assert 0.6 < min(found.acceptance) < 0.95
 
     def test_same_seed_same_page_and_nothing_global_is_changed(self, result):
         before, threads = torch.get_rng_state(), torch.get_num_threads()

@@ -37,7 +37,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same figures. Another one shows how much is chance.")] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A tenth of the training: a first look within seconds.")
+        bool, typer.Option("--quick", help="A tenth of the work or less: a first look in about 20 seconds.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the path of the page.")] = False,
     force: Annotated[
@@ -50,7 +50,7 @@ def run(
     Fits each method to diabetes (regression), breast cancer (two classes) and
     two small made-up problems whose truth is known, and says how close each
     comes to HMC, which draws from the posterior itself. Needs no data of yours
-    and no network access; takes about two minutes, --quick some seconds.
+    and no network access; takes about two minutes.
     """
     with plainly():
         _check_folder(out, force)
@@ -144,7 +144,7 @@ def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
 
 def _closeness(result: DemoResult) -> tuple[str, dict[str, dict[str, float]]]:
     """Total variation from HMC, a column for each task; in HMC's own row, what chance gives."""
-    title = "Total variation from HMC, 0 to 1 (hmc: one half of its chains against the other)"
+    title = "Total variation from HMC (its own: half the chains against half)"
     rows = {
         name: {task: by_name[name]["total_variation"] for task, by_name in result.against.items()}
         for name in result.methods

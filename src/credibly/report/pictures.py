@@ -59,8 +59,18 @@ def picture(
         legend = axes.get_legend()
         if legend is not None:
             legend.remove()
-            figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, columnspacing=1.2)
+            _legend_below(figure, *axes.get_legend_handles_labels())
         return Picture(name, svg_of(figure, name), alt, title, caption)
+
+
+def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:
+    """A legend in as many columns, up to three, as the figure is wide enough for."""
+    tight: dict[str, Any] = {"columnspacing": 1.0, "handlelength": 1.5, "handletextpad": 0.5}
+    for columns in (3, 2, 1):
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **tight)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def svg_of(figure: Figure, name: str) -> str:

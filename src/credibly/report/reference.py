@@ -86,7 +86,7 @@ def _distances(result: DemoResult) -> Picture:
     values = {name: ", ".join(f"{found[task][i]:.3f}" for task in TASKS) for i, name in enumerate(names)}
     said = "; ".join(f"{name} {text}" for name, text in values.items())
     return picture(
-        "against", paint, title="Distance from HMC", size=(5.6, 1.6 + 0.33 * len(names)),
+        "against", paint, title="Distance from HMC", size=(4.8, 1.6 + 0.3 * len(names)),
         alt=f"Total variation from HMC on {', '.join(SHORT[task] for task in TASKS)}: {said}.",
         caption="Further left is closer to the posterior. In the last line, HMC against itself: what chance alone gives.",
     )  # fmt: skip
