@@ -66,7 +66,7 @@ def outer_loop(args: argparse.Namespace, record: dict[str, object]) -> None:
         plain.append((time.perf_counter() - began) / count)
         with tempfile.TemporaryDirectory() as folder:
             options = method(count, 50, True)
-            place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed.names)
+            place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed)
             shape = (8, count, known.dim, streamed.names)
             recorder = FolderRecorder(
                 place, *shape, dtype=torch.float32, device=known.device, layout_dtype=torch.float32
