@@ -53,7 +53,8 @@ class Trajectory:
             self.compiled = self.single != self._one
         else:
             self.compiled = target.compile_pieces(compile, calls, chains)
-        if whole and self.compiled and not on_gpu and chains * target.dim <= SMALL and target.work(chains) <= FEW_VALUES:
+        small = chains * target.dim <= SMALL and target.work(chains) <= FEW_VALUES
+        if whole and self.compiled and small and not on_gpu:
             self.several = compiled(self._few, True, calls, target.device, short=True)
         self.graphs: dict[int, Any] = {}
         self.graphed = whole and on_gpu
