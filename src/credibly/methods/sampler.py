@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from credibly.methods.same_problem import identity
 from credibly.methods.sampling import Process, run
 from credibly.methods.starts import refuse_random_layers, starts
 from credibly.methods.trajectory import Stopped
-from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Posterior, Record, SampledPosterior
+from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
 from credibly.problem import Problem
 from credibly.run_folder import RunFolder, resume_command
 from credibly.specs import to_spec
@@ -30,19 +30,6 @@ from credibly.store import header
 from credibly.target import Density, Target, to_target
 
 KEPT_DATA = 2**28  # bytes of data that a run folder keeps, so that it can be resumed without the program that began it
-
-
-class Sampler(Protocol):
-    """The settings that samplers have in common."""
-
-    name: Any
-    chains: int
-    draws: int
-    init: str | Tensor | Posterior
-    draw_dtype: str | None
-
-    def process(self, target: Target, seed: int) -> Process:
-        """The sampler itself."""
 
 
 def check_counts(options: Any, **least: int) -> None:
