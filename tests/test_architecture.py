@@ -19,12 +19,13 @@ FLOORS = [
     {"layout", "likelihoods", "data", "information", "masks", "zoo"},
     {"flat_prior", "layer_table", "stacked", "quantiles", "metrics", "convergence", "verdict", "arviz_export"},
     {"blueprint", "forward", "predictive"},
-    {"problem", "evaluation", "plot", "diagnostics"},
+    {"problem", "evaluation", "plot", "diagnostics", "units"},
     {"kernels", "posterior", "plot_chains", "target"},
     {"gaussian_posterior", "dropout_posterior", "manifest"},
     {"store"},
     {"methods"},
-    {"demo", "resuming"},
+    {"demo", "resuming", "recipe"},
+    {"estimators", "tables"},
     {"report"},
     {"cli"},
 ]
@@ -91,6 +92,7 @@ def test_import_loads_nothing_heavy():
         "jinja2",
         "arviz",
         "arviz_stats",
+        "pyarrow",
     }
 
 
@@ -100,7 +102,7 @@ def test_core_works_with_torch_numpy_and_safetensors_alone(tmp_path):
 import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"sklearn", "scipy", "pandas", "matplotlib", "torchmetrics", "typer", "rich", "jinja2", "arviz", "arviz_stats"}:
+        if name.split(".")[0] in {"sklearn", "scipy", "pandas", "matplotlib", "torchmetrics", "typer", "rich", "jinja2", "arviz", "arviz_stats", "pyarrow"}:
             raise ImportError(name)
 sys.meta_path.insert(0, Refuse())
 import torch, credibly as cr

@@ -1,0 +1,1 @@
+"""Tables: CSV and Parquet files in, predictions with their uncertainty out."""
