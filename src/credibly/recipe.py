@@ -106,7 +106,10 @@ class Recipe:
             return self.method, "asked for"
         work = f"{rows:,} rows by {parameters:,} parameters"
         if rows * parameters <= AFFORDABLE:
-            return "hmc", f"{work} is small enough to sample the posterior itself, which no approximation is better than"
+            return (
+                "hmc",
+                f"{work} is small enough to sample the posterior itself, which no approximation is better than",
+            )
         return "ensemble", f"{work} is too large for HMC in a minute or two; a deep ensemble is the best that is quick"
 
     def fitter(self, rows: int, parameters: int) -> Method:

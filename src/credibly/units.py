@@ -37,7 +37,9 @@ class InUnits(IndependentTargets):
         if self.inner.support != "real":
             raise InputError("likelihood", f"its targets are {self.inner.support}", "Only real targets have units")
         if len(self.location) != len(self.scale) or not all(math.isfinite(v) for v in self.location):
-            raise InputError("location", f"found {self.location} beside scales {self.scale}", "Pass one for each target")
+            raise InputError(
+                "location", f"found {self.location} beside scales {self.scale}", "Pass one for each target"
+            )
         if not all(math.isfinite(v) and v > 0 for v in self.scale):
             raise InputError("scale", f"found {self.scale}", "Pass a positive number for each target")
 
