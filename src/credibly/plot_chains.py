@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from credibly.diagnostics import Diagnostics
 from credibly.errors import InputError
-from credibly.plot import BLUE, INK, ORANGE, PALETTE, _array, _axes, _ink, style
+from credibly.plot_style import BLUE, INK, ORANGE, PALETTE, array, axes_of, ink, style
 from credibly.verdict import RHAT_GOOD, RHAT_POOR
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def ranks(
     panels = _panels(axes, len(titles), 1.7)
     for panel, quantity, title in zip(panels, np.moveaxis(values, 2, 0), titles):
         panel.axhspan(1 - spread, 1 + spread, color=INK, alpha=0.18, linewidth=0, label="independent draws")
-        panel.axhline(1, color=_ink(panel), linestyle="-", linewidth=0.8)
+        panel.axhline(1, color=ink(panel), linestyle="-", linewidth=0.8)
         for chain, row in enumerate(_relative_ranks(quantity)):
             height = np.histogram(row, edges)[0] * bins / count
             panel.stairs(height, edges, baseline=None, color=_colour(chain), linewidth=1.3, label=f"chain {chain}")
@@ -99,7 +99,7 @@ def rhat_histogram(weights: Diagnostics | Any, functions: Any = None, *, ax: Axe
     largest = max(float(v[np.isfinite(v)].max(initial=2.0)) - 1 for _, v, _ in found)
     tens = np.arange(math.log10(LEAST) * PER_DECADE, math.ceil(math.log10(largest) * PER_DECADE) + 2) / PER_DECADE
     edges = 10.0**tens  # 1.01 and 1.1 are edges, so that no bin lies on both sides of a limit
-    axes = _axes(ax)
+    axes = axes_of(ax)
     shares = [np.histogram(np.clip(v - 1, edges[0], edges[-1]), edges)[0] / len(v) for _, v, _ in found]
     for (_, _, colour), share in zip(found, shares):
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.4)
@@ -107,8 +107,8 @@ def rhat_histogram(weights: Diagnostics | Any, functions: Any = None, *, ax: Axe
         axes.stairs(share, edges, color=colour, linewidth=1.4, label=f"{name}, median {np.median(values):.3f}")
     top = max(float(share.max()) for share in shares)
     for limit, words, side in ((RHAT_GOOD, "good ", "right"), (RHAT_POOR, " not mixed", "left")):
-        axes.axvline(limit - 1, color=_ink(axes), linestyle="--", linewidth=1)
-        axes.text(limit - 1, 1.06 * top, words, ha=side, va="center", fontsize="small", color=_ink(axes))
+        axes.axvline(limit - 1, color=ink(axes), linestyle="--", linewidth=1)
+        axes.text(limit - 1, 1.06 * top, words, ha=side, va="center", fontsize="small", color=ink(axes))
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda at, _: f"{'≤ ' if at < 2 * LEAST else ''}{1 + at:.10g}")
     axes.set(xlabel="R-hat", ylabel="share of coordinates", xlim=(edges[0], edges[-1]), ylim=(0, 1.12 * top))
@@ -117,7 +117,7 @@ def rhat_histogram(weights: Diagnostics | Any, functions: Any = None, *, ax: Axe
 
 def _quantities(draws: Any, names: Sequence[str] | None) -> tuple[Array, list[str]]:
     """Draws as (chain, draw, k), and the names of the k."""
-    values = _array(draws)
+    values = array(draws)
     values = values[..., None] if values.ndim == 2 else values
     if values.ndim != 3 or 0 in values.shape:
         raise InputError("draws", f"has shape {values.shape}", "Pass (chain, draw) or (chain, draw, k)")
@@ -152,7 +152,7 @@ def _key(panels: list[Axes], chains: int) -> list[Axes]:
     """What the colours mean, above the first panel, where there are few enough to tell apart."""
     if chains <= len(PALETTE):
         look: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 5, "borderaxespad": 0.2}
-        panels[0].legend(frameon=False, fontsize="small", labelcolor=_ink(panels[0]), **look)
+        panels[0].legend(frameon=False, fontsize="small", labelcolor=ink(panels[0]), **look)
     return panels
 
 
@@ -168,8 +168,8 @@ def _relative_ranks(values: Array) -> Array:
 
 
 def _numbers(name: str, values: Any) -> Array:
-    array = _array(values).ravel()
-    array = array[~np.isnan(array)]
-    if array.size == 0:
+    found = array(values).ravel()
+    found = found[~np.isnan(found)]
+    if found.size == 0:
         raise InputError(name, "has no R-hat that is a number", "Pass R-hat of coordinates that change")
-    return array
+    return found
