@@ -1,0 +1,186 @@
+"""CSV files as streams of text columns: encoding, delimiter and ragged rows; all that differs from one CSV to the next."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import logging
+import re
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.csv
+
+from credibly.errors import InputError
+from credibly.tables.cells import MISSING
+
+log = logging.getLogger(__name__)
+
+DELIMITERS = ",;\t|"
+BLOCK = 1 << 22
+SAMPLE = 1 << 18
+# Bytes that no text of a table holds, and those that Windows-1252 has no letter for.
+CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f")) + b"\x7f"
+UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one CSV file is written.
+
+    Attributes:
+        names: of the columns, without white space at their ends. raw: the same as they are in the file.
+        encoding: of the text. delimiter: between cells. decimal: the mark inside numbers, "." or ",".
+    """
+
+    names: tuple[str, ...]
+    raw: tuple[str, ...]
+    encoding: str
+    delimiter: str
+    decimal: str
+
+
+def dialect(path: Path) -> Dialect:
+    """How a file is written, from its beginning; the whole of it is looked through for what is no text."""
+    encoding = _encoding(path)
+    with _opened(path) as handle:
+        start = handle.read(SAMPLE)
+    text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)
+    if len(start) == SAMPLE:  # the last line may be cut
+        text = text[: text.rfind("\n") + 1] or text
+    if not text.strip():
+        raise InputError(
+            "table", f"{path.name!r} is empty", "Pass a file with a line of column names and rows under it"
+        )
+    order = DELIMITERS if path.suffix != ".tsv" else "\t,;|"
+    delimiter = max(order, key=lambda d: _agreement(text, d))
+    records = list(_records(text, delimiter))
+    raw = tuple(records[0])
+    return Dialect(tuple(n.strip() for n in raw), raw, encoding, delimiter, _decimal(records[1:], delimiter))
+
+
+def blocks(path: Path, form: Dialect, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    """The columns as text, missing cells null, a few megabytes at a time and under their stripped names."""
+    wanted = [r for r, n in zip(form.raw, form.names) if n in columns]
+    # In a table of one column an empty line is a missing value; elsewhere it is no row.
+    parse = pa.csv.ParseOptions(
+        delimiter=form.delimiter, newlines_in_values=True, ignore_empty_lines=len(form.names) > 1
+    )
+    convert = pa.csv.ConvertOptions(
+        column_types=dict.fromkeys(form.raw, pa.string()), include_columns=wanted, null_values=MISSING,
+        strings_can_be_null=True,
+    )  # fmt: skip
+    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=form.encoding)
+    try:
+        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
+            for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
+                yield batch.rename_columns([r.strip() for r in wanted])
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise _explained(path, form, error) from None
+
+
+def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
+    counts = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
+    if counts:
+        expected, got, where = int(counts[1]), int(counts[2]), "a row"
+        with _opened(path) as handle:
+            rows = csv.reader(io.TextIOWrapper(handle, form.encoding, newline=""), delimiter=form.delimiter)
+            for row in rows:
+                if row and len(row) != expected:
+                    got, where = len(row), f"line {rows.line_num}"
+                    break
+        found = f"{where} of {path.name!r} has {got} cells where the header has {expected}"
+        return InputError("table", found, "Mend that line; put quotes around cells that hold the delimiter or a quote")
+    if "straddling" in str(error):
+        found = f"{path.name!r} has a row of more than {BLOCK >> 20} MB"
+        return InputError("table", found, "Look for a quote that is opened and never closed")
+    said = str(error).splitlines()[0]
+    return InputError("table", f"{path.name!r} cannot be read as CSV ({said})", "Save it again as CSV in UTF-8")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked; a packed one that is broken is refused."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
+            yield handle  # type: ignore[misc]
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        said = f"{path.name!r} is no whole gzip file ({error})"
+        raise InputError("table", said, "Pack it again, or pass it unpacked") from None
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8 where the whole file is; Windows-1252 where it can be; UTF-16 where it says so."""
+    decoder, valid, windows, control = codecs.getincrementaldecoder("utf-8")(), True, True, False
+    with _opened(path) as handle:
+        start = handle.read(4)
+        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+        known = {b"PK\x03\x04": "an Excel workbook or zip archive", b"PAR1": "a Parquet file", b"%PDF": "a PDF"}
+        if start in known or start[:2] == b"\x1f\x8b":
+            kind = known.get(start, "packed with gzip")
+            raise InputError(
+                "table", f"{path.name!r} is {kind}, not CSV", "Save it as CSV, or give it the right suffix"
+            )
+        chunk = start
+        while chunk:
+            control = control or len(chunk.translate(None, CONTROL)) < len(chunk)
+            if control:
+                break
+            if valid:
+                try:
+                    decoder.decode(chunk)
+                except UnicodeDecodeError:
+                    valid = False
+            if not chunk.isascii():
+                windows = windows and len(chunk.translate(None, UNDEFINED)) == len(chunk)
+            chunk = handle.read(1 << 20)
+    if valid:
+        try:
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            valid = False
+    if control or not (valid or windows):
+        what = "is a binary file, no table" if control else "is text in an unknown encoding"
+        raise InputError("table", f"{path.name!r} {what}", "Save it as CSV in UTF-8, or pass a Parquet file")
+    if valid:
+        return "utf-8-sig"
+    log.warning("%s is not UTF-8; read as Windows-1252 (Latin-1)", path.name)
+    return "cp1252"
+
+
+def _records(text: str, delimiter: str, count: int = 200) -> Iterator[list[str]]:
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        for row in reader:
+            if row:
+                yield row
+                count -= 1
+            if not count:
+                return
+    except csv.Error:
+        return
+
+
+def _agreement(text: str, delimiter: str) -> tuple[float, int]:
+    """How good a delimiter is: the share of rows as wide as the header where that is more than one cell, then the width."""
+    widths = [len(r) for r in _records(text, delimiter)]
+    if not widths or widths[0] < 2:
+        return 0.0, 0
+    return round(sum(w == widths[0] for w in widths) / len(widths), 1), widths[0]
+
+
+def _decimal(records: list[list[str]], delimiter: str) -> str:
+    if delimiter == ",":
+        return "."
+    cells = [c.strip() for r in records for c in r]
+    commas = sum(re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", c) is not None for c in cells)
+    points = sum(re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", c) is not None for c in cells)
+    return "," if commas > points else "."

@@ -1,0 +1,222 @@
+"""From the columns of a table to the inputs of a network: fitted on training rows, stored as plain values."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from credibly.errors import InputError, StoreError
+from credibly.run_folder import checksum
+from credibly.tables.cells import Notes, numbers, texts, whole_column
+from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.targets import class_numbers, inspect_target, real_values
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What was learned from the training rows of a table.
+
+    Attributes:
+        target: the column that is predicted.
+        task: "regression" or "classification". task_reason: why, as a sentence.
+        classes: the labels as text, in the order of their numbers; None for a regression.
+        y_mean, y_std: of the target in the training rows; 0 and 1 for classes.
+        used: the input columns with their statistics.
+        columns: every column but the target as (name, kind, note), those left out among them, in the order of the table.
+        notes: what else there is to tell, such as rows without a target.
+    """
+
+    target: str
+    task: str
+    task_reason: str
+    classes: tuple[str, ...] | None
+    y_mean: float
+    y_std: float
+    used: tuple[Column, ...]
+    columns: tuple[tuple[str, str, str], ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def fit(
+        cls, table: Any, target: str, *, task: str = "auto", drop: Iterable[str] = (), rows: Array | None = None
+    ) -> Preparation:
+        """Learns from a table.
+
+        Task and classes come from every row that has a target, so that held-out rows have no class of their own; all
+        statistics come from `rows`.
+
+        Args:
+            table: as `read_table` gives it.
+            target: the column to predict.
+            task: "auto", "regression" or "classification".
+            drop: columns not to use.
+            rows: indices of the training rows; all where None. Those without a target do not count.
+        """
+        drop = (drop,) if isinstance(drop, str) else tuple(drop)
+        _check_column("--target", target, table.column_names)
+        for name in drop:
+            _check_column("--drop", name, table.column_names)
+        if target in drop:
+            raise InputError("--drop", f"{target!r} is the target", "Drop other columns only")
+        known = inspect_target(target, whole_column(table, target), task)
+        train = known.rows if rows is None else np.intersect1d(np.asarray(rows), known.rows)
+        if not len(train):
+            raise InputError("rows", "no training row has a target", "Pass rows that have one")
+        part = table.take(pa.array(train))
+        y_mean, y_std = _moments(target, whole_column(part, target), known.task)
+        used: list[Column] = []
+        told: list[tuple[str, str, str]] = []
+        for name in table.column_names:
+            if name in drop:
+                told.append((name, "dropped", "as asked for"))
+            elif name != target:
+                column = fit_column(name, whole_column(part, name))
+                if isinstance(column, tuple):
+                    told.append((name, *column))
+                else:
+                    used.append(column)
+                    told.append((name, column.kind, column.note))
+        if not used:
+            why = "; ".join(f"{name}: {note}" for name, _, note in told[:5]) or "the target is the only column"
+            raise InputError("table", f"no column is left to predict {target!r} from ({why})", "Pass one with inputs")
+        return cls(
+            target, known.task, known.reason, known.classes, y_mean, y_std, tuple(used), tuple(told), known.notes
+        )
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are used."""
+        return tuple(column.name for column in self.used)
+
+    @property
+    def numeric_names(self) -> tuple[str, ...]:
+        """Those of them that are numbers."""
+        return tuple(column.name for column in self.used if isinstance(column, Numeric))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the network's inputs."""
+        return tuple(feature for column in self.used for feature in column.features)
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs the network has."""
+        return len(self.features)
+
+    def missing_columns(self, names: Collection[str]) -> list[str]:
+        """The columns that are used and not among the names."""
+        return [name for name in self.names if name not in set(names)]
+
+    # -- rows in -------------------------------------------------------------------------------------------------------
+    def transform(self, table: Any) -> tuple[Array, Notes]:
+        """The inputs of a table or batch, (N, inputs) float32, and (row, note) for cells that training did not have.
+
+        An unknown category counts as a rare one, or as none; a column that is absent counts as missing in every row.
+        """
+        out = np.zeros((table.num_rows, self.inputs), dtype=np.float32)
+        notes: Notes = []
+        start = 0
+        for column in self.used:
+            width = len(column.features)
+            notes += column.encode(whole_column(table, column.name), out[:, start : start + width])
+            start += width
+        notes.sort(key=lambda note: note[0])
+        return out, notes
+
+    def usable_rows(self, table: Any) -> Array:
+        """The rows that have a target, as indices."""
+        cells = self._target_cells(table)
+        column = texts(cells) if self.task == "classification" else numbers(cells)[0]
+        return np.flatnonzero(np.asarray(column.is_valid()))
+
+    def target_values(self, table: Any) -> Array:
+        """The target: (N,) float64 in its own units, or class numbers as int64. Missing and unknown ones are refused."""
+        cells = self._target_cells(table)
+        return (
+            real_values(self.target, cells) if self.classes is None else class_numbers(self.target, cells, self.classes)
+        )
+
+    def standardise(self, y: Array) -> Array:
+        """Targets with mean 0 and deviation 1 in the training rows, float64; class numbers as they are."""
+        return y if self.classes is not None else (np.asarray(y, dtype=np.float64) - self.y_mean) / self.y_std
+
+    def _target_cells(self, table: Any) -> Any:
+        _check_column("--target", self.target, table.schema.names)
+        return whole_column(table, self.target)
+
+    # -- plain values --------------------------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain JSON values, with a checksum."""
+        plain = {
+            "version": VERSION, "target": self.target, "task": self.task, "task_reason": self.task_reason,
+            "classes": None if self.classes is None else list(self.classes), "y_mean": self.y_mean, "y_std": self.y_std,
+            "used": [{"kind": column.kind} | _plain(asdict(column)) for column in self.used],
+            "columns": [list(told) for told in self.columns], "notes": list(self.notes),
+        }  # fmt: skip
+        return plain | {"checksum": checksum(plain)}
+
+    @classmethod
+    def from_dict(cls, plain: Any) -> Preparation:
+        """What `to_dict` gave, with the same bits in every result; anything else is refused."""
+        if not isinstance(plain, dict):
+            raise StoreError(f"preparation: found {type(plain).__name__} where there should be a dict of its values")
+        if plain.get("version") != VERSION:
+            found = plain.get("version")
+            raise StoreError(f"preparation: of version {found!r}, this credibly reads {VERSION}. Fit the table again")
+        if plain.get("checksum") != checksum(plain):
+            raise StoreError("preparation: altered or incomplete, its checksum does not fit. Fit the table again")
+        try:
+            kinds = {"numeric": Numeric, "categorical": Categorical}
+            used = tuple(
+                kinds[c["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"})
+                for c in plain["used"]
+            )
+            told = tuple((str(n), str(k), str(t)) for n, k, t in plain["columns"])
+            classes = None if plain["classes"] is None else tuple(plain["classes"])
+            return cls(
+                plain["target"], plain["task"], plain["task_reason"], classes, float(plain["y_mean"]),
+                float(plain["y_std"]), used, told, tuple(plain["notes"]),
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"preparation: incomplete ({error!r}). Fit the table again") from error
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _check_column(option: str, name: str, names: list[str]) -> None:
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, 1, 0.5) or [n for n in names if n.lower() == name.lower()]
+    advice = f"Did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    raise InputError(option, f"there is no column {name!r}", f"{advice}The table has {listed}")
+
+
+def _moments(name: str, cells: Any, task: str) -> tuple[float, float]:
+    """Mean and deviation of the targets of the training rows; 0 and 1 for classes. One value alone is refused."""
+    values = numbers(cells)[0].to_numpy(zero_copy_only=False) if task == "regression" else None
+    one = texts(cells).unique().__len__() == 1 if values is None else values.min() == values.max()
+    if one:
+        raise InputError(
+            "--target", f"{name!r} has one value in all training rows", "Pass more rows, or another column"
+        )
+    if values is None:
+        return 0.0, 1.0
+    with np.errstate(over="ignore"):
+        mean, std = float(values.mean()), float(values.std())
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise InputError(
+            "--target", f"{name!r} has values too large or too small to standardise", "Choose another unit"
+        )
+    return mean, std

@@ -1,0 +1,113 @@
+"""Tables to files, block by block: all of the file or nothing of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from credibly.errors import InputError
+from credibly.tables.reading import SUFFIXES, suffix_of
+
+
+class TableWriter:
+    """A CSV (.csv, .tsv, .csv.gz) or Parquet file that appears under its name only once it is complete.
+
+    The path is checked when the writer is made, before any work. Until the end the rows are in a hidden file beside it, which
+    is removed if the block is left by an error.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.path = Path(path)
+        name = os.fspath(path)
+        self._suffix = suffix_of(self.path)
+        if self.path.is_dir():
+            raise InputError("--out", f"{name!r} is a folder", "Pass the name of a file")
+        if not self._suffix:
+            raise InputError("--out", f"{name!r} has no known suffix", f"End it in one of {', '.join(SUFFIXES)}")
+        if (self.path.exists() or self.path.is_symlink()) and not force:
+            raise InputError("--out", f"{name!r} exists already", "Pass --force to replace it, or choose another name")
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise InputError("--out", f"there is no folder {os.fspath(folder)!r}", "Make it first")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError("--out", f"the folder {os.fspath(folder)!r} cannot be written to", "Choose another one")
+        self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self._file: Any = None
+        self._sink: Any = None
+        self._writer: Any = None
+        self._schema: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = open(self._part, "wb")
+        except OSError as error:
+            found = f"{os.fspath(self.path)!r} cannot be written ({error.strerror})"
+            raise InputError("--out", found, "Choose another place") from error
+        return self
+
+    def write(self, columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> None:
+        """Appends rows. The first block decides names and types; None and NaN are missing values."""
+        made = {name: _array(values) for name, values in columns.items()}
+        if self._schema is None:
+            self._open(pa.schema([(name, column.type) for name, column in made.items()]))
+        elif list(made) != self._schema.names:
+            raise ValueError(
+                f"columns: found {list(made)} after {self._schema.names}. Write the same ones in every block"
+            )
+        ready = [made[field.name].cast(field.type) for field in self._schema]
+        self._writer.write_table(pa.Table.from_arrays(ready, schema=self._schema))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._abandon()
+
+    def _open(self, schema: Any) -> None:
+        if self._suffix == ".parquet":
+            self._writer = pq.ParquetWriter(self._file, schema)
+        else:
+            packed = self._suffix == ".csv.gz"
+            self._sink = (
+                pa.CompressedOutputStream(self._file, pa.Codec("gzip", compression_level=1)) if packed else self._file
+            )
+            form = pa.csv.WriteOptions(delimiter="\t" if self._suffix == ".tsv" else ",", quoting_style="needed")
+            self._writer = pa.csv.CSVWriter(self._sink, schema, write_options=form)
+        self._schema = schema
+
+    def _finish(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            if self._sink is not None and self._sink is not self._file:
+                self._sink.close()  # closes the file below it as well
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        os.replace(self._part, self.path)
+
+    def _abandon(self) -> None:
+        """Closes what is open and removes the hidden file, if it is still there."""
+        for handle in (self._writer, self._sink, self._file):
+            with suppress(Exception):
+                if handle is not None:
+                    handle.close()
+        self._part.unlink(missing_ok=True)
+
+
+def _array(values: Any) -> Any:
+    column = pa.array(values, from_pandas=True)
+    # Cells of a column that is empty so far: text, since anything can be written as text later.
+    return column.cast(pa.string()) if pa.types.is_null(column.type) else column
