@@ -77,7 +77,9 @@ def blocks(path: Path, form: Dialect, columns: Collection[str]) -> Iterator[pa.R
         column_types=dict.fromkeys(form.raw, pa.string()), include_columns=wanted, null_values=MISSING,
         strings_can_be_null=True,
     )  # fmt: skip
-    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=form.encoding)
+    # Arrow takes the mark at the beginning off by itself; any other name than this one sends the text through a decoder.
+    plain = form.encoding.replace("utf-8-sig", "utf8")
+    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=plain)
     try:
         with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
             for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
