@@ -1,7 +1,26 @@
 """The HTML report: a page of text, tables and inline pictures in one file that needs nothing else."""
 
+from credibly.report.comparison import compare_page
 from credibly.report.demo import demo_page
-from credibly.report.page import Column, Page, Section, Table, render, write
+from credibly.report.fit import fit_page
+from credibly.report.judgement import Judgement, assess, judge
+from credibly.report.page import Column, Page, Section, Step, Table, render, write
 from credibly.report.pictures import Picture, picture
 
-__all__ = ["Column", "Page", "Picture", "Section", "Table", "demo_page", "picture", "render", "write"]
+__all__ = [
+    "Column",
+    "Judgement",
+    "Page",
+    "Picture",
+    "Section",
+    "Step",
+    "Table",
+    "assess",
+    "compare_page",
+    "demo_page",
+    "fit_page",
+    "judge",
+    "picture",
+    "render",
+    "write",
+]

@@ -72,14 +72,29 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Step:
+    """Something to do next: in words, and as a command where there is one."""
+
+    words: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, at most one table, and pictures that stand side by side where there is room."""
+    """A heading, paragraphs, at most one table, and pictures that stand side by side where there is room.
+
+    Attributes:
+        findings: sentences that stand out, after the pictures. steps: what to do next, after these.
+        tone: colours the section as a verdict: "good", "care" or "stop".
+    """
 
     heading: str
     text: tuple[str, ...] = ()
     table: Table | None = None
     pictures: tuple[Picture, ...] = ()
     findings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    tone: Literal["", "good", "care", "stop"] = ""
 
 
 @dataclass(frozen=True)
