@@ -122,7 +122,8 @@ class Predictive:
             # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
             variance = self.likelihood.variance(mean, spread_of_means, aleatoric)
-            return mean.to(output), variance.to(output), total.to(output), aleatoric.to(output), epistemic.to(output)
+            kept = self._kept(output)
+            return mean.to(kept), variance.to(kept), total.to(kept), aleatoric.to(kept), epistemic.to(kept)
 
         mean, variance, *rest = (torch.cat(c) for c in zip(*self._each(block)))
         # Entropies of classes have no class axis; everything else has the target axis of the mean.
@@ -136,7 +137,7 @@ class Predictive:
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
-            return (torch.logsumexp(part, 0) - math.log(self.draws)).to(output.dtype)
+            return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._kept(output))
 
         return torch.cat(list(self._each(block)))
 
@@ -269,10 +270,14 @@ class Predictive:
         assert result is not None
         return result
 
+    def _kept(self, output: Tensor) -> torch.dtype:
+        """The dtype of results: the network's, unless the likelihood needs more."""
+        return torch.float64 if self.likelihood.wide else output.dtype
+
     def _target(self, y: object) -> Tensor:
         sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
         value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
-        target = self.likelihood.prepare(value.to(sample.device), sample.dtype)
+        target = self.likelihood.prepare(value.to(sample.device), self._kept(sample))
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):

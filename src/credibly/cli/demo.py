@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from credibly.cli.failures import plainly
-from credibly.errors import InputError
+from credibly.cli.words import check_folder, show_page
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,13 +53,13 @@ def run(
     and no network access; takes about two minutes.
     """
     with plainly():
-        _check_folder(out, force)
+        check_folder(out, force)
         from credibly.demo import check_methods, run_demo
         from credibly.report import demo_page, write
 
         # Unknown names are refused before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])
-        with _staged(out) as folder:
+        with staged(out) as folder:
             with _progress(quiet) as report:
                 result = run_demo(names, seed=seed, quick=quick, progress=report)
             write(demo_page(result), folder / "index.html")
@@ -69,20 +69,11 @@ def run(
             _print_tables(result)
         typer.echo(str(page))
         if open_page:
-            import webbrowser
-
-            webbrowser.open(page.resolve().as_uri())
-
-
-def _check_folder(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError("--out", f"{out} is a file", "Name a folder")
-    if out.is_dir() and any(out.iterdir()) and not force:
-        raise InputError("--out", f"{out} exists and is not empty", "Choose another folder, or pass --force")
+            show_page(page)
 
 
 @contextmanager
-def _staged(out: Path) -> Iterator[Path]:
+def staged(out: Path) -> Iterator[Path]:
     """A folder to write into, which becomes `out` (or whose files move there) only if nothing went wrong.
 
     It is made before the work, so that a place where nothing can be written is found out at once.
@@ -95,6 +86,8 @@ def _staged(out: Path) -> Iterator[Path]:
         yield staging
         if there:
             for file in sorted(staging.iterdir()):
+                if file.is_dir() and (out / file.name).is_dir():
+                    shutil.rmtree(out / file.name)
                 os.replace(file, out / file.name)
         else:
             staging.rename(out)

@@ -1,4 +1,4 @@
-"""Errors as one clear line: exit code 2 for what was asked, 1 for what went wrong on the way."""
+"""Errors as one clear line: exit code 2 for what was asked, 1 for what went wrong on the way, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def plainly() -> Iterator[None]:
 def _end(message: str, code: int) -> NoReturn:
     typer.echo(f"credibly: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
+
+
+def stopped(what: str) -> NoReturn:
+    """The end after Ctrl-C, with what became of the work."""
+    _end(f"stopped; {what}", 130)

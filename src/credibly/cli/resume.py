@@ -37,11 +37,15 @@ def run(
     """Go on with a run that was stopped, to the same draws as if it never had been.
 
     Ctrl-C, a lost machine, kill -9: the folder is whole after each of them, and
-    this goes on from its last checkpoint. Stop it again with Ctrl-C.
+    this goes on from its last checkpoint. Stop it again with Ctrl-C. The folder is
+    one of `credibly fit`, or of `fit(..., out=RUN)` in Python.
     """
     with plainly():
         try:
-            _resume(folder, problem, quiet)
+            if problem is None and (folder / "table.json").is_file():
+                _resume_table(folder, quiet)
+            else:
+                _resume(folder, problem, quiet)
         except KeyboardInterrupt:
             typer.echo(f"credibly: {_stopped(folder, problem)}", err=True)
             raise typer.Exit(130) from None
@@ -69,6 +73,21 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
         return
     typer.echo(f"Done. Open it with credibly.load({os.fspath(folder)!r}).")
     typer.echo(_verdict(posterior, used))
+
+
+def _resume_table(folder: Path, quiet: bool) -> None:
+    from credibly.cli.fit import tell
+    from credibly.tables.folder import read_facts
+    from credibly.tables.run import resume_table
+
+    inner = folder / "posterior"
+    if not quiet and inner.is_dir() and read_facts(folder)["status"] != "complete":
+        from credibly.resuming import sampled
+
+        manifest = sampled(inner)
+        typer.echo(_what(manifest))
+        typer.echo(_how_far(manifest))
+    tell(resume_table(folder, progress=False if quiet else None), quiet=quiet, as_json=False, open_page=False)
 
 
 # -- what is told --------------------------------------------------------------------------------------------------------
@@ -107,7 +126,7 @@ def _stopped(folder: Path, script: str | None) -> str:
 
     words = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:
-        manifest = sampled(folder)
+        manifest = sampled(folder / "posterior" if (folder / "table.json").is_file() else folder)
     except StoreError:
         return "stopped."
     at = manifest["progress"]

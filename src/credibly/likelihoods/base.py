@@ -48,6 +48,7 @@ class Likelihood(ABC):
 
     support: ClassVar[str]  # "real", "count", "binary" or "class"
     ordered: ClassVar[bool] = True  # whether quantiles mean anything
+    wide: ClassVar[bool] = False  # whether results need float64, whatever the network has
 
     # -- binding to data ---------------------------------------------------------------------------------------------
     @abstractmethod
@@ -99,6 +100,10 @@ class Likelihood(ABC):
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
         """Variance of y under the model average, of the shape of the mean."""
         return aleatoric + variance_of_means
+
+    def standardised(self) -> tuple[Likelihood, Tensor, Tensor] | None:
+        """For one that stretches and moves the outcomes of another: that one, the location and the scale of each target."""
+        return None
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:

@@ -1,0 +1,160 @@
+"""`credibly compare`: every method on one table, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from credibly.cli import options
+from credibly.cli.demo import staged
+from credibly.cli.failures import plainly, stopped
+from credibly.cli.settings import config_from
+from credibly.cli.words import check_folder, number, say, show_page
+from credibly.errors import InputError
+
+if TYPE_CHECKING:
+    from credibly.tables.config import Config
+    from credibly.tables.facts import Facts
+
+
+def run(
+    table: Annotated[Path | None, options.TABLE] = None,
+    target: options.Target = None,
+    out: Annotated[Path, typer.Option(help="Folder for the page and one run folder for each method.")] = Path(
+        "comparison"
+    ),
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Methods to compare, such as map,ensemble,hmc. By default all of them."),
+    ] = None,
+    task: options.Task = None,
+    drop: options.Drop = None,
+    holdout: options.Holdout = None,
+    hidden: options.Hidden = None,
+    noise: options.Noise = None,
+    prior_scale: options.PriorScale = None,
+    activation: options.Activation = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="METHOD.NAME=VALUE",
+            help="A setting of one method, such as hmc.draws=500; may be given again.",
+        ),
+    ] = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    config: options.ConfigFile = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    open_page: options.Open = False,
+) -> None:
+    """Fit a table by every method, on the same rows, and show them side by side.
+
+    credibly compare house.csv --target price
+
+    Ends in one table and one page, comparison/index.html, with each method's own
+    page beside it; `credibly predict comparison/hmc new.csv` uses the one you like.
+    """
+    given = {
+        "table": table, "target": target, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden, "noise": noise,
+        "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
+    }  # fmt: skip
+    with plainly():
+        check_folder(out, force)
+        base = config_from(config, given | {"method": "auto"}, None)
+        names = _names(methods)
+        configs = _configs(base, names, settings or [])
+        from credibly.tables.reading import read_table
+        from credibly.tables.run import prepare
+
+        rows = read_table(base.table)
+        for one in configs.values():  # whatever is wrong with any of them shows before the first fit
+            prepare(one, rows)
+        try:
+            with staged(out) as folder:
+                facts = _fit(configs, rows, folder, quiet or as_json)
+                _write(facts, folder)
+        except KeyboardInterrupt:
+            stopped("nothing was kept")
+        page = out / "index.html"
+        if as_json:
+            typer.echo((out / "results.json").read_text(encoding="utf-8").strip())
+        else:
+            if not quiet:
+                _print(facts)
+            typer.echo(os.fspath(page))
+        if open_page:
+            show_page(page)
+
+
+def _names(words: str | None) -> tuple[str, ...]:
+    from credibly.demo import check_methods
+
+    return check_methods(None if words is None else options.listed(words))
+
+
+def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str, Config]:
+    """The settings for each method."""
+    from credibly.tables.config import parse_settings
+
+    own: dict[str, list[str]] = {name: [] for name in names}
+    for pair in pairs:
+        name, _, rest = pair.partition(".")
+        if name not in own:
+            raise InputError(
+                "--set", f"found {pair!r}", f"Pass METHOD.NAME=VALUE with a method among {', '.join(names)}"
+            )
+        own[name].append(rest)
+    return {name: dataclasses.replace(base, method=name, settings=parse_settings(own[name])) for name in names}
+
+
+def _fit(configs: dict[str, Config], rows: Any, folder: Path, silent: bool) -> dict[str, Facts]:
+    from credibly.cli.fit import write_results
+    from credibly.tables.run import fit_table, prepare
+
+    found = {}
+    for name, config in configs.items():
+        run = fit_table(prepare(config, rows), folder / name, progress=False if silent else None)
+        found[name] = write_results(run)[0]
+        if not silent:
+            typer.echo(f"{name}: {found[name].seconds:.1f} s", err=True)
+    return found
+
+
+def _write(facts: dict[str, Facts], folder: Path) -> None:
+    from credibly.report import compare_page, write
+
+    write(compare_page(facts), folder / "index.html")
+    first = next(iter(facts.values()))
+    results = {
+        "table": first.table, "target": first.target, "task": first.task, "rows": first.rows, "held_out": first.held_out,
+        "seed": first.seed, "baseline": first.baseline,
+        "methods": {name: {"figures": one.figures, "seconds": one.seconds} for name, one in facts.items()},
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def _print(facts: dict[str, Facts]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = next(iter(facts.values()))
+    title = f"{first.target} in {first.table}, {first.on} rows"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table.add_column("method", no_wrap=True)
+    for key in first.figures:
+        table.add_column(key.replace("_", " "), justify="right")
+    table.add_column("seconds", justify="right")
+    for name, one in facts.items():
+        table.add_row(name, *(number(value) for value in one.figures.values()), f"{one.seconds:.1f}")
+    plain = [number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
+    table.add_row("no inputs", *plain, "")
+    Console().print(table)
+    say("")

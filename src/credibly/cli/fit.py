@@ -1,0 +1,139 @@
+"""`credibly fit`: a table in, a run folder with a report out."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from credibly.cli import options
+from credibly.cli.failures import plainly, stopped
+from credibly.cli.settings import config_from
+from credibly.cli.words import say, show_page
+from credibly.errors import Interrupted
+
+if TYPE_CHECKING:
+    from credibly.tables.facts import Facts
+    from credibly.tables.run import Prepared, TableRun
+
+
+def run(
+    table: Annotated[Path | None, options.TABLE] = None,
+    target: options.Target = None,
+    out: Annotated[Path, typer.Option(help="Folder for the run; made here.")] = Path("run"),
+    method: options.Method = None,
+    task: options.Task = None,
+    drop: options.Drop = None,
+    holdout: options.Holdout = None,
+    hidden: options.Hidden = None,
+    noise: options.Noise = None,
+    prior_scale: options.PriorScale = None,
+    activation: options.Activation = None,
+    settings: options.Set = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    config: options.ConfigFile = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    as_json: options.Json = False,
+    open_page: options.Open = False,
+) -> None:
+    """Fit a table: what its target column is, given the others, with how sure one can be.
+
+    credibly fit house.csv --target price --out run/
+
+    Numbers are standardised, words become yes-or-no columns, gaps are filled and
+    flagged. A fifth of the rows is kept back and predicted; run/report.html tells
+    how good, how calibrated and how sure the fit is, and what to do next. Then:
+
+    credibly predict run/ new.csv --out predictions.csv
+
+    Ctrl-C stops a sampler without loss: go on with `credibly resume run/`.
+    """
+    given = {
+        "table": table, "target": target, "method": method, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden,
+        "noise": noise, "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
+    }  # fmt: skip
+    with plainly():
+        wanted = config_from(config, given, settings)
+        from credibly.tables.folder import check_out
+        from credibly.tables.run import fit_table, prepare
+
+        check_out(out, force)
+        prepared = prepare(wanted)
+        if not quiet and not as_json:
+            say(_beginning(prepared))
+        try:
+            done = fit_table(prepared, out, force=force, progress=False if quiet or as_json else None)
+        except Interrupted:
+            stopped(f"go on with `credibly resume {out}`")
+        except KeyboardInterrupt:
+            stopped("nothing was kept")
+        tell(done, quiet=quiet, as_json=as_json, open_page=open_page)
+
+
+def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
+    """Writes the page and the results of a run, and says what came out."""
+    facts, page = write_results(done)
+    if as_json:
+        typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
+    else:
+        if not quiet:
+            from credibly.cli.words import figures_table
+            from credibly.report.judgement import judge
+
+            figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
+            say("", *judge(facts), "")
+        typer.echo(os.fspath(page))
+    if open_page:
+        show_page(page)
+
+
+def write_results(done: TableRun) -> tuple[Facts, Path]:
+    """report.html and results.json of a run."""
+    from credibly.report import fit_page, write
+    from credibly.report.judgement import judge
+    from credibly.tables.telling import facts_of
+
+    facts = facts_of(done)
+    page = write(fit_page(facts), done.path / "report.html")
+    results = results_of(done, facts) | {"verdict": list(judge(facts)), "report": os.fspath(page)}
+    (done.path / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return facts, page
+
+
+def results_of(done: TableRun, facts: Facts) -> dict[str, Any]:
+    """A run as plain JSON values."""
+    return {
+        "run": os.fspath(done.path),
+        "table": facts.table,
+        "target": facts.target,
+        "task": facts.task,
+        "classes": facts.classes,
+        "rows": facts.rows,
+        "held_out": facts.held_out,
+        "method": facts.method,
+        "why": facts.why,
+        "seed": facts.seed,
+        "parameters": facts.parameters,
+        "seconds": facts.seconds,
+        "on": facts.on,
+        "figures": facts.figures,
+        "baseline": facts.baseline,
+        "diagnostics": None if facts.diagnostics is None else facts.diagnostics.to_dict(),
+    }
+
+
+def _beginning(prepared: Prepared) -> str:
+    known = prepared.preparation
+    lines = [
+        f"{prepared.config.table}: {len(prepared.train):,} rows to fit, {len(prepared.held_out):,} kept back.",
+        f"Target {known.target}: {known.task} ({known.task_reason}).",
+        f"{known.inputs} network inputs from {len(known.names)} columns.",
+        *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
+        f"Method: {prepared.method.name} ({prepared.why}).",
+    ]
+    return "\n".join(lines)

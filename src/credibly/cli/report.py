@@ -1,0 +1,31 @@
+"""`credibly report`: the page of a run, made again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from credibly.cli import options
+from credibly.cli.failures import plainly
+from credibly.cli.words import show_page
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `credibly fit` made.")],
+    open_page: options.Open = False,
+) -> None:
+    """Write RUN/report.html again: what was fitted, how good and calibrated it is, what it does not know, what to do next.
+
+    One file with its pictures inside, which needs no network.
+    """
+    with plainly():
+        from credibly.cli.fit import write_results
+        from credibly.tables.run import TableRun
+
+        page = write_results(TableRun.load(folder))[1]
+        typer.echo(os.fspath(page))
+        if open_page:
+            show_page(page)

@@ -1,0 +1,72 @@
+"""How commands speak: to people on standard output, with tables of figures."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from credibly.errors import InputError
+
+MEANINGS = {
+    "log_density": "mean log predictive density of a row: higher is better",
+    "rmse": "root mean squared error of the mean",
+    "crps": "error of the whole predictive distribution, in the target's units",
+    "coverage": "share inside the 90 % interval or set: near 0.9 is right",
+    "width": "mean width of the 90 % interval",
+    "calibration_error": "mean gap between stated and observed frequencies",
+    "accuracy": "share of rows whose likeliest class is right",
+    "brier": "squared error of the probabilities",
+    "ece": "gap between confidence and accuracy",
+    "set_size": "mean number of classes in the 90 % set",
+}
+
+
+def say(*lines: str) -> None:
+    """Lines for people, folded to the width of the terminal."""
+    width = min(110, shutil.get_terminal_size().columns)
+    for line in "\n".join(lines).split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        typer.echo(textwrap.fill(line, width, subsequent_indent=indent.rstrip(" ") or "") if line else "")
+
+
+def figures_table(title: str, figures: Mapping[str, float], baseline: Mapping[str, float]) -> None:
+    """Figures of merit beside those of knowing nothing of the inputs, each with what it means."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("this fit", justify="right", no_wrap=True)
+    table.add_column("no inputs", justify="right", no_wrap=True)
+    table.add_column("meaning")
+    for key, value in figures.items():
+        other = number(baseline[key]) if key in baseline else ""
+        table.add_row(key.replace("_", " "), number(value), other, MEANINGS.get(key, ""))
+    Console().print(table)
+
+
+def number(value: float) -> str:
+    """Three decimals, or as many figures as a large or small number needs."""
+    if not math.isfinite(value) or 0.01 <= abs(value) < 1000 or value == 0:
+        return f"{value:.3f}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def show_page(page: Path) -> None:
+    """Opens a page in the browser."""
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())
+
+
+def check_folder(out: Path, force: bool) -> None:
+    """Refuses a folder that is not empty, before any work."""
+    if out.exists() and not out.is_dir():
+        raise InputError("--out", f"{out} is a file", "Name a folder")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        raise InputError("--out", f"{out} exists and is not empty", "Choose another folder, or pass --force")

@@ -1,0 +1,142 @@
+"""What there is to tell about a run: the values that its page, its results file and the command line are made of."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from credibly.errors import InputError
+from credibly.posterior import SampledPosterior
+from credibly.recipe import Recipe
+from credibly.tables.facts import Array, Facts, View
+from credibly.tables.model import TableModel
+from credibly.tables.run import TableRun
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+    from credibly.predictive import Predictive
+
+JUDGED = 200  # rows at which chains are judged, at most
+GRID = 400  # rows predicted for a picture's doubt, at most
+
+
+def facts_of(run: TableRun) -> Facts:
+    """Everything about a run that has ended, its predictions on the rows that were kept back made anew."""
+    model, stored = run.model, run.facts
+    rows, on = run.rows()
+    inputs = model.preparation.transform(rows)[0]
+    predictive = model.predict(inputs)
+    y = model.preparation.target_values(rows)
+    recipe = run.config.recipe(model.preparation.task)
+    return Facts(
+        table=run.config.table.replace("\\", "/").rsplit("/", 1)[-1],
+        target=run.config.target,
+        task=model.preparation.task,
+        classes=model.preparation.classes,
+        columns=model.preparation.columns,
+        rows=stored["rows"],
+        held_out=stored["held_out"],
+        seed=run.config.seed,
+        method=run.config.method,
+        why=stored["why"],
+        settings=dict(run.config.settings),
+        network=_network(recipe, model),
+        prior=f"Normal with deviation {recipe.prior_scale:g}, divided by the root of the number of inputs of each layer",
+        noise=_noise(recipe, model),
+        parameters=stored["parameters"],
+        seconds=stored["seconds"],
+        on=on,
+        predictive=predictive,
+        y=y,
+        figures=run.figures,
+        baseline=baseline(model, y, run.sample()),
+        ood=model.ood(predictive),
+        ood_far=_shuffled(model, inputs, run.config.seed),
+        diagnostics=_diagnostics(model, inputs),
+        posterior=model.posterior,
+        view=_view(model, run.sample()),
+    )
+
+
+def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
+    """Figures of predicting the training mean and deviation, or the training shares of the classes, for every row."""
+    prepared = model.preparation
+    if prepared.classes is None:
+        error, deviation = y - prepared.y_mean, prepared.y_std
+        density = -0.5 * (error / deviation) ** 2 - math.log(deviation) - 0.5 * math.log(2 * math.pi)
+        inside = np.abs(error) <= 1.6448536269514722 * deviation
+        return {
+            "log_density": float(density.mean()),
+            "rmse": float(np.sqrt(np.mean(error**2))),
+            "coverage": float(inside.mean()),
+            "width": 2 * 1.6448536269514722 * deviation,
+        }
+    seen = np.bincount(prepared.target_values(training), minlength=len(prepared.classes)) + 1.0
+    share = seen / seen.sum()
+    truth = np.eye(len(share))[y]
+    return {
+        "log_density": float(np.log(share[y]).mean()),
+        "accuracy": float((y == share.argmax()).mean()),
+        "brier": float(((share - truth) ** 2).sum(-1).mean()),
+    }
+
+
+def _network(recipe: Recipe, model: TableModel) -> str:
+    inputs = model.preparation.inputs
+    if not recipe.hidden:
+        return f"linear in {inputs} inputs"
+    widths = " and ".join(str(w) for w in recipe.hidden)
+    layers = "a hidden layer" if len(recipe.hidden) == 1 else f"{len(recipe.hidden)} hidden layers"
+    return f"{inputs} inputs, {layers} of {widths} units ({recipe.activation})"
+
+
+def _noise(recipe: Recipe, model: TableModel) -> str:
+    if recipe.task == "classification":
+        return "labels drawn by the predicted probabilities"
+    known = {
+        "learned": "normal, with one deviation that is learned",
+        "heteroscedastic": "normal, with a deviation that depends on the inputs",
+        "student": "Student's t, with a scale that is learned: heavy tails",
+    }
+    if isinstance(recipe.noise, str):
+        return known[recipe.noise]
+    return f"normal, with a known deviation of {recipe.noise * model.preparation.y_std:.4g}"
+
+
+def _shuffled(model: TableModel, inputs: Array, seed: int) -> Array | None:
+    """Scores of rows that no table has: each input column shuffled by itself."""
+    if model.ood_levels is None or inputs.shape[1] < 2 or len(inputs) < 2:
+        return None
+    rng = np.random.default_rng([seed, 0xF42])
+    return model.ood(model.predict(np.stack([rng.permutation(column) for column in inputs.T], 1)))
+
+
+def _diagnostics(model: TableModel, inputs: Array) -> Any:
+    posterior = model.posterior
+    if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
+        return None
+    some = inputs[np.linspace(0, len(inputs) - 1, min(JUDGED, len(inputs))).round().astype(int)]
+    try:
+        return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(some)))
+    except InputError:  # too few draws to be judged
+        return None
+
+
+def _view(model: TableModel, training: Table) -> View | None:
+    prepared = model.preparation
+    names = tuple(prepared.names)
+    if len(names) not in (1, 2) or set(names) != set(prepared.numeric_names):
+        return None
+    raw = np.stack([training[name].to_numpy(zero_copy_only=False).astype(float) for name in names], 1)
+    known = np.isfinite(raw).all(-1)
+
+    def predict(x: Array) -> Predictive:
+        import pyarrow as pa
+
+        return model.predict_table(pa.table({name: np.asarray(x)[:, i] for i, name in enumerate(names)}))
+
+    return View(names, raw[known], prepared.target_values(training)[known], predict)
