@@ -91,6 +91,10 @@ def load(
         device: where to put it; by default where the network is.
     """
     folder = Path(path)
+    if (
+        folder / "table.json"
+    ).is_file():  # a fit to a table keeps its posterior, which knows standardised columns, inside
+        folder = folder / "posterior"
     manifest, state = read_with_state(folder)
     if manifest["kind"] not in POSTERIORS:
         raise StoreError(f"path: the manifest of {os.fspath(path)!r} is altered (unknown: {manifest['kind']!r})")

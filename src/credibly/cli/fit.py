@@ -131,7 +131,7 @@ def _beginning(prepared: Prepared) -> str:
     known = prepared.preparation
     lines = [
         f"{prepared.config.table}: {len(prepared.train):,} rows to fit, {len(prepared.held_out):,} kept back.",
-        f"Target {known.target}: {known.task} ({known.task_reason}).",
+        f"Task: {known.task_reason}.",
         f"{known.inputs} network inputs from {len(known.names)} columns.",
         *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
         f"Method: {prepared.method.name} ({prepared.why}).",

@@ -42,7 +42,7 @@ Drop = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave 
 Holdout = Annotated[
     float | None,
     typer.Option(
-        help="Share of the rows kept back, which the figures in the report are of; 0 fits all rows. [default: 0.2]"
+        help="Share of the rows kept back, which the figures in the report are of; 0 fits all rows. (Default: 0.2.)"
     ),
 ]
 Hidden = Annotated[
@@ -53,15 +53,17 @@ Noise = Annotated[
     str | None,
     typer.Option(
         help="Of a regression: learned, heteroscedastic (it depends on the inputs), student (heavy tails), or a number, in"
-        " deviations of the target. [default: learned]"
+        " deviations of the target. (Default: learned.)"
     ),
 ]
 PriorScale = Annotated[
-    float | None, typer.Option(help="Deviation of the weights before division by the root of the fan-in. [default: 1]")
+    float | None, typer.Option(help="Deviation of the weights before division by the root of the fan-in. (Default: 1.)")
 ]
-Activation = Annotated[str | None, typer.Option(help="Between the layers: silu, gelu, tanh, relu, ... [default: silu]")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same result. [default: 0]")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, ... [default: cpu]")]
+Activation = Annotated[
+    str | None, typer.Option(help="Between the layers: silu, gelu, tanh, relu, ... (Default: silu.)")
+]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same result. (Default: 0.)")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ... (Default: cpu.)")]
 Set = Annotated[
     list[str] | None,
     typer.Option(

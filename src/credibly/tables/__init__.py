@@ -1,1 +1,11 @@
-"""Tables: CSV and Parquet files in, predictions with their uncertainty out."""
+"""Tables: CSV and Parquet files in, predictions with their uncertainty out.
+
+from credibly.tables import Config, TableRun, fit_table, prepare
+run = fit_table(prepare(Config("house.csv", "price")), "run/")     # as `credibly fit house.csv --target price --out run/`
+TableRun.load("run/").model.predict_file("new.csv", "predictions.csv")
+"""
+
+from credibly.tables.config import Config
+from credibly.tables.run import TableRun, fit_table, prepare, resume_table
+
+__all__ = ["Config", "TableRun", "fit_table", "prepare", "resume_table"]
