@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,12 @@ MISSING = (
 NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))$"
 
 
+def is_number(kind: Any) -> bool:
+    """Whether a type of column is one of numbers; a column without any value is."""
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind))
+
+
 def numbers(column: pa.Array, decimal: str = ".") -> tuple[pa.Array, Notes]:
     """A column as float64, and (row, what was found) where a cell holds something that is no number; null there.
 
@@ -29,7 +36,7 @@ def numbers(column: pa.Array, decimal: str = ".") -> tuple[pa.Array, Notes]:
         return _parsed(column, decimal)
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
-    if pa.types.is_null(kind) or pa.types.is_boolean(kind) or _is_numeric(kind):
+    if pa.types.is_boolean(kind) or is_number(kind):
         column = column.cast(pa.float64(), safe=False)
         unknown = pc.is_nan(column)
         return (pc.if_else(unknown, None, column) if pc.any(unknown).as_py() else column), []
@@ -66,6 +73,17 @@ def texts(column: pa.Array) -> pa.Array:
     return pc.if_else(marks, None, column) if pc.any(marks).as_py() else column
 
 
+def positions(column: Any, labels: Sequence[str]) -> Any:
+    """Where each text of a column is among the labels; null where it is none of them.
+
+    True, TRUE and true are one label where there is no other than true and false: files differ in how they write them.
+    """
+    lower = [label.lower() for label in labels]
+    if set(lower) <= {"true", "false"} and len(set(lower)) == len(lower):
+        column, labels = pc.utf8_lower(column), lower
+    return pc.index_in(column, value_set=pa.array(labels, pa.string()), skip_nulls=True)
+
+
 def whole_column(table: Any, name: str) -> Any:
     """One column as a single array; None where the table has none of that name."""
     index = table.schema.get_field_index(name)
@@ -92,10 +110,6 @@ def _plain(column: pa.Array) -> pa.Array:
     return column
 
 
-def _is_numeric(kind: Any) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
-
-
 def _parsed(column: pa.Array, decimal: str) -> tuple[pa.Array, Notes]:
     if decimal != ".":
         column = pc.replace_substring(column, decimal, ".")
@@ -107,8 +121,9 @@ def _parsed(column: pa.Array, decimal: str) -> tuple[pa.Array, Notes]:
     fits = pc.fill_null(pc.match_substring_regex(column, NUMBER), False)
     values, _ = numbers(pc.if_else(fits, column, None).cast(pa.float64()))
     rows = np.flatnonzero(~np.asarray(fits) & np.asarray(column.is_valid()))
-    return values, [(int(r), f"{_short(column[int(r)].as_py())} is not a number") for r in rows]
+    return values, [(int(r), f"{shown(column[int(r)].as_py())} is not a number") for r in rows]
 
 
-def _short(cell: str, limit: int = 40) -> str:
+def shown(cell: str, limit: int = 40) -> str:
+    """A cell as messages have it: in quotes, and not too long."""
     return repr(cell if len(cell) <= limit else cell[: limit - 3] + "...")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.cells import Notes, finite, numbers, texts
+from credibly.tables.cells import Notes, finite, is_number, numbers, positions, shown, texts
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -84,16 +84,18 @@ class Numeric:
         return notes
 
     def _standardised(self, values: Array) -> tuple[Array, Array]:
+        far: Array = np.empty(0, dtype=np.int64)
         with np.errstate(over="ignore"):
             scaled = values - self.mean
             scaled /= self.scale
-            ends = (np.array([self.low, self.high]) - self.mean) / self.scale
-            far: Array = np.empty(0, dtype=np.int64)
+            low, high, fill = (np.array([self.low, self.high, self.fill]) - self.mean) / self.scale
             # The two extremes first: in most blocks no row has to be looked at. A missing cell is neither.
-            if np.fmin.reduce(scaled) < ends[0] - FAR or np.fmax.reduce(scaled) > ends[1] + FAR:
-                far = np.flatnonzero((scaled < ends[0] - FAR) | (scaled > ends[1] + FAR))
+            least, most = np.fmin.reduce(scaled, initial=0.0), np.fmax.reduce(scaled, initial=0.0)
+            if least < low - FAR or most > high + FAR:
+                far = np.flatnonzero((scaled < low - FAR) | (scaled > high + FAR))
+            if least < -LIMIT or most > LIMIT:
                 np.clip(scaled, -LIMIT, LIMIT, out=scaled)
-            np.nan_to_num(scaled, copy=False, nan=(self.fill - self.mean) / self.scale)
+        scaled[np.isnan(scaled)] = np.clip(fill, -LIMIT, LIMIT)
         return scaled, far
 
 
@@ -130,26 +132,20 @@ class Categorical:
                 out[:, -1] = 1
             return [(row, f"{self.name} is missing") for row in range(len(out))]
         column = texts(cells)
-        if set(self.levels) <= {"true", "false"}:  # True in a CSV file is true in a Parquet file
-            column = pc.utf8_lower(column)
-        place = pc.index_in(column, value_set=pa.array([*self.levels, *self.rare], pa.string()))
+        place = positions(column, [*self.levels, *self.rare])
         where = place.fill_null(-1).to_numpy(zero_copy_only=False)
-        if self.rare:
-            where = np.minimum(where, len(self.levels))
-        strange = np.flatnonzero(where < 0)
+        where = np.minimum(where, len(self.levels))  # the rare ones share a place
         notes: Notes = []
-        if len(strange):
-            where = where.copy()
-            for row in strange.tolist():
-                label = column[row].as_py()
-                if label is not None:
-                    notes.append((row, f"unknown category {_short(label)} in {self.name}"))
-                    if self.rare:
-                        where[row] = len(self.levels)
-                elif self.missing:
-                    where[row] = out.shape[1] - 1
-                else:
-                    notes.append((row, f"{self.name} is missing"))
+        if place.null_count:
+            gone = column.is_null().to_numpy(zero_copy_only=False)
+            strange = np.flatnonzero((where < 0) & ~gone)
+            names = column.take(pa.array(strange)).to_pylist()
+            notes = [(r, f"unknown category {shown(c)} in {self.name}") for r, c in zip(strange.tolist(), names)]
+            where = np.where(gone, out.shape[1] - 1 if self.missing else -1, where)
+            if not self.missing:
+                notes += [(r, f"{self.name} is missing") for r in np.flatnonzero(gone).tolist()]
+            if self.rare:
+                where[strange] = len(self.levels)
         rows = np.flatnonzero(where >= 0)
         out[rows, where[rows]] = 1
         return notes
@@ -164,7 +160,7 @@ def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
         raise _date(name, f"holds dates or times ({cells.type})")
     if cells.null_count == len(cells):
         return "left out", "no value in the training rows"
-    if pa.types.is_floating(cells.type):
+    if is_number(cells.type):
         return _fit_numeric(name, cells)
     column = texts(cells)
     present = column.drop_null()
@@ -179,7 +175,7 @@ def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
             f"{MAX_LEVELS} kinds, or turn them into numbers, if they should count, else name it in --drop"
         )
     if distinct == 1 and not column.null_count:
-        return "left out", f"constant: {_short(present[0].as_py())} in every training row"
+        return "left out", f"constant: {shown(present[0].as_py())} in every training row"
     return _fit_categorical(name, present, len(column) - len(present))
 
 
@@ -211,6 +207,8 @@ def _fit_numeric(name: str, cells: Any) -> Column | tuple[str, str]:
     whole = len(present) > MAX_LEVELS and (np.diff(np.sort(present)) == 1).all() and power == 0
     said += ["counts up by ones: name it in --drop if it is a row number"] if whole else []
     fill, mean, spread = (float(np.ldexp(v, power)) for v in (fill, mean, spread))
+    if not spread and not gone:  # a difference of the smallest float there is
+        return "left out", f"constant but for rounding: {low:.6g} in every training row"
     return Numeric(name, fill, mean, spread, low, high, gone > 0, "; ".join(said))
 
 
@@ -234,7 +232,3 @@ def _date(name: str, found: str) -> InputError:
         "table", f"column {name!r} {found}",
         f"Turn it into numbers, such as days since a start or the month, or leave it out with --drop {name}",
     )  # fmt: skip
-
-
-def _short(label: str, limit: int = 40) -> str:
-    return repr(label if len(label) <= limit else label[: limit - 3] + "...")

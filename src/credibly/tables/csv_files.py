@@ -59,33 +59,61 @@ def dialect(path: Path) -> Dialect:
         raise InputError(
             "table", f"{path.name!r} is empty", "Pass a file with a line of column names and rows under it"
         )
-    order = DELIMITERS if path.suffix != ".tsv" else "\t,;|"
+    order = DELIMITERS if path.suffix.lower() != ".tsv" else "\t,;|"
     delimiter = max(order, key=lambda d: _agreement(text, d))
     records = list(_records(text, delimiter))
     raw = tuple(records[0])
     return Dialect(tuple(n.strip() for n in raw), raw, encoding, delimiter, _decimal(records[1:], delimiter))
 
 
-def blocks(path: Path, form: Dialect, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-    """The columns as text, missing cells null, a few megabytes at a time and under their stripped names."""
-    wanted = [r for r, n in zip(form.raw, form.names) if n in columns]
+def blocks(
+    path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """The columns, missing cells null, a few megabytes at a time and under their stripped names.
+
+    They are text, but for those in `numeric`: float64 up to the first block in which one of their cells is no number, and
+    text from there on, for the caller to look at cell by cell.
+    """
+    done = 0
+    try:
+        try:
+            for batch in _stream(path, form, columns, numeric):
+                yield batch
+                done += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if "conversion error to double" not in str(error):
+                raise
+            for batch in _stream(path, form, columns, ()):
+                skip = min(done, batch.num_rows)
+                done -= skip
+                yield batch.slice(skip)
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise _explained(path, form, error) from None
+
+
+def _stream(path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str]) -> Iterator[pa.RecordBatch]:
+    wanted = [(r, n) for r, n in zip(form.raw, form.names) if n in columns]
     # In a table of one column an empty line is a missing value; elsewhere it is no row.
     parse = pa.csv.ParseOptions(
         delimiter=form.delimiter, newlines_in_values=True, ignore_empty_lines=len(form.names) > 1
     )
     convert = pa.csv.ConvertOptions(
-        column_types=dict.fromkeys(form.raw, pa.string()), include_columns=wanted, null_values=MISSING,
+        column_types={raw: pa.float64() if name in numeric else pa.string() for raw, name in wanted},
+        include_columns=[raw for raw, _ in wanted],
+        null_values=MISSING,
         strings_can_be_null=True,
-    )  # fmt: skip
+        decimal_point=form.decimal,
+    )
     # Arrow takes the mark at the beginning off by itself; any other name than this one sends the text through a decoder.
-    plain = form.encoding.replace("utf-8-sig", "utf8")
-    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=plain)
-    try:
-        with pa.input_stream(str(path), compression="gzip" if path.suffix == ".gz" else None) as stream:
-            for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
-                yield batch.rename_columns([r.strip() for r in wanted])
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise _explained(path, form, error) from None
+    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=form.encoding.replace("utf-8-sig", "utf8"))
+    with pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None) as stream:
+        for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
+            yield batch.rename_columns([name for _, name in wanted])
+
+
+def no_rows(path: Path) -> InputError:
+    """The refusal of a table that ends with its header."""
+    return InputError("table", f"{path.name!r} has column names and no rows", "Pass a file with rows under its header")
 
 
 def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
@@ -100,6 +128,8 @@ def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
                     break
         found = f"{where} of {path.name!r} has {got} cells where the header has {expected}"
         return InputError("table", found, "Mend that line; put quotes around cells that hold the delimiter or a quote")
+    if "Empty CSV" in str(error):
+        return no_rows(path)
     if "straddling" in str(error):
         found = f"{path.name!r} has a row of more than {BLOCK >> 20} MB"
         return InputError("table", found, "Look for a quote that is opened and never closed")
@@ -111,7 +141,7 @@ def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked; a packed one that is broken is refused."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as handle:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb") as handle:
             yield handle  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         said = f"{path.name!r} is no whole gzip file ({error})"

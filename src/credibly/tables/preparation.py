@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from credibly.errors import InputError, StoreError
 from credibly.run_folder import checksum
-from credibly.tables.cells import Notes, numbers, texts, whole_column
+from credibly.tables.cells import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
 from credibly.tables.targets import class_numbers, inspect_target, real_values
 
@@ -103,6 +103,13 @@ class Preparation:
         return tuple(column.name for column in self.used if isinstance(column, Numeric))
 
     @property
+    def text_names(self) -> tuple[str, ...]:
+        """The columns to read as text whatever is in them: categories, and a target with labels that are no numbers."""
+        names = tuple(column.name for column in self.used if isinstance(column, Categorical))
+        labels = numbers(pa.array(self.classes or (), pa.string()))[1]
+        return (*names, self.target) if labels else names
+
+    @property
     def features(self) -> tuple[str, ...]:
         """The names of the network's inputs."""
         return tuple(feature for column in self.used for feature in column.features)
@@ -135,7 +142,7 @@ class Preparation:
     def usable_rows(self, table: Any) -> Array:
         """The rows that have a target, as indices."""
         cells = self._target_cells(table)
-        column = texts(cells) if self.task == "classification" else numbers(cells)[0]
+        column = numbers(cells)[0] if is_number(cells.type) else texts(cells)
         return np.flatnonzero(np.asarray(column.is_valid()))
 
     def target_values(self, table: Any) -> Array:
@@ -206,7 +213,7 @@ def _check_column(option: str, name: str, names: list[str]) -> None:
 def _moments(name: str, cells: Any, task: str) -> tuple[float, float]:
     """Mean and deviation of the targets of the training rows; 0 and 1 for classes. One value alone is refused."""
     values = numbers(cells)[0].to_numpy(zero_copy_only=False) if task == "regression" else None
-    one = texts(cells).unique().__len__() == 1 if values is None else values.min() == values.max()
+    one = len(texts(cells).unique()) == 1 if values is None else values.min() == values.max()
     if one:
         raise InputError(
             "--target", f"{name!r} has one value in all training rows", "Pass more rows, or another column"

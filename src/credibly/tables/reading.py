@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from credibly.errors import InputError
 from credibly.tables import csv_files
-from credibly.tables.cells import Notes, finite, numbers, texts, whole_column
+from credibly.tables.cells import Notes, finite, is_number, numbers, texts, whole_column
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 
@@ -31,7 +31,7 @@ def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> p
     got = list(csv_files.blocks(place, form, form.names))
     whole = pa.Table.from_batches(got) if got else None
     if whole is None or not whole.num_rows:
-        raise _no_rows(place)
+        raise csv_files.no_rows(place)
     columns = {}
     for name in form.names:
         cells = whole_column(whole, name)
@@ -78,7 +78,7 @@ def batches(
     else:
         form = _dialect(place)
         wanted = [n for n in form.names if n in set(columns)]
-        decimal, stream = form.decimal, csv_files.blocks(place, form, wanted or form.names[:1])
+        decimal, stream = form.decimal, csv_files.blocks(place, form, wanted or form.names[:1], numeric)
     return _typed(_regrouped(stream, rows, place), wanted, frozenset(numeric), decimal)
 
 
@@ -116,13 +116,19 @@ def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, place: Path) -> Iter
     if held:
         yield _joined(held)
     elif not seen:
-        raise _no_rows(place)
+        raise csv_files.no_rows(place)
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(held) == 1:
         return held[0]
+    if held[0].schema != held[-1].schema:  # numbers up to here, and as text from the first cell on that is none
+        held = [_as_text(batch, held[-1].schema) for batch in held]
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0]
+
+
+def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([column.cast(kind) for column, kind in zip(batch, schema.types)], schema=schema)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
@@ -155,10 +161,6 @@ def _checked(path: str | os.PathLike[str]) -> Path:
             "table", f"{os.fspath(path)!r} cannot be read ({error.strerror})", "Check its rights"
         ) from None
     return place
-
-
-def _no_rows(place: Path) -> InputError:
-    return InputError("table", f"{place.name!r} has column names and no rows", "Pass a file with rows under its header")
 
 
 def _dialect(place: Path) -> csv_files.Dialect:
@@ -202,12 +204,12 @@ def _parquet_table(place: Path, text: frozenset[str]) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise _broken(place, error) from None
     if not table.num_rows:
-        raise _no_rows(place)
+        raise csv_files.no_rows(place)
     columns = {}
     for name in table.column_names:
         cells = whole_column(table, name)
         kind = cells.type
-        if name not in text and (pa.types.is_temporal(kind) or _counts(kind)):
+        if name not in text and (pa.types.is_temporal(kind) or is_number(kind)):
             columns[name] = cells if pa.types.is_temporal(kind) else numbers(cells)[0]
         else:
             columns[name] = texts(cells)
@@ -220,11 +222,6 @@ def _parquet_batches(place: Path, columns: list[str], rows: int) -> Iterator[pa.
         yield from file.iter_batches(batch_size=rows, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise _broken(place, error) from None
-
-
-def _counts(kind: Any) -> bool:
-    types = pa.types
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind))
 
 
 def _broken(place: Path, error: Exception) -> InputError:

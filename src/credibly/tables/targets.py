@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.cells import numbers, texts
+from credibly.tables.cells import is_number, numbers, positions, texts
 from credibly.tables.columns import DATE, Array
 
 TASKS = ("auto", "regression", "classification")
@@ -48,8 +48,8 @@ def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
         raise InputError(
             "--target", f"{name!r} holds dates or times", "Turn it into a number, such as days since a start"
         )
-    numeric = pa.types.is_floating(cells.type)
-    column = numbers(cells)[0] if numeric else texts(cells)
+    numeric = is_number(cells.type)
+    column = pc.add(numbers(cells)[0], 0.0) if numeric else texts(cells)  # -0 and 0 are one label
     rows = np.flatnonzero(np.asarray(column.is_valid()))
     present = column.drop_null()
     notes = _check_rows(name, len(column), len(present))
@@ -122,9 +122,7 @@ def _text(name: str, present: Any, values: Any, task: str) -> tuple[str, str]:
 def class_numbers(name: str, cells: Any, classes: Sequence[str]) -> Array:
     """Labels as class numbers, (N,) int64; labels that are no class are refused."""
     column = texts(cells)
-    if set(classes) <= {"true", "false"}:
-        column = pc.utf8_lower(column)
-    found = pc.index_in(column, value_set=pa.array(classes, pa.string()))
+    found = positions(column, classes)
     if found.null_count:
         if column.null_count:
             raise _missing(name, column.null_count)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -83,7 +85,11 @@ class TableWriter:
             packed = self._suffix == ".csv.gz"
             # The lowest level: the next ones take several times as long for a few per cent of the size.
             self._sink = gzip.GzipFile("", "wb", 1, self._file, 0) if packed else self._file
-            form = pa.csv.WriteOptions(delimiter="\t" if self._suffix == ".tsv" else ",", quoting_style="needed")
+            delimiter = "\t" if self._suffix == ".tsv" else ","
+            names = io.StringIO()
+            csv.writer(names, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
+            self._sink.write(names.getvalue().encode())  # Arrow would put quotes around every name
+            form = pa.csv.WriteOptions(include_header=False, delimiter=delimiter, quoting_style="needed")
             self._writer = pa.csv.CSVWriter(self._sink, schema, write_options=form)
         self._schema = schema
 
