@@ -220,7 +220,7 @@ def _moments(name: str, cells: Any, task: str) -> tuple[float, float]:
         )
     if values is None:
         return 0.0, 1.0
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(values.mean()), float(values.std())
     if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
         raise InputError(
