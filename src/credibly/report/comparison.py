@@ -14,7 +14,7 @@ from credibly.demo import summary
 from credibly.errors import InputError
 from credibly.report import figures
 from credibly.report.evidence import density_of_rows, loss_of_rows, standard_error
-from credibly.report.judgement import assess
+from credibly.report.judgement import VERDICTS, assess
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.tables.facts import Facts
@@ -95,6 +95,10 @@ def _ranking(facts: dict[str, Facts]) -> Section:
         said.append(
             f"On {n:,} rows {best} cannot be told from {_and(level)}: of these take the one that is quickest, or easiest to explain."
         )
+    trusted = [name for name, *_ in order if assess(facts[name]).verdict != VERDICTS[2]]
+    if best not in trusted:
+        rest = f"; of the others {trusted[0]} has the highest" if trusted else ""
+        said.append(f"By itself, however, {best} is not to be trusted here (see its verdict below){rest}.")
     if behind:
         said.append(f"Behind by more than chance: {_and(behind)}.")
     text = ("Ranked by log density, which punishes a wrong prediction and a wrong width alike.",)
@@ -198,7 +202,7 @@ def _dots(
         f"compare-{name}",
         paint,
         title=title,
-        size=(4.8, height),
+        size=(4.2, height),
         alt=f"{title}: {shown}.",
         caption=f"{note.capitalize()}.",
     )
@@ -214,7 +218,7 @@ def _curves(facts: dict[str, Facts]) -> Picture:
             plot.coverage_curve(one.predictive, one.y, label=name, ax=ax)
 
     return picture(
-        "compare-coverage", paint, title="Do intervals hold what they promise?", size=(4.8, 4.6),
+        "compare-coverage", paint, title="Do intervals hold what they promise?", size=(4.2, 4.4),
         alt="Observed against promised coverage of every method.",
         caption="Below the line intervals are too narrow; in the grey strip a difference is chance.",
     )  # fmt: skip
@@ -236,7 +240,7 @@ def _reliabilities(facts: dict[str, Facts]) -> Picture:
         ax.legend()
 
     return picture(
-        "compare-reliability", paint, title="How often right when that sure?", size=(4.8, 4.6),
+        "compare-reliability", paint, title="How often right when that sure?", size=(4.2, 4.4),
         alt="Accuracy against confidence of every method.",
         caption="Below the line a method is too sure, above it too cautious; points of few rows scatter.",
     )  # fmt: skip
@@ -258,7 +262,9 @@ def _methods(facts: dict[str, Facts]) -> Section:
     rows = []
     for name, one in facts.items():
         settings = ", ".join(
-            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in one.settings.items()
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in one.settings.items()
+            if value is not None
         )
         rows.append((name, summary(one.method), settings or "its defaults"))
     first = next(iter(facts.values()))

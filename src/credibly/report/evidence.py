@@ -51,7 +51,7 @@ def halves(facts: Facts) -> tuple[float, float, float] | None:
     """Mean loss of the surer and of the less sure half of the rows, and the standard error of their difference."""
     unsure = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1)
     loss = loss_of_rows(facts)
-    if len(loss) < 20 or float(unsure.max()) <= float(unsure.min()) * (1 + 1e-9):
+    if len(loss) < 20 or not bool(loss.any()) or float(unsure.max()) <= float(unsure.min()) * (1 + 1e-9):
         return None
     order = torch.argsort(unsure, stable=True)
     sure, rest = loss[order[: len(order) // 2]], loss[order[len(order) // 2 :]]

@@ -12,7 +12,7 @@ from credibly import metrics, plot
 from credibly.demo import summary
 from credibly.report import figures, inside
 from credibly.report.evidence import confidence_gap, shares_inside, some_rows
-from credibly.report.judgement import VERDICTS, Judgement, assess
+from credibly.report.judgement import MARKS, VERDICTS, Judgement, assess
 from credibly.report.page import Column, Page, Section, Step, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.tables.facts import Facts
@@ -36,7 +36,6 @@ def fit_page(facts: Facts) -> Page:
     sections = [
         verdict(found),
         _fitted(facts),
-        _columns(facts),
         inside.view(facts),
         _good(facts),
         _calibrated(facts),
@@ -44,6 +43,7 @@ def fit_page(facts: Facts) -> Page:
         inside.unsure_and_wrong(facts),
         inside.chains(facts),
         inside.training(facts),
+        _columns(facts),
         _next(facts),
     ]
     footer = f"credibly fit, method {facts.method}, seed {facts.seed}. The same seed and settings give the same page."
@@ -54,8 +54,12 @@ def fit_page(facts: Facts) -> Page:
 
 def verdict(found: Judgement) -> Section:
     """The verdict, its reasons and what to do about them."""
-    heading = f"Verdict: {found.verdict}"
-    return Section(heading, (found.headline,), findings=found.reasons, steps=found.steps, tone=TONES[found.verdict])
+    said = found.headline.partition(": ")[2]
+    marks = tuple(MARKS[finding.weight] for finding in found.findings)
+    return Section(
+        f"Verdict: {found.verdict}", (said[0].upper() + said[1:],), findings=found.reasons, marks=marks, steps=found.steps,
+        tone=TONES[found.verdict],
+    )  # fmt: skip
 
 
 def _rows(facts: Facts) -> str:
@@ -72,16 +76,17 @@ def _count(n: int, what: str) -> str:
 
 
 def _fitted(facts: Facts) -> Section:
-    settings = ", ".join(f"{key}={_plain(value)}" for key, value in facts.settings.items()) or "its defaults"
+    settings = (
+        ", ".join(f"{key}={_plain(value)}" for key, value in facts.settings.items() if value is not None)
+        or "its defaults"
+    )
     draws = (
         f"an average over {facts.predictive.draws:,} sets of weights"
         if facts.predictive.draws > 1
         else "one set of weights"
     )
     answers = (
-        "a number, with an interval"
-        if facts.task == "regression"
-        else f"one of {_count(len(facts.classes or ()), 'class')}"
+        "a number, with an interval" if facts.task == "regression" else f"one of {len(facts.classes or ())} classes"
     )
     rows: list[tuple[Value, ...]] = [
         ("Table", f"{facts.table}: {facts.rows:,} rows to learn from, {facts.held_out:,} held out"),

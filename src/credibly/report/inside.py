@@ -10,7 +10,7 @@ import torch
 
 from credibly import plot
 from credibly.diagnostics import rhat
-from credibly.report.evidence import POINTS, halves, some_rows, told_apart
+from credibly.report.evidence import POINTS, halves, loss_of_rows, some_rows, told_apart
 from credibly.report.figures import number
 from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
@@ -156,8 +156,9 @@ def doubt(facts: Facts) -> Section:
         pictures.append(
             picture(
                 "parts",
-                lambda ax: plot.uncertainty_parts(predictive, ax=ax),
+                lambda ax: plot.uncertainty_parts(predictive, ax=ax).set_xlim(left=0),
                 title="Noise against ignorance",
+                size=(4.8, 3.9),
                 alt=f"Aleatoric against epistemic uncertainty of each row; {share:.0%} of the whole is epistemic.",
                 caption="A point for each row. High up: the model has seen few rows like it.",
             )
@@ -183,7 +184,7 @@ def _ood(facts: Facts) -> Picture:
     told = "" if area is None else f" AUROC {area[0]:.2f}."
     against = ", and of rows with shuffled columns" if facts.ood_far is not None else ""
     return picture(
-        "ood", lambda ax: plot.ood_histogram(facts.ood, facts.ood_far, ax=ax), title="Familiar and strange rows",
+        "ood", lambda ax: plot.ood_histogram(facts.ood, facts.ood_far, ax=ax), title="Familiar and strange rows", size=(4.8, 3.9),
         alt=f"Histogram of the ood score of {facts.on} rows{against}.{told}",
         caption=f"Scores of the {facts.on} rows{against}.{told}",
     )  # fmt: skip
@@ -199,6 +200,9 @@ def _area_sentence(area: float, error: float) -> str:
 
 def unsure_and_wrong(facts: Facts) -> Section:
     """The error of those rows that are kept when the least certain ones are handed on."""
+    if not bool(loss_of_rows(facts).any()):
+        words = f"None of the {len(facts.y):,} rows is predicted wrongly, so there is nothing to see here."
+        return Section("Does being unsure mean being wrong?", (words,))
     text = (
         "Suppose the rows it is least sure of were handed to somebody who knows. Read from right to left: where the curve falls, being "
         "unsure means being wrong, and the rows worth a second look are found.",

@@ -27,6 +27,8 @@ from credibly.tables.facts import Facts
 from credibly.verdict import E_BFMI_LOW, ESS_PER_CHAIN, ESS_TOTAL, RHAT_POOR, RHAT_USABLE
 
 FOR, NOTE, CARE, STOP = range(4)  # how much a finding weighs
+ORDER = (STOP, CARE, FOR, NOTE)  # what speaks against a fit first, then what speaks for it
+MARKS = ("for", "note", "care", "stop")
 VERDICTS = ("good", "use with care", "do not trust")
 FEW_HELD_OUT, ENOUGH_HELD_OUT = 30, 100
 FEW_ROWS, ENOUGH_ROWS = 30, 100
@@ -43,11 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All findings, the heaviest first.
-
-    Attributes:
-        verdict: one of VERDICTS. headline: it in a sentence.
-    """
+    """One of VERDICTS, the same in a sentence, and all findings: those against the fit first."""
 
     verdict: str
     headline: str
@@ -85,11 +83,11 @@ def assess(facts: Facts) -> Judgement:
         _tails(facts),
         _unsure_is_wrong(facts),
     ]
-    findings = sorted((f for f in made if f is not None), key=lambda f: -f.weight)
+    findings = sorted((f for f in made if f is not None), key=lambda f: ORDER.index(f.weight))
     heaviest = max((f.weight for f in findings), default=NOTE)
     against = sum(f.weight >= CARE for f in findings)
     if heaviest == STOP:
-        headline = "Do not trust these predictions as they are: the first of the reasons below is why."
+        headline = "Do not trust: the first of the reasons below is why these predictions are of no use as they are."
         return Judgement(VERDICTS[2], headline, tuple(findings))
     if heaviest == CARE:
         which = "the first reason below says" if against == 1 else f"the first {against} reasons below say"
@@ -217,8 +215,8 @@ def _chains(facts: Facts) -> Finding | None:
     if not seen.moving or found.still or seen.nonfinite:
         return Finding(STOP, f"The chains failed. {found.verdict}")
     said, steps = [], []
-    draws, warmup = facts.settings.get("draws"), facts.settings.get("warmup")
-    known = isinstance(draws, int) and isinstance(warmup, int)
+    draws, warmup = int(facts.settings.get("draws") or 0), int(facts.settings.get("warmup") or 0)
+    known = draws > 0 and warmup > 0
     if seen.rhat_most > RHAT_USABLE:
         said.append(
             f"chains that started elsewhere predict otherwise (R-hat up to {seen.rhat_most:.2f}, where 1.01 is good)"

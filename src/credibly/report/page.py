@@ -84,7 +84,9 @@ class Section:
     """A heading, paragraphs, at most one table, and pictures that stand side by side where there is room.
 
     Attributes:
-        findings: sentences that stand out, after the pictures. steps: what to do next, after these.
+        findings: sentences that stand out, after the pictures. marks: for each of them "for", "note", "care" or "stop",
+            which gives it its sign; empty for plain ones.
+        steps: what to do next, after these.
         tone: colours the section as a verdict: "good", "care" or "stop".
     """
 
@@ -93,6 +95,7 @@ class Section:
     table: Table | None = None
     pictures: tuple[Picture, ...] = ()
     findings: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     tone: Literal["", "good", "care", "stop"] = ""
 
