@@ -306,6 +306,35 @@ def test_parquet_that_is_nested_or_broken(tmp_path: Path) -> None:
     refused(put(tmp_path, whole[:4] + b"\xff" * 200 + whole[204:], "t.parquet"), "Parquet")
 
 
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    content=st.one_of(
+        st.binary(min_size=1, max_size=200),
+        st.lists(
+            st.sampled_from([b"a", b"b", b",", b";", b'"', b"\n", b"\r", b"1", b"-", b".", b" ", b"\xe9", b"NA"])
+        ).map(b"".join),
+    ),
+    suffix=st.sampled_from([".csv", ".tsv", ".csv.gz", ".parquet"]),
+    packed=st.booleans(),
+)
+def test_any_bytes_are_a_table_or_refused(tmp_path, content, suffix, packed) -> None:
+    path = put(tmp_path, gzip.compress(content) if packed and suffix == ".csv.gz" else content, f"t{suffix}")
+    try:
+        table = read_table(path)
+    except InputError:
+        return
+    assert header(path) == table.column_names
+    streamed = [b for b, _ in batches(path, table.column_names, [], rows=3)]
+    assert sum(b.num_rows for b in streamed) == table.num_rows
+
+
+def test_a_header_of_a_megabyte_and_a_first_cell_too_long_for_one(tmp_path: Path) -> None:
+    names = [f"column number {i}" for i in range(60_000)]
+    path = put(tmp_path, ",".join(names) + "\n" + ",".join(["1"] * len(names)) + "\n")
+    assert header(path) == names
+    refused(put(tmp_path, "a" * 200_000 + ",b\n1,2\n"), "first line")
+
+
 def test_rows_have_to_be_positive(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rows"):
         batches(put(tmp_path, "a\n1\n"), ["a"], ["a"], rows=0)

@@ -217,12 +217,18 @@ def _fit_numeric(name: str, cells: Any) -> Column | tuple[str, str]:
 def _fit_categorical(name: str, present: Any, gone: int) -> Categorical:
     from sklearn.preprocessing import OneHotEncoder
 
+    # Numbers in the order of the texts stand for them: the same levels, found many times as fast.
+    coded = present.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary)
+    labels = coded.dictionary.take(order).to_pylist()
+    ranks = np.empty(len(labels), dtype=np.int64)
+    ranks[order.to_numpy()] = np.arange(len(labels))
     encoder = OneHotEncoder(max_categories=MAX_LEVELS + 1, handle_unknown="infrequent_if_exist")
-    encoder.fit(np.asarray(present.to_pylist(), dtype=object)[:, None])
+    encoder.fit(ranks[coded.indices.to_numpy()][:, None])
     folded = encoder.infrequent_categories_[0]
-    rare = () if folded is None else tuple(str(level) for level in folded)
-    hidden = set(rare)
-    levels = tuple(str(level) for level in encoder.categories_[0] if level not in hidden)
+    hidden = set() if folded is None else {int(code) for code in folded}
+    rare = tuple(labels[code] for code in sorted(hidden))
+    levels = tuple(label for code, label in enumerate(labels) if code not in hidden)
     said = [f"{len(levels)} categories"]
     said += [f"{len(rare):,} rare ones taken as other"] if rare else []
     said += [f"{gone:,} missing, taken as one more"] if gone else []

@@ -10,7 +10,7 @@ import logging
 import re
 import zlib
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 DELIMITERS = ",;\t|"
 BLOCK = 1 << 22
-SAMPLE = 1 << 18
+SAMPLE = 1 << 22
 # Bytes that no text of a table holds, and those that Windows-1252 has no letter for.
 CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f")) + b"\x7f"
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
@@ -52,8 +52,9 @@ def dialect(path: Path) -> Dialect:
     encoding = _encoding(path)
     with _opened(path) as handle:
         start = handle.read(SAMPLE)
-    text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)
-    if len(start) == SAMPLE:  # the last line may be cut
+    whole = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)
+    text = whole[: whole.find("\n") + SAMPLE // 64]
+    if len(text) < len(whole) or len(start) == SAMPLE:  # the last line may be cut
         text = text[: text.rfind("\n") + 1] or text
     if not text.strip():
         raise InputError(
@@ -62,6 +63,10 @@ def dialect(path: Path) -> Dialect:
     order = DELIMITERS if path.suffix.lower() != ".tsv" else "\t,;|"
     delimiter = max(order, key=lambda d: _agreement(text, d))
     records = list(_records(text, delimiter))
+    if not records:
+        raise InputError(
+            "table", f"the first line of {path.name!r} is no list of column names", "Begin with their names"
+        )
     raw = tuple(records[0])
     return Dialect(tuple(n.strip() for n in raw), raw, encoding, delimiter, _decimal(records[1:], delimiter))
 
@@ -122,10 +127,11 @@ def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
         expected, got, where = int(counts[1]), int(counts[2]), "a row"
         with _opened(path) as handle:
             rows = csv.reader(io.TextIOWrapper(handle, form.encoding, newline=""), delimiter=form.delimiter)
-            for row in rows:
-                if row and len(row) != expected:
-                    got, where = len(row), f"line {rows.line_num}"
-                    break
+            with suppress(csv.Error, UnicodeError):
+                for row in rows:
+                    if row and len(row) != expected:
+                        got, where = len(row), f"line {rows.line_num}"
+                        break
         found = f"{where} of {path.name!r} has {got} cells where the header has {expected}"
         return InputError("table", found, "Mend that line; put quotes around cells that hold the delimiter or a quote")
     if "Empty CSV" in str(error):
@@ -161,24 +167,17 @@ def _encoding(path: Path) -> str:
             raise InputError(
                 "table", f"{path.name!r} is {kind}, not CSV", "Save it as CSV, or give it the right suffix"
             )
-        chunk = start
-        while chunk:
-            control = control or len(chunk.translate(None, CONTROL)) < len(chunk)
-            if control:
-                break
-            if valid:
-                try:
-                    decoder.decode(chunk)
-                except UnicodeDecodeError:
-                    valid = False
-            if not chunk.isascii():
-                windows = windows and len(chunk.translate(None, UNDEFINED)) == len(chunk)
-            chunk = handle.read(1 << 20)
-    if valid:
-        try:
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            valid = False
+        chunk = start + handle.read(1 << 20)
+        first = True
+        while chunk and not control:
+            plain = chunk.isascii()
+            # Most files are ASCII throughout: past their beginning they are only looked through for zero bytes.
+            control = b"\0" in chunk if plain and not first else len(chunk.translate(None, CONTROL)) < len(chunk)
+            if valid and not (plain and not first and decoder.getstate() == (b"", 0)):
+                valid = _decodes(decoder, chunk)
+            windows = windows and (plain or len(chunk.translate(None, UNDEFINED)) == len(chunk))
+            first, chunk = False, handle.read(1 << 20)
+    valid = valid and _decodes(decoder, b"", final=True)
     if control or not (valid or windows):
         what = "is a binary file, no table" if control else "is text in an unknown encoding"
         raise InputError("table", f"{path.name!r} {what}", "Save it as CSV in UTF-8, or pass a Parquet file")
@@ -186,6 +185,14 @@ def _encoding(path: Path) -> str:
         return "utf-8-sig"
     log.warning("%s is not UTF-8; read as Windows-1252 (Latin-1)", path.name)
     return "cp1252"
+
+
+def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool = False) -> bool:
+    try:
+        decoder.decode(chunk, final)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _records(text: str, delimiter: str, count: int = 200) -> Iterator[list[str]]:

@@ -58,7 +58,7 @@ class Preparation:
             target: the column to predict.
             task: "auto", "regression" or "classification".
             drop: columns not to use.
-            rows: indices of the training rows; all where None. Those without a target do not count.
+            rows: indices (or a mask) of the training rows; all where None. Those without a target do not count.
         """
         drop = (drop,) if isinstance(drop, str) else tuple(drop)
         _check_column("--target", target, table.column_names)
@@ -67,7 +67,10 @@ class Preparation:
         if target in drop:
             raise InputError("--drop", f"{target!r} is the target", "Drop other columns only")
         known = inspect_target(target, whole_column(table, target), task)
-        train = known.rows if rows is None else np.intersect1d(np.asarray(rows), known.rows)
+        wanted = None if rows is None else np.asarray(rows)
+        if wanted is not None and wanted.dtype == bool:
+            wanted = np.flatnonzero(wanted)
+        train = known.rows if wanted is None else np.intersect1d(wanted, known.rows)
         if not len(train):
             raise InputError("rows", "no training row has a target", "Pass rows that have one")
         part = table.take(pa.array(train))
