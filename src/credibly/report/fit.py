@@ -199,7 +199,7 @@ def _intervals(facts: Facts) -> Section:
         error = metrics.coverage_standard_error(level, n)
         low, high = max(level - 2 * error, 0.0), min(level + 2 * error, 1.0)
         reading = "too narrow" if share < low else "too wide" if share > high else "as promised"
-        off += [level] if reading != "as promised" else []
+        off += [f"{level:.0%} intervals are {reading}"] if reading != "as promised" else []
         rows.append((f"{level:.0%}", f"{share:.1%}", f"{low:.0%} to {high:.0%}", reading))
     head = (Column("Interval"), Column("Holds"), Column("Within chance"), Column("Reading"))
     text = (
@@ -208,7 +208,7 @@ def _intervals(facts: Facts) -> Section:
         "binomial standard errors either way.",
     )
     said = (
-        f"Outside chance at {', '.join(f'{level:.0%}' for level in off)}: see the reading in the table."
+        f"By more than chance: {', '.join(off)}."
         if off
         else f"At all {len(LEVELS)} levels the intervals hold what they promise, within chance.",
     )
