@@ -168,7 +168,7 @@ cell = st.one_of(
 @given(
     rows=st.lists(st.tuples(cell, cell, cell), min_size=1, max_size=40),
     size=st.integers(1, 50),
-    block=st.integers(200, 700),
+    block=st.integers(20, 700),
     suffix=st.sampled_from([".csv", ".parquet"]),
 )
 def test_a_stream_equals_the_whole_file(tmp_path, monkeypatch, rows, size, block, suffix) -> None:
@@ -273,6 +273,22 @@ def test_ragged_rows_are_named_by_line_and_counts(tmp_path: Path, row: str, coun
     text = 'a,b\n1,"two\nlines"\n\n3,4\n' + row + "\n7,8\n"
     refused(put(tmp_path, text), "line 6 ", f"has {count} cells", "header has 2")
     refused(put(tmp_path, gzip.compress(text.encode()), "t.csv.gz"), "line 6 ", f"has {count} cells")
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_rest(tmp_path: Path) -> None:
+    rows = "".join(f"{i},x\n" for i in range(50_000))
+    refused(put(tmp_path, 'a,b\n1,"two\nlines"\n2,"x\n' + rows), "line 4", "never closed")
+    assert read(tmp_path, 'a,b\n1,5" pipe\n2,x\n') == {"a": [1.0, 2.0], "b": ['5" pipe', "x"]}
+
+
+def test_rows_longer_than_a_block(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(csv_files, "BLOCK", 64)
+    path = put(tmp_path, "a,b\n" + "1,x\n" * 50 + "2," + "y" * 1000 + "\nbad,z\n")
+    parts = list(batches(path, ["a", "b"], ["a"], rows=10))
+    assert [v for b, _ in parts for v in b.column("a").to_pylist()] == [1.0] * 50 + [2.0, None]
+    assert [notes for _, notes in parts] == [[]] * 5 + [[(1, "a = 'bad' is not a number")]]
+    monkeypatch.setattr(csv_files, "LARGE", 128)
+    refused(path, "a row of more than")
 
 
 def test_binary_files(tmp_path: Path) -> None:

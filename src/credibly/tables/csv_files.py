@@ -24,7 +24,9 @@ from credibly.tables.cells import MISSING
 log = logging.getLogger(__name__)
 
 DELIMITERS = ",;\t|"
-BLOCK = 1 << 22
+# Bytes read at a time; Arrow reads some blocks ahead. A row has to be within two of them: long ones take the large size.
+BLOCK = 1 << 20
+LARGE = 1 << 26
 SAMPLE = 1 << 22
 # Bytes that no text of a table holds, and those that Windows-1252 has no letter for.
 CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f")) + b"\x7f"
@@ -49,7 +51,7 @@ class Dialect:
 
 def dialect(path: Path) -> Dialect:
     """How a file is written, from its beginning; the whole of it is looked through for what is no text."""
-    encoding = _encoding(path)
+    encoding, quotes = _encoding(path)
     with _opened(path) as handle:
         start = handle.read(SAMPLE)
     whole = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)
@@ -62,6 +64,8 @@ def dialect(path: Path) -> Dialect:
         )
     order = DELIMITERS if path.suffix.lower() != ".tsv" else "\t,;|"
     delimiter = max(order, key=lambda d: _agreement(text, d))
+    if quotes % 2:  # most often a mark of inches, which is fine; else the rest of the file would be one cell
+        _check_closed(path, encoding, delimiter)
     records = list(_records(text, delimiter))
     if not records:
         raise InputError(
@@ -79,24 +83,30 @@ def blocks(
     They are text, but for those in `numeric`: float64 up to the first block in which one of their cells is no number, and
     text from there on, for the caller to look at cell by cell.
     """
-    done = 0
-    try:
+    done, size = 0, BLOCK
+    while True:
+        skip = done
         try:
-            for batch in _stream(path, form, columns, numeric):
-                yield batch
-                done += batch.num_rows
-        except pa.ArrowInvalid as error:
-            if "conversion error to double" not in str(error):
-                raise
-            for batch in _stream(path, form, columns, ()):
-                skip = min(done, batch.num_rows)
-                done -= skip
-                yield batch.slice(skip)
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise _explained(path, form, error) from None
+            for batch in _stream(path, form, columns, numeric, size):
+                known = min(skip, batch.num_rows)
+                skip -= known
+                if known < batch.num_rows:
+                    yield batch.slice(known)
+                    done += batch.num_rows - known
+            return
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            # From the beginning again, without the rows that were given already.
+            if "conversion error to double" in str(error) and numeric:
+                numeric = ()
+            elif "straddling" in str(error) and size < LARGE:
+                size = LARGE
+            else:
+                raise _explained(path, form, error) from None
 
 
-def _stream(path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str]) -> Iterator[pa.RecordBatch]:
+def _stream(
+    path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str], size: int
+) -> Iterator[pa.RecordBatch]:
     wanted = [(r, n) for r, n in zip(form.raw, form.names) if n in columns]
     # In a table of one column an empty line is a missing value; elsewhere it is no row.
     parse = pa.csv.ParseOptions(
@@ -110,7 +120,7 @@ def _stream(path: Path, form: Dialect, columns: Collection[str], numeric: Collec
         decimal_point=form.decimal,
     )
     # Arrow takes the mark at the beginning off by itself; any other name than this one sends the text through a decoder.
-    read = pa.csv.ReadOptions(block_size=BLOCK, encoding=form.encoding.replace("utf-8-sig", "utf8"))
+    read = pa.csv.ReadOptions(block_size=size, encoding=form.encoding.replace("utf-8-sig", "utf8"))
     with pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None) as stream:
         for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
             yield batch.rename_columns([name for _, name in wanted])
@@ -137,7 +147,7 @@ def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
     if "Empty CSV" in str(error):
         return no_rows(path)
     if "straddling" in str(error):
-        found = f"{path.name!r} has a row of more than {BLOCK >> 20} MB"
+        found = f"{path.name!r} has a row of more than {LARGE >> 20} MB"
         return InputError("table", found, "Look for a quote that is opened and never closed")
     said = str(error).splitlines()[0]
     return InputError("table", f"{path.name!r} cannot be read as CSV ({said})", "Save it again as CSV in UTF-8")
@@ -154,13 +164,14 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise InputError("table", said, "Pack it again, or pass it unpacked") from None
 
 
-def _encoding(path: Path) -> str:
-    """UTF-8 where the whole file is; Windows-1252 where it can be; UTF-16 where it says so."""
+def _encoding(path: Path) -> tuple[str, int]:
+    """UTF-8 where the whole file is; Windows-1252 where it can be; UTF-16 where it says so. Beside it the number of quotes."""
+    quotes = 0
     decoder, valid, windows, control = codecs.getincrementaldecoder("utf-8")(), True, True, False
     with _opened(path) as handle:
         start = handle.read(4)
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            return "utf-16"
+            return "utf-16", 0
         known = {b"PK\x03\x04": "an Excel workbook or zip archive", b"PAR1": "a Parquet file", b"%PDF": "a PDF"}
         if start in known or start[:2] == b"\x1f\x8b":
             kind = known.get(start, "packed with gzip")
@@ -171,6 +182,7 @@ def _encoding(path: Path) -> str:
         first = True
         while chunk and not control:
             plain = chunk.isascii()
+            quotes += chunk.count(b'"')
             # Most files are ASCII throughout: past their beginning they are only looked through for zero bytes.
             control = b"\0" in chunk if plain and not first else len(chunk.translate(None, CONTROL)) < len(chunk)
             if valid and not (plain and not first and decoder.getstate() == (b"", 0)):
@@ -182,9 +194,25 @@ def _encoding(path: Path) -> str:
         what = "is a binary file, no table" if control else "is text in an unknown encoding"
         raise InputError("table", f"{path.name!r} {what}", "Save it as CSV in UTF-8, or pass a Parquet file")
     if valid:
-        return "utf-8-sig"
+        return "utf-8-sig", quotes
     log.warning("%s is not UTF-8; read as Windows-1252 (Latin-1)", path.name)
-    return "cp1252"
+    return "cp1252", quotes
+
+
+def _check_closed(path: Path, encoding: str, delimiter: str) -> None:
+    """Refuses a file that ends inside quotes."""
+    usual, last = csv.field_size_limit(LARGE), 0
+    try:
+        with _opened(path) as handle:
+            reader = csv.reader(io.TextIOWrapper(handle, encoding, newline=""), delimiter=delimiter, strict=True)
+            for _ in reader:
+                last = reader.line_num
+    except csv.Error as error:
+        if "end of data" in str(error):
+            found = f"the row that begins in line {last + 1} of {path.name!r} opens a quote that is never closed"
+            raise InputError("table", found, "Close it, or write it twice if it is part of the cell") from None
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool = False) -> bool:
