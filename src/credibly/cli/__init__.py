@@ -37,10 +37,15 @@ def _about(
 ) -> None:
     """Bayesian deep learning for PyTorch: any network in, credible predictions out.
 
-    Begin with `credibly demo`, which fits every method to real data and writes a page that explains the results, or with
-    a table of your own: `credibly fit house.csv --target price`.
+    Begin with `credibly demo`, which fits every method to real data and writes
+    a page that explains the results, or with a table of your own:
 
-    Exit codes: 0 done, 1 something went wrong on the way, 2 a request that cannot be met, 130 stopped by Ctrl-C.
+    credibly fit house.csv --target price
+
+    credibly predict run/ new.csv
+
+    Exit codes: 0 done, 1 something went wrong on the way, 2 a request that cannot
+    be met, 130 stopped by Ctrl-C.
     """
 
 

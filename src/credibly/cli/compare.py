@@ -5,21 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from credibly.cli import options
-from credibly.cli.demo import staged
 from credibly.cli.failures import plainly, stopped
+from credibly.cli.fit import about_table
 from credibly.cli.settings import config_from
-from credibly.cli.words import check_folder, number, say, show_page
-from credibly.errors import InputError
+from credibly.cli.words import as_text, check_folder, number, say, show_page
+from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.config import Config
     from credibly.tables.facts import Facts
+    from credibly.tables.run import Prepared
+
+RESULTS = "results.json"
+FORMAT = "credibly-comparison"
 
 
 def run(
@@ -28,10 +35,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for the page and one run folder for each method.")] = Path(
         "comparison"
     ),
-    methods: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Methods to compare, such as map,ensemble,hmc. By default all of them."),
-    ] = None,
+    methods: options.Methods = None,
     task: options.Task = None,
     drop: options.Drop = None,
     holdout: options.Holdout = None,
@@ -67,7 +71,7 @@ def run(
         "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
     }  # fmt: skip
     with plainly():
-        check_folder(out, force)
+        _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
         configs = _configs(base, names, settings or [])
@@ -75,23 +79,58 @@ def run(
         from credibly.tables.run import prepare
 
         rows = read_table(base.table)
-        for one in configs.values():  # whatever is wrong with any of them shows before the first fit
-            prepare(one, rows)
+        ready = {name: prepare(one, rows) for name, one in configs.items()}  # what is wrong shows before the first fit
+        if not quiet and not as_json:
+            say(about_table(next(iter(ready.values()))))
         try:
-            with staged(out) as folder:
-                facts = _fit(configs, rows, folder, quiet or as_json)
+            with _staged(out) as folder:
+                facts = _fit(ready, folder, out, quiet or as_json)
                 _write(facts, folder)
         except KeyboardInterrupt:
             stopped("nothing was kept")
         page = out / "index.html"
         if as_json:
-            typer.echo((out / "results.json").read_text(encoding="utf-8").strip())
+            typer.echo((out / RESULTS).read_text(encoding="utf-8").strip())
         else:
             if not quiet:
                 _print(facts)
             typer.echo(os.fspath(page))
         if open_page:
             show_page(page)
+
+
+def _check_out(out: Path, force: bool) -> None:
+    """Refuses a place that is taken; with force only what an earlier comparison left is replaced."""
+    check_folder(out, force)
+    if out.is_dir() and any(out.iterdir()):
+        try:
+            found = json.loads((out / RESULTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise InputError("--out", f"{out} is not a comparison, so it stays", "Choose another folder")
+        if out.resolve() == Path.cwd():
+            raise InputError("--out", f"{out} is the folder that this runs in", "Replace it from another one")
+
+
+@contextmanager
+def _staged(out: Path) -> Iterator[Path]:
+    """A folder to write into, which is at its place only when everything has gone well. It is made before the work."""
+    from credibly.tables.folder import swap
+
+    place = out.resolve()
+    staging = place.with_name(f".{place.name}.{os.getpid()}.part")
+    made = [parent for parent in place.parents if not parent.exists()]
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+        swap(staging, out)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
 
 
 def _names(words: str | None) -> tuple[str, ...]:
@@ -115,14 +154,19 @@ def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str
     return {name: dataclasses.replace(base, method=name, settings=parse_settings(own[name])) for name in names}
 
 
-def _fit(configs: dict[str, Config], rows: Any, folder: Path, silent: bool) -> dict[str, Facts]:
+def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, Facts]:
     from credibly.cli.fit import write_results
-    from credibly.tables.run import fit_table, prepare
+    from credibly.tables.run import fit_table
 
     found = {}
-    for name, config in configs.items():
-        run = fit_table(prepare(config, rows), folder / name, progress=False if silent else None)
-        found[name] = write_results(run)[0]
+    for name, prepared in ready.items():
+        try:
+            run = fit_table(prepared, folder / name, progress=False if silent else None)
+        except StoreError as error:
+            # It names a folder that goes in a moment, and how to go on with it.
+            cause = error.__cause__.__cause__ if isinstance(error.__cause__, StoreError) else error.__cause__
+            raise cause if isinstance(cause, OSError) else error from None
+        found[name] = write_results(run, out / name)[0]
         if not silent:
             typer.echo(f"{name}: {found[name].seconds:.1f} s", err=True)
     return found
@@ -130,15 +174,16 @@ def _fit(configs: dict[str, Config], rows: Any, folder: Path, silent: bool) -> d
 
 def _write(facts: dict[str, Facts], folder: Path) -> None:
     from credibly.report import compare_page, write
+    from credibly.tables.folder import write_whole
 
     write(compare_page(facts), folder / "index.html")
     first = next(iter(facts.values()))
     results = {
-        "table": first.table, "target": first.target, "task": first.task, "rows": first.rows, "held_out": first.held_out,
-        "seed": first.seed, "baseline": first.baseline,
+        "format": FORMAT, "table": first.table, "target": first.target, "task": first.task, "rows": first.rows,
+        "held_out": first.held_out, "seed": first.seed, "baseline": first.baseline,
         "methods": {name: {"figures": one.figures, "seconds": one.seconds} for name, one in facts.items()},
     }  # fmt: skip
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_whole(folder / RESULTS, as_text(results) + "\n")
 
 
 def _print(facts: dict[str, Facts]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,8 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.failures import plainly
-from credibly.cli.words import figures_table, say
+from credibly.cli.words import as_text, figures_table, say
+from credibly.errors import InputError
 
 
 def run(
@@ -30,14 +30,19 @@ def run(
         import torch
 
         from credibly import evaluation
-        from credibly.tables.reading import read_table
+        from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.telling import baseline
 
-        rows = read_table(table)
+        header(table)  # what is wrong with the file is found before anything is loaded
         done = TableRun.load(folder)
         known = done.model.preparation
+        rows = read_table(table, text=known.text_names)
         usable = known.usable_rows(rows)
+        if not len(usable):
+            raise InputError(
+                "table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict for such rows"
+            )
         kept = rows.take(usable)
         y = known.target_values(kept)
         predictive = done.model.predict_table(kept)
@@ -51,7 +56,7 @@ def run(
                 "figures": figures,
                 "baseline": plain,
             }
-            typer.echo(json.dumps(told, indent=2))
+            typer.echo(as_text(told))
             return
         figures_table(f"{done.config.method} on {len(kept):,} rows of {table.name}", figures, plain)
         if len(usable) < len(rows):

@@ -20,9 +20,15 @@ def plainly() -> Iterator[None]:
         _end(str(error), 2)
     except (StoreError, TrainingError, SamplingError) as error:
         _end(str(error), 1)
+    except BrokenPipeError:  # who reads the output has seen enough; the command line's own frame ends quietly
+        raise
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         _end(f"{error.strerror or error}{where}", 1)
+    except MemoryError:
+        _end("there is not enough memory for this", 1)
+    except KeyboardInterrupt:
+        _end("stopped", 130)
 
 
 def _end(message: str, code: int) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +12,8 @@ import typer
 from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.settings import config_from
-from credibly.cli.words import say, show_page
-from credibly.errors import Interrupted
+from credibly.cli.words import as_text, say, show_page
+from credibly.errors import Interrupted, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.facts import Facts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run(
     table: Annotated[Path | None, options.TABLE] = None,
     target: options.Target = None,
-    out: Annotated[Path, typer.Option(help="Folder for the run; made here.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder for the run; made here, with those it is in.")] = Path("run"),
     method: options.Method = None,
     task: options.Task = None,
     drop: options.Drop = None,
@@ -51,7 +51,8 @@ def run(
 
     credibly predict run/ new.csv --out predictions.csv
 
-    Ctrl-C stops a sampler without loss: go on with `credibly resume run/`.
+    Ctrl-C stops a sampler without loss: go on with `credibly resume run/`. The
+    settings are in run/config.toml, which gives the same run again by --config.
     """
     given = {
         "table": table, "target": target, "method": method, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden,
@@ -65,11 +66,11 @@ def run(
         check_out(out, force)
         prepared = prepare(wanted)
         if not quiet and not as_json:
-            say(_beginning(prepared))
+            say(about_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
         try:
             done = fit_table(prepared, out, force=force, progress=False if quiet or as_json else None)
-        except Interrupted:
-            stopped(f"go on with `credibly resume {out}`")
+        except Interrupted as error:
+            stopped(str(error))
         except KeyboardInterrupt:
             stopped("nothing was kept")
         tell(done, quiet=quiet, as_json=as_json, open_page=open_page)
@@ -77,7 +78,13 @@ def run(
 
 def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
     """Writes the page and the results of a run, and says what came out."""
-    facts, page = write_results(done)
+    how = f"the fit itself is whole; make its page by `credibly report {shlex.quote(os.fspath(done.path))}`"
+    try:
+        facts, page = write_results(done)
+    except OSError as error:
+        raise StoreError(f"{error.filename or done.path}: {error.strerror or error}; {how}") from error
+    except KeyboardInterrupt:
+        stopped(how)
     if as_json:
         typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
     else:
@@ -92,23 +99,25 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
         show_page(page)
 
 
-def write_results(done: TableRun) -> tuple[Facts, Path]:
-    """report.html and results.json of a run."""
+def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Path]:
+    """report.html and results.json of a run; `place` is where the folder will be in the end."""
     from credibly.report import fit_page, write
     from credibly.report.judgement import judge
+    from credibly.tables.folder import write_whole
     from credibly.tables.telling import facts_of
 
     facts = facts_of(done)
-    page = write(fit_page(facts), done.path / "report.html")
-    results = results_of(done, facts) | {"verdict": list(judge(facts)), "report": os.fspath(page)}
-    (done.path / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    return facts, page
+    html = fit_page(facts)
+    folder = place or done.path
+    results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
+    results["verdict"] = list(judge(facts))
+    write_whole(done.path / "results.json", as_text(results) + "\n")
+    return facts, write(html, done.path / "report.html")
 
 
-def results_of(done: TableRun, facts: Facts) -> dict[str, Any]:
+def results_of(facts: Facts) -> dict[str, Any]:
     """A run as plain JSON values."""
     return {
-        "run": os.fspath(done.path),
         "table": facts.table,
         "target": facts.target,
         "task": facts.task,
@@ -127,13 +136,15 @@ def results_of(done: TableRun, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _beginning(prepared: Prepared) -> str:
+def about_table(prepared: Prepared) -> str:
+    """What was found in a table, before it is fitted."""
     known = prepared.preparation
-    lines = [
-        f"{prepared.config.table}: {len(prepared.train):,} rows to fit, {len(prepared.held_out):,} kept back.",
-        f"Task: {known.task_reason}.",
-        f"{known.inputs} network inputs from {len(known.names)} columns.",
-        *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
-        f"Method: {prepared.method.name} ({prepared.why}).",
-    ]
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            f"{prepared.config.table}: {len(prepared.train):,} rows to fit, {len(prepared.held_out):,} kept back.",
+            f"Task: {known.task_reason}.",
+            *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
+            f"{known.inputs} network inputs from {len(known.names)} columns.",
+            *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
+        ]
+    )

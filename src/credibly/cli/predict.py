@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
-from credibly.cli.words import say
+from credibly.cli.words import as_text, say
 from credibly.errors import InputError
 
 
@@ -20,14 +19,16 @@ def run(
     table: Annotated[
         Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file with the same columns; no target is needed.")
     ],
-    out: Annotated[Path, typer.Option(help="The file to write: .csv, .tsv, .csv.gz or .parquet.")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="The file to write: .csv, .tsv, .csv.gz or .parquet; in a folder that exists.")
+    ] = Path("predictions.csv"),
     draws: Annotated[
         int | None,
         typer.Option(help="Use so many of the draws, evenly spaced: quicker, a little rougher. By default all."),
     ] = None,
-    force: options.Force = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a file that is there, once the new one is whole.")
+    ] = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
@@ -51,6 +52,10 @@ def run(
 
         header(table)  # what is wrong with the two files is found before anything is loaded
         TableWriter(out, force=force)
+        if out.exists() and os.path.samefile(out, table):
+            raise InputError(
+                "--out", f"{out} is the table itself", "Choose another file; the table is never written over"
+            )
         model = TableRun.load(folder).model
         try:
             with Progress("predict", _rows(table), False if quiet or as_json else None) as line:
@@ -61,7 +66,7 @@ def run(
             told: dict[str, Any] = {
                 "out": os.fspath(out), "rows": done.rows, "rows_with_notes": done.noted, "missing_columns": list(done.absent)
             }  # fmt: skip
-            typer.echo(json.dumps(told, indent=2))
+            typer.echo(as_text(told))
             return
         if not quiet:
             say(f"{done.rows:,} rows predicted.")

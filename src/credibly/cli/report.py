@@ -15,17 +15,22 @@ from credibly.cli.words import show_page
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `credibly fit` made.")],
+    as_json: options.Json = False,
     open_page: options.Open = False,
 ) -> None:
-    """Write RUN/report.html again: what was fitted, how good and calibrated it is, what it does not know, what to do next.
+    """Write the page of a run again, RUN/report.html.
 
-    One file with its pictures inside, which needs no network.
+    What was fitted, how good and calibrated it is, what it does not know, what to
+    do next: one file with its pictures inside, which needs no network.
     """
     with plainly():
         from credibly.cli.fit import write_results
         from credibly.tables.run import TableRun
 
         page = write_results(TableRun.load(folder))[1]
-        typer.echo(os.fspath(page))
+        if as_json:
+            typer.echo((folder / "results.json").read_text(encoding="utf-8").strip())
+        else:
+            typer.echo(os.fspath(page))
         if open_page:
             show_page(page)

@@ -32,7 +32,12 @@ def run(
             " your own class, a density, or data too large to be kept.",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the path of the folder.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print nothing but the path: of the folder, or of a table's page.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Of a table's run: print one JSON object, for programs.")
+    ] = False,
 ) -> None:
     """Go on with a run that was stopped, to the same draws as if it never had been.
 
@@ -43,7 +48,9 @@ def run(
     with plainly():
         try:
             if problem is None and (folder / "table.json").is_file():
-                _resume_table(folder, quiet)
+                _resume_table(folder, quiet, as_json)
+            elif as_json:
+                raise InputError("--json", f"{folder} is not the folder of `credibly fit`", "Leave it out")
             else:
                 _resume(folder, problem, quiet)
         except KeyboardInterrupt:
@@ -75,19 +82,21 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
     typer.echo(_verdict(posterior, used))
 
 
-def _resume_table(folder: Path, quiet: bool) -> None:
+def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:
     from credibly.cli.fit import tell
+    from credibly.manifest import parse_manifest
     from credibly.tables.folder import read_facts
     from credibly.tables.run import resume_table
 
-    inner = folder / "posterior"
-    if not quiet and inner.is_dir() and read_facts(folder)["status"] != "complete":
-        from credibly.resuming import sampled
-
-        manifest = sampled(inner)
-        typer.echo(_what(manifest))
-        typer.echo(_how_far(manifest))
-    tell(resume_table(folder, progress=False if quiet else None), quiet=quiet, as_json=False, open_page=False)
+    silent = quiet or as_json
+    inner, ended = folder / "posterior", read_facts(folder)["status"] == "complete"
+    if not silent:
+        if ended:
+            typer.echo("It has ended already.")
+        elif inner.is_dir() and (manifest := parse_manifest(inner)).get("streamed"):
+            typer.echo(_what(manifest))
+            typer.echo(_how_far(manifest))
+    tell(resume_table(folder, progress=False if silent else None), quiet=quiet, as_json=as_json, open_page=False)
 
 
 # -- what is told --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,13 @@ def config_from(file: Path | None, given: dict[str, Any], pairs: list[str] | Non
     from credibly.tables.config import Config, parse_settings, read_config
 
     values: dict[str, Any] = read_config(file) if file is not None else {}
+    if given.get("method") is not None and values.get("method", given["method"]) != given["method"]:
+        values.pop("settings", None)  # they are another method's
     for key, value in given.items():
         if value is not None:
             values[key] = _FORMS[key](value) if key in _FORMS else value
     if given.get("table") is not None:
         values.pop("table_sha256", None)  # the file of the stored run is not the one that is meant
-    if given.get("method") not in (None, values.get("method")) or (given.get("method") and file is not None):
-        values.pop("settings", None)  # they are another method's
     for key, advice in (
         ("table", "Name a CSV or Parquet file, or a --config that does"),
         ("target", "Name the column to predict: --target COLUMN"),
@@ -50,4 +51,4 @@ def _noise(text: str) -> str | float:
         return text
 
 
-_FORMS = {"hidden": _hidden, "noise": _noise, "drop": listed, "table": str}
+_FORMS: dict[str, Callable[[Any], Any]] = {"hidden": _hidden, "noise": _noise, "drop": listed, "table": str}

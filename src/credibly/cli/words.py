@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -55,6 +57,19 @@ def number(value: float) -> str:
     if not math.isfinite(value) or 0.01 <= abs(value) < 1000 or value == 0:
         return f"{value:.3f}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def as_text(values: Any) -> str:
+    """Plain values as JSON; what is not finite is null, since JSON has no word for it."""
+    return json.dumps(_finite(values), indent=2)
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def show_page(page: Path) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -58,13 +59,38 @@ class Config:
             raise InputError("--seed", f"found {self.seed!r}", "Pass a whole number from 0 up")
         if any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
             raise InputError("--hidden", f"found {list(self.hidden)}", "Pass widths from 1 up, such as 50 or 50,50")
+        for key, names in (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop)):
+            for name in names:
+                if not isinstance(name, str) or not _is_text(name):
+                    raise InputError(key, f"found {name!r}", "Pass a name that is text in UTF-8")
         self.recipe("regression")
 
     def recipe(self, task: str) -> Recipe:
         """The recipe, for a task that is known by now."""
-        return Recipe(
-            task, self.hidden, self.activation, self.prior_scale, self.noise, self.method, dict(self.settings)
-        )
+        with as_options():
+            return Recipe(
+                task, self.hidden, self.activation, self.prior_scale, self.noise, self.method, dict(self.settings)
+            )
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Refusals of a recipe name its fields; here they name the options that a user knows them by."""
+    try:
+        yield
+    except InputError as error:
+        option = {"settings": "--set"}.get(error.argument, f"--{error.argument.replace('_', '-')}")
+        known = error.argument in ("task", "method", "activation", "prior_scale", "noise", "settings")
+        raise InputError(option if known else error.argument, error.found, error.advice) from None
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be written into a file; that of a file in another encoding cannot."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _FORMS: dict[str, tuple[type, ...]] = {
@@ -81,7 +107,11 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("--config", f"there is no file {os.fspath(path)!r}", "Name a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+    except OSError as error:
+        raise InputError(
+            "--config", f"{os.fspath(path)!r} cannot be read ({error.strerror})", "Name a TOML file"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError("--config", f"{os.fspath(path)!r} is not TOML ({error})", "Mend the line it names") from None
     for key, value in found.items():
         if key not in _FORMS:
@@ -90,10 +120,12 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise InputError("--config", f"{file.name} has {key!r}, which is no setting", advice)
         if isinstance(value, bool) or not isinstance(value, _FORMS[key]):
             forms = " or ".join(form.__name__ for form in _FORMS[key])
-            raise InputError("--config", f"{key} in {file.name} is {value!r}", f"It has to be of the form: {forms}")
+            raise InputError("--config", f"{key} in {file.name} is {value!r}", f"Its type has to be {forms}")
     for key in ("drop", "hidden"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
+    if "settings" in found:  # TOML has no word for None
+        found["settings"] = {k: None if v == "none" else v for k, v in found["settings"].items()}
     if "table" in found and not Path(found["table"]).is_absolute():
         found["table"] = os.fspath(file.parent / found["table"])
     return found
@@ -112,12 +144,19 @@ def write_config(config: Config, remarks: Mapping[str, str] | None = None) -> st
         lines += [
             "",
             "[settings]",
-            *(f"{key} = {_toml(value)}" for key, value in settings.items() if value is not None),
+            *(f"{_key(key)} = {_toml(value)}" for key, value in settings.items()),
         ]
     return "\n".join(lines) + "\n"
 
 
+def _key(name: str) -> str:
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if plain else _quoted(name)
+
+
 def _toml(value: Any) -> str:
+    if value is None:
+        return '"none"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

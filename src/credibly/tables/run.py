@@ -27,15 +27,16 @@ import torch
 
 from credibly import __version__, evaluation
 from credibly.errors import InputError, StoreError
-from credibly.manifest import sha256
+from credibly.manifest import parse_manifest, sha256
 from credibly.methods.method import Method
 from credibly.problem import Problem
 from credibly.recipe import Recipe
 from credibly.resuming import go_on
+from credibly.run_folder import resume_command
 from credibly.specs import to_spec
 from credibly.store import load
-from credibly.tables.config import Config, write_config
-from credibly.tables.folder import check_out, read_facts, replacing, write_facts
+from credibly.tables.config import Config, as_options, write_config
+from credibly.tables.folder import check_out, making, read_facts, write_facts, write_whole, writing
 from credibly.tables.model import TableModel, doubt, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
@@ -86,11 +87,36 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     classes = None if preparation.classes is None else len(preparation.classes)
     if classes is None:
         y = (y - preparation.y_mean) / preparation.y_std
+    _check_device(config.device)
     problem = recipe.problem(x, y, classes=classes, seed=config.seed, device=config.device)
     size = problem.n, problem.layout.dim
     return Prepared(
-        config, table, preparation, train, held_out, recipe, problem, recipe.fitter(*size), recipe.resolved(*size)[1]
+        config, table, preparation, train, held_out, recipe, problem, _fitter(recipe, *size), recipe.resolved(*size)[1]
     )
+
+
+def _check_device(device: str | None) -> None:
+    """Refuses what is no device, or is not here."""
+    try:
+        torch.zeros(1, device=device).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).splitlines()[0][:120]
+        raise InputError("--device", f"{device!r} cannot be used ({said})", "Leave it out for the processor") from None
+
+
+def _fitter(recipe: Recipe, rows: int, parameters: int) -> Method:
+    """The method with its settings; what it cannot take is refused as the option it came from."""
+    try:
+        with as_options():
+            return recipe.fitter(rows, parameters)
+    except InputError as error:
+        if error.argument.startswith("--"):
+            raise
+        raise InputError("--set", f"{error.argument}: {error.found}", error.advice) from None
+    except TypeError as error:  # a value of a kind that the method does not even compare
+        raise InputError(
+            "--set", f"found {dict(recipe.settings)} ({error})", "Pass numbers where the method has them"
+        ) from None
 
 
 def split(rows: int, share: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
@@ -110,14 +136,14 @@ def fit_table(
     folder = Path(out)
     check_out(folder, force)
     started = time.perf_counter()
-    with replacing(folder):
-        folder.mkdir(parents=True)
-        _begin(prepared, folder)
+    with making(folder) as work:
+        _begin(prepared, work)
         with _threads(threads_for(prepared.problem, prepared.method)):
             posterior = prepared.method.fit(
-                prepared.problem, seed=prepared.config.seed, out=folder / "posterior", progress=progress
+                prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
-        return _finish(folder, posterior, time.perf_counter() - started)
+        run = _finish(work, posterior, time.perf_counter() - started)
+    return run if work == folder else TableRun.load(folder)  # it was made beside another and has moved
 
 
 def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) -> TableRun:
@@ -126,13 +152,18 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
     facts = read_facts(folder)
     if facts["status"] == "complete":
         return TableRun.load(folder)
-    if not (folder / "posterior").exists():
+    inner = folder / "posterior"
+    if not inner.exists():
         raise StoreError(
-            f"path: {os.fspath(path)!r} was stopped before its fit began. Begin again: credibly fit --config {folder / 'config.toml'} --out NEW"
+            f"path: {os.fspath(path)!r} was stopped before there was anything to go on with. Begin again: `credibly fit --config"
+            f" {folder / 'config.toml'} --out NEW`"
         )
-    with _threads(facts["threads"]):  # as it was begun: another number would round otherwise
-        posterior, _ = go_on(folder / "posterior", None, progress=progress)
-    return _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
+    posterior: Posterior
+    with _threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
+        ended = parse_manifest(inner)["status"] == "complete"
+        posterior = load(inner) if ended else go_on(inner, None, progress=progress)[0]
+    with writing(folder):
+        return _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +182,7 @@ class TableRun:
         facts = read_facts(folder)
         if facts["status"] != "complete":
             raise StoreError(
-                f"path: the fit in {os.fspath(path)!r} has not ended. Go on with it: credibly resume {path}"
+                f"path: the fit in {os.fspath(path)!r} has not ended. Go on with it by {resume_command(os.fspath(path))}"
             )
         levels = facts["ood_levels"]
         model = TableModel(
@@ -168,25 +199,36 @@ class TableRun:
     def rows(self) -> tuple[Table, str]:
         """The rows that figures are of, and which they are: "held-out" or "training"."""
         if self.facts["held_out"]:
-            return read_table(self.path / "held_out.parquet"), "held-out"
+            return self._kept("held_out.parquet"), "held-out"
         return self.sample(), "training"
 
     def sample(self) -> Table:
         """Some of the training rows."""
-        return read_table(self.path / "training_sample.parquet")
+        return self._kept("training_sample.parquet")
+
+    def _kept(self, name: str) -> Table:
+        known = self.model.preparation
+        try:
+            found = read_table(self.path / name, text=known.text_names)
+        except InputError as error:
+            raise StoreError(
+                f"path: {name} of {os.fspath(self.path)!r} is gone or was altered ({error.found})"
+            ) from error
+        if set(known.names) | {known.target} != set(found.column_names):
+            raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was altered (it has other columns)")
+        return found
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
     """Everything that is known before the fit."""
+    size = prepared.problem.n, prepared.problem.layout.dim
+    usual = to_spec(dataclasses.replace(prepared.recipe, method=prepared.method.name, settings={}).fitter(*size))
     config = dataclasses.replace(
         prepared.config, table=os.fspath(Path(prepared.config.table).resolve()), task=prepared.preparation.task,
         method=prepared.method.name, table_sha256=_digest(prepared.config.table),
-        settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind"},
+        settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is usual[k] is None)},
     )  # fmt: skip
-    (folder / "config.toml").write_text(write_config(config, {"method": prepared.why}), encoding="utf-8")
-    names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, places in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _some(prepared.train))):
-        _write_parquet(prepared.table.select(names).take(places), folder / file)
+    # table.json first: whatever stops this, the folder is known as a run and may be replaced.
     write_facts(
         folder,
         {
@@ -201,6 +243,10 @@ def _begin(prepared: Prepared, folder: Path) -> None:
             "threads": threads_for(prepared.problem, prepared.method),
         },
     )
+    write_whole(folder / "config.toml", write_config(config, {"method": prepared.why}))
+    names = [*prepared.preparation.names, prepared.preparation.target]
+    for file, places in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _some(prepared.train))):
+        _write_parquet(prepared.table.select(names).take(places), folder / file)
 
 
 def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
