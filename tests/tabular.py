@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,23 @@ TINY: dict[str, dict[str, Any]] = {
 def facts_of(
     name: str, method: str = "ensemble", *, noise: str = "learned", settings: dict[str, Any] | None = None
 ) -> Facts:
-    """The facts of a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps"."""
+    """The facts of a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
+
+    A fit is made once in a process: facts cannot be changed.
+    """
+    chosen = TINY.get(method, {}) if settings is None else settings
+    return _made(name, method, noise, tuple(chosen.items()))
+
+
+@cache
+def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...]) -> Facts:
     x, y, test, names, classes = _data(name)
     train = ~test
     task = "regression" if classes is None else "classification"
     low, wide = x[train].mean(0), x[train].std(0)
     at, scale = (float(y[train].mean()), float(y[train].std())) if classes is None else (0.0, 1.0)
     z = (y - at) / scale if classes is None else y
-    chosen = TINY.get(method, {}) if settings is None else settings
-    recipe = Recipe(task, (8,), noise=noise, method=method, settings=chosen)
+    recipe = Recipe(task, (8,), noise=noise, method=method, settings=dict(chosen))
     problem = recipe.problem((x[train] - low) / wide, z[train], classes=None if classes is None else len(classes))
     fitter = recipe.fitter(problem.n, problem.layout.dim)
     posterior = fitter.fit(problem, seed=0)

@@ -79,6 +79,31 @@ class TestJudgement:
         few = changed(diabetes, {"coverage": 0.83}, y=diabetes.y[:20])
         assert judgement._coverage(few).weight == FOR
 
+    def test_lower_levels_count_too(self, hmc):
+        p = hmc.predictive
+        lower, upper = (edge.numpy() for edge in p.interval(0.85))  # all just inside 90%, none inside 80%
+        outside = changed(hmc, y=np.where(np.arange(len(p)) % 2, lower, upper))
+        found = judgement._other_levels(outside)
+        assert found.weight == CARE
+        assert "the 50% intervals hold 0.0%" in found.words
+        assert "the 80% intervals hold 0.0%" in found.words
+        assert "--noise heteroscedastic" in found.steps[0].command
+        assert judgement._other_levels(changed(hmc, y=p.mean.numpy())) is None
+
+    def test_what_was_done_is_not_advised(self, hmc, diabetes):
+        done = facts_of("diabetes", "ensemble", noise="heteroscedastic")
+        low = {"coverage": 0.5}
+        assert ["--noise" in step.command for step in judgement._coverage(changed(diabetes, low)).steps] == [
+            True,
+            False,
+        ]
+        (step,) = judgement._coverage(changed(done, low)).steps  # HMC, with the noise as it was
+        assert "--method hmc --noise heteroscedastic" in step.command
+        assert judgement._changing_noise(done) is None
+        assert ["hmc" in step.command for step in judgement._coverage(changed(hmc, low)).steps] == [
+            True
+        ]  # its noise alone
+
     def test_more_classes_in_a_set_than_promised_is_no_fault(self, wine):
         assert judgement._coverage(changed(wine, {"coverage": 1.0})).weight == FOR
         assert judgement._coverage(changed(wine, {"coverage": 0.5})).weight == STOP

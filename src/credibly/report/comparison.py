@@ -125,11 +125,12 @@ def _table(facts: dict[str, Facts]) -> Section:
             f"{c.title} {figures.number(first.baseline[key])}" for key, c in columns if key in first.baseline
         )
         text.append(f"For comparison, always predicting {always}: {shown}.")
-    error = metrics.coverage_standard_error(figures.LEVEL, len(first.y))
-    low, high = max(figures.LEVEL - 2 * error, 0), min(figures.LEVEL + 2 * error, 1)
-    text.append(
-        f"With {len(first.y):,} rows a coverage from {low:.2f} to {high:.2f} cannot be told from {figures.LEVEL}."
-    )
+    if first.task == "regression":
+        error = metrics.coverage_standard_error(figures.LEVEL, len(first.y))
+        low, high = max(figures.LEVEL - 2 * error, 0), min(figures.LEVEL + 2 * error, 1)
+        text.append(
+            f"With {len(first.y):,} rows a coverage from {low:.2f} to {high:.2f} cannot be told from {figures.LEVEL}."
+        )
     head = (Column("Method"), *(c for _, c in columns), Column("Seconds", None, 1, "of the fit"))
     return Section("All figures", tuple(text), Table(head, tuple(rows)))
 
@@ -163,7 +164,7 @@ def _pictures(facts: dict[str, Facts]) -> Section:
             else f"at least {figures.LEVEL} is right"
         )
         drawn.append(_dots("held", "Coverage of 90% intervals" if regression else "Coverage of 90% sets", held, note, None,
-                           (figures.LEVEL - 2 * error, min(figures.LEVEL + 2 * error, 1.0))))  # fmt: skip
+                           (figures.LEVEL - 2 * error, min(figures.LEVEL + 2 * error, 1.0)) if regression else None))  # fmt: skip
     drawn.append(_curves(facts) if regression else _reliabilities(facts))
     text = ("Points with two standard errors of the mean over rows. Methods are judged on the same rows, so differences between them are "
             "known better than these bars say: the ranking above has them.",)  # fmt: skip

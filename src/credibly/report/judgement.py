@@ -7,17 +7,18 @@ one it reads off the predictions (one draw has no epistemic uncertainty) or off 
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass
 
 import torch
 
 from credibly import metrics
+from credibly.report.counsel import again, compare, noise_of, sample, vary_noise
 from credibly.report.evidence import (
     confidence_gap,
     density_of_rows,
     error_with_size,
     halves,
+    shares_inside,
     standard_error,
     told_apart,
 )
@@ -30,6 +31,7 @@ FOR, NOTE, CARE, STOP = range(4)  # how much a finding weighs
 ORDER = (STOP, CARE, FOR, NOTE)  # what speaks against a fit first, then what speaks for it
 MARKS = ("for", "note", "care", "stop")
 VERDICTS = ("good", "use with care", "do not trust")
+LOWER = (0.5, 0.8)  # levels of intervals that are looked at beside 90%
 FEW_HELD_OUT, ENOUGH_HELD_OUT = 30, 100
 FEW_ROWS, ENOUGH_ROWS = 30, 100
 
@@ -74,6 +76,7 @@ def assess(facts: Facts) -> Judgement:
         _rows_judged_on(facts),
         _baseline(facts),
         _coverage(facts),
+        _other_levels(facts),
         _confidence(facts),
         _chains(facts),
         _doubt(facts),
@@ -96,16 +99,6 @@ def assess(facts: Facts) -> Judgement:
         )
     headline = f"Good: no figure here speaks against these predictions, for rows like those of {facts.table}."
     return Judgement(VERDICTS[0], headline, tuple(findings))
-
-
-def again(facts: Facts, *options: str, method: str | None = None) -> str:
-    """The command of the same fit with other options."""
-    likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
-    noise = {"HeteroscedasticGaussian": "heteroscedastic", "StudentT": "student"}.get(type(likelihood).__name__)
-    words = ["credibly", "fit", facts.table, "--target", facts.target, "--method", method or facts.method]
-    if noise is not None and "--noise" not in options:
-        words += ["--noise", noise]
-    return shlex.join([*words, *options, "--out", "new-run"])
 
 
 # -- findings
@@ -143,7 +136,7 @@ def _baseline(facts: Facts) -> Finding | None:
     gain, beside = own - base, f"log density {number(own)} against {number(base)} nats a row"
     counsel = (
         Step("Ask whether the columns can tell the target at all; add columns or rows that can."),
-        Step("See whether another method does better on the same rows.", _compare(facts)),
+        Step("See whether another method does better on the same rows.", compare(facts)),
     )
     if gain <= 0:
         return Finding(STOP, f"No better than always predicting {always}: {beside}.", counsel)
@@ -171,18 +164,31 @@ def _coverage(facts: Facts) -> Finding | None:
     low, high = max(LEVEL - 2 * error, 0), min(LEVEL + 2 * error, 1)
     chance = f"with {n} rows, {low:.0%} to {high:.0%} is within chance"
     if held < low:
-        steps: tuple[Step, ...] = ()
-        if facts.task == "regression" and facts.predictive.draws > 1:
-            steps = (Step("Let the noise depend on the inputs.", again(facts, "--noise", "heteroscedastic")),)
         much = held < LEVEL - 4 * error and held < 0.8
         words = f"Overconfident: the {what} only {held:.1%} of the values, and {chance}."
-        return Finding(STOP if much else CARE, words, (*steps, *_sampler(facts)))
+        return Finding(STOP if much else CARE, words, (*vary_noise(facts), *sample(facts)))
     if facts.task == "regression" and held > high:
         words = f"Cautious: the {what} {held:.1%} of the values ({chance}), so intervals are wider than they need be."
         return Finding(NOTE, words)
     if facts.task == "classification":
         return Finding(FOR, f"The {what} the right class for {held:.1%} of the rows, as promised or better.")
     return Finding(FOR, f"The {what} {held:.1%} of the values: {chance}.")
+
+
+def _other_levels(facts: Facts) -> Finding | None:
+    """Intervals of lower levels, which may be too narrow where those of 90% are not; at a stricter limit, being several."""
+    if facts.task != "regression" or "coverage" not in facts.figures:
+        return None
+    found = []
+    for level, share in zip(LOWER, shares_inside(facts, LOWER)):
+        error = metrics.coverage_standard_error(level, len(facts.y))
+        if share < level - 2.5 * error:
+            found.append(
+                f"the {level:.0%} intervals hold {share:.1%} (at least {level - 2.5 * error:.0%} was to be expected)"
+            )
+    if not found:
+        return None
+    return Finding(CARE, f"Overconfident at lower levels: {', '.join(found)}.", (*vary_noise(facts), *sample(facts)))
 
 
 def _confidence(facts: Facts) -> Finding | None:
@@ -194,7 +200,7 @@ def _confidence(facts: Facts) -> Finding | None:
     if sure > right + 2 * error:
         much = sure > right + 4 * error and sure - right > 0.05
         return Finding(
-            STOP if much else CARE, f"Too sure of itself: {words}, more of a gap than chance gives.", _sampler(facts)
+            STOP if much else CARE, f"Too sure of itself: {words}, more of a gap than chance gives.", sample(facts)
         )
     if sure < right - 2 * error:
         much = sure < right - 4 * error and right - sure > 0.1
@@ -253,7 +259,7 @@ def _doubt(facts: Facts) -> Finding | None:
         f"{facts.method} has {what}, so it has no epistemic uncertainty: it is as sure far away from the data as among them, "
         "and cannot say which rows are strange to it."
     )
-    return Finding(CARE, words, _sampler(facts))
+    return Finding(CARE, words, sample(facts))
 
 
 def _size(facts: Facts) -> Finding | None:
@@ -267,7 +273,7 @@ def _size(facts: Facts) -> Finding | None:
     ratio = f"The network has {facts.parameters:,} parameters for {facts.rows:,} rows"
     if facts.method == "mle":
         return Finding(
-            CARE, f"{ratio}, and nothing but the rows to hold them: it may have learned rows by heart.", _sampler(facts)
+            CARE, f"{ratio}, and nothing but the rows to hold them: it may have learned rows by heart.", sample(facts)
         )
     return Finding(NOTE, f"{ratio}: where the rows say nothing, predictions follow the prior.")
 
@@ -292,8 +298,7 @@ def _area_words(area: float) -> str:
 
 
 def _changing_noise(facts: Facts) -> Finding | None:
-    likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
-    if facts.task != "regression" or type(likelihood).__name__ == "HeteroscedasticGaussian" or len(facts.y) < 50:
+    if facts.task != "regression" or noise_of(facts) == "heteroscedastic" or len(facts.y) < 50:
         return None
     correlation = error_with_size(facts)
     if correlation is None or abs(correlation) < 3 / math.sqrt(len(facts.y) - 1):
@@ -304,14 +309,11 @@ def _changing_noise(facts: Facts) -> Finding | None:
         f"predictions are too {'narrow' if correlation > 0 else 'wide'}, those of small ones too "
         f"{'wide' if correlation > 0 else 'narrow'}."
     )
-    return Finding(
-        CARE, words, (Step("Let the noise depend on the inputs.", again(facts, "--noise", "heteroscedastic")),)
-    )
+    return Finding(CARE, words, vary_noise(facts))
 
 
 def _tails(facts: Facts) -> Finding | None:
-    likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
-    if facts.task != "regression" or type(likelihood).__name__ == "StudentT":
+    if facts.task != "regression" or noise_of(facts) == "student":
         return None
     error = torch.as_tensor(facts.y) - facts.predictive.mean.cpu().double()
     far = int((error.abs() > 4 * facts.predictive.std.cpu().double()).sum())
@@ -333,16 +335,5 @@ def _unsure_is_wrong(facts: Facts) -> Finding | None:
     if rest - sure > 2 * error:
         return Finding(FOR, f"Where it is unsure it errs more: {shown}.")
     if sure - rest > 3 * error:
-        return Finding(CARE, f"Where it is sure it errs more, which is the wrong way round: {shown}.", _sampler(facts))
+        return Finding(CARE, f"Where it is sure it errs more, which is the wrong way round: {shown}.", sample(facts))
     return Finding(NOTE, f"How sure it is says little about its error here: {shown}, a difference within chance.")
-
-
-def _compare(facts: Facts) -> str:
-    return shlex.join(["credibly", "compare", facts.table, "--target", facts.target])
-
-
-def _sampler(facts: Facts) -> tuple[Step, ...]:
-    """To sample the posterior itself, unless that is what was done."""
-    if facts.diagnostics is not None or facts.method in ("hmc", "sgld", "sghmc"):
-        return ()
-    return (Step("Average over the posterior, by sampling it.", again(facts, method="hmc")),)
