@@ -68,14 +68,14 @@ class Recipe:
         if not isinstance(self.settings, Mapping):
             raise InputError("settings", f"found {self.settings!r}", "Pass a dict of the method's settings, or None")
 
-    def likelihood(self, classes: int | None = None) -> Likelihood:
-        """The noise model: of real targets, or of so many classes."""
+    def likelihood(self, classes: int | None = None, targets: int = 1) -> Likelihood:
+        """The noise model: of so many real targets, each with its own scale where it is learned, or of so many classes."""
         if self.task == "classification":
             return Bernoulli() if classes == 2 else Categorical()
         if isinstance(self.noise, str):
-            kinds = {"learned": Gaussian, "heteroscedastic": HeteroscedasticGaussian, "student": StudentT}
-            made: Likelihood = kinds[self.noise]()
-            return made
+            if self.noise == "heteroscedastic":
+                return HeteroscedasticGaussian()
+            return (Gaussian if self.noise == "learned" else StudentT)(per_target=targets > 1)
         return Gaussian(self.noise)
 
     def outputs(self, targets: int = 1, classes: int | None = None) -> int:
@@ -96,8 +96,8 @@ class Recipe:
             net = net.to(device)
         target = torch.from_numpy(np.ascontiguousarray(y, np.float32 if self.task == "regression" else np.int64))
         return Problem(
-            net, data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target), likelihood=self.likelihood(classes),
-            prior=Normal(self.prior_scale, fan_in=True),
+            net, data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
+            likelihood=self.likelihood(classes, targets), prior=Normal(self.prior_scale, fan_in=True),
         )  # fmt: skip
 
     def resolved(self, rows: int, parameters: int) -> tuple[str, str]:
