@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
+    from credibly.estimators import BayesianClassifier, BayesianRegressor
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
     from credibly.layout import Layout
@@ -47,6 +48,8 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "BayesByBackprop",
+    "BayesianClassifier",
+    "BayesianRegressor",
     "DeepEnsemble",
     "Density",
     "DensityPosterior",
@@ -85,6 +88,7 @@ __all__ = [
 _HOMES = {
     "credibly.dropout_posterior": ("DropoutPosterior",),
     "credibly.errors": ("InputError", "Interrupted", "SamplingError", "StoreError", "TrainingError"),
+    "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
     "credibly.layout": ("Layout",),
