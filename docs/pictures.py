@@ -1,0 +1,191 @@
+"""Draws the pictures of the documentation with the library itself, as SVG files in docs/pictures.
+
+    python docs/pictures.py                        # all of them; some minutes
+    python docs/pictures.py star gap               # some of them
+    python docs/pictures.py --quick --out /tmp/p   # short runs, to see whether they can be drawn
+
+The same seed gives the same pictures. They have a clear background and ink that reads on light and on dark pages.
+"""
+
+import argparse
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import credibly as cr
+
+mpl.use("svg")
+SEED = 0
+EVERY = 3  # of the points of a grid one in so many is drawn: as smooth, in a third of the file
+
+
+def hmc(quick: bool, **settings: Any) -> cr.HMC:
+    """HMC for one hidden layer and little data: short trajectories that keep most of their momentum."""
+    length = {"warmup": 30, "draws": 20, "max_steps": 40} if quick else {"warmup": 150, "draws": 120, "thin": 2}
+    common = {"chains": 8, "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh", "compile": False}
+    return cr.HMC(**common | length | settings)
+
+
+def wave_problem(toy: cr.data.Toy, likelihood: cr.likelihoods.Likelihood, outputs: int = 1) -> cr.Problem:
+    """One input, 50 hidden units, a prior wide enough for the wave."""
+    torch.manual_seed(SEED)
+    prior = cr.priors.Normal(scale=3.0, fan_in=True)
+    return cr.Problem(cr.zoo.mlp(1, (50,), outputs), data=(toy.x, toy.y), likelihood=likelihood, prior=prior)
+
+
+def panels(columns: int, rows: int = 1, *, size: tuple[float, float], shared: bool = True) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes in reading order."""
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False).flat)
+    return figure, axes
+
+
+def finish(figure: Figure, axes: list[Axes], columns: int = 6) -> Figure:
+    """Labels on the outside only, and one legend below all panels."""
+    for axis in axes:
+        axis.label_outer()
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+    return figure
+
+
+def gap(quick: bool) -> Figure:
+    """Regression with a gap: four methods, one problem."""
+    toy = cr.data.gap_regression(seed=SEED)
+    problem = wave_problem(toy, cr.likelihoods.Gaussian(scale=toy.noise))
+    steps = 200 if quick else 3000
+    methods = {
+        "MLE: one line": cr.MLE(steps=steps),
+        "MAP: one line": cr.MAP(steps=steps),
+        "deep ensemble, anchored": cr.DeepEnsemble(members=10, anchored=True, init="prior", steps=steps),
+        "HMC: draws of the posterior": hmc(quick),
+    }
+    figure, axes = panels(2, 2, size=(8.4, 6.2))
+    for axis, (name, method) in zip(axes, methods.items()):
+        p = method.fit(problem, seed=SEED).predict(toy.grid[::EVERY])
+        cr.plot.bands(p, toy.grid[::EVERY], data=(toy.x, toy.y), truth=toy.truth[::EVERY], legend=False, ax=axis)
+        axis.set(title=name, ylim=(-4, 4))
+    return finish(figure, axes)
+
+
+def star(quick: bool) -> Figure:
+    """Two clusters and a far-away star: MAP and HMC."""
+    toy = cr.data.star_classification(seed=SEED)
+    torch.manual_seed(SEED)
+    problem = cr.Problem(
+        cr.zoo.mlp(2, (50,), 1),
+        data=(toy.x, toy.y),
+        likelihood=cr.likelihoods.Bernoulli(),
+        prior=cr.priors.Normal(scale=2.0, fan_in=True),
+    )
+    figure, axes = panels(2, size=(8.4, 4.4))
+    for axis, (name, method) in zip(axes, {"MAP": cr.MAP(steps=200 if quick else 3000), "HMC": hmc(quick)}.items()):
+        predict = method.fit(problem, seed=SEED).predict
+        cr.plot.decision(predict, toy.grid, data=(toy.x, toy.y), marks=toy.star, colorbar=axis is axes[-1], ax=axis)
+        axis.set_title(name)
+    return finish(figure, axes, columns=2)
+
+
+def sharpening(quick: bool) -> Figure:
+    """The posterior for more and more data."""
+    figure, axes = panels(2, 2, size=(8.4, 6.2))
+    for axis, n in zip(axes, (2, 10, 100, 1000)):
+        toy = cr.data.sharpening_regression(n, seed=SEED)
+        problem = wave_problem(toy, cr.likelihoods.Gaussian(scale=toy.noise))
+        # Starting at fits, and with trajectories that are cut, since those of a thousand points ask for small steps.
+        method = hmc(quick, init="ensemble", warmup=30 if quick else 100, max_steps=40 if quick else 100)
+        grid = toy.grid[::EVERY]
+        p = method.fit(problem, seed=SEED).predict(grid)
+        seen = (toy.x[:100], toy.y[:100])
+        cr.plot.bands(p, grid, data=seen, truth=toy.truth[::EVERY], legend=False, ax=axis)
+        axis.set(title=f"{n:,} points" + (" (100 shown)" if n > 100 else ""), ylim=(-4, 4))
+    return finish(figure, axes)
+
+
+def kinds(quick: bool) -> Figure:
+    """Noise that grows with x: the fit, and the two parts of the uncertainty."""
+    toy = cr.data.heteroscedastic_regression(200, seed=SEED)
+    problem = wave_problem(toy, cr.likelihoods.HeteroscedasticGaussian(), outputs=2)
+    grid = toy.grid[::EVERY]
+    p = hmc(quick).fit(problem, seed=SEED).predict(grid)
+    figure, (left, right) = panels(2, size=(8.4, 3.9), shared=False)
+    cr.plot.bands(p, grid, data=(toy.x, toy.y), truth=toy.truth[::EVERY], ax=left)
+    left.set(title="the fit", ylim=(-4, 4))
+    left.get_legend().remove()
+    left.legend(loc="upper left", ncols=2)
+    at = grid.flatten()
+    right.axvspan(-2, 2, color=cr.plot.INK, alpha=0.15, linewidth=0, label="where there are data")
+    right.plot(at, p.aleatoric.sqrt().flatten(), label="aleatoric: the noise")
+    right.plot(at, p.epistemic.sqrt().flatten(), label="epistemic: what the model does not know")
+    right.plot(at, toy.noise_grid[::EVERY].flatten(), color=cr.plot.INK, linestyle=":", label="true noise")
+    right.set(title="its two parts", xlabel="x", ylabel="standard deviation of y", ylim=(0, 2.2))
+    right.legend(loc="upper left")
+    return figure
+
+
+def ood(quick: bool) -> Figure:
+    """Digits 0 to 7 learned, 8 and 9 met for the first time: scores of an ensemble, and what can be handed over."""
+    digits, known = cr.data.embedded("digits", seed=SEED), 8
+    seen, new = digits.y_train < known, digits.y_test >= known
+    torch.manual_seed(SEED)
+    problem = cr.Problem(
+        cr.zoo.mlp(digits.n_features, (100,), known),
+        data=(digits.x_train[seen], digits.y_train[seen]),
+        likelihood=cr.likelihoods.Categorical(),
+        prior=cr.priors.Normal(scale=1.5, fan_in=True),
+    )
+    ensemble = cr.DeepEnsemble(members=10, anchored=True, init="prior", steps=100 if quick else 2000)
+    p = ensemble.fit(problem, seed=SEED).predict(digits.x_test)
+    figure, axes = panels(3, size=(9.6, 3.6), shared=False)
+    for axis, kind in zip(axes, ("total", "epistemic")):
+        score = p.ood_score(kind)
+        bins = torch.linspace(0, float(score.max()), 25)
+        for rows, label, look in ((~new, "digits 0 to 7", {}), (new, "8 and 9, never seen", {"hatch": "///"})):
+            axis.hist(score[rows], bins, alpha=0.7, label=label, **look)
+        auroc = cr.metrics.auroc(score[~new], score[new])
+        axis.set(title=f"{kind}, AUROC {auroc:.2f}", xlabel=f"{kind} uncertainty (nats)", ylabel="rows")
+        axis.legend()
+    wrong = (p.probabilities.argmax(-1) != digits.y_test).float()
+    cr.plot.risk_coverage(cr.metrics.risk_coverage(p.ood_score(), wrong), label="ensemble", ax=axes[2])
+    axes[2].get_legend().remove()
+    axes[2].set(title="hand over the least certain", xlabel="share of rows kept", ylabel="share of them that is wrong")
+    return figure
+
+
+PICTURES: dict[str, Callable[[bool], Figure]] = {f.__name__: f for f in (gap, star, sharpening, kinds, ood)}
+
+
+def draw(name: str, folder: Path, *, quick: bool = False) -> Path:
+    """Draws one picture and writes it; the file is the same for the same figure."""
+    path, text = folder / f"{name}.svg", io.StringIO()
+    with cr.plot.style(), mpl.rc_context({"svg.hashsalt": name, "image.composite_image": True}):
+        figure = PICTURES[name](quick)
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator")), dpi=110)
+    # A hundredth of a point is finer than any screen; six decimals only make the file heavy.
+    short = re.sub(r'\bd="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text.getvalue())
+    path.write_text("\n".join(line.rstrip() for line in short.splitlines()) + "\n")
+    return path
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Draws the pictures of the documentation.")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; all if none is named")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "pictures")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    for name in args.names or PICTURES:
+        path = draw(name, args.out, quick=args.quick)
+        print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
