@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
             for panel, values, title in zip(row, (truth, x, p.mean, p.aleatoric.sqrt(), p.epistemic.sqrt()), titles):
                 deviation = title.endswith("sd")
                 look = {"cmap": "viridis", "vmax": 0.3} if deviation else {"cmap": "gray", "vmax": 1.0}
-                image = panel.imshow(values[i], vmin=0, **look)
+                image = panel.imshow(values[i].numpy(), vmin=0, **look)
                 panel.set(xticks=[], yticks=[])
                 if deviation:
                     figure.colorbar(image, ax=panel, shrink=0.8)

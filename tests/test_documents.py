@@ -1,42 +1,225 @@
-"""What the documents show is run: the README's Python, and the commands it gives."""
+"""What the documents show is run: the Python of every page, and the commands as far as the command line has them."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+
+import credibly as cr
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in p.read_text()]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = ("python", "sh", "text", "toml", "json", "")
+VERBS = ("fit", "predict", "compare", "evaluate", "report", "resume", "methods", "demo")  # those there are, or will be
+EXPECTED = ("BayesianRegressor", "BayesianClassifier")  # names that a page may show before they exist
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_python_blocks_run(path, tmp_path, monkeypatch):
+def blocks(path, language):
+    return [body for kind, body in FENCE.findall(path.read_text()) if kind == language]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def test_python_blocks_run(path, tmp_path, monkeypatch, one_thread):
+    import matplotlib.pyplot as plt
+
+    code = blocks(path, "python")
+    missing = [name for name in EXPECTED if f"cr.{name}" in "".join(code) and not hasattr(cr, name)]
+    if missing:
+        pytest.skip(f"credibly has no {' and no '.join(missing)} yet")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
-    assert blocks
-    namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, str(path), "exec"), namespace)
+    namespace: dict[str, object] = {"__name__": "page"}
+    try:
+        for number, block in enumerate(code):
+            exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
+    finally:
+        plt.close("all")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_every_block_has_a_known_language(path):
+    # A fence such as "```python no-run" would neither be run here nor be coloured on the site.
+    text = path.read_text()
+    assert {kind for kind, _ in FENCE.findall(text)} <= set(LANGUAGES)
+    assert 2 * len(FENCE.findall(text)) == len(re.findall(r"^```", text, re.MULTILINE))  # all of them are closed
+
+
+def commands():
+    """Every credibly command that a page gives, as (page, words)."""
+    for path in PAGES:
+        for block in blocks(path, "sh"):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words and words[0] == "credibly":
+                    yield path, words[1:]
+
+
+@pytest.mark.parametrize("path, words", list(commands()), ids=lambda v: " ".join(v) if isinstance(v, list) else v.name)
+def test_commands_exist_with_their_options(path, words):
+    import typer.main
+
+    from credibly.cli import app
+
+    known = typer.main.get_command(app).commands
+    verb, rest = words[0], words[1:]
+    assert verb in VERBS
+    if verb not in known:
+        pytest.skip(f"the command line has no {verb!r} yet")
+    parameters = known[verb].params
+    options = {flag: p for p in parameters if p.param_type_name == "option" for flag in (*p.opts, *p.secondary_opts)}
+    places = [p for p in parameters if p.param_type_name == "argument"]
+    given, used = [], set()
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-"):
+            flag, has_value, _ = word.partition("=")
+            assert flag in options, f"credibly {verb} has no {flag}, which {path.name} gives it"
+            used.add(options[flag].name)
+            if not has_value and not options[flag].is_flag:
+                assert rest, f"{flag} needs a value"
+                rest.pop(0)
+        else:
+            given.append(word)
+    most = float("inf") if any(p.nargs == -1 for p in places) else len(places)
+    assert sum(p.required for p in places) <= len(given) <= most
+    assert {p.name for p in options.values() if p.required} <= used
 
 
 def test_the_readme_opens_with_the_two_commands():
     text = (ROOT / "README.md").read_text()
-    commands = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
-    assert len(commands) == 2
-    assert commands[0].endswith("credibly demo")
-    assert "pytest" in commands[1]
-    assert text.index(commands[1]) < text.index("## ")  # before anything else
+    shown = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
+    assert shown[0].endswith("credibly demo")
+    assert "pytest" in shown[1]
+    assert text.index(shown[1]) < text.index("## ")  # before anything else
 
 
 def test_every_method_is_in_the_readme():
-    import credibly as cr
-
     text = (ROOT / "README.md").read_text()
     for name, method in cr.METHODS.items():
         assert f"| `{name}` | `{method.__name__}` |" in text
 
 
+@pytest.mark.parametrize("name", list(cr.METHODS))
+def test_every_method_has_a_page(name):
+    text = (DOCS / "methods" / f"{name}.md").read_text()
+    title = text.splitlines()[0]
+    assert title.startswith("# ")
+    assert title.endswith(f"`{name}`")
+    for part in ("**The idea.**", "**When to use it.**", "**Pitfalls.**", "**Cost.**", "```text", "```python"):
+        assert part in text
+    assert any(
+        f"cr.{cr.METHODS[name].__name__}(" in block for block in blocks(DOCS / "methods" / f"{name}.md", "python")
+    )
+    assert f"(methods/{name}.md)" in (DOCS / "which-method.md").read_text()
+
+
 def test_documents_link_to_files_that_exist():
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = FENCE.sub("", path.read_text())
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+# -- the site ------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built with warnings as errors."""
+    pytest.importorskip("mkdocstrings")
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+class _Sources(HTMLParser):
+    """What a page loads: scripts, styles, fonts, pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        known = dict(attrs)
+        if tag in ("script", "img", "iframe", "source"):
+            self.found.append(known.get("src"))
+        if tag == "link" and known.get("rel") != "canonical":
+            self.found.append(known.get("href"))
+
+
+def test_the_site_needs_nothing_from_elsewhere(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        sources = _Sources()
+        sources.feed(page.read_text())
+        for source in filter(None, sources.found):
+            assert not re.match(r"(https?:)?//", source), f"{page.name} loads {source}"
+            if page.name != "404.html" and not source.startswith("data:"):
+                assert (page.parent / source.partition("?")[0].partition("#")[0]).exists(), f"{page.name}: {source}"
+
+
+def test_the_reference_has_every_public_name(site):
+    text = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
+    anchors = set(re.findall(r'id="(credibly\.[\w.]+)"', text))
+    ends = {anchor.rpartition(".")[2] for anchor in anchors}
+    quiet = {"METHODS", "Layout", "Interrupted", "__version__"}  # a dict, an inner part, what Ctrl-C raises, a string
+    for name in set(cr.__all__) - quiet:
+        is_module = f"credibly.{name}" in sys.modules or (ROOT / f"src/credibly/{name}").is_dir()
+        assert name in ends or (is_module and any(a.startswith(f"credibly.{name}") for a in anchors)), name
+    assert ":::" not in re.sub(r"<[^>]+>", "", text)
+
+
+def test_every_page_is_reached_from_the_menu():
+    class Loader(yaml.SafeLoader):
+        pass
+
+    listed = re.findall(r"[\w/-]+\.md", yaml.dump(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]))
+    assert len(listed) == len(set(listed))
+    assert {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")} <= set(listed)
+
+
+# -- the pictures --------------------------------------------------------------------------------------------------------
+def shown_pictures():
+    return {target for path in DOCS.rglob("*.md") for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text())}
+
+
+def test_pictures_are_light_and_have_no_date():
+    files = {f"pictures/{p.name}": p for p in (DOCS / "pictures").iterdir()}
+    assert shown_pictures() == set(files)
+    for path in files.values():
+        text = path.read_text()
+        assert len(text) < 150_000
+        assert "<dc:date>" not in text
+        assert 'style="fill: #ffffff"/>' not in text.partition('id="axes_1"')[0]  # no white ground under it
+
+
+def test_pictures_can_be_drawn(tmp_path, monkeypatch, one_thread):
+    import runpy
+
+    script = runpy.run_path(str(DOCS / "pictures.py"), run_name="pictures")
+    assert {f"pictures/{name}.svg" for name in script["PICTURES"]} == shown_pictures()
+    for name in ("star", "kinds"):  # the others take longer and use the same functions
+        assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")
