@@ -32,6 +32,7 @@ class InUnits(IndependentTargets):
     scale: tuple[float, ...]
 
     support: ClassVar[str] = "real"
+    wide: ClassVar[bool] = True  # a far-off location would round away what a float32 knows about the rest
 
     def __post_init__(self) -> None:
         if self.inner.support != "real":
@@ -46,6 +47,10 @@ class InUnits(IndependentTargets):
     def _affine(self, like: Tensor) -> tuple[Tensor, Tensor]:
         where = {"dtype": torch.float64, "device": like.device}
         return torch.tensor(self.location, **where), torch.tensor(self.scale, **where)  # type: ignore[arg-type]
+
+    def standardised(self) -> tuple[Likelihood, Tensor, Tensor]:
+        """The likelihood of z, and what leads from z to y."""
+        return self.inner, *self._affine(torch.empty(0))
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Of y: that of z less the logarithm of the scale, for each target."""
@@ -73,8 +78,8 @@ class InUnits(IndependentTargets):
         return self.inner.sample(output, extra, generator) * scale + location
 
 
-class _Source:
-    """Outputs in float64: a far-off location would round away what a float32 knows about the rest."""
+class _Read:
+    """A source with another likelihood in the place of its own."""
 
     def __init__(self, inner: DrawSource, likelihood: Likelihood) -> None:
         self.inner = inner
@@ -82,13 +87,23 @@ class _Source:
         self.count = inner.count
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
+        return self.inner.outputs(x, start, stop, first_row)
+
+    def extra(self, start: int, stop: int) -> dict[str, Tensor]:
+        return self.inner.extra(start, stop)
+
+    def row_width(self) -> int:
+        return self.inner.row_width()
+
+
+class _Doubled(_Read):
+    """A source whose outputs are float64."""
+
+    def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         return self.inner.outputs(x, start, stop, first_row).double()
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
         return {name: value.double() for name, value in self.inner.extra(start, stop).items()}
-
-    def row_width(self) -> int:
-        return self.inner.row_width()
 
 
 def in_units(predictive: Predictive, location: float | list[float], scale: float | list[float]) -> Predictive:
@@ -98,9 +113,9 @@ def in_units(predictive: Predictive, location: float | list[float], scale: float
     )
     inner = predictive.likelihood
     likelihood = InUnits(inner, locations, scales, axis=inner.axis, squeeze=inner.squeeze)
-    return Predictive(_Source(predictive._source, likelihood), predictive._x)
+    return Predictive(_Read(predictive._source, likelihood), predictive._x)
 
 
 def in_double(predictive: Predictive) -> Predictive:
     """The same predictive with its figures in float64: probabilities near 0 and 1 keep their distance from them."""
-    return Predictive(_Source(predictive._source, predictive.likelihood), predictive._x)
+    return Predictive(_Doubled(predictive._source, predictive.likelihood), predictive._x)
