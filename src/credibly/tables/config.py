@@ -126,7 +126,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
     if "settings" in found:  # TOML has no word for None
         found["settings"] = {k: None if v == "none" else v for k, v in found["settings"].items()}
-    if "table" in found and not Path(found["table"]).is_absolute():
+    if found.get("table") and not Path(found["table"]).is_absolute():
         found["table"] = os.fspath(file.parent / found["table"])
     return found
 

@@ -132,7 +132,12 @@ def _can_go_on(folder: Path, begun: bool) -> bool:
         manifest = parse_manifest(folder / "posterior")
     except StoreError:
         return False
-    return begun or manifest["status"] == "complete" or manifest.get("state") is not None
+    return begun or has_ended(manifest) or manifest.get("state") is not None
+
+
+def has_ended(manifest: dict[str, Any]) -> bool:
+    """Whether a posterior is all there: what is not streamed was saved when it was."""
+    return not manifest.get("streamed") or manifest["status"] == "complete"
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -153,7 +153,7 @@ def share_below(values: Array, levels: Array) -> Array:
     # Equal quantiles would leave several shares for one value: the last of them is the one that lies below.
     points, first = np.unique(levels[::-1], return_index=True)
     shares = np.linspace(0, 1, len(levels))[::-1][first]
-    found: Array = np.interp(values, points, shares)
+    found: Array = np.interp(values, points, shares, left=0.0)
     return found
 
 

@@ -1,0 +1,146 @@
+"""Small tables for tests of the command line, made from scikit-learn's embedded data, and ways to call it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from sklearn import datasets
+from typer.testing import CliRunner
+
+from credibly.cli import app
+
+SCRIPT = Path(sys.executable).with_name("credibly")
+REGRESSION = ("mean", "std", "aleatoric", "epistemic", "lower_90", "upper_90", "ood", "notes")
+# Settings that end in no time.
+HMC = (
+    "--method",
+    "hmc",
+    "--set",
+    "draws=10",
+    "--set",
+    "warmup=20",
+    "--set",
+    "chains=2",
+    "--set",
+    "thin=1",
+    "--hidden",
+    "6",
+)
+MAP = ("--method", "map", "--set", "steps=30", "--hidden", "6")
+ENSEMBLE = ("--method", "ensemble", "--set", "steps=150", "--set", "members=4", "--hidden", "6")
+
+
+def diabetes(rows: int = 160, scale: float = 1.0, shift: float = 0.0) -> dict[str, Any]:
+    """A regression with numbers, a column of categories, gaps in both, and a constant column."""
+    known = datasets.load_diabetes()
+    columns: dict[str, Any] = {
+        name: known.data[:rows, i].round(6) for i, name in enumerate(known.feature_names) if i in (0, 2, 3, 8)
+    }
+    columns["bmi"] = [None if i % 17 == 3 else v for i, v in enumerate(columns["bmi"])]
+    sex = known.data[:rows, 1]
+    columns["clinic"] = [
+        None if i % 31 == 5 else ("Nord, links" if s > 0 else ("Süd" if i % 2 else "Ost")) for i, s in enumerate(sex)
+    ]
+    columns["year"] = [1994] * rows
+    columns["progress"] = known.target[:rows] * scale + shift
+    return columns
+
+
+def wine() -> dict[str, Any]:
+    """Three classes with names."""
+    known = datasets.load_wine()
+    names = np.array(["Barolo", "Grignolino", "Barbera d'Asti"])
+    return {n: known.data[:, i] for i, n in enumerate(known.feature_names[:6])} | {"kind": names[known.target]}
+
+
+def cancer(rows: int = 150) -> dict[str, Any]:
+    """Two classes, 0 and 1."""
+    known = datasets.load_breast_cancer()
+    return {n.replace(" ", "_"): known.data[:rows, i] for i, n in enumerate(known.feature_names[:5])} | {
+        "benign": known.target[:rows]
+    }
+
+
+def write(columns: dict[str, Any], path: Path) -> Path:
+    """Columns as a CSV or Parquet file, by its suffix."""
+    table = pa.table(columns)
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        pa.csv.write_csv(table, path)
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of predictions as columns; empty cells of text stay empty text."""
+    table = pq.read_table(path) if path.suffix == ".parquet" else pa.csv.read_csv(path)
+    return {
+        n: c.to_numpy(zero_copy_only=False) if n not in ("notes", "prediction") else c.to_pylist()
+        for n, c in zip(table.column_names, table.columns)
+    }
+
+
+def call(*words: object) -> Any:
+    """The command in this process, with standard output and error apart."""
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
+    """The installed command, begun."""
+    return subprocess.Popen(
+        [str(SCRIPT), *(str(w) for w in words)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+        preexec_fn=_listen,
+    )
+
+
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell turns Ctrl-C off for jobs behind
+
+
+def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The installed command, to its end."""
+    with start(*words, cwd=cwd) as process:
+        out, err = process.communicate(timeout=180)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for(there: Callable[[], object], process: subprocess.Popen[str], seconds: float = 60) -> None:
+    """Waits until something is so, while a process runs."""
+    end = time.monotonic() + seconds
+    while not there():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def refused(found: Any, *words: str, code: int = 2) -> str:
+    """That a call ended in one line on standard error, with these words in it, and nothing else."""
+    assert found.exit_code == code, (found.output, found.exception)
+    assert isinstance(found.exception, SystemExit), found.exception
+    assert found.stderr.startswith("credibly: ")
+    assert found.stderr.count("\n") == 1
+    assert "Traceback" not in found.stderr
+    for word in words:
+        assert word in found.stderr, found.stderr
+    return str(found.stderr)
+
+
+def names(folder: Path) -> list[str]:
+    """What is in a folder, hidden files too."""
+    return sorted(p.name for p in folder.iterdir())
