@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import credibly
 from credibly import arviz_export, convergence, diagnostics, verdict
 from credibly.diagnostics import Diagnostics, diagnose, e_bfmi, ess, mcse, rhat, to_arviz
 from credibly.errors import InputError
@@ -641,3 +642,14 @@ def test_to_arviz_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(ModuleNotFoundError, match="pip install arviz-base"):
         arviz_export.to_arviz({"w": np.zeros((2, 5))})
+
+
+def test_the_verdict_on_a_density_speaks_of_its_coordinates():
+    def log_prob(x):
+        return -0.5 * x.square().sum(-1)
+
+    method = credibly.HMC(chains=4, draws=200, warmup=100)
+    found = method.fit(credibly.Density(log_prob, 3), seed=0).diagnostics()
+    assert "coordinates" in found.verdict
+    assert "weights" not in found.verdict
+    assert "held-out" not in found.verdict

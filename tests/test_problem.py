@@ -268,3 +268,12 @@ def test_compiled_equals_eager():
     expected = problem.parts_and_grad(theta, problem.x, problem.y, 0.5, 2.0)
     for a, b in zip(got, expected):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_targets_with_a_single_channel_have_a_fingerprint():
+    """(N, 1, H, W) with its channel moved to the end keeps an odd stride there, which is no reason to fail."""
+    x = randn(5, 1, 4, 4)
+    net = nn.Conv2d(1, 1, 3, padding=1)
+    problem = cr.Problem(net, data=(x, 2 * x), likelihood=Gaussian(0.1, axis=1), prior=Normal())
+    other = cr.Problem(net, data=(x, 3 * x), likelihood=Gaussian(0.1, axis=1), prior=Normal())
+    assert problem.fingerprint() != other.fingerprint()

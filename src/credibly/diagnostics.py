@@ -131,6 +131,7 @@ def diagnose(
     divergences: Array | int | None = None,
     *,
     coordinates: int = COORDINATES,
+    network: bool = True,
 ) -> Diagnostics:
     """R-hat, ESS and MCSE of weights and predictions, with a verdict in words.
 
@@ -141,6 +142,7 @@ def diagnose(
         acceptance: probability of acceptance, one number or by (chain,) or (chain, draw); NaN counts as a rejection.
         divergences: how many trajectories diverged, or which, (chain, draw).
         coordinates: how many of the D weights are looked at, evenly spaced; as many of the predictions.
+        network: False for draws of a density that is not a network's, whose coordinates count themselves.
     """
     if isinstance(coordinates, bool) or not isinstance(coordinates, int) or coordinates < 1:
         raise InputError("coordinates", f"found {coordinates!r}", "Pass a whole number from 1 up")
@@ -153,7 +155,7 @@ def diagnose(
         raise InputError("functions", found, "Pass the predictions of the same chains, (chain, draw, ...)")
     weights, still = _mixing("draws", draws, coordinates)
     outputs = None if functions is None else _mixing("functions", functions, coordinates)[0]
-    ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still)
+    ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still, network=network)
     return Diagnostics(chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict)
 
 

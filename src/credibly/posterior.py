@@ -173,7 +173,8 @@ class SampledPosterior(Posterior):
             functions = self.predict(x).functions().reshape(*self._draws.shape[:2], -1)
         known = self.statistics
         return diagnose(
-            self._draws, functions, energy=known.get("energy"), acceptance=known.get("acceptance"), divergences=known.get("divergent")
+            self._draws, functions, energy=known.get("energy"), acceptance=known.get("acceptance"),
+            divergences=known.get("divergent"), network=self._model is not None,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:

@@ -98,10 +98,16 @@ def judge(
     divergences: int | None = None,
     e_bfmi: tuple[float, ...] | None = None,
     still: tuple[int, ...] = (),
+    *,
+    network: bool = True,
 ) -> tuple[bool, str]:
-    """Whether the draws can be used, and what is wrong and what to do, in words."""
-    what, seen = ("predictions", functions) if functions is not None else ("weights", weights)
-    for name, space in (("weights", weights), (what, seen)):
+    """Whether the draws can be used, and what is wrong and what to do, in words.
+
+    Coordinates of a density that is no network's (`network=False`) are the answer themselves; weights only lead to it.
+    """
+    own = "weights" if network else "coordinates"
+    what, seen = ("predictions", functions) if functions is not None else (own, weights)
+    for name, space in ((own, weights), (what, seen)):
         if space.nonfinite:
             found = f"Broken: NaN or infinite draws in {space.nonfinite:,} of the {space.count:,} {name} looked at."
             return False, f"{found} Lower the step size, bring the data to unit scale, and run again."
@@ -125,12 +131,12 @@ def judge(
         )
     if chains == 1:
         said.append("One chain cannot show modes that it never reached: run four, or at least two.")
-    if functions is None:
+    if functions is None and network:
         said.append(
             "This is judged by the weights alone, which have symmetries: chains may disagree about them and still agree about"
             " every prediction. Pass predictions at held-out inputs for the answer that counts."
         )
-    elif agreed and weights.rhat_most > RHAT_USABLE:
+    elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
         said.append(
             f"The weights mix worse ({_reach(weights)}), as is to be expected: hidden units can swap places and signs without"
             " changing a prediction."
