@@ -25,8 +25,10 @@ FLOORS = [
     {"store"},
     {"methods"},
     {"demo", "resuming", "recipe"},
+    {"tuning"},
     {"estimators", "tables"},
     {"report"},
+    {"studies"},
     {"cli"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}

@@ -61,7 +61,7 @@ def tune(
     some = rng.permutation(len(x))[:ROWS]
     splits = [rng.permutation(some) for _ in range(SPLITS)]
     trials: list[Trial] = []
-    found: dict[Recipe | int, Array] = {}
+    found: dict[int, Array] = {}
 
     def score(candidate: Recipe) -> Array:
         values = np.concatenate([_held_back(candidate, x, y, order, classes, seed) for order in splits])
@@ -72,7 +72,8 @@ def tune(
 
     if not total:
         return recipe, ()
-    candidates = [dataclasses.replace(recipe, prior_scale=s, **({"noise": "learned"} if noise else {})) for s in scales]
+    plain = dataclasses.replace(recipe, noise="learned") if noise else recipe
+    candidates = [dataclasses.replace(plain, prior_scale=s) for s in scales]
     for i, candidate in enumerate(candidates):
         found[i] = score(candidate)
     best = max(range(len(candidates)), key=lambda i: found[i].mean())

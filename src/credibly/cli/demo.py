@@ -60,7 +60,7 @@ def run(
         # Unknown names are refused before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])
         with staged(out) as folder:
-            with _progress(quiet) as report:
+            with progress_line(quiet) as report:
                 result = run_demo(names, seed=seed, quick=quick, progress=report)
             write(demo_page(result), folder / "index.html")
             (folder / "results.json").write_text(json.dumps(result.as_dict(), indent=2) + "\n", encoding="utf-8")
@@ -96,7 +96,7 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
+def progress_line(quiet: bool) -> Iterator[Progress | None]:
     """A progress line on standard error, where that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
