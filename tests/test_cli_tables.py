@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import credibly as cr
-from credibly.cli.options import METHOD_NAMES
-from credibly.methods import METHODS
 from credibly.tables import TableRun
 from own_tables import (
     ENSEMBLE,
     HMC,
     MAP,
     REGRESSION,
-    SCRIPT,
+    RUN_FILES,
     call,
     cancer,
     command,
@@ -36,11 +29,6 @@ from own_tables import (
     wine,
     write,
 )
-
-VERBS = ("demo", "fit", "predict", "evaluate", "compare", "report", "resume", "methods")
-RUN_FILES = [
-    "config.toml", "held_out.parquet", "posterior", "report.html", "results.json", "table.json", "training_sample.parquet",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -452,269 +440,6 @@ class TestCompare:
         assert names(tmp_path) == ["wine.parquet"]
 
 
-class TestTablesThatCannotBeFitted:
-    """Every refusal is one line, exit code 2, and leaves nothing behind."""
-
-    CASES: ClassVar = {
-        "no such column": (diabetes(40), "price", ("--target: there is no column 'price'", "The table has age")),
-        "nearly a column": (diabetes(40), "progres", ("Did you mean 'progress'?",)),
-        "one value": (diabetes(40) | {"progress": [3.0] * 40}, "progress", ("--target", "in every row")),
-        "many words": (
-            {"x": np.arange(5000.0), "y": [f"name {i}" for i in range(5000)]}, "y", ("--target", "5,000", "identifier"),
-        ),
-        "three rows": (diabetes(3), "progress", ("3 usable rows", "at least 10")),
-        "target mostly missing": (diabetes(40) | {"progress": [1.0] * 9 + [None] * 31}, "progress", ("missing in 31 of 40",)),
-        "only a target": ({"y": np.arange(40.0)}, "y", ("no column is left",)),
-        "only constants": ({"x": [1] * 40, "y": np.arange(40.0)}, "y", ("no column is left",)),
-        "words for numbers": (diabetes(40), "clinic", ("--task",)),
-    }  # fmt: skip
-
-    @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-    @pytest.mark.parametrize("case", CASES)
-    def test_columns(self, tmp_path, case, suffix):
-        columns, target, said = self.CASES[case]
-        table = write(columns, tmp_path / f"t.{suffix}")
-        task = ("--task", "regression") if case == "words for numbers" else ()
-        refused(call("fit", table, "--target", target, "--out", tmp_path / "run", *task), *said)
-        assert names(tmp_path) == [table.name]
-
-    @pytest.mark.parametrize(
-        "content, said",
-        [
-            (b"", "is empty"),
-            (b"\n\n", "is empty"),
-            (b"a,b,y\n", "no rows"),
-            (b"a,b,y\n" + b"1,2,3\n" * 30 + b"1,2\n" + b"4,5,6\n", "line 32"),
-            (os.urandom(50) + bytes(range(256)) * 20, "binary"),
-            (b"PK\x03\x04" + bytes(200), "Excel"),
-            (b"a,a,y\n" + b"1,2,3\n" * 30, "more than one column named 'a'"),
-        ],
-        ids=["nothing", "blank", "header", "ragged", "binary", "workbook", "twice"],
-    )
-    def test_files(self, tmp_path, content, said):
-        table = tmp_path / "t.csv"
-        table.write_bytes(content)
-        refused(call("fit", table, "--target", "y", "--out", tmp_path / "run"), "table: ", said)
-        assert names(tmp_path) == ["t.csv"]
-
-    def test_no_table_no_target(self, tmp_path):
-        refused(call("fit", "--out", tmp_path / "run"), "table: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--out", tmp_path / "run"), "--target: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--target", "y"), "there is no file")
-        refused(call("fit", tmp_path, "--target", "y"), "is a folder")
-
-    @pytest.mark.parametrize(
-        "words, said",
-        [
-            (("--method", "gibbs"), ("--method: found 'gibbs'", "hmc")),
-            (("--task", "ranking"), ("--task: found 'ranking'",)),
-            (("--holdout", "1"), ("--holdout: found 1.0",)),
-            (("--hidden", "ten"), ("--hidden: found 'ten'",)),
-            (("--noise", "loud"), ("--noise: found 'loud'", "student")),
-            (("--prior-scale", "0"), ("--prior-scale: found 0",)),
-            (("--activation", "step"), ("--activation: found 'step'",)),
-            (("--seed", "-3"), ("--seed: found -3",)),
-            (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),
-            (("--drop", "agee"), ("--drop: there is no column 'agee'", "Did you mean 'age'?")),
-            (("--drop", "progress"), ("--drop", "is the target")),
-            (("--set", "steps"), ("--set: found 'steps'", "draws=500")),
-            (("--set", "stepps=3"), ("--set: MAP has no 'stepps'", "steps")),
-            (("--set", "warmup=soon"), ("--set: found", "soon")),
-            (("--config", "no.toml"), ("--config: there is no file 'no.toml'",)),
-        ],
-    )
-    def test_options(self, tmp_path, words, said):
-        table = write(diabetes(40), tmp_path / "t.csv")
-        refused(call("fit", table, "--target", "progress", "--out", tmp_path / "run", *MAP, *words), *said)
-        assert names(tmp_path) == ["t.csv"]
-
-
-class TestRunFolders:
-    """Folders that cannot be opened, and places that are taken."""
-
-    @pytest.fixture
-    def run(self, cellar, tmp_path):
-        shutil.copytree(cellar[0] / "run", tmp_path / "run")
-        shutil.copy(cellar[0] / "wine.parquet", tmp_path)
-        return tmp_path / "run"
-
-    def calls(self, run):
-        table = run.parent / "wine.parquet"
-        return (
-            ("predict", run, table, "--out", run.parent / "p.csv"),
-            ("evaluate", run, table),
-            ("report", run),
-            ("resume", run),
-        )
-
-    def test_another_version(self, run):
-        facts = json.loads((run / "table.json").read_text()) | {"format_version": 2}
-        told = {k: v for k, v in facts.items() if k != "checksum"}
-        facts["checksum"] = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-        (run / "table.json").write_text(json.dumps(facts))
-        for words in self.calls(run):
-            refused(call(*words), "has format 2", "reads 1", "config.toml", code=1)
-
-    @pytest.mark.parametrize(
-        "how", ["altered", "cut", "another", "binary", "no posterior", "posterior altered", "no rows"]
-    )
-    def test_altered(self, run, how):
-        text = (run / "table.json").read_text()
-        said = {
-            "altered": "was altered",
-            "cut": "cut short",
-            "another": "not the folder",
-            "binary": "cut short or altered",
-        }
-        if how == "altered":
-            (run / "table.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
-        elif how == "cut":
-            (run / "table.json").write_text(text[: len(text) // 2])
-        elif how == "another":
-            (run / "table.json").write_text("[1, 2]")
-        elif how == "binary":
-            (run / "table.json").write_bytes(b"\xff\xfe\x00")
-        elif how == "no posterior":
-            shutil.rmtree(run / "posterior")
-        elif how == "posterior altered":
-            (file,) = (run / "posterior").glob("draws*.safetensors")
-            file.write_bytes(file.read_bytes()[:-8] + bytes(8))
-        else:
-            (run / "held_out.parquet").unlink()
-        for words in self.calls(run):
-            if how == "no rows" and words[0] in ("predict", "evaluate"):
-                continue  # they need none of the rows that were kept
-            refused(call(*words), said.get(how, "path: "), code=1)
-
-    def test_a_place_that_is_taken(self, run):
-        base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
-        before = (run / "table.json").read_bytes()
-        refused(call(*base, run), "--out", "exists", "--force")
-        assert (run / "table.json").read_bytes() == before
-        assert call(*base, run, "--force").exit_code == 0
-        assert TableRun.load(run).config.method == "map"
-        assert names(run) == RUN_FILES
-        assert names(run.parent) == ["run", "wine.parquet"]
-
-    def test_what_is_not_a_run_is_never_replaced(self, run):
-        base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--force", "--out")
-        photos = run.parent / "photos"
-        photos.mkdir()
-        (photos / "holiday.jpg").write_bytes(b"x")
-        refused(call(*base, photos), "--out", "is not a run of `credibly fit`")
-        refused(call(*base, run.parent / "wine.parquet"), "--out", "is a file")
-        assert names(photos) == ["holiday.jpg"]
-        # Nor what lies where the new run is made.
-        (run.parent / "run.new").mkdir()
-        (run.parent / "run.new" / "mine.txt").write_text("x")
-        refused(call(*base, run), "run.new is not a run")
-        assert names(run.parent / "run.new") == ["mine.txt"]
-        assert TableRun.load(run).config.method == "ensemble"
-
-    def test_a_run_that_fails_leaves_the_earlier_one(self, run, monkeypatch):
-        def broken(self, *args, **kwargs):
-            raise cr.TrainingError("the loss is not finite", step=3, member=0)
-
-        monkeypatch.setattr(METHODS["map"], "fit", broken)
-        before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-        base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--out")
-        refused(call(*base, run, "--force", "--quiet"), "the loss is not finite", code=1)
-        assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-        assert names(run.parent) == ["run", "wine.parquet"]
-        refused(call(*base, run.parent / "new", "--quiet"), "the loss is not finite", code=1)
-        assert names(run.parent) == ["run", "wine.parquet"]
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to this user")
-    def test_a_folder_that_cannot_be_written_to(self, run):
-        closed = run.parent / "closed"
-        closed.mkdir(mode=0o555)
-        base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
-        refused(call(*base, closed / "run"), "--out", "Permission denied", code=1)
-        refused(
-            call("predict", run, run.parent / "wine.parquet", "--out", closed / "p.csv"), "--out", "cannot be written"
-        )
-
-    def test_a_run_in_use_is_not_replaced(self, run):
-        from credibly.run_folder import RunFolder
-
-        base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--force", "--out")
-        with RunFolder(run / "posterior", {}):
-            refused(call(*base, run), "in use by process", code=1)
-        assert TableRun.load(run).config.method == "ensemble"
-
-    def test_resume_of_a_run_that_has_ended_tells_it_again(self, run):
-        found = call("resume", run)
-        assert found.exit_code == 0, found.output
-        assert found.stdout.startswith("It has ended already.\n")
-        assert found.stdout.splitlines()[-1] == str(run / "report.html")
-        told = json.loads(call("resume", run, "--json").stdout)
-        assert told["figures"] == TableRun.load(run).figures
-
-
-class TestHelpAndCompletion:
-    def test_help_of_every_verb_loads_nothing_heavy(self):
-        code = f"""
-import sys
-from credibly.cli import app
-for verb in {VERBS!r}:
-    try:
-        app([verb, "--help"], prog_name="credibly")
-    except SystemExit as end:
-        assert not end.code
-try:
-    app(["--help"], prog_name="credibly")
-except SystemExit as end:
-    assert not end.code
-heavy = {{"torch", "numpy", "pandas", "pyarrow", "sklearn", "matplotlib", "jinja2", "scipy"}} & set(sys.modules)
-sys.exit(f"loaded {{heavy}}" if heavy else 0)
-"""
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stderr
-        for verb in VERBS:
-            assert f"credibly {verb} " in found.stdout
-        for default in ("0.2", "50", "learned", "silu"):
-            assert f"(Default: {default}.)" in re.sub(r"[\s│]+", " ", found.stdout)
-
-    def test_every_method_can_be_named(self):
-        assert list(METHODS) == list(METHOD_NAMES)
-
-    @pytest.mark.parametrize(
-        "line, wanted, not_wanted",
-        [
-            ("credibly ", set(VERBS), set()),
-            ("credibly fit wine.parquet --method h", {"hmc"}, {"map"}),
-            ("credibly fit house.csv --target ", {"age", "bmi", "clinic", "progress"}, set()),
-            ("credibly fit house.csv --target p", {"progress"}, {"age"}),
-            ("credibly fit wine.parquet --target k", {"kind"}, {"ash"}),
-            ("credibly fit house.csv --drop age,b", {"age,bmi", "age,bp"}, {"bmi"}),
-            ("credibly compare house.csv --methods map,s", {"map,sgld", "map,sghmc"}, {"map,hmc"}),
-            ("credibly fit house.csv --task r", {"regression"}, {"classification"}),
-            ("credibly fit nothing.csv --target ", set(), {"age"}),
-            ("credibly fit broken.parquet --target ", set(), {"age"}),
-        ],
-    )
-    def test_completion(self, tmp_path, line, wanted, not_wanted):
-        write(diabetes(12), tmp_path / "house.csv")
-        write(wine(), tmp_path / "wine.parquet")
-        (tmp_path / "broken.parquet").write_bytes(b"PAR1")
-        env = os.environ | {
-            "_CREDIBLY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
-        }  # fmt: skip
-        found = subprocess.run([str(SCRIPT)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert (found.returncode, found.stderr) == (0, "")
-        offered = set(found.stdout.split())
-        assert wanted <= offered
-        assert not offered & not_wanted
-
-    def test_output_that_nobody_reads_is_no_error_of_ours(self):
-        with subprocess.Popen(
-            [str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            process.stdout.close()
-            err = process.stderr.read()
-        assert "Traceback" not in err
-
-
 def test_paths_with_spaces_and_quotes(tmp_path):
     place = tmp_path / "my own' data"
     place.mkdir()
@@ -723,3 +448,55 @@ def test_paths_with_spaces_and_quotes(tmp_path):
     assert found.exit_code == 0, found.output
     assert call("fit", "--config", place / "a run" / "config.toml", "--out", place / "b", "--quiet").exit_code == 0
     assert Path(json.loads(found.stdout)["run"]) == place / "a run"
+
+
+class TestStrangeNames:
+    """Names of columns and classes are the user's: no sign in them means anything to the terminal, the page or a picture."""
+
+    @pytest.mark.parametrize(
+        "task, sign",
+        [
+            ("regression", ""),
+            ("classification", ""),
+            pytest.param(
+                "regression",
+                "$",
+                marks=pytest.mark.xfail(reason="pictures read text between $ as formulas", strict=True),
+            ),
+        ],
+    )
+    def test_from_the_table_to_the_page(self, tmp_path, task, sign):
+        known = diabetes(60)
+        values = np.asarray(known["progress"])
+        target = f"price [EUR] [/x] {sign}a_{{{sign} <i>&"
+        columns = {f"{sign}x^{sign} [bold]": values + 1, "a,b\n;": np.asarray(known["bp"])}
+        columns[target] = values if task == "regression" else np.where(values > 140, "\\frac [/b]", "<low> \u00e9")
+        table = write(columns, tmp_path / "t [1].csv")
+        found = call("fit", table, "--target", target, "--out", tmp_path / "run", *ENSEMBLE, "--set", "steps=10")
+        assert found.exit_code == 0, (found.output, found.exception)
+        assert "[/x]" in found.stdout
+        page = (tmp_path / "run" / "report.html").read_text()
+        assert "<i>" not in page
+        assert "price [EUR]" in page
+        found = call("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv")
+        assert found.exit_code == 0, (found.output, found.exception)
+        if task == "classification":
+            assert {"p_\\frac [/b]", "p_<low> \u00e9"} < set(read(tmp_path / "p.csv"))
+        assert call("evaluate", tmp_path / "run", table).exit_code == 0
+        words = ("--methods", "map", "--set", "map.steps=5", "--out", tmp_path / "c")
+        found = call("compare", table, "--target", target, *words)
+        assert found.exit_code == 0, (found.output, found.exception)
+        assert "[/x]" in found.stdout
+        assert (
+            call("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "b", "--quiet").exit_code == 0
+        )
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(comparison, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    place, _ = comparison
+    told = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]
+    lines = call("evaluate", place / "out" / "map", place / "out" / "map" / "held_out.parquet").stdout
+    for key, value in told.items():
+        (line,) = [line for line in lines.splitlines() if line.startswith(f"{key.replace('_', ' ')} ")]
+        assert f" {value:.3f} " in line

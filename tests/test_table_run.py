@@ -196,7 +196,7 @@ class TestShareBelow:
         levels = quantile_levels(np.array([1.0] * 50 + [2.0] * 50))
         below, at, between, top = share_below(np.array([0.5, 1.0, 1.5, 2.0]), levels)
         assert below == 0
-        assert at == pytest.approx(0.5, abs=0.01)
+        assert at == pytest.approx(0.5, abs=0.02)  # one of the kept quantiles on either side
         assert at <= between <= top == 1
 
     def test_where_there_is_no_doubt_there_is_no_score(self):

@@ -17,7 +17,7 @@ from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.fit import about_table
 from credibly.cli.settings import config_from
-from credibly.cli.words import as_text, check_folder, number, say, show_page
+from credibly.cli.words import as_text, check_folder, number, say, show_page, show_table
 from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
@@ -187,19 +187,20 @@ def _write(facts: dict[str, Facts], folder: Path) -> None:
 
 
 def _print(facts: dict[str, Facts]) -> None:
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     first = next(iter(facts.values()))
-    title = f"{first.target} in {first.table}, {first.on} rows"
+    title = escape(f"{first.target} in {first.table}, {first.on} rows")
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
-    for key in first.figures:
-        table.add_column(key.replace("_", " "), justify="right")
-    table.add_column("seconds", justify="right")
+    for key in first.figures:  # on a narrow terminal headings are folded; numbers are never cut
+        widest = max(len(number(one.figures[key])) for one in facts.values())
+        table.add_column(key.replace("_", " "), justify="right", min_width=widest, overflow="fold")
+    table.add_column("seconds", justify="right", min_width=6, overflow="fold")
     for name, one in facts.items():
         table.add_row(name, *(number(value) for value in one.figures.values()), f"{one.seconds:.1f}")
     plain = [number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
     table.add_row("no inputs", *plain, "")
-    Console().print(table)
+    show_table(table)
     say("")

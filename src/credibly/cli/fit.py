@@ -93,7 +93,8 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
             from credibly.report.judgement import judge
 
             figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
-            say("", *judge(facts), "")
+            verdict, *reasons = judge(facts)
+            say("", verdict, *(f"- {reason}" for reason in reasons), "")
         typer.echo(os.fspath(page))
     if open_page:
         show_page(page)

@@ -8,11 +8,14 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from credibly.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MEANINGS = {
     "log_density": "mean log predictive density of a row: higher is better",
@@ -29,19 +32,22 @@ MEANINGS = {
 
 
 def say(*lines: str) -> None:
-    """Lines for people, folded to the width of the terminal."""
+    """Lines for people, folded to the width of the terminal; what is indented or listed stays so where it is folded."""
     width = min(110, shutil.get_terminal_size().columns)
     for line in "\n".join(lines).split("\n"):
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        typer.echo(textwrap.fill(line, width, subsequent_indent=indent.rstrip(" ") or "") if line else "")
+        inner = len(line) - len(line.lstrip())
+        hang = " " * (inner + 2 if inner or line.startswith("- ") else 0)
+        typer.echo(textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False) if line else "")
 
 
 def figures_table(title: str, figures: Mapping[str, float], baseline: Mapping[str, float]) -> None:
     """Figures of merit beside those of knowing nothing of the inputs, each with what it means."""
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
     table.add_column("figure", no_wrap=True)
     table.add_column("this fit", justify="right", no_wrap=True)
     table.add_column("no inputs", justify="right", no_wrap=True)
@@ -49,7 +55,15 @@ def figures_table(title: str, figures: Mapping[str, float], baseline: Mapping[st
     for key, value in figures.items():
         other = number(baseline[key]) if key in baseline else ""
         table.add_row(key.replace("_", " "), number(value), other, MEANINGS.get(key, ""))
-    Console().print(table)
+    show_table(table)
+
+
+def show_table(table: Table) -> None:
+    """A table on standard output; on a terminal too narrow for its numbers lines run over rather than lose columns."""
+    from rich.console import Console
+
+    least = Console(width=400).measure(table).minimum
+    Console(width=max(Console().width, least)).print(table)
 
 
 def number(value: float) -> str:

@@ -1,0 +1,80 @@
+"""Help that comes at once, and what a shell completes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from credibly.cli.options import METHOD_NAMES
+from credibly.methods import METHODS
+from own_tables import SCRIPT, diabetes, wine, write
+
+VERBS = ("demo", "fit", "predict", "evaluate", "compare", "report", "resume", "methods")
+
+
+class TestHelpAndCompletion:
+    def test_help_of_every_verb_loads_nothing_heavy(self):
+        code = f"""
+import sys
+from credibly.cli import app
+for verb in {VERBS!r}:
+    try:
+        app([verb, "--help"], prog_name="credibly")
+    except SystemExit as end:
+        assert not end.code
+try:
+    app(["--help"], prog_name="credibly")
+except SystemExit as end:
+    assert not end.code
+heavy = {{"torch", "numpy", "pandas", "pyarrow", "sklearn", "matplotlib", "jinja2", "scipy"}} & set(sys.modules)
+sys.exit(f"loaded {{heavy}}" if heavy else 0)
+"""
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert found.returncode == 0, found.stderr
+        for verb in VERBS:
+            assert f"credibly {verb} " in found.stdout
+        for default in ("0.2", "50", "learned", "silu"):
+            assert f"(Default: {default}.)" in re.sub(r"[\s│]+", " ", found.stdout)
+
+    def test_every_method_can_be_named(self):
+        assert list(METHODS) == list(METHOD_NAMES)
+
+    @pytest.mark.parametrize(
+        "line, wanted, not_wanted",
+        [
+            ("credibly ", set(VERBS), set()),
+            ("credibly fit wine.parquet --method h", {"hmc"}, {"map"}),
+            ("credibly fit house.csv --target ", {"age", "bmi", "clinic", "progress"}, set()),
+            ("credibly fit house.csv --target p", {"progress"}, {"age"}),
+            ("credibly fit wine.parquet --target k", {"kind"}, {"ash"}),
+            ("credibly fit house.csv --drop age,b", {"age,bmi", "age,bp"}, {"bmi"}),
+            ("credibly compare house.csv --methods map,s", {"map,sgld", "map,sghmc"}, {"map,hmc"}),
+            ("credibly fit house.csv --task r", {"regression"}, {"classification"}),
+            ("credibly fit nothing.csv --target ", set(), {"age"}),
+            ("credibly fit broken.parquet --target ", set(), {"age"}),
+        ],
+    )
+    def test_completion(self, tmp_path, line, wanted, not_wanted):
+        write(diabetes(12), tmp_path / "house.csv")
+        write(wine(), tmp_path / "wine.parquet")
+        (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+        env = os.environ | {
+            "_CREDIBLY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
+        }  # fmt: skip
+        found = subprocess.run([str(SCRIPT)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert (found.returncode, found.stderr) == (0, "")
+        offered = set(found.stdout.split())
+        assert wanted <= offered
+        assert not offered & not_wanted
+
+    def test_output_that_nobody_reads_is_no_error_of_ours(self):
+        with subprocess.Popen(
+            [str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            process.stdout.close()
+            err = process.stderr.read()
+        assert "Traceback" not in err
