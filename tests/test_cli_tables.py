@@ -294,6 +294,9 @@ class TestPredict:
         place, _ = house
         run, table = place / "run", place / "house.csv"
         refused(call("predict", run, tmp_path / "no.csv"), "table: there is no file")
+        write({"a": [1.0, 2.0]}, tmp_path / "other.csv")
+        refused(call("predict", run, tmp_path / "other.csv", "--out", tmp_path / "p.csv"), "none of the columns", "age")
+        (tmp_path / "other.csv").unlink()
         refused(call("predict", run, table, "--out", tmp_path / "p.txt"), "--out", ".csv")
         refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "there is no folder")
         refused(call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"), "--draws: found 0")

@@ -55,8 +55,8 @@ class Config:
             raise InputError(
                 "--holdout", f"found {self.holdout!r}", "Pass a share of the rows from 0 to 0.9, such as 0.2"
             )
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise InputError("--seed", f"found {self.seed!r}", "Pass a whole number from 0 up")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise InputError("--seed", f"found {self.seed!r}", "Pass a whole number from 0 to 2**63 - 1")
         if any(isinstance(w, bool) or not isinstance(w, int) or w < 1 for w in self.hidden):
             raise InputError("--hidden", f"found {list(self.hidden)}", "Pass widths from 1 up, such as 50 or 50,50")
         for key, names in (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop)):

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.errors import InputError
 from credibly.posterior import DrawsPosterior, Posterior
 from credibly.predictive import CACHE_VALUES, Predictive
 from credibly.tables.preparation import Preparation
@@ -98,6 +99,11 @@ class TableModel:
             256, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
         absent = self.preparation.missing_columns(header(table))
+        if len(absent) == len(self.preparation.names):
+            some = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            raise InputError(
+                "table", f"{Path(table).name} has none of the columns that were fitted ({some})", "Pass a table like it"
+            )
         rows = noted = 0
         examples: list[str] = []
         with TableWriter(out, force=force) as writer:
@@ -109,7 +115,7 @@ class TableModel:
                 writer.write(columns)
                 some = [text for text in remarks if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
-                examples += some[: 3 - len(examples)]
+                examples += [text for text in dict.fromkeys(some) if text not in examples][: 3 - len(examples)]
                 if progress is not None:
                     progress(rows)
         return Streamed(Path(out), rows, noted, tuple(examples), tuple(absent))
