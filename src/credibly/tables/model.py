@@ -100,9 +100,11 @@ class TableModel:
         )
         absent = self.preparation.missing_columns(header(table))
         if len(absent) == len(self.preparation.names):
-            some = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
             raise InputError(
-                "table", f"{Path(table).name} has none of the columns that were fitted ({some})", "Pass a table like it"
+                "table",
+                f"{Path(table).name} has none of the columns that were fitted ({listed})",
+                "Pass a table like it",
             )
         rows = noted = 0
         examples: list[str] = []
