@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from credibly.studies.study import Study
 
 # The module in this package that holds the study of each name, as its value STUDY or in its dict STUDIES.
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "hmc-reference": "hmc_reference",
+    "gap-regression": "pictures",
+    "star-classification": "pictures",
+    "posterior-sharpens": "sharpening",
+    "synthetic-regression": "paper_regression",
+    "aleatoric-epistemic": "kinds",
+    "ood": "ood",
+}
 
 
 def find(name: str) -> Study:
