@@ -22,6 +22,15 @@ MODULES: dict[str, str] = {
     "synthetic-regression": "paper_regression",
     "aleatoric-epistemic": "kinds",
     "ood": "ood",
+    "trajectory-length": "hmc_dynamics",
+    "step-size-acceptance": "hmc_dynamics",
+    "one-long-chain": "hmc_chains",
+    "chains-at-equal-cost": "hmc_chains",
+    "sgmcmc-vs-hmc": "hmc_methods",
+    "bma-vs-sgd-vs-ensemble": "hmc_methods",
+    "temperature": "hmc_target",
+    "prior-scale": "hmc_target",
+    "covariate-shift": "hmc_shift",
 }
 
 
