@@ -203,7 +203,18 @@ def test_every_page_is_reached_from_the_menu():
 
 # -- the pictures --------------------------------------------------------------------------------------------------------
 def shown_pictures():
-    return {target for path in DOCS.rglob("*.md") for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text())}
+    """Those of the pages of docs/pictures; the results have their own beside them, made by their studies."""
+    pages = [path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] != "results"]
+    return {target for path in pages for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text())}
+
+
+def test_pictures_of_results_are_there_and_light():
+    for folder in {path.parent for path in (DOCS / "results").rglob("README.md")}:
+        text = (folder / "README.md").read_text()
+        shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+        assert {path.name for path in folder.glob("*.svg")} == set(shown)
+        assert all((folder / name).stat().st_size < 200_000 for name in shown)
+        assert not (folder / "index.html").exists()  # the site makes its own of README.md
 
 
 def test_pictures_are_light_and_have_no_date():

@@ -247,6 +247,8 @@ def _summary(figures: Figures) -> Picture:
                 )
                 axis.set_xticks(range(len(bars)), [name for name, _ in bars])
                 axis.set(yscale="log", title=f"{TASKS[task]}, {side.NAMES[method]}", ylabel="mean variance")
+                axis.set_xlabel("rows of the training, and kinds of strange inputs")
+                axis.yaxis.set_minor_formatter(lambda *_: "")
 
     return side.panels(
         "kinds", paint, rows=2, columns=2, size=(8.4, 6.0), shared=False, legend=3,

@@ -127,13 +127,22 @@ def _curves(doubt: ByMethod, slopes: dict[str, list[float]]) -> Picture:
         for place, method in enumerate(side.AVERAGES):
             means = [mean_error(doubt[method][n]) for n in sizes]
             label = f"{side.NAMES[method]}: power {mean_error(slopes[method])[0]:.2f}"
-            look: dict[str, Any] = {"color": plot.PALETTE[place], "marker": "o", "markersize": 4, "capsize": 2}
+            look: dict[str, Any] = {
+                "color": plot.PALETTE[place],
+                "marker": "os^D"[place],
+                "markersize": 5,
+                "capsize": 2,
+                "linestyle": "-",
+            }
             axis.errorbar(sizes, [m for m, _ in means], yerr=[e for _, e in means], label=label, **look)
         start = mean_error(doubt["hmc"][sizes[0]])[0]
         guide = [start * math.sqrt(sizes[0] / n) for n in sizes]
         axis.plot(sizes, guide, color=plot.INK, linestyle=":", label="1/sqrt(N) from HMC's first")
         axis.set(xscale="log", yscale="log", xlabel="number of points N", ylabel="epistemic deviation on [-2, 2]")
         axis.set_xticks(sizes, [str(n) for n in sizes])
+        low, high = axis.get_ylim()
+        ticks = [v for v in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if low <= v <= high]
+        axis.set_yticks(ticks, [f"{v:g}" for v in ticks])
         axis.minorticks_off()
 
     return side.panels(
