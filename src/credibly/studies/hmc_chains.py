@@ -221,7 +221,7 @@ def run_cost(options: Options) -> Result:
     """One set of long chains from which every sharing of the budget is cut."""
     tasks, tally = _tasks(options), Tally()
     chains = 4 if options.quick else 12
-    budget, burn = (24, 4) if options.quick else (120, 20)
+    budget, burn = (24, 4) if options.quick else (96, 12)
     with one_thread():
         for done, task in enumerate(tasks):
             options.tell(f"{task.group} {task.repeat}", done, len(tasks))

@@ -289,7 +289,8 @@ def dots(
             look = {"color": "0.5"} if "published" in label else {}
             ax.errorbar([m for m, _ in values], places, xerr=errors, fmt=marker, ms=5, capsize=3, label=label, **look)
         ax.set_yticks(range(len(rows)), list(rows))
-        ax.invert_yaxis()
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        ax.locator_params(axis="x", nbins=6)
         if zero:
             ax.axvline(0, color="0.5", lw=0.8)
         ax.set(xlabel=xlabel)
