@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 import credibly as cr
 
-torch.set_num_threads(
-    1
-)  # the problems here are small: threads cost more than they bring, and results stay the same bits
+# The problems here are small: threads cost more than they bring, in these processes and in those that tests start.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @dataclass(frozen=True)

@@ -461,11 +461,7 @@ class TestStrangeNames:
         [
             ("regression", ""),
             ("classification", ""),
-            pytest.param(
-                "regression",
-                "$",
-                marks=pytest.mark.xfail(reason="pictures read text between $ as formulas", strict=True),
-            ),
+            ("regression", "$"),
         ],
     )
     def test_from_the_table_to_the_page(self, tmp_path, task, sign):
@@ -493,6 +489,14 @@ class TestStrangeNames:
         assert (
             call("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "b", "--quiet").exit_code == 0
         )
+
+
+def test_a_comparison_leads_to_the_page_of_each_method(comparison):
+    place, _ = comparison
+    addresses = re.findall(r'<a href="([^"#]+)"', (place / "index.html").read_text())
+    assert addresses
+    assert all((place / address).is_file() for address in addresses)
+    assert {address.split("/")[0] for address in addresses} == {p.parent.name for p in place.glob("*/report.html")}
 
 
 def test_numbers_are_whole_on_a_narrow_terminal(comparison, monkeypatch):

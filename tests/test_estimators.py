@@ -23,10 +23,10 @@ import credibly as cr
 BRIEF = {"steps": 80, "lr": 0.1}
 SETTINGS = {
     "map": BRIEF,
-    "ensemble": BRIEF | {"members": 4},
+    "ensemble": BRIEF | {"members": 4, "validation": 0.0},
     "dropout": BRIEF,
     "bbb": BRIEF,
-    "hmc": {"chains": 2, "warmup": 30, "draws": 10, "thin": 1},
+    "hmc": {"chains": 2, "warmup": 30, "draws": 10, "thin": 1, "max_steps": 20, "compile": False},
 }
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)) * [1.0, 100.0, 1e-4] + [0.0, 1e6, 0.0]
@@ -54,7 +54,7 @@ def test_scikit_learn_checks(estimator, check):
 
 
 @pytest.mark.slow
-@parametrize_with_checks([e for method in ("map", "dropout", "bbb", "hmc") for e in both(method)])
+@parametrize_with_checks([e for method in ("map", "hmc") for e in both(method)])
 def test_scikit_learn_checks_with_other_methods(estimator, check):
     check(estimator)
 
@@ -285,12 +285,9 @@ def test_refuses_bad_data():
 
 # -- are the intervals right? -----------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("method, slack", [("auto", 0.0), ("ensemble", 0.025)])
-def test_interval_coverage_on_held_out_rows(method, slack):
-    """90 % intervals hold 90 % of unseen targets, to three binomial deviations.
-
-    Members of an ensemble have one estimate of the noise each, which is a little too small: hence the slack below.
-    """
+@pytest.mark.parametrize("method", ["auto", "ensemble"])
+def test_interval_coverage_on_held_out_rows(method):
+    """90 % intervals hold 90 % of unseen targets, to three binomial deviations."""
     inside = []
     for seed in range(3):
         data = cr.data.embedded("diabetes", seed=seed)
@@ -301,7 +298,7 @@ def test_interval_coverage_on_held_out_rows(method, slack):
     rows = sum(map(len, inside))
     deviation = (0.9 * 0.1 / rows) ** 0.5
     coverage = np.concatenate(inside).mean()
-    assert 0.9 - 3 * deviation - slack < coverage < 0.9 + 3 * deviation
+    assert 0.9 - 3 * deviation < coverage < 0.9 + 3 * deviation
 
 
 @pytest.mark.slow

@@ -116,6 +116,10 @@ class Recipe:
         """The method with its settings; one that does not exist is refused with those that do."""
         name, _ = self.resolved(rows, parameters)
         kind = METHODS[name]
+        if name == "dropout" and not self.hidden and "insert" not in self.settings:
+            raise InputError(
+                "method", "dropout has no hidden layer to drop units of", "Pass hidden layers, or another method"
+            )
         known = [f for f in getattr(kind, "__dataclass_fields__", {}) if f != "name"]
         for key in self.settings:
             if key not in known:
@@ -124,19 +128,20 @@ class Recipe:
 
 
 def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
-    """Settings of a method on a table of no special kind: a calibrated answer within a minute or two, without a compiler."""
+    """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
     training: dict[str, Any] = {"compile": False}
     # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
     hmc: dict[str, Any] = {
         "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
-        "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh", "compile": False,
+        "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh",
     }  # fmt: skip
     minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "compile": False}
     known: dict[str, dict[str, Any]] = {
         "mle": training,
         "map": training,
         # Randomised members spread over the posterior; started alike and drawn to one prior centre they would mostly agree.
-        "ensemble": training | {"members": 10, "anchored": True, "init": "prior"},
+        # Rows held back stop each before it takes the noise of its rows for signal, which would leave its intervals too narrow.
+        "ensemble": training | {"members": 10, "anchored": True, "init": "prior", "validation": 0.2},
         # Before the last layer: a table's columns are few, and dropping one of them drops its whole question.
         "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
         "bbb": training,

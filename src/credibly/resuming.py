@@ -141,7 +141,8 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
         raise StoreError(
             f"path: {name!r} was begun on {manifest['arithmetic']['device']}, which is not here ({reason}). {how}"
         ) from error
-    data = load_tensors(folder / "data.safetensors", device)
+    # Copied: in a file they begin at any byte, and products of numbers that are not aligned round otherwise.
+    data = {name: values.clone() for name, values in load_tensors(folder / "data.safetensors", device).items()}
     fixed = load_tensors(folder / "fixed.safetensors")
     values = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     with torch.no_grad():

@@ -176,7 +176,7 @@ def _write(facts: dict[str, Facts], folder: Path) -> None:
     from credibly.report import compare_page, write
     from credibly.tables.folder import write_whole
 
-    write(compare_page(facts), folder / "index.html")
+    write(compare_page(facts, {name: f"{name}/report.html" for name in facts}), folder / "index.html")
     first = next(iter(facts.values()))
     results = {
         "format": FORMAT, "table": first.table, "target": first.target, "task": first.task, "rows": first.rows,

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 LEVELS = np.arange(1, 20) / 20
 
 
-def compare_page(facts: Mapping[str, Facts]) -> Page:
-    """The report on several fits to one table, by name. They have to be judged on the same rows."""
+def compare_page(facts: Mapping[str, Facts], pages: Mapping[str, str] | None = None) -> Page:
+    """The report on several fits to one table, by name. They have to be judged on the same rows.
+
+    `pages` has the address of the page of each, relative to this one.
+    """
     given = dict(facts)
     if not given:
         raise InputError("facts", "is empty", "Pass the facts of at least one fit")
@@ -46,7 +49,7 @@ def compare_page(facts: Mapping[str, Facts]) -> Page:
         f"judged on the same {len(first.y):,} {on}."
     )
     footer = f"credibly compare, seed {first.seed}. Differences are paired over rows; ± is two standard errors."
-    sections = (_ranking(given), _table(given), _pictures(given), _verdicts(given), _methods(given))
+    sections = (_ranking(given), _table(given), _pictures(given), _verdicts(given, pages or {}), _methods(given))
     return Page(f"{first.target}: which method?", lead, sections, footer)
 
 
@@ -250,13 +253,15 @@ def _reliabilities(facts: dict[str, Facts]) -> Picture:
 # -- verdicts
 
 
-def _verdicts(facts: dict[str, Facts]) -> Section:
+def _verdicts(facts: dict[str, Facts], pages: Mapping[str, str]) -> Section:
     found = {name: assess(one) for name, one in facts.items()}
     rows = tuple(
         (name, one.verdict, one.findings[0].words if one.findings else one.headline) for name, one in found.items()
     )
     text = ("Each fit judged by itself, with what weighs most; its own page has the rest.",)
-    return Section("Verdicts", text, Table((Column("Method"), Column("Verdict"), Column("What weighs most")), rows))
+    columns = (Column("Method"), Column("Verdict"), Column("What weighs most"))
+    links = tuple((pages[name], f"the page of {name}") for name in facts if name in pages)
+    return Section("Verdicts", text, Table(columns, rows), links=links)
 
 
 def _methods(facts: dict[str, Facts]) -> Section:

@@ -88,6 +88,7 @@ class Section:
             which gives it its sign; empty for plain ones.
         steps: what to do next, after these.
         tone: colours the section as a verdict: "good", "care" or "stop".
+        links: pages beside this one, each as (relative address, text).
     """
 
     heading: str
@@ -98,6 +99,7 @@ class Section:
     marks: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     tone: Literal["", "good", "care", "stop"] = ""
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

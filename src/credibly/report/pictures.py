@@ -50,6 +50,16 @@ def picture(
 
     A legend it makes is moved below the axes, where it covers nothing.
     """
+    import matplotlib as mpl
+
+    try:
+        return Picture(name, _drawn(name, paint, size), alt, title, caption)
+    except ValueError:  # a name that is the user's holds signs that read as a formula and are none
+        with mpl.rc_context({"text.parse_math": False}):
+            return Picture(name, _drawn(name, paint, size), alt, title, caption)
+
+
+def _drawn(name: str, paint: Callable[[Axes], Any], size: tuple[float, float]) -> str:
     from matplotlib.figure import Figure
 
     with style():
@@ -60,7 +70,7 @@ def picture(
         if legend is not None:
             legend.remove()
             _legend_below(figure, *axes.get_legend_handles_labels())
-        return Picture(name, svg_of(figure, name), alt, title, caption)
+        return svg_of(figure, name)
 
 
 def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:

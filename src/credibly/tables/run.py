@@ -31,7 +31,7 @@ from credibly.manifest import parse_manifest, sha256
 from credibly.methods.method import Method
 from credibly.problem import Problem
 from credibly.recipe import Recipe
-from credibly.resuming import go_on, stored_problem
+from credibly.resuming import go_on
 from credibly.run_folder import resume_command
 from credibly.specs import to_spec
 from credibly.store import load
@@ -161,20 +161,9 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
     posterior: Posterior
     with _threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
         manifest = parse_manifest(inner)
-        posterior = (
-            load(inner) if has_ended(manifest) else go_on(inner, _problem(inner, manifest), progress=progress)[0]
-        )
+        posterior = load(inner) if has_ended(manifest) else go_on(inner, None, progress=progress)[0]
     with writing(folder):
         return _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
-
-
-def _problem(folder: Path, manifest: dict[str, Any]) -> Problem:
-    """The problem of a run that was stopped, its rows in memory of torch's own.
-
-    Where they lie in a file they begin at any byte, and products of numbers that are not aligned round otherwise.
-    """
-    stored = stored_problem(folder, manifest)
-    return stored.subset(torch.arange(stored.n, device=stored.device))
 
 
 @dataclass(frozen=True, eq=False)
