@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from credibly.cli import compare, demo, evaluate, fit, methods, predict, report, resume, study
+from credibly.cli import bench, compare, demo, evaluate, fit, methods, predict, report, resume, study
 
 app = typer.Typer(
     name="credibly",
@@ -16,7 +16,7 @@ app = typer.Typer(
 )
 for verb, command in (
     ("demo", demo), ("fit", fit), ("predict", predict), ("evaluate", evaluate), ("compare", compare), ("report", report),
-    ("resume", resume), ("methods", methods), ("study", study),
+    ("resume", resume), ("methods", methods), ("study", study), ("bench", bench),
 ):  # fmt: skip
     app.command(verb)(command.run)
 

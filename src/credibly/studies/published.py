@@ -1,0 +1,33 @@
+"""Published figures of the UCI regression benchmark, to stand beside ours. RMSE and log-likelihood of a test row, (mean, error).
+
+dropout: grid search over rate and precision by Mukhoti, Stenetorp & Gal (2018), ± standard error.
+ensemble: Lakshminarayanan et al. (2017), five members, ± standard deviation over splits.
+pbp: Hernandez-Lobato & Adams (2015) as quoted by Gal & Ghahramani (2016).
+"""
+
+from __future__ import annotations
+
+Figures = dict[str, tuple[tuple[float, float], tuple[float, float]]]
+
+PUBLISHED: dict[str, Figures] = {
+    "dropout": {
+        "boston": ((2.90, 0.18), (-2.40, 0.04)), "concrete": ((4.82, 0.16), (-2.93, 0.02)), "energy": ((0.54, 0.06), (-1.21, 0.01)),
+        "kin8nm": ((0.08, 0.00), (1.14, 0.01)), "naval": ((0.00, 0.00), (4.45, 0.00)), "power": ((4.01, 0.04), (-2.80, 0.01)),
+        "protein": ((4.27, 0.02), (-2.87, 0.00)), "wine_red": ((0.62, 0.01), (-0.93, 0.01)), "yacht": ((0.67, 0.05), (-1.25, 0.01)),
+    },
+    "ensemble": {
+        "boston": ((3.28, 1.00), (-2.41, 0.25)), "concrete": ((6.03, 0.58), (-3.06, 0.18)), "energy": ((2.09, 0.29), (-1.38, 0.22)),
+        "kin8nm": ((0.09, 0.00), (1.20, 0.02)), "naval": ((0.00, 0.00), (5.63, 0.05)), "power": ((4.11, 0.17), (-2.79, 0.04)),
+        "protein": ((4.71, 0.06), (-2.83, 0.02)), "wine_red": ((0.64, 0.04), (-0.94, 0.12)), "yacht": ((1.58, 0.48), (-1.18, 0.21)),
+    },
+    "pbp": {
+        "boston": ((3.01, 0.18), (-2.57, 0.09)), "concrete": ((5.67, 0.09), (-3.16, 0.02)), "energy": ((1.80, 0.05), (-2.04, 0.02)),
+        "kin8nm": ((0.10, 0.00), (0.90, 0.01)), "naval": ((0.01, 0.00), (3.73, 0.01)), "power": ((4.12, 0.03), (-2.84, 0.01)),
+        "protein": ((4.73, 0.01), (-2.97, 0.00)), "wine_red": ((0.64, 0.01), (-0.97, 0.01)), "yacht": ((1.02, 0.05), (-1.63, 0.02)),
+    },
+}  # fmt: skip
+NAMES = {
+    "dropout": "MC-Dropout, grid (2018)",
+    "ensemble": "deep ensemble (2017), ± deviation",
+    "pbp": "PBP (2015)",
+}

@@ -1,0 +1,91 @@
+"""One cell of the UCI benchmark: a method on one split, by a protocol that looks at the training part alone.
+
+Inputs and targets are standardised by the training rows; figures are in the target's own units. One hidden layer, 50 wide unless
+the data set says otherwise. The prior's scale and the noise model are chosen by `credibly.tuning` inside the training part, once
+for a split and for all methods; MC-Dropout has its rate and precision chosen by its own grid inside the training part, and a
+single noise scale, as in the published protocol.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from credibly import data
+from credibly.posterior import SampledPosterior
+from credibly.recipe import Recipe, settings_for
+from credibly.tuning import tune
+from credibly.units import in_units
+
+METHODS = ("map", "dropout", "bbb", "ensemble", "sghmc", "hmc")
+RATES = (0.005, 0.01, 0.05, 0.1)
+PRECISIONS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of the standardised target
+
+
+def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
+    """Settings of a method, by the number of training rows alone."""
+    small = {"steps": 50, "compile": False}
+    epochs = 400 if rows <= 2_000 else 100 if rows <= 20_000 else 40
+    training: dict[str, Any] = small if quick else {"epochs": epochs, "compile": "auto"}
+    few = {"chains": 2, "warmup": 20, "draws": 10, "thin": 1, "max_steps": 5, "compile": False}
+    known: dict[str, dict[str, Any]] = {
+        "map": training,
+        "dropout": training | {"rate": RATES[:1] if quick else RATES, "tau": PRECISIONS[:2] if quick else PRECISIONS},
+        "bbb": training,
+        "ensemble": training | {"members": 2 if quick else 10, "validation": 0.0},
+        "sghmc": {"warmup": 30, "draws": 10, "thin": 2, "compile": False} if quick else {"chains": 8, "draws": 200},
+        "hmc": few if quick else {"chains": 4, "warmup": 100, "draws": 100, "max_steps": 400, "compile": True},
+    }
+    return settings_for(method) | known[method]
+
+
+def choose(root: Path, name: str, split: int, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
+    """The prior's scale and the noise for a split, as plain values."""
+    known = data.uci(root, name, split)
+    recipe = Recipe(hidden=(known.n_hidden or 50,))
+    if quick:
+        return {"prior_scale": recipe.prior_scale, "noise": recipe.noise}
+    chosen, trials = tune(recipe, known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed)
+    told = [dataclasses.asdict(trial) for trial in trials]
+    return {"prior_scale": chosen.prior_scale, "noise": chosen.noise, "trials": told}
+
+
+def run_cell(
+    root: Path, name: str, split: int, method: str, chosen: dict[str, Any], *, seed: int = 0, quick: bool = False, device: str = "cpu"
+) -> dict[str, Any]:  # fmt: skip
+    """Fits and measures; plain values."""
+    known = data.uci(root, name, split)
+    noise = "learned" if method == "dropout" else chosen["noise"]
+    recipe = Recipe(
+        hidden=(known.n_hidden or 50,), prior_scale=chosen["prior_scale"], noise=noise, method=method,
+        settings=settings_of(method, len(known.x_train), quick),
+    )  # fmt: skip
+    problem = recipe.problem(known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed, device=device)
+    started = time.perf_counter()
+    posterior = recipe.fitter(problem.n, problem.layout.dim).fit(problem, seed=seed, progress=False)
+    seconds = time.perf_counter() - started
+    predictive = in_units(posterior.predict(known.x_test.to(device)), known.y_mean, known.y_std)
+    y = (known.y_test[:, 0].double() * known.y_std + known.y_mean).to(device)
+    errors, densities = predictive.mean - y, predictive.log_prob(y)
+    lower, upper = predictive.interval(0.9)
+    found: dict[str, Any] = {
+        "data": name, "split": split, "method": method, "seed": seed,
+        "rmse": float(errors.square().mean().sqrt()), "log_likelihood": float(densities.mean()),
+        "coverage": float(((lower <= y) & (y <= upper)).double().mean()), "seconds": round(seconds, 2),
+        "prior_scale": chosen["prior_scale"], "noise": noise,
+    }  # fmt: skip
+    if isinstance(posterior, SampledPosterior) and posterior.statistics:
+        judged = posterior.diagnostics(known.x_test[:100].to(device)).functions
+        assert judged is not None
+        found |= {"rhat": float(judged.rhat_worst), "rhat_median": float(judged.rhat_median)}
+    return {key: value for key, value in found.items() if not (isinstance(value, float) and not math.isfinite(value))}
+
+
+def one_thread() -> None:
+    """For a worker: networks of this size are quickest in one thread, a worker for each processor."""
+    torch.set_num_threads(1)
