@@ -78,7 +78,7 @@ def read(options: Options) -> Points:
 def run(options: Options) -> Result:
     """Fits the methods to the paper's set; all but HMC several times."""
     points = read(options)
-    seeds = 2 if options.quick else 3
+    seeds = 2
     figures: dict[str, dict[str, list[float]]] = {}
     shown: dict[str, Predictive] = {}
     with side.one_thread():
@@ -106,11 +106,11 @@ def run(options: Options) -> Result:
         (
             f"Data: the paper's {len(points.x)} points in three clusters. Model: the paper's, 3 hidden layers of 100 ReLU units on "
             f"(x, x²), N(0, 0.1²) on every weight, noise 0.02.",
-            f"HMC: 4 chains from MAP fits, trajectories of at most 300 steps, R-hat of its predictions {rhat:.2f} (median over the "
+            f"HMC: 4 chains from MAP fits, trajectories of at most 200 steps, R-hat of its predictions {rhat:.2f} (median over the "
             "grid). The paper's notebook runs one chain of 100 trajectories of 15,708 steps; these chains are shorter, and where "
             "R-hat is large they have not fully mixed. Errors of HMC are over its chains, those of the others over "
             f"{seeds} seeds on the one data set.",
-            "The others: 3,000 steps of Adam; 10 members from fresh starts (a plain deep ensemble); dropout of 0.1 before each "
+            "The others: 2,000 steps of Adam; 10 members from fresh starts (a plain deep ensemble); dropout of 0.1 before each "
             "hidden and the last layer; mean-field Bayes by Backprop; SGHMC with 4 chains and the step size of its own rule. "
             "Total variation is averaged over the grid; its floor is that of two of HMC's chains from the other two.",
         ),
@@ -123,12 +123,12 @@ def _fit(method: str, points: Points, options: Options, seed: int) -> Posterior:
     prior = {"0.weight": Normal(PRIOR * DIVISOR), "*": Normal(PRIOR)}
     problem = Problem(net, data=(points.features, points.y), likelihood=Gaussian(NOISE), prior=prior)
     quick = options.quick
-    training = {"steps": 100 if quick else 3000}
+    training = {"steps": 100 if quick else 2000}
     own: dict[str, dict[str, Any]] = {
         "dropout": training | {"insert": ("2", "4", "6"), "rate": 0.1},
         "ensemble": training | {"members": 3 if quick else 10, "anchored": False, "init": "fresh"},
         "hmc": {"init": "ensemble", "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "chains": 4, "mass": "prior"}
-        | ({"warmup": 20, "draws": 10, "max_steps": 10, "thin": 1} if quick else {"warmup": 100, "draws": 80, "thin": 1, "max_steps": 300}),
+        | ({"warmup": 20, "draws": 10, "max_steps": 10, "thin": 1} if quick else {"warmup": 80, "draws": 80, "thin": 1, "max_steps": 200}),
         "sghmc": {},
     }  # fmt: skip
     return side.fit(method, problem, seed=seed, quick=quick, **own.get(method, training))
