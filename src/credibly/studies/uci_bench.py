@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def run(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> 
                 progress(f"{name}, split {split}", done, total)
             _split(plan, name, split)
     else:
-        with ProcessPoolExecutor(plan.jobs, initializer=one_thread) as pool:
+        # Spawned: a fork of a process whose threads have begun to work may wait for them for ever.
+        with ProcessPoolExecutor(plan.jobs, mp_context=get_context("spawn"), initializer=one_thread) as pool:
             waiting = {pool.submit(_split, plan, name, split): (name, split) for name, split in todo}
             try:
                 for done, future in enumerate(as_completed(waiting)):
