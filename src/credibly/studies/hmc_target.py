@@ -66,7 +66,7 @@ def _tasks(options: Options, splits: int, parts: int) -> list[Task]:
 def _settings(task: Task, quick: bool) -> dict[str, Any]:
     if quick:
         return {"chains": 2, "warmup": 20, "draws": 8, "max_steps": 10, "compile": False}
-    return {"chains": 4 if task.labels else 8, "warmup": 30, "draws": 30, "compile": not task.labels}
+    return {"chains": 4 if task.labels else 6, "warmup": 25, "draws": 25, "compile": not task.labels}
 
 
 def _fitted(task: Task, options: Options, scale: float, temperature: float = 1.0) -> dict[str, float]:
@@ -85,7 +85,7 @@ def _how(groups: Mapping[str, Cells], quick: bool) -> str:
     size = (
         "2 chains of 8 draws"
         if quick
-        else "8 chains on tables, 4 on images, 30 iterations of warm-up and 30 draws each"
+        else "6 chains on tables, 4 on images, 25 iterations of warm-up and 25 draws each"
     )
     return (
         f"HMC: {size}, begun at fresh networks; 99 of 100 predictions have R-hat within (the worst setting): {worst}."
@@ -163,7 +163,7 @@ def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
 # -- prior scale ---------------------------------------------------------------------------------------------------------
 def run_scale(options: Options) -> Result:
     """Four scales of the prior on every task, with MAP beside."""
-    tasks, tally, points, done = _tasks(options, 3, 3), Tally(), Tally(), 0
+    tasks, tally, points, done = _tasks(options, 2, 3), Tally(), Tally(), 0
     steps = 60 if options.quick else 1500
     with one_thread():
         for task in tasks:
