@@ -139,7 +139,7 @@ def judge_gap(figures: Figures) -> tuple[tuple[str, ...], bool]:
         if not flat
         else f"The band of {side.listed(flat)} is not wider in the gap by more than two standard errors.",
         f"New observations in the gap are best predicted by {side.NAMES[best]} (log density "
-        f"{side.told(figures[best]['log_density'])}; HMC {side.told(hmc['log_density'])}): one wave joins the two sides.",
+        f"{side.told(figures[best]['log_density'])}; HMC {side.told(hmc['log_density'])}).",
         f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.told(far, 0)} nats above MAP's."
         if mean_error(far)[0] > 0
         else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.told(far, 0)}).",
