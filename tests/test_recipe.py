@@ -29,7 +29,7 @@ def test_every_method_runs_by_it(method, hidden, task):
     recipe = Recipe(kind, hidden=hidden, method=method, settings=QUICK[method])
     problem = recipe.problem(X, labels, classes=classes)
     if method == "dropout" and not hidden:  # a linear model has no hidden units to drop
-        with pytest.raises(cr.InputError, match="insert"):
+        with pytest.raises(cr.InputError, match="no hidden layer"):
             recipe.fitter(problem.n, problem.dim).fit(problem, seed=0)
         return
     posterior = recipe.fitter(problem.n, problem.dim).fit(problem, seed=0, progress=False)
@@ -155,3 +155,9 @@ def test_refuses_what_it_cannot_use():
         Recipe(method="ensemble", settings={"members": 0}).fitter(10, 10)
     with pytest.raises(cr.InputError, match="hidden: found 0"):
         Recipe(hidden=(0,)).problem(X, Y)
+
+
+def test_the_prior_is_wider_for_classes():
+    assert Recipe(task="regression").scale == 1.0
+    assert Recipe(task="classification").scale == 2.0
+    assert Recipe(task="classification", prior_scale=0.7).scale == 0.7

@@ -206,7 +206,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
 
     def __init__(
         self, method: str = "ensemble", hidden: int | Sequence[int] = (50,), activation: str = "silu",
-        prior_scale: float = 1.0, settings: Mapping[str, Any] | None = None,
+        prior_scale: float = 2.0, settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = 0, device: str | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
         self.method = method

@@ -36,7 +36,8 @@ class Recipe:
         task: "regression" or "classification".
         hidden: widths of the hidden layers; () is the linear model.
         activation: one of `zoo.ACTIVATIONS`.
-        prior_scale: deviation of the weights before division by the root of the fan-in; biases have it as it is.
+        prior_scale: deviation of the weights before division by the root of the fan-in; biases have it as it is. None is 1
+            for a regression on standardised targets and 2 for classes, whose logits are larger where they are sure.
         noise: of a regression: "learned" (one scale, with a prior), "heteroscedastic" (it depends on x), "student" (learned,
             with heavy tails), or a known deviation in units of the standardised target.
         method: a name in METHODS, or "auto".
@@ -46,7 +47,7 @@ class Recipe:
     task: str = "regression"
     hidden: tuple[int, ...] = (50,)
     activation: str = "silu"
-    prior_scale: float = 1.0
+    prior_scale: float | None = None
     noise: str | float = "learned"
     method: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +59,8 @@ class Recipe:
             raise InputError("method", f"found {self.method!r}", f"Pass auto or one of {', '.join(METHODS)}")
         if self.activation not in ACTIVATIONS:
             raise InputError("activation", f"found {self.activation!r}", f"Pass one of {', '.join(ACTIVATIONS)}")
-        positive("prior_scale", self.prior_scale)
+        if self.prior_scale is not None:
+            positive("prior_scale", self.prior_scale)
         if isinstance(self.noise, str):
             if self.noise not in NOISES:
                 known = ", ".join(NOISES)
@@ -67,6 +69,11 @@ class Recipe:
             positive("noise", self.noise)
         if not isinstance(self.settings, Mapping):
             raise InputError("settings", f"found {self.settings!r}", "Pass a dict of the method's settings, or None")
+
+    @property
+    def scale(self) -> float:
+        """Of the prior, as it is used."""
+        return self.prior_scale if self.prior_scale is not None else 1.0 if self.task == "regression" else 2.0
 
     def likelihood(self, classes: int | None = None, targets: int = 1) -> Likelihood:
         """The noise model: of so many real targets, each with its own scale where it is learned, or of so many classes."""
@@ -97,7 +104,7 @@ class Recipe:
         target = torch.from_numpy(np.ascontiguousarray(y, np.float32 if self.task == "regression" else np.int64))
         return Problem(
             net, data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
-            likelihood=self.likelihood(classes, targets), prior=Normal(self.prior_scale, fan_in=True),
+            likelihood=self.likelihood(classes, targets), prior=Normal(self.scale, fan_in=True),
         )  # fmt: skip
 
     def resolved(self, rows: int, parameters: int) -> tuple[str, str]:

@@ -55,7 +55,7 @@ def tune(
         progress: called with the fits done and those in all.
     """
     noise = noise and recipe.task == "regression"
-    scales = SCALES if scale else (recipe.prior_scale,)
+    scales = SCALES if scale else (recipe.scale,)
     total = len(scales) * (1 if scale or noise else 0) + int(noise)
     rng = np.random.default_rng([seed, 0x7E5])
     some = rng.permutation(len(x))[:ROWS]
@@ -65,7 +65,7 @@ def tune(
 
     def score(candidate: Recipe) -> Array:
         values = np.concatenate([_held_back(candidate, x, y, order, classes, seed) for order in splits])
-        trials.append(Trial(candidate.noise, candidate.prior_scale, float(values.mean()), _error(values)))
+        trials.append(Trial(candidate.noise, candidate.scale, float(values.mean()), _error(values)))
         if progress is not None:
             progress(len(trials), total)
         return values

@@ -106,7 +106,10 @@ Noise = Annotated[
     ),
 ]
 PriorScale = Annotated[
-    float | None, typer.Option(help="Deviation of the weights before division by the root of the fan-in. (Default: 1.)")
+    float | None,
+    typer.Option(
+        help="Deviation of the weights before division by the root of the fan-in. (Default: 1, or 2 for classes.)"
+    ),
 ]
 Activation = Annotated[
     str | None, typer.Option(help="Between the layers: silu, gelu, tanh, relu, ... (Default: silu.)")

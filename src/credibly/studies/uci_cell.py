@@ -55,10 +55,10 @@ def choose(root: Path, name: str, split: int, *, seed: int = 0, quick: bool = Fa
     known = data.uci(root, name, split)
     recipe = Recipe(hidden=(known.n_hidden or 50,))
     if quick:
-        return {"prior_scale": recipe.prior_scale, "noise": recipe.noise}
+        return {"prior_scale": recipe.scale, "noise": recipe.noise}
     chosen, trials = tune(recipe, known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed)
     told = [dataclasses.asdict(trial) for trial in trials]
-    return {"prior_scale": chosen.prior_scale, "noise": chosen.noise, "trials": told}
+    return {"prior_scale": chosen.scale, "noise": chosen.noise, "trials": told}
 
 
 def run_cell(

@@ -41,7 +41,7 @@ class Config:
     method: str = "auto"
     hidden: tuple[int, ...] = (50,)
     activation: str = "silu"
-    prior_scale: float = 1.0
+    prior_scale: float | None = None
     noise: str | float = "learned"
     device: str | None = None
     table_sha256: str | None = None

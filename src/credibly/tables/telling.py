@@ -45,7 +45,7 @@ def facts_of(run: TableRun) -> Facts:
         why=stored["why"],
         settings=dict(run.config.settings),
         network=_network(recipe, model),
-        prior=f"Normal with deviation {recipe.prior_scale:g}, divided by the root of the number of inputs of each layer",
+        prior=f"Normal with deviation {recipe.scale:g}, divided by the root of the number of inputs of each layer",
         noise=_noise(recipe, model),
         parameters=stored["parameters"],
         seconds=stored["seconds"],
