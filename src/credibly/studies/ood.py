@@ -33,6 +33,7 @@ FAR = {
 }  # fmt: skip
 HIDDEN = 200
 ROWS, TEST = 5000, 2000
+SCALES = (1.5, 5.0, 15.0)  # deviations of the weights before division by the root of the fan-in, to choose from
 RESAMPLES = 200
 
 # By method, set and score: (AUROC, its standard error).
@@ -67,12 +68,12 @@ def run(options: Options) -> Result:
     auroc: Table3 = {}
     figures: dict[str, dict[str, float]] = {}
     kept: dict[str, dict[str, dict[str, Tensor]]] = {}  # scores by method, set ("" for digits) and kind
+    options.tell("prior", 0, len(METHODS) + 1)
+    held_out = held_out_densities(x[chosen], y[chosen], options)
+    scale = max(held_out, key=held_out.__getitem__)
     for place, method in enumerate(METHODS):
-        options.tell(method, place, len(METHODS))
-        with global_stream(options.seed, "study network"):
-            net = mlp(x.shape[1], (HIDDEN,), 10).to(options.device)
-        prior = Normal(1.5, fan_in=True)
-        problem = Problem(net, data=(x[chosen], y[chosen]), likelihood=Categorical(), prior=prior)
+        options.tell(method, place + 1, len(METHODS) + 1)
+        problem = problem_of(x[chosen], y[chosen], scale, options)
         posterior = side.fit(method, problem, seed=options.seed, quick=options.quick, **settings(method, options))
         here = posterior.predict(x_test[test_rows])
         labels = y_test[test_rows].to(here.probabilities.device)
@@ -89,22 +90,43 @@ def run(options: Options) -> Result:
         }  # fmt: skip
     gains = bootstrap(kept, auroc, options.seed, 20 if options.quick else RESAMPLES)
     sentences, held = judge(auroc, gains)
-    numbers = {"auroc": auroc, "test": figures, "gain_of_mean_auroc_over_map": gains}
+    numbers = {"auroc": auroc, "test": figures, "gain_of_mean_auroc_over_map": gains, "held_out_by_prior": held_out}
     return Result(
         sentences, held, _table(auroc, figures), (_bars(auroc), _spread(kept)), numbers,
         (
             f"Training: {rows:,} MNIST training images; test: {test:,} test images of each of the four sets, all drawn by the seed. "
-            f"Network: 784-{HIDDEN}-10 with SiLU, prior N(0, 1.5²) divided by the fan-in; no data from the other sets are seen in "
-            "training, and nothing is tuned. AUROC is the chance that a strange image scores higher than a digit; its standard "
+            f"Network: 784-{HIDDEN}-10 with SiLU, prior N(0, {scale:g}²) divided by the fan-in: of the scales "
+            f"{', '.join(f'{s:g}' for s in SCALES)} the one under which MAP predicts a held-out fifth of the training rows best. No data "
+            "of the other sets are seen in training or tuning. AUROC is the chance that a strange image scores higher than a digit; its standard "
             f"errors are by {20 if options.quick else RESAMPLES} bootstrap resamples of the test images, alike for all methods; they do "
             "not hold the spread over trainings.",
             "1,500 steps of Adam with batches of 128; dropout of 0.2 before the last layer and 100 passes; mean-field Bayes by "
             "Backprop with 3,000 steps; 5 plain members from fresh starts; SGHMC with 4 chains from MAP fits and 100 draws in all, "
             "with the step size of its own rule.",
+            "A first full run had the prior fixed at 1.5, which held the network back (accuracy 0.89 on digits); there, by the same "
+            "rule, the finding did not hold (difference -0.016 ± 0.002). Since then the scale is chosen within the training rows.",
             "Smaller than published experiments (Lakshminarayanan et al. 2017 train a larger network on all 60,000 digits, and show "
             "histograms of the entropy on notMNIST, not AUROC).",
         ),
     )  # fmt: skip
+
+
+def problem_of(x: Tensor, y: Tensor, scale: float, options: Options) -> Problem:
+    """Labels of images for a network with one hidden layer and a prior of that scale."""
+    with global_stream(options.seed, "study network"):
+        net = mlp(x.shape[1], (HIDDEN,), 10).to(options.device)
+    return Problem(net, data=(x, y), likelihood=Categorical(), prior=Normal(scale, fan_in=True))
+
+
+def held_out_densities(x: Tensor, y: Tensor, options: Options) -> dict[float, float]:
+    """Log density of the last fifth of the training rows under MAP fits to the others, for every scale of the prior."""
+    cut = len(x) * 4 // 5
+    found = {}
+    for scale in SCALES:
+        problem = problem_of(x[:cut], y[:cut], scale, options)
+        posterior = side.fit("map", problem, seed=options.seed, quick=options.quick, **settings("map", options))
+        found[scale] = float(posterior.predict(x[cut:]).log_prob(y[cut:]).double().mean())
+    return found
 
 
 def settings(method: str, options: Options) -> dict[str, Any]:
@@ -233,17 +255,20 @@ def _bars(auroc: Table3) -> Picture:
 def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
     def paint(axes: list[Axes]) -> None:
         edges = np.linspace(0, math.log(10), 31)
+        top = 0.0
         for axis, method in zip(axes, ("map", "ensemble")):
             for place, (name, scores) in enumerate(kept[method].items()):
                 share = np.histogram(scores["total"].clamp(0, math.log(10)), edges)[0] / len(scores["total"])
                 look: dict[str, Any] = {"linewidth": 1.6, "color": plot.PALETTE[place], "linestyle": plot.DASHES[place]}
                 axis.stairs(share, edges, label=name or "digits", **look)
-            axis.set(title=side.NAMES[method], xlabel="total entropy, nats", ylabel="share of images", ylim=(0, 0.4))
+                top = max(top, float(share.max()) if name else 0.0)
+            axis.set(title=side.NAMES[method], xlabel="total entropy, nats", ylabel="share of images")
+        axes[0].set_ylim(0, 1.2 * top)  # the panels share it
 
     return side.panels(
         "ood-entropy", paint, columns=2, size=(8.4, 3.8), legend=4,
         alt="Histograms of the entropy on digits and on the strange sets, for MAP and the deep ensemble",
-        caption="The further right the strange sets, the better. The first bar of the digits runs out of the picture.",
+        caption="The further right the strange sets, the better. Bars of the digits may run out of the picture.",
     )  # fmt: skip
 
 
