@@ -112,18 +112,30 @@ def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float
 
 def judge_length(cells: Cells) -> bool | None:
     """Whether the finding held on one data set, by the rule above."""
-    per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
+    if against_length(cells):
+        return False
     more = [gap(cells, "1", f, "ess_share") for f in ("0.25", "0.5")]
-    better = [gap(cells, "1", f, "log_density") for f in cells if f != "1"]
+    per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
+    return True if all(map(clear, more)) and per["1"] >= 0.5 * max(per.values()) else None
+
+
+def against_length(cells: Cells) -> list[str]:
+    """What speaks clearly against the rule's length on one data set, in words."""
+    per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
     best = max(per, key=lambda f: per[f])
     costs = zip(cells[best]["per_1000_gradients"], cells["1"]["per_1000_gradients"], strict=True)
-    if (
-        clear(mean_error([0.5 * b - one for b, one in costs]))
-        or any(map(clearly_below, more))
-        or any(map(clearly_below, better))
-    ):
-        return False
-    return True if all(map(clear, more)) and per["1"] >= 0.5 * per[best] else None
+    found = [
+        f"more effective draws at {f} times it"
+        for f in ("0.25", "0.5")
+        if clearly_below(gap(cells, "1", f, "ess_share"))
+    ]
+    found += [
+        f"a log density higher by {plus_minus(*gap(cells, f, '1', 'log_density'))} at {f} times it"
+        for f in cells if f != "1" and clear(gap(cells, f, "1", "log_density"))
+    ]  # fmt: skip
+    if clear(mean_error([0.5 * b - one for b, one in costs])):
+        found.append(f"less than half of the effective draws a gradient of {best} times it")
+    return found
 
 
 def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
@@ -143,6 +155,8 @@ def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             f"at the rule less that at 0.25, 0.5 and 1.5: "
             + ", ".join(told(gap(cells, "1", f, "log_density")) for f in cells if f != "1") + "."
         )  # fmt: skip
+        if each[g] is False:
+            said.append(f"{g}: what speaks against the rule's length is {' and '.join(against_length(cells))}.")
         key, _, digits = score_of(g)
         for f in cells:
             published = PUBLISHED_LENGTH[float(f)] if g == "mnist" else ("", "")

@@ -222,7 +222,8 @@ def run_scores(options: Options) -> Result:
         ("Quick: two short chains, 60 steps and 2 members. At full size " if options.quick else "")
         + "HMC: 6 chains, 50 iterations of warm-up, 40 draws, trajectories of 0.5 that keep 70 % of their momentum, on "
         "tables; 4 chains, 40 and 40 iterations, trajectories of pi/2, on images. 99 of 100 predictions have R-hat within (worst "
-        f"repeat): {worst}. MAP and ensemble (10 members): 1,200 steps of Adam, cosine schedule.",
+        f"repeat): {worst}; above 1.1 the chains have not mixed, and the average is over chains that stand apart. "
+        "MAP and ensemble (10 members): 1,200 steps of Adam, cosine schedule.",
         f"Prior scales that MAP and ensemble chose inside the training part: {scales}.",
         "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on splits other than the standard ones, with a noise "
         "that depends on the inputs. Here the noise is one learned number, and repeats are few.",
