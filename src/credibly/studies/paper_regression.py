@@ -219,16 +219,15 @@ def _picture(points: Points, shown: dict[str, Predictive]) -> Picture:
                 data=seen,
                 truth=points.truth,
                 levels=(0.9,),
-                functions=4,
                 legend=False,
                 ax=axis,
             )
-            axis.set(title=side.NAMES[method], ylim=(-0.7, 0.8))
+            axis.set(title=side.NAMES[method], ylim=(-0.45, 0.45))
 
     return side.panels(
         "synthetic-regression", paint, rows=2, columns=3, legend=5,
         alt="Six panels: bands of the methods over three clusters of points, HMC's the reference",
-        caption="Light: 90 % interval of y. Strong: epistemic deviation. Thin lines: single draws of the function. Every other point is shown.",
+        caption="Light: 90 % interval of y. Strong: epistemic deviation. Every other point is shown.",
     )  # fmt: skip
 
 
