@@ -321,6 +321,12 @@ def test_temperature_is_judged_by_its_rule(held, cold):
     assert hmc_target.judge_temperature({"0.1": {"log_density": [-1.0]}, "1": {"log_density": [0.0]}}) is None
 
 
+def test_chains_that_have_not_mixed_are_named():
+    groups = {"mnist": cells("rhat", _1=1.05, _0p1=1.5), "boston": cells("rhat", _1=1.1)}
+    assert hmc_target.unmixed(groups)[0].split(" in ")[-1].startswith("mnist at 0.1:")
+    assert hmc_target.unmixed({"boston": groups["boston"]}) == []
+
+
 @pytest.mark.parametrize("held, worst", [(True, -0.52), (False, -0.9), (None, (-0.9, -0.5, -0.45))])
 def test_prior_scale_is_judged_by_its_rule(held, worst):
     names = [f"_{v:g}".replace(".", "p") for v in hmc_target.VARIANCES]

@@ -48,6 +48,7 @@ FILES = ("uci/boston.npz", MNIST)
 TEMPERATURES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 VARIANCES = (1 / 8, 1 / 2, 1.0, 5.0)  # times the fixed one
 ROBUST = 0.05
+APART = 1.2
 
 # IMDB: accuracy and log likelihood, read off a figure.
 PUBLISHED_TEMPERATURE = {
@@ -78,6 +79,18 @@ def _fitted(task: Task, options: Options, scale: float, temperature: float = 1.0
     return task.judge(posterior.predict(task.x_test)) | {
         "rhat": math.nan if found is None else found.rhat_most, "acceptance": acceptance_of(posterior)
     }  # fmt: skip
+
+
+def unmixed(groups: Mapping[str, Cells]) -> list[str]:
+    """A sentence on the settings whose chains have not mixed; none where all have."""
+    found = {g: [name for name in c if summary(c, name, "rhat")[0] > APART] for g, c in groups.items()}
+    said = "; ".join(f"{g} at {', '.join(names)}" for g, names in found.items() if names)
+    if not said:
+        return []
+    return [
+        f"Chains have not mixed (99 of 100 predictions have R-hat within {APART} or more, on average) in {said}: there the figures are "
+        "those of the chains as they were run, not of the density itself."
+    ]  # fmt: skip
 
 
 def _how(groups: Mapping[str, Cells], quick: bool) -> str:
@@ -140,6 +153,7 @@ def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
                     summary(cells, t, "acceptance")[0], summary(cells, t, "rhat")[0], published,
                 )
             )  # fmt: skip
+    said += unmixed(groups)
     said.append("Published (IMDB, read off a figure): T = 1 is best in accuracy and log likelihood.")
     columns = (
         Column("data, T"), Column("log density"), Column("RMSE or accuracy"), Column("acceptance", digits=2),
@@ -224,6 +238,7 @@ def tell_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: 
                 (m - summary(cells, "1", "log_density")[0], e)
                 for m, e in (summary(found, v, "log_density") for v in found)
             ]
+    said += unmixed(groups)
     said.append(f"Published (read off a figure): {PUBLISHED_SCALE}.")
     columns = (
         Column("data, times the variance"), Column("log density, HMC"), Column("RMSE or accuracy, HMC"), Column("log density, MAP"),
