@@ -116,7 +116,11 @@ def page_of(study: Study, result: Result, options: Options, seconds: float) -> P
 
 def footer_of(study: Study, options: Options, seconds: float) -> str:
     """The command that makes the same again, the versions, and the time it took."""
-    words = [f"credibly study {study.name}", *(["--root DIR"] if study.files or options.root is not None else []), f"--seed {options.seed}"]
+    words = [
+        f"credibly study {study.name}",
+        *(["--root DIR"] if study.files or options.root is not None else []),
+        f"--seed {options.seed}",
+    ]
     words += (["--quick"] if options.quick else []) + [f"--set {k}={v}" for k, v in options.extra.items()]
     words += [f"--device {options.device}"] if options.device != "cpu" else []
     versions = f"credibly {__version__}, torch {torch.__version__.split('+')[0]}, Python {platform.python_version()}"
