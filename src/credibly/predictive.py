@@ -112,18 +112,25 @@ class Predictive:
 
     @cached_property
     def _summary(self) -> _Summary:
+        # In other units everything follows from the summary in the network's own, which is in its own dtype.
+        likelihood, location, scale = self.likelihood.standardised() or (self.likelihood, None, None)
+
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
             # Sums in float64 without a copy of the whole block in it.
-            means = self.likelihood.moments(output, extra)[0]
-            aleatoric = self.likelihood.spread(output, extra).mean(0, dtype=torch.float64)
+            means = likelihood.moments(output, extra)[0]
+            aleatoric = likelihood.spread(output, extra).mean(0, dtype=torch.float64)
             mean = means.mean(0, dtype=torch.float64)
             spread_of_means = torch.square(means - mean.to(means.dtype)).mean(0, dtype=torch.float64)
-            total = self.likelihood.total(mean, spread_of_means, aleatoric)
+            total = likelihood.total(mean, spread_of_means, aleatoric)
             # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
-            variance = self.likelihood.variance(mean, spread_of_means, aleatoric)
+            variance = likelihood.variance(mean, spread_of_means, aleatoric)
             kept = self._kept(output)
-            return mean.to(kept), variance.to(kept), total.to(kept), aleatoric.to(kept), epistemic.to(kept)
+            parts: tuple[Tensor, ...] = (mean, variance, total, aleatoric, epistemic)
+            if location is not None and scale is not None:
+                centre, stretch = location.to(mean), scale.to(mean)
+                parts = (mean * stretch + centre, *(part * stretch**2 for part in parts[1:]))
+            return tuple(part.to(kept) for part in parts)
 
         mean, variance, *rest = (torch.cat(c) for c in zip(*self._each(block)))
         # Entropies of classes have no class axis; everything else has the target axis of the mean.
