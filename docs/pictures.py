@@ -2,7 +2,7 @@
 
     python docs/pictures.py                        # all of them; some minutes
     python docs/pictures.py star gap               # some of them
-    python docs/pictures.py --quick --out /tmp/p   # short runs, to see whether they can be drawn
+    python docs/pictures.py --quick --out drawn   # short runs, to see whether they can be drawn
 
 The same seed gives the same pictures. They have a clear background and ink that reads on light and on dark pages.
 """
