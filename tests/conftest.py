@@ -7,11 +7,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from torch import Tensor, nn
 
 import credibly as cr
+
+# The same examples in every run, so that a change lands or does not for what it is.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 # The problems here are small: threads cost more than they bring, in these processes and in those that tests start.
 torch.set_num_threads(1)

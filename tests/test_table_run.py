@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import credibly as cr
@@ -178,6 +178,8 @@ class TestShareBelow:
     VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(lambda v: max(v) > 0)
 
     @given(values=VALUES, asked=st.lists(st.floats(0, 2e6), min_size=1, max_size=30))
+    @example(values=[0.0, 2.225073858507e-311], asked=[5e-324])
+    @example(values=[3.0], asked=[2.0, 3.0, 4.0])
     def test_is_a_share_and_grows(self, values, asked):
         levels = quantile_levels(np.array(values))
         assert len(levels) == OOD_POINTS

@@ -161,7 +161,12 @@ def share_below(values: Array, levels: Array) -> Array:
     # Equal quantiles would leave several shares for one value: the last of them is the one that lies below.
     points, first = np.unique(levels[::-1], return_index=True)
     shares = np.linspace(0, 1, len(levels))[::-1][first]
-    found: Array = np.interp(values, points, shares, left=0.0)
+    # By fractions of a step, which stay between 0 and 1 where its slope would overflow.
+    after = np.clip(np.searchsorted(points, values, side="right"), 1, max(1, len(points) - 1))
+    low, high = points[after - 1], points[np.minimum(after, len(points) - 1)]
+    fraction = np.where(high > low, (np.clip(values, low, high) - low) / np.where(high > low, high - low, 1.0), 1.0)
+    between = shares[after - 1] + fraction * (shares[np.minimum(after, len(points) - 1)] - shares[after - 1])
+    found: Array = np.where(values < points[0], 0.0, np.where(values >= points[-1], shares[-1], between))
     return found
 
 
