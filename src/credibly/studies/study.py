@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -187,13 +186,3 @@ def mean_error(values: list[float]) -> tuple[float, float]:
 def plus_minus(mean: float, error: float, digits: int = 3) -> str:
     """A mean with its standard error, as text."""
     return f"{show(mean, digits)} ± {show(error, digits)}" if math.isfinite(error) else show(mean, digits)
-
-
-def default_out(study: str) -> Path:
-    """Where a study's files go when nothing is said."""
-    return Path(f"study-{study}")
-
-
-def names_of(folder: str | os.PathLike[str]) -> list[str]:
-    """The files of a folder, for messages."""
-    return sorted(p.name for p in Path(folder).iterdir()) if Path(folder).is_dir() else []
