@@ -22,7 +22,7 @@ FLOORS = [
     {"problem", "evaluation", "plot_predictive", "plot_table", "diagnostics", "units"},
     {"kernels", "posterior", "plot_chains", "target"},
     {"gaussian_posterior", "dropout_posterior", "manifest", "plot"},
-    {"store"},
+    {"store", "comparing"},
     {"methods"},
     {"demo", "resuming", "recipe"},
     {"tuning"},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from credibly import (
+        comparing,
         data,
         diagnostics,
         evaluation,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         priors,
         zoo,
     )
+    from credibly.comparing import compare_models
     from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
     from credibly.estimators import BayesianClassifier, BayesianRegressor
@@ -68,6 +70,8 @@ __all__ = [
     "Tempering",
     "TrainingError",
     "__version__",
+    "compare_models",
+    "comparing",
     "data",
     "diagnostics",
     "evaluate",
@@ -86,6 +90,7 @@ __all__ = [
 
 # Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
 _HOMES = {
+    "credibly.comparing": ("compare_models",),
     "credibly.dropout_posterior": ("DropoutPosterior",),
     "credibly.errors": ("InputError", "Interrupted", "SamplingError", "StoreError", "TrainingError"),
     "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
@@ -113,7 +118,7 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "data", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
+    "comparing", "data", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
 )  # fmt: skip
 
 

@@ -148,6 +148,16 @@ class Predictive:
 
         return torch.cat(list(self._each(block)))
 
+    def log_likelihoods(self, y: object) -> Iterator[Tensor]:
+        """log p(y_i | x_i, w_s) under every draw, block of rows by block of rows: (S, rows) each, summed over what rides along."""
+        target = self._target(y)
+
+        def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+            part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra)
+            return part.reshape(*part.shape[:2], -1).sum(2, dtype=torch.float64)
+
+        return self._each(block)
+
     def cdf(self, y: object) -> Tensor:
         """P(Y <= y | x, D), elementwise in the shape of y."""
         target = self._target(y)
