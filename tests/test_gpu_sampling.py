@@ -6,6 +6,7 @@ import torch
 import credibly as cr
 from conftest import mlp, randn
 from credibly.kernels.integrators import LEAPFROG
+from credibly.methods import replaying
 from credibly.methods.trajectory import UNROLLED, Trajectory
 from credibly.target import ProblemTarget
 
@@ -117,3 +118,21 @@ def test_images_take_micro_batches_compiled_once():
     assert not parts.whole(1)
     for a, b in zip(whole.likelihood_and_grad(theta), parts.likelihood_and_grad(theta)):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["SGLD", "SGHMC", "DeepEnsemble", "MCDropout", "BayesByBackprop"])
+def test_a_captured_step_equals_the_plain_one(method, monkeypatch):
+    settings = {"chains": 3, "draws": 4, "thin": 5, "warmup": 10, "batch_size": 16, "step_size": 1e-3}
+    if not method.startswith("SG"):
+        settings = {"steps": 40, "batch_size": 16, "compile": False} | (
+            {"insert": "0"} if method == "MCDropout" else {}
+        )
+    fit = getattr(cr, method)(**settings)
+    captured = fit.fit(network(), seed=3)
+    monkeypatch.setattr(replaying, "capture", lambda *args, **kwargs: None)
+    plain = fit.fit(network(), seed=3)
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(captured.tensors()[name], tensor, rtol=1e-4, atol=1e-5)
+    if method.startswith("SG"):
+        assert captured.record.history["cuda_graph"]
+        assert not plain.record.history["cuda_graph"]

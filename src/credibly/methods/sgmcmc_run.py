@@ -15,6 +15,7 @@ from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
 from credibly.methods.chain_noise import diffusion
+from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
 from credibly.methods.steps import Batches
@@ -62,6 +63,8 @@ class SGMCMCRun(Process):
             self._step, options.compile, self.total * (self.chains if target.looped else 1), target.device, values
         )
         self.compiled = self.step != self._step
+        on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
+        self.replayed = Replayed(self.step, target.device) if on_gpu else None
 
     # -- one step --------------------------------------------------------------------------------------------------------
     def _step(
@@ -132,6 +135,9 @@ class SGMCMCRun(Process):
 
     def _advance_one(self, rows: Tensor | None, noise: Tensor, figures: Tensor) -> None:
         buffers = (self.theta, self.momentum, self.gradient, self.squares, self.value)
+        if self.replayed is not None:
+            self.replayed(buffers, (rows, noise, figures))
+            return
         if not self.target.looped or self.chains == 1:
             self.step(*buffers, rows, noise, figures)
             return
@@ -256,5 +262,6 @@ class SGMCMCRun(Process):
             "steps": self.total,
             "gradients": self.total * self.chains,
             "compiled": self.compiled,
+            "cuda_graph": self.replayed is not None and not self.replayed.failed,
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
         }

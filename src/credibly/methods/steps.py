@@ -12,6 +12,7 @@ from credibly.compiling import compiled
 from credibly.inputs import Inputs
 from credibly.kernels.optimisers import clip_rows, learning_rates, optimiser
 from credibly.methods.objectives import Objective
+from credibly.methods.replaying import Replayed
 from credibly.problem import Problem
 from credibly.rng import stream
 
@@ -84,6 +85,8 @@ class Step:
         self.state = self.rule.init(theta)
         self.parts = torch.zeros(len(theta), len(objective.part_names), dtype=theta.dtype, device=theta.device)
         self.first_bad = torch.full((len(theta),), math.inf, dtype=torch.float64, device=theta.device)
+        on_gpu = theta.device.type == "cuda" and (not objective.looped or len(theta) == 1)
+        self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Step t on theta (M, P), in place; members whose `active` is 0 rest."""
@@ -93,6 +96,10 @@ class Step:
                 self._figures = (chunk, self.table[chunk * CHUNK : (chunk + 1) * CHUNK].unbind(0))
             figures, noise, own = self._figures[1][place], self.objective.noise(t), self.objective.own
             x, y = self.problem.x, self.problem.y
+            if self.replayed is not None:
+                changed = (theta, *self.state, self.parts, self.first_bad)
+                self.replayed(changed, (rows, figures, active, *noise))
+                return
             if not self.objective.looped or len(theta) == 1:
                 self.run(theta, self.state, own, self.parts, self.first_bad, x, y, rows, noise, figures, active)
                 return
@@ -113,6 +120,17 @@ class Step:
                     figures,
                     active[one],
                 )
+
+    def _in_place(self, theta: Tensor, *rest: Tensor) -> None:
+        """The step on tensors that stay where they are, as a graph asks for."""
+        count = len(self.state)
+        state, (parts, first_bad, rows, figures, active), noise = (
+            rest[:count],
+            rest[count : count + 5],
+            rest[count + 5 :],
+        )
+        x, y = self.problem.x, self.problem.y
+        self.run(theta, state, self.objective.own, parts, first_bad, x, y, rows, noise, figures, active)
 
     def _step(
         self, theta: Tensor, state: tuple[Tensor, ...], own: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, x: Inputs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +11,9 @@ from torch import Tensor
 
 from credibly.compiling import Compile, compiled
 from credibly.kernels.integrators import Integrator
+from credibly.methods.replaying import capture
 from credibly.target import Target
 
-log = logging.getLogger("credibly")
 UNROLLED = 8  # steps in one call for small problems, where the call itself costs as much as the arithmetic of a step
 WORTH_SHARING = 2**17  # values that a step computes, from which on threads share its work
 FEW_VALUES = 2**20  # values that a step computes, beyond which the call does not matter
@@ -117,30 +116,12 @@ class Trajectory:
 
     def _replay(self, count: int) -> int:
         if count not in self.graphs:
-            self._capture(count)
-        if count in self.graphs:
+            self.graphs[count] = capture(
+                lambda: self.single(*self._buffers()), self._buffers(), self.target.device, count
+            )
+            self.graphed = self.graphs[count] is not None
+        if self.graphed:
             self.graphs[count].replay()
             return count
         self.single(*self._buffers())
         return 1
-
-    def _capture(self, count: int) -> None:
-        """Warms up on a side stream, as capture asks for, and records some steps; where that fails, steps run as they are."""
-        before = [b.clone() for b in self._buffers()]
-        try:
-            side = torch.cuda.Stream(self.target.device)
-            side.wait_stream(torch.cuda.current_stream(self.target.device))
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.single(*self._buffers())
-            torch.cuda.current_stream(self.target.device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(count):
-                    self.single(*self._buffers())
-            self.graphs[count] = graph
-        except Exception as error:  # what cannot be captured has no common type
-            log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
-            self.graphed = False
-        for mine, old in zip(self._buffers(), before):
-            mine.copy_(old)
