@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credibly.errors import InputError
+from credibly.precisions import Dense, Diagonal, LowRankPlusDiagonal, Precision
 
 Parts = tuple[Tensor, ...]
 FULL_RANK_LIMIT = 4_000  # D (D + 1) / 2 numbers: 32 MiB in float32 at this size
@@ -58,6 +59,14 @@ class Family(ABC):
     @abstractmethod
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """Variance of every coordinate, (M, D)."""
+
+    def factor(self, phi: Tensor | Parts) -> Tensor | None:
+        """F (M, D, R) with covariance = diagonal + F F'; None where it is diagonal."""
+        return None
+
+    @abstractmethod
+    def precision(self, phi: Tensor) -> Precision:
+        """The shape of the first Gaussian, as a prior has it."""
 
     def loc(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """The mean, (M, D)."""
@@ -100,6 +109,10 @@ class MeanField(Family):
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """sigma^2."""
         return torch.square(self.parts(phi)[1])
+
+    def precision(self, phi: Tensor) -> Precision:
+        """1 / sigma^2."""
+        return Diagonal(self.parts(phi)[1][0] ** -2)
 
     def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """diag(sigma^2)."""
@@ -165,6 +178,15 @@ class LowRank(Family):
         spread: Tensor = torch.square(sigma) + torch.square(factor).sum(-1)
         return spread
 
+    def factor(self, phi: Tensor | Parts) -> Tensor | None:
+        """F."""
+        return self.parts(phi)[2]
+
+    def precision(self, phi: Tensor) -> Precision:
+        """By the inversion lemma."""
+        _, sigma, factor = self.parts(phi)
+        return LowRankPlusDiagonal.of(sigma[0], factor[0])
+
     def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """diag(sigma^2) + F F'."""
         _, sigma, factor = self.parts(phi)
@@ -217,6 +239,14 @@ class FullRank(Family):
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """Squares of L summed over its rows."""
         return torch.square(self.parts(phi)[1]).sum(-1)
+
+    def factor(self, phi: Tensor | Parts) -> Tensor | None:
+        """L: there is no diagonal beside it."""
+        return self.parts(phi)[1]
+
+    def precision(self, phi: Tensor) -> Precision:
+        """By the inverse of L."""
+        return Dense.of_root(self.parts(phi)[1][0])
 
     def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
         """L L'."""

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
+from credibly.gaussian_prior import BoundGaussianPrior, GaussianPrior
 from credibly.layout import Layout
 from credibly.priors import Normal, Prior, Shrink
 
-_ADVICE = "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture) or a Prior of your own"
+_ADVICE = (
+    "Pass one of credibly.priors (Normal, Laplace, StudentT, ScaleMixture), a Prior of your own or posterior.as_prior()"
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,14 @@ class BoundPrior:
         parts = [s.prior.total_log_prob(theta[..., s.start : s.stop], s.shrink) for s in self.segments]
         return torch.stack(parts).sum(0)
 
-    def expected_log_prob(self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None) -> Tensor:
+    def expected_log_prob(
+        self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None, factor: Tensor | None = None
+    ) -> Tensor:
         """E_q log p(w), (M,), for Gaussians q with that mean and variance (M, D).
 
         In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, groups)
-        multiplies the scale of each of the network's segments, where that is learned.
+        multiplies the scale of each of the network's segments, where that is learned. What lies beside the diagonal of the
+        covariance, `factor`, plays no part here: the coordinates of this prior are independent.
         """
         parts = []
         for place, segment in enumerate(self.segments):
@@ -91,15 +97,25 @@ class BoundPrior:
         """Whether every coordinate has a normal prior."""
         return all(isinstance(s.prior, Normal) for s in self.segments)
 
+    @property
+    def closed_form(self) -> bool:
+        """Whether `expected_log_prob` needs no draws."""
+        return self.is_normal
 
-def bind(prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str, Prior] | None = None) -> BoundPrior:
+
+def bind(
+    prior: Prior | Mapping[str, Prior] | GaussianPrior, layout: Layout, extra: Mapping[str, Prior] | None = None
+) -> BoundPrior | BoundGaussianPrior:
     """The prior of a layout's flat vector.
 
     Args:
-        prior: one prior for all, or {name pattern: prior}; the first pattern that matches a name decides.
+        prior: one prior for all, or {name pattern: prior}; the first pattern that matches a name decides. A Gaussian over
+            the whole vector, as a posterior gives it, is of the extra tensors too.
         layout: where each parameter lies.
         extra: priors of the layout's extra tensors by name.
     """
+    if isinstance(prior, GaussianPrior):
+        return prior.bind(layout)
     groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, member in groups.items():
         missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credibly.errors import InputError
 from credibly.families import Family, FullRank, LowRank, MeanField
+from credibly.gaussian_prior import GaussianPrior, signature
 from credibly.information import Estimate
 from credibly.posterior import Model, Posterior, Record, WeightDraws
 from credibly.predictive import Predictive
@@ -104,7 +105,7 @@ class GaussianPosterior(Posterior):
         """
         _check_count("samples", samples, 2)
         draws = self.sample(samples * self.components, seed=seed)
-        loc, variance = self.loc, self.family.variance(self.phi, self.layout.dim)
+        loc, variance, factor = self.loc, self.family.variance(self.phi, self.layout.dim), self.family.factor(self.phi)
         terms = torch.zeros(len(draws), dtype=torch.float64, device=draws.device)
         with torch.no_grad():
             for some in torch.arange(len(draws), device=draws.device).split(16):
@@ -112,8 +113,9 @@ class GaussianPosterior(Posterior):
                     terms[some] += problem.log_likelihood_rows(draws[some], x, y).flatten(1).sum(1)
                 of = some % self.components
                 prior = problem.prior.expected_log_prob(
-                    loc[of], variance[of], draws[some].unsqueeze(1), None if prior_scale is None else prior_scale[of]
-                )
+                    loc[of], variance[of], draws[some].unsqueeze(1), None if prior_scale is None else prior_scale[of],
+                    None if factor is None else factor[of],
+                )  # fmt: skip
                 terms[some] = terms[some] / problem.tempering.likelihood + prior / problem.tempering.prior
             entropy = self.family.entropy(self.phi).double()
         spread = (
@@ -166,6 +168,17 @@ class GaussianPosterior(Posterior):
         phi = torch.cat([torch.where(remove, zero, mu), torch.where(remove, never, rho)], -1)
         history = {**self.record.history, "pruned": fraction}
         return GaussianPosterior(self.model, self.family, phi, dataclasses.replace(self.record, history=history))
+
+    def as_prior(self) -> GaussianPrior:
+        """This Gaussian as the prior of a problem with other data and the same network; exact, of one component."""
+        if self.components > 1:
+            raise InputError(
+                "as_prior",
+                f"the posterior is a mixture of {self.components} Gaussians, which no Gaussian prior is",
+                "Fit one component (members=1)",
+            )
+        shape = self.family.precision(self.phi)
+        return GaussianPrior(self.loc[0], shape, signature(self.layout), self.record.method)
 
     # -- storage -------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from credibly.errors import InputError
 from credibly.forward import Forward
+from credibly.gaussian_prior import GaussianPrior, by_moments, signature
 from credibly.inputs import Inputs, describe, map_inputs, to_inputs
 from credibly.layout import Layout
 from credibly.likelihoods import Likelihood
@@ -100,6 +101,14 @@ class Posterior(ABC):
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Draws of the flat weight vector, (count, D)."""
 
+    def as_prior(self) -> GaussianPrior:
+        """This posterior as the prior of a problem with other data and the same network, where it is a Gaussian."""
+        raise InputError(
+            "as_prior",
+            f"the posterior of {self.record.method or self.kind} is not a Gaussian over the weights",
+            "Fit BayesByBackprop, SWAG or a sampler, whose posteriors offer it",
+        )
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What has to be stored to have this posterior again, by name."""
@@ -150,6 +159,13 @@ class SampledPosterior(Posterior):
         """Draws with replacement, (count, D)."""
         total = self._draws.shape[0] * self._draws.shape[1]
         return self._pick(torch.randint(total, (count,), generator=stream(check_seed(seed), "posterior draws")))
+
+    def as_prior(self, family: str = "diag") -> GaussianPrior:
+        """A Gaussian with the mean and variances ("diag") or covariance ("full") of the draws, as the next problem's prior.
+
+        It matches moments and is not the posterior itself, which is no Gaussian. "full" needs more draws than parameters.
+        """
+        return by_moments(self.draws.flatten(0, 1), signature(self.layout), family, self.record.method)
 
     def _pick(self, places: Tensor) -> Tensor:
         if isinstance(self._draws, StoredDraws):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from credibly.errors import InputError
 from credibly.flat_prior import bind
 from credibly.forward import Forward, Plan
+from credibly.gaussian_prior import GaussianPrior
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.layout import Layout, Patterns
@@ -58,7 +59,7 @@ class Problem:
         data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader. x may be a tensor, or a
             tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
         likelihood: what y is given the network's output.
-        prior: of the random parameters, or {name pattern: prior}.
+        prior: of the random parameters, {name pattern: prior}, or an earlier posterior's `as_prior()`.
         temperature: one number T for both parts, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others stay as given. `random="head.*"` makes the last
             layer of a pretrained network Bayesian.
@@ -69,7 +70,7 @@ class Problem:
     """
 
     def __init__(
-        self, net: nn.Module, data: Any, likelihood: Likelihood, prior: Prior | Mapping[str, Prior], *,
+        self, net: nn.Module, data: Any, likelihood: Likelihood, prior: Prior | Mapping[str, Prior] | GaussianPrior, *,
         temperature: float | Tempering = 1.0, random: Patterns = "*", device: torch.device | str | None = None,
         dtype: torch.dtype | None = None, plan: Plan = "auto", micro_batch: int | None = None,
         precision: str | None = None,

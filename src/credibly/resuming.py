@@ -129,6 +129,8 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
     net = network_of(manifest, how)
     kinds = kinds_of(*LIKELIHOODS.values(), *PRIORS.values())
     stored = manifest["record"]
+    if isinstance(stored["prior"], dict) and stored["prior"].get("kind") == "gaussian_prior.GaussianPrior":
+        raise StoreError(f"path: the prior of {name!r} is a posterior, of which a folder keeps only a checksum. {how}")
     try:
         likelihood, prior = from_spec(manifest["likelihood"], kinds), from_spec(stored["prior"], kinds)
     except StoreError as error:

@@ -23,7 +23,12 @@ def kinds_of(*classes: type) -> dict[str, type]:
 
 
 def to_spec(value: Any) -> Any:
-    """A dataclass as {"kind": class name, field: value, ...}; containers and plain values as JSON has them."""
+    """A dataclass as {"kind": class name, field: value, ...}; containers and plain values as JSON has them.
+
+    An object with a method `spec` describes itself.
+    """
+    if not isinstance(value, type) and callable(getattr(value, "spec", None)):
+        return value.spec()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_spec(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": kind_name(type(value)), **fields}

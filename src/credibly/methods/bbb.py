@@ -10,6 +10,7 @@ shares sum to one over an epoch, so an epoch adds up to the free energy.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch import Tensor
 from credibly.errors import InputError, TrainingError
 from credibly.families import Family, MeanField, Parts, family
 from credibly.gaussian_posterior import GaussianPosterior
+from credibly.gaussian_prior import signature
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
 from credibly.methods.method import Method, check_fit, initial, partial_result
@@ -46,7 +48,8 @@ class BayesByBackprop(Training, Method):
             outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does not),
             "flipout" (a draw for each row from one by random signs; Linear and convolutions), or "auto".
         members: Gaussians in the mixture, fitted side by side from different starts.
-        init: where the means start: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor.
+        init: where the means start: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor. A posterior of the
+            same family and network gives the deviations too: a warm start, as in continual learning.
         init_scale: standard deviation of every weight at the start.
         kl_weights: "uniform" or "geometric" shares of the complexity over an epoch's minibatches.
         kl_warmup: steps over which the complexity's weight rises to 1, where it stays.
@@ -60,7 +63,7 @@ class BayesByBackprop(Training, Method):
     samples: int = 1
     estimator: str = "auto"
     members: int = 1
-    init: str | Tensor = "network"
+    init: str | Tensor | GaussianPosterior = "network"
     init_scale: float = 0.03
     kl_weights: str = "uniform"
     kl_warmup: int = 0
@@ -100,8 +103,14 @@ class BayesByBackprop(Training, Method):
                 "kl_warmup", f"found {self.kl_warmup} for {steps} steps", "It has to end before training does"
             )
         chosen = family(self.family, self.rank)
-        start = self._start(problem, seed, progress)
-        phi = chosen.init(start, self.init_scale)
+        if self.learn_prior_scale and not problem.prior.groups:
+            raise InputError(
+                "learn_prior_scale", "found with a prior that is a posterior", "Its scale is known: leave it at False"
+            )
+        if isinstance(self.init, GaussianPosterior):
+            phi = warm_start(problem, self.init, chosen, self.members)
+        else:
+            phi = chosen.init(self._start(problem, self.init, seed, progress), self.init_scale)
         if self.learn_prior_scale:
             phi = torch.cat([phi, phi.new_zeros(self.members, problem.prior.groups)], -1)
         noise = choose_estimator(
@@ -131,10 +140,10 @@ class BayesByBackprop(Training, Method):
             fitted.save(out)
         return fitted
 
-    def _start(self, problem: Problem, seed: int, progress: bool | None) -> Tensor:
-        if not isinstance(self.init, str) or self.init != "map":
-            init = "fresh" if self.init == "network" and self.members > 1 else self.init
-            return initial(problem, init, self.members, seed)
+    def _start(self, problem: Problem, init: str | Tensor, seed: int, progress: bool | None) -> Tensor:
+        if isinstance(init, Tensor) or init != "map":
+            several = isinstance(init, str) and init == "network" and self.members > 1
+            return initial(problem, "fresh" if several else init, self.members, seed)
         theta, data = (
             initial(problem, "fresh" if self.members > 1 else "network", self.members, seed),
             split(problem, self, seed),
@@ -170,7 +179,7 @@ class FreeEnergy(Objective):
         """Standard normal numbers of the draws (M, K, .), and of the layers where the estimator puts noise on them."""
         generator = stream(self.seed, "variational noise", step, device=self.problem.device)
         samples = self.options.samples
-        if self.layers.whole and self.problem.prior.is_normal:  # then no weight is ever drawn
+        if self.layers.whole and self.problem.prior.closed_form:  # then no weight is ever drawn
             weights = torch.zeros(1, samples, 1, dtype=self.problem.layout.dtype, device=self.problem.device)
         else:
             weights = self._draws(samples, generator)
@@ -230,9 +239,9 @@ class FreeEnergy(Objective):
     def _complexity(self, gaussian: Parts, stretch: Tensor | None, noise: Tensor) -> Tensor:
         prior, dim = self.problem.prior, self.problem.dim
         # In closed form the draws are not looked at, and are not made.
-        draws = noise if prior.is_normal else self.family.draw(gaussian, noise)
+        draws = noise if prior.closed_form else self.family.draw(gaussian, noise)
         loc, variance = self.family.loc(gaussian, dim), self.family.variance(gaussian, dim)
-        expected = prior.expected_log_prob(loc, variance, draws, stretch)
+        expected = prior.expected_log_prob(loc, variance, draws, stretch, self.family.factor(gaussian))
         return -self.family.entropy(gaussian) - expected / self.problem.tempering.prior
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
@@ -244,6 +253,23 @@ class FreeEnergy(Objective):
             rows = held_out.log_likelihood_rows(draws.flatten(0, 1), x, y).reshape(members, samples, len(y), -1).sum(-1)
             total += (torch.logsumexp(rows, 1) - math.log(samples)).sum(-1)
         return total / held_out.n
+
+
+def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, members: int) -> Tensor:
+    """The parameters phi (M, P) of an earlier posterior, to go on from; another network's or family's is refused."""
+    if (posterior.family, posterior.components) != (chosen, members):
+        raise InputError(
+            "init",
+            f"found {posterior!r} for {members} x {chosen}",
+            "Pass a posterior of the same family, or its means: init=posterior.loc",
+        )
+    mine, theirs = signature(problem.layout), signature(posterior.layout)
+    if mine != theirs:
+        here, there = next((a, b) for a, b in itertools.zip_longest(mine, theirs) if a != b)
+        raise InputError(
+            "init", f"is of another network: it has {there}, the problem {here}", "Pass one of this network"
+        )
+    return posterior.phi.detach().to(problem.device, problem.layout.dtype).clone()
 
 
 def kl_share(kind: str, place: int, batches: int) -> float:

@@ -1,0 +1,114 @@
+"""Gaussian shapes made of blocks, as Laplace approximations by layer have them.
+
+kronecker   P = (U x V) diag(values) (U x V)'         of one (O, I) matrix, U (O, O) and V (I, I) orthogonal
+blocks      several shapes, one after the other
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from credibly.precisions import Precision
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Precision):
+    """Of an (O, I) matrix R, row after row: r' P r = sum of values * (U' R V)^2, with U (O, O), V (I, I), values (O, I)."""
+
+    structure: ClassVar[str] = "kronecker"
+    left: Tensor
+    right: Tensor
+    values: Tensor
+
+    @property
+    def dim(self) -> int:
+        """O I."""
+        return self.values.numel()
+
+    def times(self, vector: Tensor) -> Tensor:
+        """U (values * (U' R V)) V'."""
+        return self._back(self.values * self._turned(vector))
+
+    def quadratic(self, offset: Tensor) -> Tensor:
+        """The sum of values * (U' R V)^2."""
+        return (self.values * torch.square(self._turned(offset))).flatten(-2).sum(-1)
+
+    def diagonal(self) -> Tensor:
+        """U^2 values (V^2)'."""
+        return (torch.square(self.left) @ self.values @ torch.square(self.right).mT).flatten()
+
+    def variance(self) -> Tensor:
+        """U^2 (1 / values) (V^2)'."""
+        return (torch.square(self.left) @ (1 / self.values) @ torch.square(self.right).mT).flatten()
+
+    def log_det(self) -> Tensor:
+        """The bases turn and do not stretch."""
+        return self.values.log().sum()
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """U (E / sqrt(values)) V'."""
+        return self._back(noise.unflatten(-1, tuple(self.values.shape)) * self.values.rsqrt())
+
+    def _turned(self, vector: Tensor) -> Tensor:
+        result: Tensor = self.left.mT @ vector.unflatten(-1, tuple(self.values.shape)) @ self.right
+        return result
+
+    def _back(self, turned: Tensor) -> Tensor:
+        result: Tensor = self.left @ turned @ self.right.mT
+        return result.flatten(-2)
+
+
+class Blocks(Precision):
+    """Independent blocks, one after the other."""
+
+    structure: ClassVar[str] = "blocks"
+
+    def __init__(self, *parts: Precision) -> None:
+        self.parts = parts
+        self._sizes = [part.dim for part in parts]
+
+    @property
+    def dim(self) -> int:
+        """The sum of the blocks'."""
+        return sum(self._sizes)
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Block by block."""
+        return torch.cat([p.times(v) for p, v in zip(self.parts, vector.split(self._sizes, -1))], -1)
+
+    def quadratic(self, offset: Tensor) -> Tensor:
+        """The sum over blocks."""
+        return torch.stack([p.quadratic(r) for p, r in zip(self.parts, offset.split(self._sizes, -1))]).sum(0)
+
+    def diagonal(self) -> Tensor:
+        """Block by block."""
+        return torch.cat([p.diagonal() for p in self.parts])
+
+    def variance(self) -> Tensor:
+        """Block by block."""
+        return torch.cat([p.variance() for p in self.parts])
+
+    def log_det(self) -> Tensor:
+        """The sum over blocks."""
+        return torch.stack([p.log_det() for p in self.parts]).sum()
+
+    def noise_size(self) -> int:
+        """The sum over blocks."""
+        return sum(p.noise_size() for p in self.parts)
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """Block by block."""
+        pieces = noise.split([p.noise_size() for p in self.parts], -1)
+        return torch.cat([p.draw(e) for p, e in zip(self.parts, pieces)], -1)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of the blocks."""
+        return tuple(t for part in self.parts for t in part.tensors())
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The same elsewhere, or in another dtype."""
+        return type(self)(*(part.to(device, dtype) for part in self.parts))
