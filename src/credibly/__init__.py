@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from credibly import (
         comparing,
         data,
+        decide,
         diagnostics,
         evaluation,
         information,
@@ -73,6 +74,7 @@ __all__ = [
     "compare_models",
     "comparing",
     "data",
+    "decide",
     "diagnostics",
     "evaluate",
     "evaluation",
@@ -118,7 +120,7 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "comparing", "data", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
+    "comparing", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
 )  # fmt: skip
 
 

@@ -1,0 +1,44 @@
+"""Decisions from predictions: expected utility, when to refuse an answer, and what to try next.
+
+Everything reads the `Predictive`, and Thompson sampling the posterior; nothing here knows how either was made.
+"""
+
+from __future__ import annotations
+
+from credibly.decide.bandits import thompson
+from credibly.decide.optimisation import (
+    BayesianOptimiser,
+    expected_improvement,
+    probability_of_improvement,
+    upper_bound,
+)
+from credibly.decide.reject import (
+    Rejection,
+    Selection,
+    binomial_upper,
+    mistakes,
+    reject,
+    selective,
+    selective_threshold,
+)
+from credibly.decide.utility import Choice, class_costs, expected_utility, newsvendor, pinball
+
+__all__ = [
+    "BayesianOptimiser",
+    "Choice",
+    "Rejection",
+    "Selection",
+    "binomial_upper",
+    "class_costs",
+    "expected_improvement",
+    "expected_utility",
+    "mistakes",
+    "newsvendor",
+    "pinball",
+    "probability_of_improvement",
+    "reject",
+    "selective",
+    "selective_threshold",
+    "thompson",
+    "upper_bound",
+]
