@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from credibly import (
+        active,
         comparing,
         data,
         decide,
@@ -71,6 +72,7 @@ __all__ = [
     "Tempering",
     "TrainingError",
     "__version__",
+    "active",
     "compare_models",
     "comparing",
     "data",
@@ -120,7 +122,7 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "comparing", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
+    "active", "comparing", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
 )  # fmt: skip
 
 

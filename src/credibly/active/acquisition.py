@@ -1,0 +1,237 @@
+"""Acquisition functions: what the label of each row would tell, from a `Predictive` alone.
+
+    bald      I(y; w | x)       = H[y | x] - E_w H[y | x, w]                       what the label says about the weights
+    epig      E_x* I(y; y* | x, x*)                                               what it says about other predictions
+    entropy   H[y | x]                                                            how uncertain the label is
+    variance  Var_w E[y | x, w], or all of Var[y | x]                              the same by the second moment
+
+For labels these are exact for the draws at hand. For real targets the average over draws is taken as a Gaussian with its
+variance (and covariance), which is exact where the weights have a Gaussian posterior and the network is linear in them; the
+information of a finite mixture itself would stop at the logarithm of the number of draws. A row with several targets or
+pixels scores the mean over them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from credibly.errors import InputError
+from credibly.inputs import map_inputs
+from credibly.likelihoods import Categorical, Likelihood
+from credibly.likelihoods.base import Extra
+from credibly.predictive import BLOCK_VALUES, Predictive
+from credibly.rng import check_seed, stream
+
+Acquisition = Callable[..., Tensor]  # a Predictive, and keywords of its own, to scores (N,)
+
+
+# -- the functions -------------------------------------------------------------------------------------------------------
+def bald(predictive: Predictive) -> Tensor:
+    """Mutual information of the label and the weights in nats, (N,): high where the draws disagree and each is sure.
+
+    For labels H[mean of p] - mean of H[p]; for real targets 1/2 (log Var[y] - mean of log Var[y | w]).
+    """
+    check_fits("bald", predictive)
+    likelihood, one = predictive.likelihood, predictive.draws == 1
+
+    def block(output: Tensor, extra: Extra, start: int) -> Tensor:
+        if one:
+            return output.new_zeros(output.shape[1])
+        if likelihood.support == "real":
+            mean, noise = likelihood.moments(output, extra)
+            total = mean.var(0, correction=0) + noise.mean(0)
+            return _by_row(0.5 * (total.log() - noise.log().mean(0)).clamp_min(0))
+        log_p = log_probabilities(likelihood, output)
+        p = log_p.exp()
+        each = -torch.einsum("s...k,s...k->...", p, log_p.clamp_min(_LEAST)) / len(p)
+        return _by_row((_entropy(p.mean(0)) - each).clamp_min(0))
+
+    return _scores(predictive, block)
+
+
+def entropy(predictive: Predictive) -> Tensor:
+    """Entropy of the label in nats under the model average, (N,); for real targets that of a Gaussian of its variance."""
+    check_fits("entropy", predictive)
+    likelihood = predictive.likelihood
+
+    def block(output: Tensor, extra: Extra, start: int) -> Tensor:
+        if likelihood.support == "real":
+            mean, noise = likelihood.moments(output, extra)
+            total = mean.var(0, correction=0) + noise.mean(0)
+            return _by_row(0.5 * (math.log(2 * math.pi * math.e) + total.log()))
+        return _by_row(_entropy(log_probabilities(likelihood, output).exp().mean(0)))
+
+    return _scores(predictive, block)
+
+
+def variance(predictive: Predictive, *, kind: Literal["epistemic", "total"] = "epistemic") -> Tensor:
+    """Variance of the draws' means ("epistemic"), or of y with its noise ("total"), (N,); summed over the classes of labels."""
+    if kind not in ("epistemic", "total"):
+        raise InputError("kind", f"found {kind!r}", 'Pass "epistemic" or "total"')
+    likelihood = predictive.likelihood
+
+    def block(output: Tensor, extra: Extra, start: int) -> Tensor:
+        if likelihood.support in ("class", "binary"):
+            p = log_probabilities(likelihood, output).exp()
+            mean = p.mean(0)
+            return _by_row((p.var(0, correction=0) if kind == "epistemic" else mean * (1 - mean)).sum(-1))
+        mean, noise = likelihood.moments(output, extra)
+        spread = mean.var(0, correction=0)
+        return _by_row(spread if kind == "epistemic" else spread + noise.mean(0))
+
+    return _scores(predictive, block)
+
+
+def epig(predictive: Predictive, targets: Predictive) -> Tensor:
+    """Expected information gain about predictions at target inputs, in nats, (N,): the mean over them of I(y; y*).
+
+    Args:
+        predictive: at the rows to score.
+        targets: at the inputs that matter, from the same posterior with the same draws (the same seed); some hundred rows.
+    """
+    check_fits("epig", predictive)
+    _check_targets(predictive, targets)
+    likelihood = predictive.likelihood
+    if likelihood.support == "real":
+        there, noise_there = (torch.cat(part, 1)[..., 0] for part in zip(*targets._each(_moments_of(likelihood))))
+        total_there = there.var(0, correction=0) + noise_there.mean(0)
+        there = there - there.mean(0)
+
+        def gaussian(output: Tensor, extra: Extra, start: int) -> Tensor:
+            mean, noise = (part[..., 0] for part in likelihood.moments(output, extra))
+            total = mean.var(0, correction=0) + noise.mean(0)
+            shared = (mean - mean.mean(0)).T @ there / len(mean)  # (rows, targets)
+            rest = 1 - shared.square() / (total.unsqueeze(1) * total_there)
+            return (-0.5 * rest.clamp_min(torch.finfo(rest.dtype).eps).log()).mean(1)
+
+        return _scores(predictive, gaussian)
+
+    far = torch.cat(list(targets._each(lambda output, extra, start: log_probabilities(likelihood, output).exp())), 1)
+    rows_there, classes = far.shape[1:]
+    mean_there = _entropy(far.mean(0)).mean()
+    far = far.flatten(1)  # (S, targets * K)
+
+    def block(output: Tensor, extra: Extra, start: int) -> Tensor:
+        p = log_probabilities(likelihood, output).exp()
+        here = _entropy(p.mean(0))
+        joint = []
+        for some in p.split(max(1, BLOCK_VALUES // (classes * far.shape[1])), 1):
+            both = some.flatten(1).T @ far / len(p)  # (rows * K, targets * K): p(y, y*) of every pair
+            joint.append(_entropy_terms(both).reshape(some.shape[1], -1).sum(1) / rows_there)
+        return (here + mean_there - torch.cat(joint)).clamp_min(0)
+
+    return _scores(predictive, block)
+
+
+def random(predictive: Predictive, *, seed: int = 0) -> Tensor:
+    """Uniform numbers, (N,): what every other acquisition is measured against."""
+    return torch.rand(predictive.rows, generator=stream(check_seed(seed), "random acquisition"))
+
+
+ACQUISITIONS: dict[str, Acquisition] = {
+    "bald": bald, "variance": variance, "entropy": entropy, "epig": epig, "random": random,
+}  # fmt: skip
+
+# The tasks that each one fits, as `task_of` names them.
+LABELS, PARTS, REAL, SEVERAL, COUNTS = (
+    "labels",
+    "labels of many parts",
+    "real targets",
+    "several real targets",
+    "counts",
+)
+FITS: dict[str, tuple[str, ...]] = {
+    "bald": (LABELS, PARTS, REAL, SEVERAL),
+    "variance": (LABELS, PARTS, REAL, SEVERAL, COUNTS),
+    "entropy": (LABELS, PARTS, REAL, SEVERAL),
+    "epig": (LABELS, REAL),
+    "random": (LABELS, PARTS, REAL, SEVERAL, COUNTS),
+    "batch_bald": (LABELS, REAL),
+}
+
+
+def task_of(predictive: Predictive) -> str:
+    """What a row of these predictions is: one label, a label for many parts (pixels, several targets), a real target, a count."""
+    support, single = predictive.likelihood.support, _elements(predictive) == 1
+    if support in ("class", "binary"):
+        return LABELS if single else PARTS
+    return COUNTS if support == "count" else REAL if single else SEVERAL
+
+
+def check_fits(acquisition: str, predictive: Predictive) -> None:
+    """Refuses an acquisition that does not fit the task, with those that do."""
+    if acquisition not in FITS:
+        raise InputError("acquisition", f"found {acquisition!r}", f"Pass one of {', '.join(FITS)}, or a function")
+    task = task_of(predictive)
+    if task not in FITS[acquisition]:
+        fitting = [name for name, tasks in FITS.items() if task in tasks]
+        raise InputError(
+            "acquisition", f"{acquisition!r} does not fit {task}", f"Those that do are {', '.join(fitting)}"
+        )
+
+
+# -- what they share -----------------------------------------------------------------------------------------------------
+_LEAST = -1e30  # in place of log 0 = -inf, whose product with 0 is no number
+
+
+def log_probabilities(likelihood: Likelihood, output: Tensor) -> Tensor:
+    """log p of each label, (S, N, ..., K); a Bernoulli has two."""
+    if isinstance(likelihood, Categorical):
+        return likelihood.log_probabilities(output)
+    both = torch.stack([F.logsigmoid(-output), F.logsigmoid(output)], -1)
+    return both.squeeze(-2) if both.shape[-2] == 1 else both  # one target has no axis of its own
+
+
+def rows_of(predictive: Predictive, rows: Tensor) -> Predictive:
+    """The predictive of the same draws at some of its rows."""
+    return Predictive(predictive._source, map_inputs(lambda t: t[rows.to(t.device)], predictive._x))
+
+
+def _scores(predictive: Predictive, block: Callable[[Tensor, dict[str, Tensor], int], Tensor]) -> Tensor:
+    found: Iterator[Tensor] = predictive._each(block)
+    return torch.cat(list(found))
+
+
+def _moments_of(likelihood: Likelihood) -> Callable[[Tensor, dict[str, Tensor], int], tuple[Tensor, Tensor]]:
+    return lambda output, extra, start: likelihood.moments(output, extra)
+
+
+def _by_row(values: Tensor) -> Tensor:
+    """The mean over whatever a row has more than one of."""
+    return values if values.ndim == 1 else values.flatten(1).mean(1)
+
+
+def _entropy_terms(p: Tensor) -> Tensor:
+    terms: Tensor = torch.special.entr(p)
+    return terms
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return _entropy_terms(p).sum(-1)
+
+
+def _elements(predictive: Predictive) -> int:
+    """Labels or targets in a row."""
+    one = predictive._source.outputs(map_inputs(lambda t: t[:1], predictive._x), 0, 1)
+    mean = predictive.likelihood.moments(one, predictive._source.extra(0, 1))[0]
+    return mean[0, 0].numel() // (mean.shape[-1] if predictive.likelihood.support == "class" else 1)
+
+
+def _check_targets(predictive: Predictive, targets: Predictive) -> None:
+    if not isinstance(targets, Predictive):
+        raise InputError(
+            "targets", f"found {type(targets).__name__}", "Pass posterior.predict(x) at the inputs that matter"
+        )
+    if targets.draws != predictive.draws or targets.likelihood != predictive.likelihood:
+        raise InputError(
+            "targets",
+            f"has {targets.draws} draws of {type(targets.likelihood).__name__}, the pool {predictive.draws} of "
+            f"{type(predictive.likelihood).__name__}",
+            "Both need to come from the same posterior, with the same draws and seed",
+        )
