@@ -18,6 +18,7 @@ QUICK = {
     "ensemble": {"members": 3, "steps": 60},
     "dropout": {"steps": 60, "insert": "*"},
     "bbb": {"steps": 60},
+    "laplace": {"steps": 60},
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from credibly.estimators import BayesianClassifier, BayesianRegressor
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
+    from credibly.laplace_posterior import LaplacePosterior
     from credibly.layout import Layout
-    from credibly.methods import HMC, MAP, METHODS, MLE, SGHMC, SGLD, BayesByBackprop, DeepEnsemble, MCDropout
+    from credibly.methods import HMC, MAP, METHODS, MLE, SGHMC, SGLD, BayesByBackprop, DeepEnsemble, Laplace, MCDropout
     from credibly.norms import replace_batchnorm
     from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
     from credibly.predictive import Predictive
@@ -62,6 +63,8 @@ __all__ = [
     "GaussianPosterior",
     "InputError",
     "Interrupted",
+    "Laplace",
+    "LaplacePosterior",
     "Layout",
     "MCDropout",
     "Posterior",
@@ -100,6 +103,7 @@ _HOMES = {
     "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
+    "credibly.laplace_posterior": ("LaplacePosterior",),
     "credibly.layout": ("Layout",),
     "credibly.methods": (
         "HMC",
@@ -110,6 +114,7 @@ _HOMES = {
         "SGLD",
         "BayesByBackprop",
         "DeepEnsemble",
+        "Laplace",
         "MCDropout",
     ),
     "credibly.norms": ("replace_batchnorm",),

@@ -152,6 +152,7 @@ def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
         # Before the last layer: a table's columns are few, and dropping one of them drops its whole question.
         "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
         "bbb": training,
+        "laplace": training,
         "hmc": hmc,
         "sgld": minibatch,
         "sghmc": minibatch,

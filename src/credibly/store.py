@@ -31,6 +31,7 @@ from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.inputs import blank_row
+from credibly.laplace_posterior import LaplacePosterior
 from credibly.layout import Layout
 from credibly.likelihoods import LIKELIHOODS, Likelihood
 from credibly.manifest import FORMAT, FORMAT_VERSION, load_tensors, read_with_state
@@ -43,7 +44,7 @@ from credibly.stored_draws import StoredDraws
 SHARD_BYTES = 2**28
 DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 POSTERIORS: dict[str, type[Posterior]] = {
-    p.kind: p for p in (DrawsPosterior, DensityPosterior, GaussianPosterior, DropoutPosterior)
+    p.kind: p for p in (DrawsPosterior, DensityPosterior, GaussianPosterior, DropoutPosterior, LaplacePosterior)
 }
 
 

@@ -4,12 +4,25 @@ from credibly.methods.bbb import BayesByBackprop
 from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
+from credibly.methods.laplace import Laplace
 from credibly.methods.method import Method
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, HMC, SGLD, SGHMC)
+    method.name: method for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, HMC, SGLD, SGHMC)
 }
 
-__all__ = ["HMC", "MAP", "METHODS", "MLE", "SGHMC", "SGLD", "BayesByBackprop", "DeepEnsemble", "MCDropout", "Method"]
+__all__ = [
+    "HMC",
+    "MAP",
+    "METHODS",
+    "MLE",
+    "SGHMC",
+    "SGLD",
+    "BayesByBackprop",
+    "DeepEnsemble",
+    "Laplace",
+    "MCDropout",
+    "Method",
+]

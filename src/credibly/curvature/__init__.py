@@ -1,0 +1,24 @@
+"""Curvature of a log density: the Gauss-Newton matrix of the likelihood by layers, and the prior's precision beside it."""
+
+from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock, from_pieces
+from credibly.curvature.gauss_newton import STRUCTURES, curvature_blocks
+from credibly.curvature.output_fisher import fisher_root
+from credibly.curvature.parts import LayerPart, Parts, RowPass, choose_names, find_parts
+from credibly.curvature.prior_precision import prior_precision
+
+__all__ = [
+    "STRUCTURES",
+    "Block",
+    "DenseBlock",
+    "DiagonalBlock",
+    "KronBlock",
+    "LayerPart",
+    "Parts",
+    "RowPass",
+    "choose_names",
+    "curvature_blocks",
+    "find_parts",
+    "fisher_root",
+    "from_pieces",
+    "prior_precision",
+]

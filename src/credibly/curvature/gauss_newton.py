@@ -1,0 +1,235 @@
+"""The generalised Gauss-Newton matrix sum_i J_i' F_i J_i of a problem's likelihood at one point, and the prior's precision.
+
+J_i is the Jacobian of row i's output, F_i its Fisher information (see `output_fisher`). Three structures:
+
+    full   the matrix itself
+    kron   for each layer B x A / M, with A = sum a a' over inputs and B = sum g g' over output gradients of M places (K-FAC)
+    diag   its diagonal
+
+Rows go through in blocks, so memory does not grow with them; sums are kept in float64.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
+from credibly.curvature.output_fisher import fisher_root
+from credibly.curvature.parts import Captured, Parts, RowPass
+from credibly.curvature.prior_precision import prior_beside, prior_precision
+from credibly.errors import InputError
+from credibly.inputs import Inputs, map_inputs
+from credibly.problem import Problem
+from credibly.progress import Progress
+
+STRUCTURES = ("kron", "diag", "full")
+BLOCK_VALUES = 2**22  # network values, or gradients of rows, that are held at a time
+
+
+def curvature_blocks(
+    problem: Problem, theta: Tensor, structure: str, parts: Parts, *, progress: bool | None = None
+) -> list[Block]:
+    """Blocks of the precision of log p_T at theta (D,): of the network's chosen parts, and of the likelihood's own.
+
+    Both curvatures carry their temperature. A layer of "kron" has one prior precision for each input: where the prior's
+    differs between outputs (priors that are not Normal), their mean. A prior that is an earlier posterior with correlations
+    has all of them in "full", and the diagonal of its precision in the other structures.
+    """
+    refuse_large(problem, structure, parts)
+    precision = prior_precision(problem.prior, theta) / problem.tempering.prior
+    sums = _SUMS[structure](parts, problem)
+    passes = RowPass(problem.layout, problem.likelihood, problem.forward, theta, parts)
+    extra = problem.extra(theta.unsqueeze(0))
+    own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
+    rows = problem.micro_batch or block_rows(problem.forward.row_width, sums.values_a_row)
+    with Progress(f"curvature ({structure})", problem.n, progress) as line:
+        for start in range(0, problem.n, rows):
+            x, y = _slice(problem.x, start, rows), problem.y[start : start + rows]
+            captured = passes(x)
+            sums.begin(captured)
+            root = fisher_root(problem.likelihood, captured.output, y, extra)
+            for vector in vectors(root):
+                sums.add(captured, *captured.pull(vector))
+            own += _own_curvature(problem, theta, captured.output, y)
+            done = min(problem.n, start + rows)
+            line.update(done, final=done == problem.n)
+    blocks = sums.blocks(precision, 1 / problem.tempering.likelihood)
+    if problem.layout.extra:
+        here = precision[problem.layout.network_dim :]
+        blocks.append(DiagonalBlock.of("likelihood", own.clamp_min(0) / problem.tempering.likelihood, here))
+    return blocks
+
+
+def vectors(root: Tensor) -> list[Tensor]:
+    """The columns of S (N, ..., W, R) as vectors on the outputs (N, ..., W), one for each riding element and column."""
+    ride = root.shape[1:-2]
+    if not ride:
+        return list(root.unbind(-1))
+    flat = root.flatten(1, -3)
+    found = []
+    for element in range(flat.shape[1]):
+        for column in range(flat.shape[-1]):
+            vector = torch.zeros_like(flat[..., 0])
+            vector[:, element] = flat[:, element, :, column]
+            found.append(vector.unflatten(1, ride))
+    return found
+
+
+def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | None) -> Tensor:
+    """The rows' gradients (N, P) in all parts, layers first."""
+    pieces = [torch.einsum("nto,nti->noi", g, a).flatten(1) for a, g in zip(inputs, layers)]
+    return torch.cat(pieces if rest is None else [*pieces, rest], 1)
+
+
+def block_rows(row_width: int, values_a_row: int) -> int:
+    """Rows of a block, by the values that a row takes in the network and beside it."""
+    return max(1, BLOCK_VALUES // max(row_width, values_a_row))
+
+
+class _Sums:
+    """What is summed over rows. `values_a_row` are the values that a row takes beside its pass."""
+
+    def __init__(self, parts: Parts, problem: Problem) -> None:
+        self.parts = parts
+        self.places = len(parts.rest_places)
+        self.device = problem.device
+        self.values_a_row = self.places
+        self.rest = self._zeros(self.places)
+
+    def begin(self, captured: Captured) -> None:
+        """Once for each block of rows."""
+
+    def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
+        """For each vector on the outputs of the block."""
+        if rest is not None:
+            self.rest += rest.square().sum(0)
+
+    def blocks(self, precision: Tensor, weight: float) -> list[Block]:
+        """The blocks, with the likelihood's curvature times a weight."""
+        if not self.places:
+            return []
+        return [DiagonalBlock.of("rest", weight * self.rest, precision[self.parts.rest_places])]
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
+
+
+class _Diagonal(_Sums):
+    def __init__(self, parts: Parts, problem: Problem) -> None:
+        super().__init__(parts, problem)
+        self.layers = [self._zeros(*layer.places.shape) for layer in parts.layers]
+        self.squares: list[Tensor] = []
+        if any(layer.convolution for layer in parts.layers):
+            self.values_a_row = max([self.places, *(layer.places.numel() for layer in parts.layers)])
+
+    def begin(self, captured: Captured) -> None:
+        self.squares = [a.squeeze(1).square() if a.shape[1] == 1 else a for a in captured.inputs]
+
+    def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
+        super().add(captured, layers, rest)
+        for total, a, g in zip(self.layers, self.squares, layers):
+            if a.ndim == 2:  # one place: the square of a product is the product of squares
+                total += g.squeeze(1).square().mT @ a
+            else:
+                for some, own in zip(*(t.split(max(1, BLOCK_VALUES // total.numel())) for t in (g, a))):
+                    total += torch.einsum("nto,nti->noi", some, own).square().sum(0)
+
+    def blocks(self, precision: Tensor, weight: float) -> list[Block]:
+        found: list[Block] = [
+            DiagonalBlock.of(layer.name, weight * total.flatten(), precision[layer.places.flatten()])
+            for layer, total in zip(self.parts.layers, self.layers)
+        ]
+        return found + super().blocks(precision, weight)
+
+
+class _Kron(_Sums):
+    def __init__(self, parts: Parts, problem: Problem) -> None:
+        super().__init__(parts, problem)
+        self.inner = [self._zeros(layer.places.shape[1], layer.places.shape[1]) for layer in parts.layers]
+        self.outer = [self._zeros(layer.places.shape[0], layer.places.shape[0]) for layer in parts.layers]
+        self.counts = [0] * len(parts.layers)
+
+    def begin(self, captured: Captured) -> None:
+        for i, a in enumerate(captured.inputs):
+            flat = a.flatten(0, 1)
+            self.inner[i] += flat.mT @ flat
+            self.counts[i] += len(flat)
+
+    def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
+        super().add(captured, layers, rest)
+        for total, g in zip(self.outer, layers):
+            flat = g.flatten(0, 1)
+            total += flat.mT @ flat
+
+    def blocks(self, precision: Tensor, weight: float) -> list[Block]:
+        found: list[Block] = []
+        for layer, inner, outer, count in zip(self.parts.layers, self.inner, self.outer, self.counts):
+            found.append(KronBlock.of(layer.name, weight * outer, inner / count, precision[layer.places].mean(0)))
+        return found + super().blocks(precision, weight)
+
+
+class _Full(_Sums):
+    def __init__(self, parts: Parts, problem: Problem) -> None:
+        super().__init__(parts, problem)
+        size = len(parts.places)
+        self.values_a_row, self.total = size, self._zeros(size, size)
+        self.beside = prior_beside(problem.prior, parts.places)
+        self.prior_weight = 1 / problem.tempering.prior
+
+    def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
+        rows = row_gradients(captured.inputs, layers, rest)
+        self.total += rows.mT @ rows
+
+    def blocks(self, precision: Tensor, weight: float) -> list[Block]:
+        here = precision[self.parts.places]
+        if self.beside is None:
+            return [DenseBlock.of("all", weight * self.total, here)]
+        return [DenseBlock.of("all", weight * self.total + self.prior_weight * self.beside, here, -1 + 1e-12)]
+
+
+_SUMS: dict[str, type[_Sums]] = {"kron": _Kron, "diag": _Diagonal, "full": _Full}
+
+
+def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor) -> Tensor:
+    """-d^2 / d e^2 of the rows' log likelihood in each of the likelihood's own parameters, (E,)."""
+    first = problem.layout.network_dim
+    leaf = theta[first:].detach().clone().requires_grad_()
+    if not len(leaf):
+        return leaf.detach().double()
+    with torch.enable_grad():
+        whole = torch.cat([theta[:first].detach(), leaf]).unsqueeze(0)
+        value = problem.likelihood.log_prob(output.unsqueeze(0), y, problem.extra(whole)).double().sum()
+        (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
+        second = [torch.autograd.grad(slope[i], leaf, retain_graph=True)[0][i] for i in range(len(leaf))]
+    return -torch.stack(second).double()
+
+
+def refuse_large(problem: Problem, structure: str, parts: Parts) -> None:
+    """Refuses matrices that memory would not hold, with their size."""
+    sizes = [len(parts.places)] if structure == "full" else []
+    if structure == "kron":
+        sizes = [side for layer in parts.layers for side in layer.places.shape]
+    bytes_ = sum(3 * 8 * side**2 for side in sizes)  # the matrix, its basis, and what finding that takes
+    if bytes_ > _memory(problem.device) / 2:
+        advice = 'structure="kron" needs far less' if structure == "full" else 'structure="diag" needs far less'
+        raise InputError(
+            "structure",
+            f"{structure!r} of {len(parts.places):,} parameters needs {bytes_ / 2**30:,.1f} GiB ({bytes_:,} bytes)",
+            f'{advice}; random="last layer" takes fewer of them',
+        )
+
+
+def _memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return 2.0**34
+
+
+def _slice(x: Inputs, start: int, rows: int) -> Inputs:
+    return map_inputs(lambda t: t[start : start + rows], x)

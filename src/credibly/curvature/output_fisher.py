@@ -1,0 +1,112 @@
+"""The Fisher information of a row's network output, F = E_y[s s'] with s = d log p(y | f) / d f, as a root S with F = S S'.
+
+The expectation is over the likelihood's own y, so F is positive semi-definite whatever the data are. For Gaussian, Bernoulli,
+Categorical and Poisson it is the exact Hessian of -log p, which does not depend on y there. For the others (a predicted
+variance, Student-t noise, noisy logits) the exact Hessian may be indefinite, and F is what it is on average.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.likelihoods import Categorical, Likelihood
+from credibly.likelihoods.base import Extra, IndependentTargets
+from credibly.likelihoods.real import LocationScale
+
+
+def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    """S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W); `extra` has values (1, ...) as for one draw.
+
+    A likelihood of your own that is none of the known kinds has the exact Hessian at y, with negative eigenvalues at zero.
+    """
+    leaf = output.detach().requires_grad_()
+    with torch.enable_grad():
+        if isinstance(likelihood, Categorical):
+            root = _of_classes(likelihood, leaf)
+        elif isinstance(likelihood, LocationScale):
+            root = _of_location_scale(likelihood, leaf, extra)
+        elif isinstance(likelihood, IndependentTargets) and likelihood.outputs_per_target == 1:
+            root = _elementwise(likelihood, leaf, y, extra)
+        else:
+            root = _projected(likelihood, leaf, y, extra)
+    root = root.detach()
+    if not bool(torch.isfinite(root).all()):
+        raise InputError(
+            "likelihood",
+            "its curvature in the network's output is not finite",
+            "Check the network's outputs on the data",
+        )
+    return root
+
+
+def _of_classes(likelihood: Categorical, leaf: Tensor) -> Tensor:
+    """Columns sqrt(p_c) grad log p_c, turned so that the last one, which is then zero, can be left out."""
+    log_p = likelihood.log_probabilities(leaf.unsqueeze(0)).squeeze(0)
+    gradients = torch.stack([_grad(log_p[..., c], leaf) for c in range(log_p.shape[-1])], -1)
+    q = (0.5 * log_p.detach()).exp()
+    # sum_c sqrt(p_c) column_c = grad sum_c p_c = 0: a reflection that takes q = sqrt(p) to the last axis empties that column.
+    v = q.clone()
+    v[..., -1] += 1  # |v|^2 = 2 (1 + q_last), never small
+    columns = gradients * q.unsqueeze(-2)
+    along = (columns * v.unsqueeze(-2)).sum(-1, keepdim=True) / (1 + q[..., -1])[..., None, None]
+    return (columns - along * v.unsqueeze(-2))[..., :-1]
+
+
+def _of_location_scale(likelihood: LocationScale, leaf: Tensor, extra: Extra) -> Tensor:
+    """log p = l(z) - log s with z = (y - m)/s: the scores in m and log s have the moments of z alone."""
+    location, scale = likelihood.location_scale(leaf.unsqueeze(0), extra)
+    moments = _score_moments(likelihood)
+    half = torch.linalg.cholesky(moments).to(leaf)
+    columns = []
+    for t in range(location.shape[-1]):
+        by_location = _grad(location[..., t], leaf)
+        own = scale.expand_as(location)[..., t].squeeze(0)
+        a = by_location / own.detach().unsqueeze(-1)
+        if not scale.requires_grad:
+            columns.append(moments[0, 0].sqrt().to(leaf) * a)
+            continue
+        b = _grad(own.log(), leaf)
+        columns += [half[0, 0] * a + half[1, 0] * b, half[1, 1] * b]
+    return torch.stack(columns, -1)
+
+
+def _score_moments(likelihood: LocationScale) -> Tensor:
+    """E[u u'] of u = (l'(z), z l'(z) + 1) over z of the standard density, (2, 2) in float64, by quadrature.
+
+    With z = sinh(t) the integrand falls doubly fast, or fast enough for heavy tails, and the trapezoidal rule is exact to rounding.
+    """
+    t = torch.linspace(-100, 100, 40_001, dtype=torch.float64)
+    z = torch.sinh(t).requires_grad_()
+    log_p = likelihood.standard_log_prob(z)
+    slope = _grad(log_p, z)
+    z, log_p = z.detach(), log_p.detach()
+    weight = torch.exp(log_p) * torch.cosh(t) * (t[1] - t[0])
+    u = torch.stack([slope, z * slope + 1])
+    u = torch.where(weight > 0, u, 0)
+    return (u * weight) @ u.T
+
+
+def _elementwise(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    """One output for each target: the second derivative, on the diagonal."""
+    value = likelihood.log_prob(leaf.unsqueeze(0), y, extra)
+    (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+    return torch.diag_embed((-_grad(first, leaf)).clamp_min(0).sqrt())
+
+
+def _projected(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    value = likelihood.log_prob(leaf.unsqueeze(0), y, extra)
+    (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+    hessian = -torch.stack([_grad(first[..., w], leaf) for w in range(leaf.shape[-1])], -1)
+    values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+    root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    return root
+
+
+def _grad(value: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient of the sum, zero where there is none."""
+    if not value.requires_grad:
+        return torch.zeros_like(leaf)
+    (gradient,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(leaf) if gradient is None else gradient
