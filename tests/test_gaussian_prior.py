@@ -33,7 +33,8 @@ def spd(dim, seed):
 
 def kronecker(rows, columns, seed):
     left, right = (torch.linalg.eigh(spd(n, seed + n)).eigenvectors for n in (rows, columns))
-    return Kronecker(left, right, 0.4 + randn(rows, columns, seed=seed, dtype=DOUBLE).square())
+    scale = 0.5 + randn(columns, seed=seed + 1, dtype=DOUBLE).abs()
+    return Kronecker(left, right, 0.4 + randn(rows, columns, seed=seed, dtype=DOUBLE).square(), scale)
 
 
 def shapes():
@@ -45,22 +46,29 @@ def shapes():
         "dense by precision": Dense.of_precision(spd(DIM, 4)),
         "dense by covariance": Dense.of_covariance(spd(DIM, 5)),
         "blocks": Blocks(kronecker(2, 3, 6), Diagonal(torch.tensor([0.7, 5.0], dtype=DOUBLE))),
+        "blocks elsewhere": Blocks(kronecker(2, 3, 6), Dense.of_root(torch.linalg.cholesky(spd(2, 7))), places=PLACES),
     }
 
 
-SHAPES = list(shapes())
+PLACES = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
+SHAPES = ["diagonal", "low-rank", "dense", "dense by precision", "dense by covariance", "blocks", "blocks elsewhere"]
 
 
 def covariance_of(name):
     """By what each was made of, without asking the object."""
     deviation = 0.2 + randn(DIM, seed=1, dtype=DOUBLE).abs()
     factor = randn(DIM, 3, seed=2, dtype=DOUBLE)
-    if name == "blocks":
+    if name.startswith("blocks"):
         block = kronecker(2, 3, 6)
-        basis = torch.kron(block.left.contiguous(), block.right.contiguous())
-        whole = torch.block_diag(basis @ torch.diag(1 / block.values.flatten()) @ basis.T, torch.eye(2, dtype=DOUBLE))
-        whole[6, 6], whole[7, 7] = 1 / 0.7, 1 / 5.0
-        return whole
+        scale = torch.kron(torch.eye(2, dtype=DOUBLE), torch.diag(1 / block.scale))
+        basis = scale @ torch.kron(block.left.contiguous(), block.right.contiguous())
+        second = torch.diag(torch.tensor([1 / 0.7, 1 / 5.0], dtype=DOUBLE)) if name == "blocks" else spd(2, 7)
+        whole = torch.block_diag(basis @ torch.diag(1 / block.values.flatten()) @ basis.T, second)
+        if name == "blocks":
+            return whole
+        moved = torch.zeros_like(whole)
+        moved[PLACES.unsqueeze(1), PLACES] = whole
+        return moved
     return {
         "diagonal": torch.diag(deviation**2),
         "low-rank": torch.diag(deviation**2) + factor @ factor.T,
@@ -157,6 +165,40 @@ def test_a_gaussian_posterior_is_its_own_prior_exactly(family):
     energy = FreeEnergy(again, family, again.n, method, LayerNoise(""), seed=0, per_epoch=1)
     noise = randn(1, 1, family.noise_size(DIM), dtype=DOUBLE)
     assert abs(float(energy.complexity(phi, noise))) < 1e-9
+
+
+@pytest.mark.parametrize("structure", ["diag", "kron", "full"])
+def test_a_laplace_posterior_is_its_own_prior_exactly(structure):
+    x = randn(30, 3, dtype=DOUBLE)
+    p = cr.Problem(
+        mlp(3, 4, 2, dtype=DOUBLE),
+        data=(x, (x[:, 0] > 0.3).long()),
+        likelihood=Categorical(),
+        prior=cr.priors.Normal(0.8),
+    )
+    posterior = cr.Laplace(structure=structure, steps=80, compile=False).fit(p, seed=0)
+    prior = posterior.as_prior().bind(p.layout)
+    points = posterior.sample(5, seed=1)
+    exact = MultivariateNormal(posterior.loc, posterior.covariance()).log_prob(points)
+    torch.testing.assert_close(prior.log_prob(points), exact, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(prior.std, posterior.std)
+    assert prior.is_normal == (structure == "diag")
+    some = cr.Laplace(structure=structure, random="last layer", steps=5, compile=False).fit(p, seed=0)
+    with pytest.raises(cr.InputError, match="over 10 of 26 parameters"):
+        some.as_prior()
+
+
+def test_online_laplace_on_a_linear_model_is_one_batch_fit(conjugate):
+    """Mode and precision add up: the last posterior is that of all rows, to the optimiser's last digits."""
+    prior, init = cr.priors.Normal(conjugate.prior), "network"
+    for x, y in parts(conjugate):
+        problem = cr.Problem(conjugate.net, data=(x, y), likelihood=Gaussian(conjugate.noise), prior=prior)
+        method = cr.Laplace(structure="full", steps=2500, batch_size=len(x), lr=0.05, init=init, compile=False)
+        posterior = method.fit(problem, seed=1)
+        prior, init = posterior.as_prior(), posterior.loc.unsqueeze(0)
+    mean, covariance = conjugate.exact()
+    torch.testing.assert_close(posterior.loc, mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(posterior.covariance(), covariance, rtol=1e-8, atol=1e-10)
 
 
 # -- Bayes' rule in turns

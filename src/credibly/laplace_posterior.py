@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credibly.curvature import Block, Parts, find_parts, from_pieces
+from credibly.block_precisions import Blocks, Kronecker
+from credibly.curvature import Block, DiagonalBlock, KronBlock, Parts, find_parts, from_pieces
 from credibly.errors import InputError
+from credibly.gaussian_prior import GaussianPrior, signature
 from credibly.inputs import blank_row
 from credibly.linearised import FunctionDraws, OutputDraws
 from credibly.posterior import Model, Posterior, Record, WeightDraws
+from credibly.precisions import Dense, Diagonal, Precision
 from credibly.predictive import DrawSource, Predictive
 from credibly.rng import check_seed, stream
 
@@ -124,6 +127,20 @@ class LaplacePosterior(Posterior):
         """A plain `nn.Module` with the weights w*."""
         return self.layout.write(self.loc)
 
+    def as_prior(self) -> GaussianPrior:
+        """This Gaussian as the prior of a problem with other data and the same network; exact. It has to be over all parameters."""
+        if self.count < self.layout.dim:
+            raise InputError(
+                "as_prior",
+                f"the Gaussian is over {self.count} of {self.layout.dim} parameters; the others have no spread",
+                "Say which are random in the problem (Problem(..., random=...)), and leave Laplace's random at None",
+            )
+        shapes = [_shape(block.to(self.loc.dtype)) for block in self.precision_blocks]
+        shape: Precision = Blocks(*shapes, places=torch.cat([places for _, places in self.blocks]))
+        if all(isinstance(part, Diagonal) for part in shapes):
+            shape = Diagonal(shape.diagonal())
+        return GaussianPrior(self.loc, shape, signature(self.layout), self.record.method)
+
     # -- prediction ----------------------------------------------------------------------------------------------------
     def predict(
         self, x: Any, *, linearised: bool = True, joint: bool = False, draws: int = 128, seed: int = 0
@@ -186,6 +203,16 @@ class LaplacePosterior(Posterior):
     def __repr__(self) -> str:
         kinds = ", ".join(sorted({b.kind for b in self.precision_blocks}))
         return f"LaplacePosterior({self.count} of {self.layout.dim} parameters, {kinds})"
+
+
+def _shape(block: Block) -> Precision:
+    """A block's precision as a prior has it."""
+    if isinstance(block, KronBlock):
+        _, outer, _, inner, prior = block.pieces
+        return Kronecker(outer, inner, 1 + block.ratios, prior.sqrt())
+    if isinstance(block, DiagonalBlock):
+        return Diagonal(block.prior * (1 + block.eigenvalues))
+    return Dense.of_precision(block.precision())
 
 
 def _check_count(name: str, value: int) -> None:
