@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.inputs import Inputs, map_inputs, row_count
+from credibly.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.likelihoods import Likelihood
 from credibly.quantiles import mixture_quantiles
 from credibly.rng import check_seed, stream
@@ -25,6 +25,7 @@ from credibly.rng import check_seed, stream
 T = TypeVar("T")
 
 BLOCK_VALUES = 2**22  # network values held at a time: 16 MiB in float32, which also stays near the caches
+GPU_BLOCK_VALUES = 2**28  # on a GPU, which wants large pieces and has the memory: 1 GiB in float32
 CACHE_VALUES = 2**24  # outputs of all rows are kept when they are at most this many values (64 MiB in float32)
 
 
@@ -244,7 +245,11 @@ class Predictive:
     # -- streaming ---------------------------------------------------------------------------------------------------
     @cached_property
     def _block_rows(self) -> int:
-        return max(1, BLOCK_VALUES // (self.draws * self._outputs_a_row))
+        return max(1, self._most_values // (self.draws * self._outputs_a_row))
+
+    @cached_property
+    def _most_values(self) -> int:
+        return GPU_BLOCK_VALUES if tensors_of(self._x)[0][1].device.type == "cuda" else BLOCK_VALUES
 
     @cached_property
     def _outputs_a_row(self) -> int:
@@ -272,8 +277,8 @@ class Predictive:
         """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
         rows = row_count(x)
         width = self._source.row_width()
-        tile_rows = max(1, min(rows, BLOCK_VALUES // width, 4096))
-        tile_draws = max(1, min(self.draws, BLOCK_VALUES // (tile_rows * width)))
+        tile_rows = max(1, min(rows, self._most_values // width, 4096))
+        tile_draws = max(1, min(self.draws, self._most_values // (tile_rows * width)))
         result: Tensor | None = None
         for row in range(0, rows, tile_rows):
             some = map_inputs(lambda t, r=row: t[r : r + tile_rows], x) if tile_rows < rows else x  # type: ignore[misc]
