@@ -61,7 +61,11 @@ class Laplace(Training, Method):
             raise InputError("structure", f"found {self.structure!r}", f"Pass one of {', '.join(STRUCTURES)}")
         if isinstance(self.random, list):
             object.__setattr__(self, "random", tuple(self.random))
-        if not (self.random is None or isinstance(self.random, str) or all(isinstance(p, str) for p in self.random)):
+        if not (
+            self.random is None
+            or isinstance(self.random, str)
+            or (isinstance(self.random, tuple) and self.random and all(isinstance(p, str) for p in self.random))
+        ):
             raise InputError("random", f"found {self.random!r}", 'Pass None, "last layer" or patterns on names')
         if not isinstance(self.start, Tensor) and self.start not in ("map", "network"):
             raise InputError("start", f"found {self.start!r}", 'Pass "map", "network" or a (D,) tensor')
