@@ -19,6 +19,7 @@ QUICK = {
     "dropout": {"steps": 60, "insert": "*"},
     "bbb": {"steps": 60},
     "laplace": {"steps": 60},
+    "swag": {"steps": 60, "rank": 3, "iterates": 6, "every": 5},
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},

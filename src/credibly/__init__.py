@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from credibly import (
         active,
         comparing,
+        continual,
         data,
         decide,
         diagnostics,
@@ -32,9 +33,22 @@ if TYPE_CHECKING:
     from credibly.estimators import BayesianClassifier, BayesianRegressor
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
+    from credibly.gaussian_prior import GaussianPrior
     from credibly.laplace_posterior import LaplacePosterior
     from credibly.layout import Layout
-    from credibly.methods import HMC, MAP, METHODS, MLE, SGHMC, SGLD, BayesByBackprop, DeepEnsemble, Laplace, MCDropout
+    from credibly.methods import (
+        HMC,
+        MAP,
+        METHODS,
+        MLE,
+        SGHMC,
+        SGLD,
+        SWAG,
+        BayesByBackprop,
+        DeepEnsemble,
+        Laplace,
+        MCDropout,
+    )
     from credibly.norms import replace_batchnorm
     from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
     from credibly.predictive import Predictive
@@ -52,6 +66,7 @@ __all__ = [
     "MLE",
     "SGHMC",
     "SGLD",
+    "SWAG",
     "BayesByBackprop",
     "BayesianClassifier",
     "BayesianRegressor",
@@ -61,6 +76,7 @@ __all__ = [
     "DrawsPosterior",
     "DropoutPosterior",
     "GaussianPosterior",
+    "GaussianPrior",
     "InputError",
     "Interrupted",
     "Laplace",
@@ -78,6 +94,7 @@ __all__ = [
     "active",
     "compare_models",
     "comparing",
+    "continual",
     "data",
     "decide",
     "diagnostics",
@@ -103,6 +120,7 @@ _HOMES = {
     "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),
+    "credibly.gaussian_prior": ("GaussianPrior",),
     "credibly.laplace_posterior": ("LaplacePosterior",),
     "credibly.layout": ("Layout",),
     "credibly.methods": (
@@ -112,6 +130,7 @@ _HOMES = {
         "MLE",
         "SGHMC",
         "SGLD",
+        "SWAG",
         "BayesByBackprop",
         "DeepEnsemble",
         "Laplace",
@@ -127,7 +146,8 @@ _HOMES = {
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (
-    "active", "comparing", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics", "plot", "plot_chains", "priors", "zoo"
+    "active", "comparing", "continual", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics",
+    "plot", "plot_chains", "priors", "zoo",
 )  # fmt: skip
 
 

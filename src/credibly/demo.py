@@ -118,6 +118,7 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
         "dropout": drop,
         "bbb": training,
         "laplace": training,
+        "swag": training,
         "hmc": (few if quick else many) | hmc,
         "sgld": minibatch,
         "sghmc": minibatch,

@@ -153,6 +153,7 @@ def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
         "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
         "bbb": training,
         "laplace": training,
+        "swag": training,
         "hmc": hmc,
         "sgld": minibatch,
         "sghmc": minibatch,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 # The names in METHODS, written out so that help and completion need not load them; a test holds the two together.
-METHOD_NAMES = ("mle", "map", "ensemble", "dropout", "bbb", "laplace", "hmc", "sgld", "sghmc")
+METHOD_NAMES = ("mle", "map", "ensemble", "dropout", "bbb", "laplace", "swag", "hmc", "sgld", "sghmc")
 
 
 def _methods(incomplete: str) -> list[str]:

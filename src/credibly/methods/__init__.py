@@ -8,9 +8,11 @@ from credibly.methods.laplace import Laplace
 from credibly.methods.method import Method
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
+from credibly.methods.swag import SWAG
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, HMC, SGLD, SGHMC)
+    method.name: method
+    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, SGLD, SGHMC)
 }
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "MLE",
     "SGHMC",
     "SGLD",
+    "SWAG",
     "BayesByBackprop",
     "DeepEnsemble",
     "Laplace",

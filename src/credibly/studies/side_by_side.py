@@ -26,6 +26,8 @@ NAMES = {
     "dropout": "MC-Dropout",
     "bbb": "Bayes by Backprop",
     "ensemble": "deep ensemble",
+    "laplace": "Laplace",
+    "swag": "SWAG",
     "hmc": "HMC",
     "sghmc": "SGHMC",
     "sgld": "SGLD",
