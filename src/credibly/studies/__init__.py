@@ -22,6 +22,8 @@ MODULES: dict[str, str] = {
     "synthetic-regression": "paper_regression",
     "aleatoric-epistemic": "kinds",
     "ood": "ood",
+    "mushroom-bandit": "bandit",
+    "reject-option": "reject",
     "trajectory-length": "hmc_dynamics",
     "step-size-acceptance": "hmc_dynamics",
     "one-long-chain": "hmc_chains",
