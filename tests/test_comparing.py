@@ -311,6 +311,20 @@ def test_log_evidence_is_read_where_there_is_one(conjugate):
     assert "ELBO lies below" in found.verdict
 
 
+def test_laplace_is_exact_on_the_linear_model(conjugate):
+    """Its evidence, and LOO from its draws, as the closed forms have them; a part of the parameters is remarked on."""
+    problem = conjugate.problem()
+    mean, _ = conjugate.exact()
+    fitted = cr.Laplace(structure="full", start=mean).fit(problem, seed=0, progress=False)
+    part = cr.Laplace(structure="full", start=mean, random="weight").fit(problem, seed=0, progress=False)
+    found = compare_models({"laplace": fitted, "part": part}, problem, by="evidence", draws=4000)
+    assert found["laplace"].figures["log_evidence"].value == pytest.approx(log_evidence(conjugate), abs=1e-8)
+    assert found["laplace"].missing["elbo"] == "it is not variational"
+    assert "'part': its evidence is over 3 of 4 parameters" in found.verdict
+    # The draws' moments are exact for every row, so the error is below that of independent ones: 0.02 at most a row there.
+    torch.testing.assert_close(found["laplace"].figures["loo"].pointwise, exact_loo(conjugate), rtol=0, atol=0.05)
+
+
 def test_the_table_reads_well(conjugate):
     found = compare_models(two_models(conjugate) | {"q": gaussian(conjugate, "mean-field")[:2]})
     text = str(found)

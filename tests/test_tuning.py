@@ -1,8 +1,13 @@
 """The prior's scale and the noise are chosen by training rows, and the right ones where the truth is known."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 
+from credibly import tuning
+from credibly.errors import InputError
 from credibly.recipe import Recipe
 from credibly.tuning import SCALES, tune
 
@@ -52,3 +57,73 @@ def test_the_same_seed_gives_the_same_choice_and_progress_is_told():
     again = tune(Recipe(hidden=(4,)), x, y, seed=1)
     assert first == again
     assert first[1][0].score == pytest.approx(again[1][0].score, abs=0)
+
+
+def line(rows, weights, noise, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, len(weights)))
+    return x.astype(np.float32), (x @ weights + 0.4 + noise * rng.normal(size=rows)).astype(np.float32)
+
+
+def exact(x, y, scale, noise):
+    """Log evidence a row, and the covariance of the posterior, of the linear model that a recipe without layers makes."""
+    design = torch.cat([torch.from_numpy(x), torch.ones(len(x), 1)], 1).double()
+    prior = torch.tensor([scale**2 / x.shape[1]] * x.shape[1] + [scale**2], dtype=torch.float64)
+    covariance = design * prior @ design.T + noise**2 * torch.eye(len(x), dtype=torch.float64)
+    marginal = torch.distributions.MultivariateNormal(torch.zeros(len(x), dtype=torch.float64), covariance)
+    precision = design.T @ design / noise**2 + torch.diag(1 / prior)
+    gap = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision))  # of the best mean-field Gaussian
+    return float(marginal.log_prob(torch.from_numpy(y).double())) / len(x), float(gap) / len(x)
+
+
+@pytest.mark.parametrize("weights, best", [((0.3, -0.2), 1.0), ((3.0, -2.5), 4.0)])
+def test_evidence_chooses_the_scale_as_the_closed_form_does(weights, best):
+    """Laplace is exact on a linear model, up to how near training came to the mode."""
+    x, y = line(60, weights, 0.5)
+    closed = {s: exact(x, y, s, 0.5)[0] for s in SCALES}
+    assert max(SCALES, key=lambda s: closed[s]) == best
+    chosen, trials = tune(Recipe(hidden=(), noise=0.5), x, y, rule="evidence", noise=False)
+    assert chosen.scale == best
+    for trial in trials:
+        assert trial.score == pytest.approx(closed[trial.prior_scale], abs=0.2 / len(x))  # a fifth of a nat in all
+        assert trial.score <= closed[trial.prior_scale] + 1e-5  # the mode is the highest there is
+
+
+def test_bayes_by_backprop_is_chosen_for_by_its_own_bound(monkeypatch):
+    x, y = line(60, (3.0, -2.5), 0.5)
+    monkeypatch.setitem(tuning.BOUND, "steps", 3000)
+    monkeypatch.setattr(tuning, "SCALES", (4.0,))
+    _, (trial,) = tune(Recipe(hidden=(), noise=0.5, method="bbb"), x, y, rule="evidence", noise=False)
+    evidence, gap = exact(x, y, 4.0, 0.5)
+    assert trial.error > 0
+    assert trial.score < evidence + 4 * trial.error  # a bound from below
+    assert trial.score > evidence - gap - 4 * trial.error - 1 / len(x)  # within a nat of the best that it can be
+
+
+def test_evidence_finds_noise_that_depends_on_the_input_and_a_width():
+    x, raw, rng = wave(200, None)
+    draws = rng.normal(size=200)
+    recipe = Recipe(hidden=(8,), prior_scale=2.0)
+    growing = raw[:, 0] + np.exp(1.5 * raw[:, 0]) * 0.1 * draws
+    chosen, trials = tune(recipe, x, growing, rule="evidence", scale=False, width=True)
+    assert chosen.noise == "heteroscedastic"
+    assert [t.hidden for t in trials[:3]] == [(4,), (8,), (16,)]
+    assert chosen.hidden == max(trials[:3], key=lambda t: t.score).hidden
+    steady, _ = tune(recipe, x, raw[:, 0] + 0.3 * draws, rule="evidence", scale=False)
+    assert steady.noise == "learned"
+    assert steady.hidden == (8,)
+
+
+def test_a_richer_noise_has_to_earn_its_place():
+    """By more than a factor of three in evidence, and two standard errors."""
+    old = tuning._Judged(-1.0, 0.0)
+    for gain, error, expected in ((1.0, 0.0, False), (1.2, 0.0, True), (1.2, 1.0, False), (5.0, 2.0, True)):
+        new = tuning._Judged(-1.0 + gain / 100, error / 100)
+        assert tuning._clearly(new, old, 100) is expected
+    assert math.log(3) < 1.2
+
+
+def test_an_unknown_rule_is_refused():
+    x, raw, _ = wave(20, 0.1)
+    with pytest.raises(InputError, match="tune: found 'best'"):
+        tune(Recipe(), x, raw[:, 0], rule="best")

@@ -22,6 +22,7 @@ from credibly.convergence import ess
 from credibly.errors import InputError
 from credibly.gaussian_posterior import GaussianPosterior
 from credibly.inputs import map_inputs
+from credibly.laplace_posterior import LaplacePosterior
 from credibly.posterior import SampledPosterior
 from credibly.predictive import Predictive
 
@@ -98,7 +99,7 @@ def scores_of(entry: Entry, criteria: tuple[str, ...], *, draws: int, samples: i
     if wanted:
         used, pareto_k = _by_rows(entry, wanted, draws, seed, figures, missing, remarks)
     if "evidence" in criteria:
-        _evidence(entry, samples, seed, figures, missing)
+        _evidence(entry, samples, seed, figures, missing, remarks)
     return Scores(
         entry.name, entry.posterior.record.method, used, entry.problem.n, figures, missing, pareto_k,
         limit(used) if used > 1 else 0.7, tuple(remarks),
@@ -202,7 +203,9 @@ def has_evidence(entry: Entry) -> bool:
     return isinstance(entry.posterior, (GaussianPosterior, Evident))
 
 
-def _evidence(entry: Entry, samples: int, seed: int, figures: dict[str, Figure], missing: dict[str, str]) -> None:
+def _evidence(
+    entry: Entry, samples: int, seed: int, figures: dict[str, Figure], missing: dict[str, str], remarks: list[str]
+) -> None:
     posterior, why = entry.posterior, ""
     if not has_evidence(entry):
         why = f"{posterior.record.method or type(posterior).__name__} has no evidence; those that have are {HAVE_EVIDENCE}"
@@ -216,6 +219,10 @@ def _evidence(entry: Entry, samples: int, seed: int, figures: dict[str, Figure],
     if isinstance(posterior, Evident):
         found = posterior.log_evidence
         figures["log_evidence"] = Figure(float(found() if callable(found) else found), 0.0)
+        if isinstance(posterior, LaplacePosterior) and posterior.count < posterior.layout.dim:
+            remarks.append(
+                f"{entry.name!r}: its evidence is over {posterior.count:,} of {posterior.layout.dim:,} parameters, the others count as given"
+            )
     else:
         missing["log_evidence"] = "variational inference bounds it from below: its figure is the ELBO"
     if isinstance(posterior, GaussianPosterior):
