@@ -134,6 +134,12 @@ def test_utility_of_several_targets_and_of_counts():
     choice = decide.expected_utility(p, lambda a, y: y[..., 0] * a + y[..., 1], actions=[1.0, -1.0], samples=40_000)
     exact = torch.tensor([[-1.0, -3.0], [1.0, 1.0]], dtype=torch.float64)
     assert float(((choice.utilities - exact) / choice.error).abs().max()) < 5
+    one = predictive(
+        outputs[..., :1], cr.likelihoods.Gaussian(0.5)
+    )  # one target with an axis of its own, which is left out
+    choice = decide.expected_utility(one, lambda a, y: a * y, actions=[1.0], samples=40_000)
+    assert choice.utilities.shape == (2, 1)
+    assert float(((choice.utilities - outputs[0, :, :1]) / choice.error).abs().max()) < 5
     counts = predictive(torch.tensor([[[1.0], [2.0]]]), cr.likelihoods.Poisson(squeeze=True))
     choice = decide.expected_utility(counts, lambda a, y: (y == a).double(), actions=[0, 3], samples=40_000)
     rate = torch.tensor([1.0, 2.0], dtype=torch.float64).exp()

@@ -157,9 +157,10 @@ def _sampled(predictive: Predictive, utility: Utility, actions: list[Any], sampl
             many = output.repeat(some, *(1,) * (output.ndim - 1))
             own = {name: value.repeat(some, *(1,) * (value.ndim - 1)) for name, value in extra.items()}
             drawn = [likelihood.sample(many, own, generator) for _ in range(2)]
-            drawn = [y.squeeze(-1) for y in drawn] if likelihood.squeeze else drawn
+            single = drawn[0].shape[-1] == 1
+            drawn = [y.squeeze(-1) for y in drawn] if single else drawn
             for place, action in enumerate(actions):
-                first, second = (_value(utility, action, y, likelihood.squeeze) for y in drawn)
+                first, second = (_value(utility, action, y, single) for y in drawn)
                 mean[..., place] += (first + second).sum(0)
                 spread[..., place] += torch.square(first - second).sum(0)
         used = 2 * pairs * predictive.draws
@@ -169,8 +170,8 @@ def _sampled(predictive: Predictive, utility: Utility, actions: list[Any], sampl
     return Choice(utilities, utilities.argmax(-1), error)
 
 
-def _value(utility: Utility, action: Any, y: Tensor, squeezed: bool) -> Tensor:
-    shape = y.shape if squeezed else y.shape[:-1]
+def _value(utility: Utility, action: Any, y: Tensor, single: bool) -> Tensor:
+    shape = y.shape if single else y.shape[:-1]
     value = utility(action, y)
     if not isinstance(value, Tensor) or value.shape != shape:
         found = f"gives shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"gives {type(value).__name__}"
