@@ -7,12 +7,15 @@ The baseline is the training loop that anybody would write for one member: a fre
 minibatch, the loss, backward, fused Adam. Ours is the step that `credibly.methods.training.train` runs, through the `Batches`
 and `Step` that it makes: every member has its own permutation and its own minibatch. Both make the same moves, which is
 checked before the clock starts. What `train` does once in 150 to 500 steps (looking at the loss) is left out on both sides.
+
+torch-uncertainty's ensemble is its wrapper around 20 networks, which all see the same minibatch, under one fused Adam.
 """
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credibly as cr
+from benchmarks import peers
+from benchmarks.case import Case, Setting
+from benchmarks.floors import Floor, gradient_flops
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, scaled, show, table
 from credibly.methods.method import initial
 from credibly.methods.objectives import NegativeLogDensity
@@ -148,6 +154,92 @@ def check_same_moves(task: Task) -> None:
         # Adam's first moves are lr * sign(gradient): a gradient that is zero up to rounding may go either way.
         apart = (weights - ours.theta[0]).abs().quantile(0.99)
         assert float(apart) < 0.01 * LR, f"{task.name}: the plain loop makes other moves than credibly"
+
+
+class Wrapped:
+    """20 members by torch-uncertainty; a call is one step of all of them on one minibatch."""
+
+    def __init__(self, task: Task, members: int, library: object) -> None:
+        self.task, self.members = task, members
+        one = task.problem().layout.module.requires_grad_(True)
+        nets = [copy.deepcopy(one) for _ in range(members)]
+        self.net = library.deep_ensembles(nets, task="regression", probabilistic=False)  # type: ignore[attr-defined]
+        self.parameters = list(self.net.parameters())
+        self.decay = 1 / (PRIOR**2 * len(task.x))
+        self.adam = torch.optim.Adam(self.parameters, lr=LR, fused=True)
+        self.batches = Batches(len(task.x), task.batch, seed=0)
+        self.done = 0
+
+    def __call__(self) -> None:
+        self.adam.zero_grad()
+        self.loss(self.batches.at(self.done)).backward()
+        self.adam.step()
+        self.done += 1
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """The sum of all members' losses, each a mean over the rows and the prior."""
+        y = self.task.y[rows].repeat(self.members, 1)
+        fit = self.members * self.task.loss(self.net(self.task.x[rows]), y)
+        return fit + 0.5 * self.decay * sum((p.square().sum() for p in self.parameters), torch.zeros(()))
+
+
+def check_wrapped(task: Task, wrapped: Wrapped) -> None:
+    """On the same weights and rows every wrapped member has the gradient of ours."""
+    rows = torch.arange(task.batch)
+    wrapped.loss(rows).backward()
+    found = torch.cat([p.grad.flatten() for p in wrapped.parameters]).reshape(wrapped.members, -1)
+    wrapped.adam.zero_grad()
+    problem = task.problem()
+    theta = problem.layout.read(problem.layout.module).unsqueeze(0)
+    ours = -problem.minibatch(theta, rows).gradient / problem.n
+    apart = float((found - ours).norm(dim=1).max() / ours.norm())
+    if not apart < 1e-3:
+        raise SystemExit(f"torch-uncertainty has another gradient ({apart:.2g} away): nothing to compare")
+
+
+def contest(setting: Setting, members: int = 20) -> Iterator[Row]:
+    """The case of the suite: 20 members of the small network."""
+    task = small()
+    check_same_moves(task)
+    ours = Ours(task, members, compiled=True)
+    ours.compile()
+    contestants: dict[str, Callable[[], object]] = {
+        "ours": ours,
+        "plain": Plain(task, "loss"),
+        "lean": Plain(task, "optimiser"),
+    }
+    found = peers.single_files("torch_uncertainty", ["methods/deep_ensembles.py"])
+    if found is None:
+        setting.note("torch-uncertainty is not installed")
+    else:
+        contestants["wrapped"] = Wrapped(task, members, found[0])
+        check_wrapped(task, contestants["wrapped"])  # type: ignore[arg-type]
+    times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
+    what = f"{task.name}, minibatch {task.batch}, {members} members: a step of all"
+    dim = task.problem().dim
+    floor = Floor(
+        members * gradient_flops([13, 50, 1], task.batch), members * dim * 4 * 7
+    )  # weights, moments: 3 read, 3 written
+    for key, name, factor in (
+        ("plain", "loop of torch", members), ("lean", "loop of torch, prior by weight_decay", members), ("wrapped", "torch-uncertainty", 1),
+    ):  # fmt: skip
+        if key in times:
+            goal = None if key == "lean" else Goal(">=", 40)
+            yield Row(what, times["ours"], scaled(times[key], factor), goal, inverse=True, peer=name, floor=floor)
+
+
+def cases() -> list[Case]:
+    return [
+        Case(
+            "ensemble-20",
+            "A training step of 20 members of 13-50-1, minibatch 32, Adam, with shuffling.",
+            "gathering 20 minibatches and the calls of the compiled step; the arithmetic is a small part.",
+            contest,
+            0.6,
+            goals="40",
+            peers=("loop of torch", "torch-uncertainty"),
+        )
+    ]
 
 
 def count(members: int) -> str:

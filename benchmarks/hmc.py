@@ -1,121 +1,159 @@
-"""HMC against BlackJAX: gradient evaluations a second, the same network, data, step size and steps, one chain and many.
+"""HMC against BlackJAX and NumPyro: time a gradient evaluation and chain; the same network, data, step size and steps.
 
-    python -m benchmarks.hmc --jax PYTHON        # PYTHON: an interpreter with jax and blackjax; about five minutes
+    python -m benchmarks.hmc --jax PYTHON        # PYTHON: an interpreter with jax, blackjax and numpyro; about three minutes
 
-BlackJAX runs in a process of its own; the two take turns, and one rests while the other works. Both draw momenta, integrate,
-correct by Metropolis and keep the state; ours also notes energies and acceptance of every draw. Compile time is left out of
-the rates and reported beside them.
+The peers run in a process of their own; the contestants take turns, and one rests while the other works. All draw momenta,
+integrate, correct by Metropolis and keep the state; ours also notes energies and acceptance of every draw. Compile time is left
+out. Before the clock starts both sides have to give the same log density and gradient.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 import credibly as cr
-from benchmarks.timing import Goal, Row, duration, options, report, show
+from benchmarks.case import Case, Setting
+from benchmarks.floors import Floor, gradient_flops
+from benchmarks.jax_client import JaxSide, PeerError, check_density
+from benchmarks.suite import alone
+from benchmarks.timing import Goal, Row, Times, interleaved, options, report, scaled
 from credibly.methods.hmc_run import HMCRun
 from credibly.target import ProblemTarget
 
-CASES: list[dict[str, Any]] = [
-    {"sizes": [13, 50, 1], "rows": 455, "chains": 1, "steps": 50, "iterations": 20, "goal": 1.0},
-    {"sizes": [13, 50, 1], "rows": 455, "chains": 8, "steps": 50, "iterations": 10, "goal": 1.5},
-    {"sizes": [13, 50, 1], "rows": 455, "chains": 64, "steps": 50, "iterations": 2, "goal": 1.5},
-    {"sizes": [8, 50, 50, 1], "rows": 7000, "chains": 1, "steps": 20, "iterations": 5, "goal": 1.0},
-    {"sizes": [8, 50, 50, 1], "rows": 7000, "chains": 8, "steps": 20, "iterations": 1, "goal": 1.3},
-    {"sizes": [784, 400, 400, 10], "rows": 5000, "chains": 1, "steps": 3, "iterations": 1, "goal": None},
-]
+PEERS = {"blackjax_hmc": "BlackJAX", "numpyro_hmc": "NumPyro"}
+# name, sizes, rows, chains, leapfrog steps, iterations a call, goal, goal against NumPyro too, minutes
+SIZES: list[dict[str, Any]] = [
+    {"name": "hmc-small-1", "sizes": [13, 50, 1], "rows": 455, "chains": 1, "steps": 50, "iterations": 20, "goal": 1.0},
+    {"name": "hmc-small-8", "sizes": [13, 50, 1], "rows": 455, "chains": 8, "steps": 50, "iterations": 10, "goal": 1.5},
+    {"name": "hmc-small-64", "sizes": [13, 50, 1], "rows": 455, "chains": 64, "steps": 50, "iterations": 2, "goal": 1.5},
+    {"name": "hmc-medium-8", "sizes": [8, 50, 50, 1], "rows": 7000, "chains": 8, "steps": 20, "iterations": 1, "goal": 1.3},
+    {"name": "hmc-large-1", "sizes": [784, 400, 400, 10], "rows": 5000, "chains": 1, "steps": 3, "iterations": 1, "goal": 1.0},
+]  # fmt: skip
+LIMITS = {
+    "hmc-small-1": "the two products of a step are a quarter of a leapfrog step; the rest is the sigmoid and the calls themselves.",
+    "hmc-small-8": "products of 455 x 13 x 50 are too small for the full matrix rate, and SiLU with its derivative costs as much again.",
+    "hmc-small-64": "as with 8 chains: elementwise work on the hidden layer, in shares of chains that stay in the caches.",
+    "hmc-medium-8": "inner sizes of 8 and 50 keep products under half the matrix rate; SiLU and its derivative are the rest.",
+    "hmc-large-1": "the matrix products: both sides call the same kind of library.",
+}
 
 
-class Peer:
-    """BlackJAX in its own process."""
-
-    def __init__(self, python: str) -> None:
-        self.process = subprocess.Popen(
-            [python, "benchmarks/peer_blackjax.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.versions = json.loads(self.process.stdout.readline())
-
-    def ask(self, **what: Any) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
-        self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return answer
-
-
-def problem(case: dict[str, Any]) -> cr.Problem:
+def problem(case: dict[str, Any], device: str = "cpu") -> cr.Problem:
     generator = torch.Generator().manual_seed(0)
     sizes, rows = case["sizes"], case["rows"]
     net = cr.zoo.mlp(sizes[0], tuple(sizes[1:-1]), sizes[-1])
     x = torch.randn(rows, sizes[0], generator=generator)
+    prior = cr.priors.Normal(1.0)
     if sizes[-1] > 1:
         y = torch.randint(sizes[-1], (rows,), generator=generator)
-        return cr.Problem(net, (x, y), cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
-    return cr.Problem(
-        net, (x, torch.randn(rows, 1, generator=generator)), cr.likelihoods.Gaussian(scale=0.5), cr.priors.Normal(1.0)
-    )
+        return cr.Problem(net, (x, y), cr.likelihoods.Categorical(), prior, device=device)
+    y = torch.randn(rows, 1, generator=generator)
+    return cr.Problem(net, (x, y), cr.likelihoods.Gaussian(scale=0.5), prior, device=device)
 
 
-def ours(case: dict[str, Any]) -> tuple[HMCRun, float]:
-    """A run of this case and the seconds of its first iterations, compilation among them."""
-    target = ProblemTarget(problem(case))
+def words(case: dict[str, Any]) -> dict[str, Any]:
+    """The case as the JAX side reads it."""
+    noise = 0.5 if case["sizes"][-1] == 1 else None
+    return {**{k: case[k] for k in ("sizes", "steps", "iterations", "step_size")}, "prior": 1.0, "noise": noise}
+
+
+def ours(case: dict[str, Any], device: str = "cpu") -> tuple[Callable[[], None], cr.Problem, torch.Tensor]:
+    """A call of some iterations of all chains, the problem, and where the chains began."""
+    target_problem = problem(case, device)
+    target = ProblemTarget(target_problem)
     method = cr.HMC(
         chains=case["chains"], draws=10**6, warmup=0, step_size=case["step_size"], trajectory_length=case["step_size"] * case["steps"],
         init="network", compile=True, mass="identity",
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(1)
-    began = time.perf_counter()
+    start = 0.1 * torch.randn(case["chains"], target.dim, generator=torch.Generator().manual_seed(1))
     run = HMCRun(target, method, 0)
-    run.start(0.1 * torch.randn(case["chains"], target.dim, generator=generator))
-    for _ in range(2):
-        run.advance(lambda: False)
-    return run, time.perf_counter() - began
+    run.start(start.to(device))
+
+    def some() -> None:
+        for _ in range(case["iterations"]):
+            run.advance(lambda: False)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return some, target_problem, start
+
+
+def contest(case: dict[str, Any], setting: Setting, device: str = "cpu") -> Iterator[Row]:
+    """One size against the JAX peers."""
+    case = {**case, "step_size": 1e-4}
+    if setting.quick:
+        case = {**case, "rows": 50, "sizes": [case["sizes"][0], 5, case["sizes"][-1]], "iterations": 1, "steps": 9}
+    mine, target_problem, start = ours(case, device)
+    contestants: dict[str, Callable[[], object]] = {"ours": mine}
+    side = setting.jax_side()
+    try:
+        if side is not None:
+            check_density(side, words(case), target_problem, start[:4].to(device))
+            contestants |= peers(side, case, target_problem, start, setting)
+        times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
+    finally:
+        if side is not None:
+            side.__exit__(None, None, None)
+    yield from rows(case, times)
+
+
+def peers(
+    side: JaxSide, case: dict[str, Any], target_problem: cr.Problem, start: torch.Tensor, setting: Setting
+) -> dict[str, Callable[[], object]]:
+    """The contestants of the other side that can be built."""
+    found: dict[str, Callable[[], object]] = {}
+    for kind, name in PEERS.items():
+        if not side.has(kind.split("_")[0]):
+            setting.note(f"{name} is not installed")
+            continue
+        try:
+            found[name] = side.build(kind, words(case), x=target_problem.x, y=target_problem.y, theta=start)
+        except PeerError as error:
+            setting.note(f"{name}: {error}")
+    return found
+
+
+def rows(case: dict[str, Any], times: dict[str, Times]) -> Iterator[Row]:
+    each = 1 / (case["iterations"] * case["steps"] * case["chains"])
+    what = f"{'-'.join(map(str, case['sizes']))} on {case['rows']:,} rows, {case['chains']} chain{'s' * (case['chains'] > 1)}: a gradient and chain"
+    mine, floor = scaled(times["ours"], each), Floor(gradient_flops(case["sizes"], case["rows"]))
+    goal = Goal(">=", case["goal"]) if case.get("goal") else None
+    others = [name for name in times if name != "ours"]
+    for name in others:
+        yield Row(what, mine, scaled(times[name], each), goal, inverse=True, peer=name, floor=floor)
+    if not others:
+        yield Row(what, mine, [], goal, inverse=True, floor=floor)
+
+
+def cases() -> list[Case]:
+    return [
+        Case(
+            size["name"],
+            f"HMC, {'-'.join(map(str, size['sizes']))} (SiLU) on {size['rows']:,} rows, {size['chains']} chain{'s' * (size['chains'] > 1)}, "
+            f"{size['steps']} leapfrog steps.",
+            LIMITS[size["name"]],
+            partial(contest, size),
+            0.7,
+            goals=f"{size['goal']:g}",
+            peers=tuple(PEERS.values()),
+        )
+        for size in SIZES
+    ]
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--jax", required=True, metavar="PYTHON", help="an interpreter with jax and blackjax")
-    parser.add_argument("--cases", default=None, help="numbers of the cases to run, with commas")
+    parser.add_argument("--jax", required=True, metavar="PYTHON", help="an interpreter with jax, blackjax and numpyro")
     args = parser.parse_args()
-    picked = CASES if args.cases is None else [CASES[int(i)] for i in args.cases.split(",")]
     with report("hmc", args) as record:
-        peer = Peer(args.jax)
-        print(", ".join(f"{k} {v}" for k, v in peer.versions.items()) + "\n")
-        rows = []
-        for case in picked:
-            case = {**case, "step_size": 1e-4}
-            run, first = ours(case)
-            built = peer.ask(build=case)
-            count, gradients = case["iterations"], case["iterations"] * case["steps"] * case["chains"]
-
-            def mine(run: HMCRun = run, count: int = count) -> float:
-                began = time.perf_counter()
-                for _ in range(count):
-                    run.advance(lambda: False)
-                return time.perf_counter() - began
-
-            calls = max(1, round(args.seconds / max(1e-3, mine())))
-            theirs_calls = max(1, round(args.seconds / max(1e-3, peer.ask(run=1)["seconds"])))
-            times: tuple[list[float], list[float]] = ([], [])
-            for _ in range(args.repeats):
-                times[0].append(sum(mine() for _ in range(calls)) / calls / gradients)
-                times[1].append(peer.ask(run=theirs_calls)["seconds"] / theirs_calls / gradients)
-            name = f"{'-'.join(map(str, case['sizes']))} on {case['rows']} rows, {case['chains']} chains"
-            goal = Goal(">=", case["goal"]) if case["goal"] else None
-            rows.append(Row(f"BlackJAX / ours: {name}", times[0], times[1], goal, inverse=True))
-            print(
-                f"{rows[-1].cells()}  first iterations {duration(first)}, theirs {duration(built['seconds'])}",
-                flush=True,
-            )
-        print()
-        show(rows, record)
+        setting = Setting(args.repeats, args.seconds, args.threads, args.jax)
+        found = [row for size in SIZES for row in contest(size, setting)]
+        record["rows"] = [row.record() for row in found]
+        alone(found)
 
 
 if __name__ == "__main__":

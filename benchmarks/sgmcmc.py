@@ -1,14 +1,18 @@
-"""SGHMC and SGLD steps against `posteriors`: microseconds a step and chain, batch 64, 8 chains.
+"""SGHMC and SGLD steps against `posteriors` and BlackJAX: time a gradient and chain, batch 64, 8 chains.
 
-    python -m benchmarks.sgmcmc                  # about three minutes; needs `posteriors` in the environment for the peer
+    python -m benchmarks.sgmcmc --jax PYTHON     # about three minutes; needs `posteriors` in the environment for that peer
 
 A step of ours: every chain takes its own minibatch from its own shuffle, the gradient of its density, fresh noise, and an
-update. The peer runs one chain at a time, so its time a step is its time a step and chain; its batch is made in the same way.
+update. `posteriors` runs one chain at a time, so its time a step is its time a step and chain; its batch is made in the same way.
+BlackJAX runs 8 chains under `vmap`, each with minibatches of its own, by random rows instead of a shuffle; its SGHMC takes ten
+steps on one minibatch, so it gathers a tenth of what ours does. Log densities and gradients are compared first, on all rows.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +20,18 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import credibly as cr
-from benchmarks.timing import Goal, Row, interleaved, options, report, scaled, show
+from benchmarks import peers
+from benchmarks.case import Case, Setting
+from benchmarks.floors import Floor, gradient_flops
+from benchmarks.jax_client import JaxSide, check_density
+from benchmarks.suite import alone
+from benchmarks.timing import Goal, Row, interleaved, options, report, scaled
 from credibly.methods.sgmcmc_run import SGMCMCRun
 from credibly.target import ProblemTarget
 
 CHAINS, BATCH = 8, 64
+STEPS = 20  # of a call
+INNER = 10  # steps of BlackJAX's SGHMC on one minibatch, its default
 
 
 def small() -> tuple[cr.Problem, float]:
@@ -38,26 +49,22 @@ def large() -> tuple[cr.Problem, float]:
 
 
 def ours(problem: cr.Problem, method: Any) -> Any:
-    """A call that takes 20 steps of all chains."""
+    """A call that takes some steps of all chains."""
     run = SGMCMCRun(ProblemTarget(problem), method, 0)
     run.start(problem.layout.read(problem.layout.module).expand(method.chains, -1).clone())
 
     def steps() -> None:
-        upto = run.done + 20
+        upto = run.done + STEPS
         while run.done < upto:
             run.advance(lambda: False)
 
     return steps
 
 
-def theirs(problem: cr.Problem, kind: str) -> Any:
-    """A call that takes 20 steps of one chain by `posteriors`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from posteriors.sgmcmc import sghmc, sgld
-    n, prior = problem.n, problem.prior_spec
+def log_posterior_of(problem: cr.Problem) -> Any:
+    """The log density of a minibatch, scaled to all rows, as one writes it for `posteriors`."""
+    n, prior, module = problem.n, problem.prior_spec, problem.layout.module
     scale = prior.scale  # type: ignore[union-attr]
-    module = problem.layout.module
 
     def log_posterior(
         parameters: dict[str, torch.Tensor], batch: tuple[torch.Tensor, torch.Tensor]
@@ -71,6 +78,15 @@ def theirs(problem: cr.Problem, kind: str) -> Any:
         log_prior = -0.5 * sum(torch.square(p).sum() for p in parameters.values()) / scale**2
         return n / len(x) * fit + log_prior, out
 
+    return log_posterior
+
+
+def theirs(problem: cr.Problem, kind: str) -> Any:
+    """A call that takes as many steps of one chain by `posteriors`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from posteriors.sgmcmc import sghmc, sgld
+    n, module, log_posterior = problem.n, problem.layout.module, log_posterior_of(problem)
     parameters = {k: v.detach().clone() for k, v in module.named_parameters()}
     transform = (
         sghmc.build(log_posterior, lr=1e-4, alpha=1.0) if kind == "sghmc" else sgld.build(log_posterior, lr=1e-6)
@@ -79,7 +95,7 @@ def theirs(problem: cr.Problem, kind: str) -> Any:
     y = problem.y
 
     def steps() -> None:
-        for _ in range(20):
+        for _ in range(STEPS):
             if held["place"] + BATCH > n:
                 held["order"], held["place"] = torch.randperm(n), 0
             rows = held["order"][held["place"] : held["place"] + BATCH]
@@ -89,34 +105,100 @@ def theirs(problem: cr.Problem, kind: str) -> Any:
     return steps
 
 
+def check_posteriors(problem: cr.Problem) -> None:
+    """The density that `posteriors` is given has the gradient of ours on the same rows."""
+    rows = torch.arange(BATCH)
+    module = problem.layout.module
+    parameters = {k: v.detach().clone().requires_grad_() for k, v in module.named_parameters()}
+    value = log_posterior_of(problem)(parameters, (problem.x[rows], problem.y[rows]))[0]
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(parameters.values()))])
+    mine = problem.minibatch(problem.layout.read(module).unsqueeze(0), rows).gradient[0]
+    apart = float((gradient - mine).norm() / mine.norm())
+    if not apart < 1e-3:
+        raise SystemExit(f"`posteriors` has another gradient ({apart:.2g} away): nothing to compare")
+
+
+def blackjax(side: JaxSide, problem: cr.Problem, sizes: list[int]) -> dict[str, Callable[[], object]]:
+    """BlackJAX's SGLD and SGHMC, as many gradients a call as ours."""
+    theta = problem.layout.read(problem.layout.module).expand(CHAINS, -1)
+    noise = None if sizes[-1] > 1 else 0.5
+    words = {"sizes": sizes, "noise": noise, "prior": problem.prior_spec.scale, "batch": BATCH}  # type: ignore[union-attr]
+    check_density(side, words, problem, theta[:1] + 0.01)
+    data = {"x": problem.x, "y": problem.y, "theta": theta}
+    return {
+        "BlackJAX sgld": side.build("blackjax_sgld", {**words, "iterations": STEPS, "step_size": 1e-9}, **data),
+        "BlackJAX sghmc": side.build(
+            "blackjax_sghmc", {**words, "iterations": STEPS // INNER, "inner": INNER, "step_size": 1e-6}, **data
+        ),
+    }
+
+
+def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], setting: Setting) -> Iterator[Row]:
+    """One network: SGHMC and SGLD against the peers that are here."""
+    problem, goal = build()
+    shared: dict[str, Any] = {
+        "chains": CHAINS, "draws": 10**6, "warmup": 0, "thin": STEPS, "batch_size": BATCH, "compile": not setting.quick, "init": "network",
+    }  # fmt: skip
+    contestants: dict[str, Callable[[], object]] = {
+        "sghmc": ours(problem, cr.SGHMC(step_size=1e-6, **shared)),
+        "sgld": ours(problem, cr.SGLD(step_size=1e-9, **shared)),
+    }
+    if peers.module("posteriors") is None:
+        setting.note("posteriors is not installed")
+    else:
+        check_posteriors(problem)
+        contestants |= {f"posteriors {kind}": theirs(problem, kind) for kind in ("sghmc", "sgld")}
+    side = setting.jax_side()
+    try:
+        if side is not None and side.has("blackjax"):
+            contestants |= blackjax(side, problem, sizes)
+        times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
+    finally:
+        if side is not None:
+            side.__exit__(None, None, None)
+    state = {"sghmc": 2, "sgld": 1}  # vectors of a chain that are read and written: weights, momenta
+    for kind in ("sghmc", "sgld"):
+        mine = scaled(times[kind], 1 / STEPS / CHAINS)
+        floor = Floor(gradient_flops(sizes, BATCH), 2 * 4 * state[kind] * problem.dim)
+        what = f"{kind.upper()}, {'-'.join(map(str, sizes))}, {CHAINS} chains, batch {BATCH}: a gradient and chain"
+        found = False
+        for peer, least, chains in (("posteriors", goal, 1), ("BlackJAX", 1.5, CHAINS)):
+            if f"{peer} {kind}" in times:
+                found, other = True, scaled(times[f"{peer} {kind}"], 1 / STEPS / chains)
+                yield Row(what, mine, other, Goal(">=", least), inverse=True, peer=peer, floor=floor)
+        if not found:
+            yield Row(what, mine, [], inverse=True, floor=floor)
+
+
+def cases() -> list[Case]:
+    small_limits = (
+        "drawing noise and rows for 8 chains, and the call of the compiled step; the arithmetic is a small part."
+    )
+    large_limits = (
+        "the products of a batch of 64, then the random bits of half a million weights a chain, which one thread draws."
+    )
+    return [
+        Case(
+            "sgmcmc-small", "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.", small_limits, partial(contest, small, [13, 50, 1]),
+            0.9, goals="40 against posteriors, 1.5 against BlackJAX", peers=("posteriors", "BlackJAX"),
+        ),
+        Case(
+            "sgmcmc-large", "Steps of SGHMC and SGLD, 784-400-400-10, 8 chains, batch 64.", large_limits,
+            partial(contest, large, [784, 400, 400, 10]), 1.3, goals="2.5 against posteriors, 1.5 against BlackJAX",
+            peers=("posteriors", "BlackJAX"),
+        ),
+    ]  # fmt: skip
+
+
 def main() -> None:
     parser = options(__doc__)
+    parser.add_argument("--jax", default=None, metavar="PYTHON", help="an interpreter with jax and blackjax")
     args = parser.parse_args()
     with report("sgmcmc", args) as record:
-        rows = []
-        for name, build in (("13-50-1", small), ("784-400-400-10", large)):
-            problem, goal = build()
-            shared = {
-                "chains": CHAINS,
-                "draws": 10**6,
-                "warmup": 0,
-                "thin": 20,
-                "batch_size": BATCH,
-                "compile": True,
-                "init": "network",
-            }
-            contestants = {
-                "sghmc": ours(problem, cr.SGHMC(step_size=1e-6, **shared)),
-                "sgld": ours(problem, cr.SGLD(step_size=1e-9, **shared)),
-                "posteriors sghmc": theirs(problem, "sghmc"),
-                "posteriors sgld": theirs(problem, "sgld"),
-            }
-            times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
-            for kind in ("sghmc", "sgld"):
-                mine, peer = scaled(times[kind], 1 / 20 / CHAINS), scaled(times[f"posteriors {kind}"], 1 / 20)
-                what = f"posteriors / ours: {kind}, {name}, a step and chain"
-                rows.append(Row(what, mine, peer, Goal(">=", goal) if kind == "sghmc" else None, inverse=True))
-        show(rows, record)
+        setting = Setting(args.repeats, args.seconds, args.threads, args.jax)
+        found = [row for case in cases() for row in case.run(setting)]
+        record["rows"] = [row.record() for row in found]
+        alone(found)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks.floors import Floor
+
 Times = list[float]  # seconds a call, one number a turn
 
 
@@ -51,6 +53,9 @@ def interleaved(
 
 
 def _turn(call: Callable[[], object], calls: int) -> float:
+    elsewhere = getattr(call, "turn", None)  # a contestant in another process, which has the clock there
+    if elsewhere is not None:
+        return float(elsewhere(calls))
     gc.collect()
     gc.disable()  # as timeit does: a collection that falls into one contestant's turn is not its work
     try:
@@ -78,52 +83,67 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. The ratio is ours / baseline, or with `inverse` baseline / ours (how many times faster we are)."""
+    """One comparison. The ratio is ours / baseline, or with `inverse` baseline / ours (how many times faster we are).
+
+    Without a baseline (no peer was found) there is no ratio: our time alone is reported. Rows of the suite also say who the
+    peer is and what our work would take at the rates of the machine (`floor`).
+    """
 
     what: str
     ours: Times
     baseline: Times
     goal: Goal | None = None
     inverse: bool = False
+    peer: str = ""
+    floor: Floor | None = None
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
+        if not self.baseline:
+            return None
         return self._ratio(statistics.median(self.ours), statistics.median(self.baseline))
 
     @property
-    def spread(self) -> tuple[float, float]:
+    def spread(self) -> tuple[float, float] | None:
         """Lowest and highest ratio of one turn."""
-        paired = [self._ratio(a, b) for a, b in zip(self.ours, self.baseline, strict=True)]
-        return min(paired), max(paired)
+        paired = [self._ratio(a, b) for a, b in zip(self.ours, self.baseline)]
+        return (min(paired), max(paired)) if paired else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None where there is no goal or nothing to compare with."""
+        return None if self.goal is None or self.ratio is None else self.goal.met(self.ratio)
 
     def _ratio(self, ours: float, baseline: float) -> float:
         return baseline / ours if self.inverse else ours / baseline
 
     def cells(self) -> list[str]:
-        low, high = self.spread
+        ratio, spread = self.ratio, self.spread
         return [
             self.what,
             duration(statistics.median(self.ours)),
-            duration(statistics.median(self.baseline)),
-            f"{self.ratio:.3g}{' x faster' if self.inverse else ''}",
-            f"{low:.3g} .. {high:.3g}",
+            duration(statistics.median(self.baseline)) if self.baseline else "",
+            "" if ratio is None else f"{ratio:.3g}{' x faster' if self.inverse else ''}",
+            "" if spread is None else f"{spread[0]:.3g} .. {spread[1]:.3g}",
             "" if self.goal is None else str(self.goal),
-            "" if self.goal is None else ("met" if self.goal.met(self.ratio) else "MISSED"),
+            "" if self.met is None else ("met" if self.met else "MISSED"),
         ]
 
     def record(self) -> dict[str, Any]:
-        low, high = self.spread
+        low, high = self.spread or (None, None)
         return {
             "what": self.what,
+            "peer": self.peer,
             "credibly_s": statistics.median(self.ours),
-            "baseline_s": statistics.median(self.baseline),
+            "baseline_s": statistics.median(self.baseline) if self.baseline else None,
             "ratio_is": "baseline / credibly" if self.inverse else "credibly / baseline",
             "ratio": self.ratio,
             "lowest": low,
             "highest": high,
             "goal": None if self.goal is None else str(self.goal),
-            "met": None if self.goal is None else self.goal.met(self.ratio),
+            "met": self.met,
             "turns": len(self.ours),
+            "floor": None if self.floor is None else {"flops": self.floor.flops, "bytes": self.floor.bytes},
         }
 
 
@@ -152,7 +172,7 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def machine() -> dict[str, Any]:
+def machine(device: str = "cpu") -> dict[str, Any]:
     """What the numbers depend on, and nothing that names the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
@@ -161,6 +181,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "processor": platform.machine(),
+        **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
         # A load that is not far below the number of cores means that somebody else was at work: time again.
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }

@@ -1,0 +1,114 @@
+"""One step of Bayes by Backprop against bayesian-torch, torch-uncertainty, Pyro and a plain MAP step.
+
+    python -m benchmarks.bbb                    # about four minutes, with the peers that are installed
+    python -m benchmarks.bbb --only small       # one of: small, wide, cnn
+
+Mean field, one draw of the weights a step, Normal prior, Adam (fused for all). The rows come from the same `Batches`; on the same
+weights, rows and noise every peer has to give our gradient of the misfit before the clock starts. The estimators of ours are
+compared with one another in `benchmarks.estimators`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from torch import Tensor
+
+import credibly as cr
+from benchmarks import vi_peers
+from benchmarks.case import Case, Setting
+from benchmarks.ensemble import Task
+from benchmarks.floors import Floor, gradient_flops
+from benchmarks.suite import alone
+from benchmarks.timing import Goal, Row, interleaved, options, report
+from benchmarks.vi_steps import Ours, convolutional, plain_map, small, wide
+from credibly.families import MeanField
+from credibly.methods.bbb import FreeEnergy
+from credibly.methods.method import initial
+from credibly.methods.reparameterise import choose_estimator
+
+SCALE = 0.03  # standard deviation of every weight at the start
+TASKS = {"small": small, "wide": wide, "cnn": convolutional}
+GOALS = {"small": 6.0, "wide": 2.2, "cnn": 2.0}
+LIMITS = {
+    "small": "the calls of a step: gathering rows, drawing noise, the compiled function.",
+    "wide": "half of it matrix products; then random bits (one thread), softplus, the complexity and Adam on 2 x 478,410 numbers.",
+    "cnn": "the convolutions and their gradients, which all contestants leave to the same library.",
+}
+
+
+def free_energy(task: Task, estimator: str, samples: int) -> tuple[FreeEnergy, Tensor]:
+    """The objective of Bayes by Backprop as its `fit` makes it, and where phi starts."""
+    problem = task.problem()
+    method = cr.BayesByBackprop(estimator=estimator, samples=samples, batch_size=task.batch, init_scale=SCALE)
+    noise = choose_estimator(estimator, problem, task.batch, mean_field=True)
+    objective = FreeEnergy(problem, MeanField(), problem.n, method, noise, seed=0, per_epoch=task.per_epoch)
+    return objective, MeanField().init(initial(problem, "network", 1, 0), SCALE)
+
+
+def floor_of(size: str, task: Task) -> Floor:
+    """Products of one gradient; means, rhos and Adam's moments of both read and written once."""
+    traffic = 12.0 * 4 * task.problem().dim
+    if size != "cnn":
+        sizes = [13, 50, 1] if size == "small" else [784, 400, 400, 10]
+        return Floor(gradient_flops(sizes, task.batch), traffic)
+    first, second, last = 2 * 24 * 24 * 8 * 25, 2 * 8 * 8 * 16 * 8 * 25, 2 * 256 * 10
+    return Floor(task.batch * (2.0 * first + 3.0 * second + 3.0 * last), traffic)
+
+
+def contest(size: str, setting: Setting) -> Iterator[Row]:
+    """One network against all peers that are here."""
+    task = TASKS[size]()
+    ours = Ours(task, *free_energy(task, "weights", 1), compiled=not setting.quick)
+    if not setting.quick:
+        ours.compile()
+    contestants: dict[str, Callable[[], object]] = {"ours": ours, "plain MAP step": plain_map(task, "loss")}
+    for name, make in vi_peers.MAKERS.items():
+        peer = make(task, SCALE)
+        if peer is None:
+            setting.note(f"{name} is not installed")
+            continue
+        vi_peers.check(task, peer, free_energy(task, "weights", 1)[0], name)
+        contestants[name] = peer.loop
+    times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
+    what, floor = f"{task.name}, minibatch {task.batch}: a step", floor_of(size, task)
+    for name in times:
+        if name != "ours":
+            goal = Goal(">=", GOALS[size]) if name in vi_peers.MAKERS else None
+            yield Row(what, times["ours"], times[name], goal, inverse=True, peer=name, floor=floor)
+
+
+def cases() -> list[Case]:
+    words = {
+        "small": "13-50-1, minibatch 128",
+        "wide": "784-400-400-10, minibatch 128",
+        "cnn": "a small CNN, minibatch 64",
+    }
+    return [
+        Case(
+            f"bbb-{size}",
+            f"A step of Bayes by Backprop, {words[size]}, one draw of the weights.",
+            LIMITS[size],
+            partial(contest, size),
+            0.6,
+            goals=f"{GOALS[size]:g}",
+            peers=tuple(vi_peers.MAKERS),
+        )
+        for size in TASKS
+    ]
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--only", choices=tuple(TASKS), default=None, help="one of the networks")
+    args = parser.parse_args()
+    with report("bbb", args) as record:
+        setting = Setting(args.repeats, args.seconds, args.threads)
+        found = [row for size in TASKS if args.only in (None, size) for row in contest(size, setting)]
+        record["rows"] = [row.record() for row in found]
+        alone(found)
+
+
+if __name__ == "__main__":
+    main()

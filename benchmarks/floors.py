@@ -1,0 +1,91 @@
+"""The floor of a piece of work: its arithmetic at the machine's best matrix rate, its bytes at the machine's best bandwidth.
+
+Nothing that does the same arithmetic can take less. Activation functions, random numbers and dispatch are not in it, so a floor
+is not a promise: it says how much there is to win at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MATRICES = (384, 1024, 2048)  # sides of the products that are tried; the best counts
+MEMORY = {"cpu": (2**18, 2**21, 2**24, 2**27), "cuda": (2**24, 2**27, 2**30)}  # bytes of the arrays that are copied
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Floating-point operations of the matrix products, and bytes that have to be read and written."""
+
+    flops: float
+    bytes: float = 0.0
+
+    def seconds(self, rates: Rates) -> float:
+        """The least time it can take on a machine of these rates."""
+        return max(self.flops / rates.matrix, self.bytes / rates.bandwidth_for(self.bytes) if self.bytes else 0.0)
+
+    def times(self, factor: float) -> Floor:
+        return Floor(factor * self.flops, factor * self.bytes)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What this machine does at best: float32 products, and copies of arrays by their size (caches are faster than memory)."""
+
+    matrix: float  # floating-point operations a second
+    bandwidth: tuple[tuple[int, float], ...]  # (bytes of the array, bytes a second, read and written together)
+
+    def bandwidth_for(self, count: float) -> float:
+        """The rate of the smallest measured array that holds so many bytes, or of the largest."""
+        return next((rate for size, rate in self.bandwidth if size >= count), self.bandwidth[-1][1])
+
+    def record(self) -> dict[str, Any]:
+        return {"matrix_flop_s": self.matrix, "bandwidth_byte_s": {str(size): rate for size, rate in self.bandwidth}}
+
+    def __str__(self) -> str:
+        copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size / 2**20:.3g} MiB" for size, rate in self.bandwidth)
+        return f"float32 products at {self.matrix / 1e9:,.0f} GFLOP/s; copies at {copies}"
+
+
+def measure(device: str = "cpu", *, seconds: float = 0.3) -> Rates:
+    """Measures both rates with the threads that torch has now."""
+    best = 0.0
+    for side in MATRICES if device == "cpu" else (4096, 8192):
+        a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
+        out = torch.empty_like(a)
+        best = max(best, 2 * side**3 / _best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), seconds, device))
+    rates = []
+    for size in MEMORY[device]:
+        source = torch.randn(size // 8, device=device)  # half of the bytes are read, half are written
+        target = torch.empty_like(source)
+        rates.append((size, size / _best(lambda s=source, t=target: t.copy_(s), seconds, device)))
+    return Rates(best, tuple(rates))
+
+
+def _best(call: Callable[[], object], seconds: float, device: str) -> float:
+    """The shortest time of a call in so many seconds."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    call()
+    wait()
+    least, began = float("inf"), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        call()
+        wait()
+        least = min(least, time.perf_counter() - start)
+    return least
+
+
+def forward_flops(sizes: Sequence[int], rows: int) -> float:
+    """Products of one pass of a multilayer perceptron."""
+    return 2.0 * rows * sum(a * b for a, b in itertools.pairwise(sizes))
+
+
+def gradient_flops(sizes: Sequence[int], rows: int) -> float:
+    """Products of one gradient: the pass, the weights' gradients, and those of all layers' inputs but the first."""
+    return 3 * forward_flops(sizes, rows) - 2.0 * rows * sizes[0] * sizes[1]

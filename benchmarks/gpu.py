@@ -1,0 +1,125 @@
+"""The cases on a GPU: HMC of small networks against a JAX scan, and the full-batch gradient of ResNet-20-FRN against JAX.
+
+    python -m benchmarks --device cuda --jax PYTHON          # PYTHON: an interpreter with jax for CUDA, blackjax and numpyro
+
+The measuring of ours alone, by micro-batch and precision, is in `benchmarks.hmc_gpu`. Here ours and JAX take turns on one GPU:
+JAX is told not to take all its memory. Gradients are compared on some images first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import credibly as cr
+from benchmarks import hmc
+from benchmarks.case import Case, Setting
+from benchmarks.floors import Floor
+from benchmarks.jax_client import JaxSide
+from benchmarks.timing import Goal, Row, interleaved
+from credibly.target import ProblemTarget
+
+IMAGES = 50_000
+CHAINS = (1, 16, 128, 512)
+NETWORKS: dict[str, dict[str, Any]] = {
+    "small": {"sizes": [13, 50, 1], "rows": 455, "steps": 64, "iterations": 5},
+    "medium": {"sizes": [8, 50, 50, 1], "rows": 7000, "steps": 64, "iterations": 1},
+}
+# Multiplications and additions of one pass of ResNet-20 on an image of 3 x 32 x 32, twice; a gradient has about three passes.
+RESNET_FLOPS = 2 * 40.8e6
+
+
+def many_chains(size: str, setting: Setting) -> Iterator[Row]:
+    """HMC with 1 to 512 chains."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    for chains in CHAINS:
+        case = {**NETWORKS[size], "name": f"gpu-{size}", "chains": chains, "goal": 1.0}
+        yield from hmc.contest(case, setting, device=setting.device)
+
+
+def resnet(precision: str, setting: Setting) -> Iterator[Row]:
+    """One full-batch gradient in micro-batches."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    device, images = setting.device, 64 if setting.quick else IMAGES
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(images, 3, 32, 32, generator=generator)
+    y = torch.randint(10, (images,), generator=generator)
+    net = cr.zoo.resnet20_frn().to(device)
+    problem = cr.Problem(
+        net, (x.to(device), y.to(device)), cr.likelihoods.Categorical(), cr.priors.Normal(0.3), device=device,
+        precision=None if precision == "tf32" else "bf16",
+    )  # fmt: skip
+    target = ProblemTarget(problem)
+    target.compile_pieces(not setting.quick, 10**6, 1)
+    theta = problem.layout.read(net).unsqueeze(0)
+
+    def ours() -> torch.Tensor:
+        with torch.no_grad():
+            gradient = target.likelihood_and_grad(theta)[1]
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return gradient
+
+    contestants: dict[str, Callable[[], object]] = {"ours": ours}
+    side = setting.jax_side()
+    try:
+        if side is not None:
+            check_resnet(side, problem, theta, precision)
+            words = {"precision": precision, "micro_batch": min(images, 2000), "names": names(problem)}
+            contestants["JAX"] = side.build("resnet_gradient", words, x=x, y=y, theta=theta)
+        times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
+    finally:
+        if side is not None:
+            side.__exit__(None, None, None)
+    what = f"ResNet-20-FRN, {images:,} images, {precision}: a full-batch gradient"
+    floor = Floor(3 * images * RESNET_FLOPS)
+    peer = times.get("JAX", [])
+    yield Row(what, times["ours"], peer, Goal(">=", 1.1), inverse=True, peer="JAX" if peer else "", floor=floor)
+
+
+def names(problem: cr.Problem) -> list[list[Any]]:
+    """Name and shape of every parameter, in the order of the flat vector."""
+    return [[entry.name, list(entry.shape)] for entry in problem.layout.entries]
+
+
+def check_resnet(side: JaxSide, problem: cr.Problem, theta: torch.Tensor, precision: str) -> None:
+    """The gradients of both sides on the first images agree, as far as the precision goes."""
+    few = problem.subset(torch.arange(32, device=problem.device))
+    words = {"precision": precision, "micro_batch": 32, "names": names(problem)}
+    _, found = side.fetch(density="resnet", **words, x=few.x, y=few.y, theta=theta)
+    evaluation = few.log_density_and_grad(theta)
+    prior = -theta / 0.3**2  # over there the likelihood alone is differentiated, as it is timed
+    ours = (evaluation.gradient - prior)[0].cpu().double()
+    apart = float((torch.from_numpy(found["gradient"].astype(np.float64)) - ours).norm() / ours.norm())
+    if not apart < {"tf32": 1e-2, "bf16": 0.1}[precision]:
+        raise SystemExit(f"JAX has another gradient ({apart:.2g} away): nothing to compare")
+
+
+def cases() -> list[Case]:
+    small_limits = (
+        "a step is a handful of kernels whose launches and waits outlast their work; with 512 chains, memory traffic."
+    )
+    resnet_limits = (
+        "memory traffic of normalisation and activation between convolutions, which are not fused with them."
+    )
+    many = [
+        Case(
+            f"gpu-hmc-{size}", f"HMC, {'-'.join(map(str, own['sizes']))}, {', '.join(map(str, CHAINS))} chains.", small_limits,
+            partial(many_chains, size), 4.0, "cuda", "1 each", ("BlackJAX", "NumPyro"),
+        )
+        for size, own in NETWORKS.items()
+    ]  # fmt: skip
+    gradients = [
+        Case(
+            f"gpu-resnet-{precision}", f"A full-batch gradient of ResNet-20-FRN on 50,000 images, {precision}.", resnet_limits,
+            partial(resnet, precision), 3.0, "cuda", "1.1", ("JAX",),
+        )
+        for precision in ("tf32", "bf16")
+    ]  # fmt: skip
+    return many + gradients

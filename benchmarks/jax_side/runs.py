@@ -1,0 +1,104 @@
+"""Whole runs from warm-up to the last draw: NUTS by BlackJAX and by NumPyro, MCLMC by BlackJAX.
+
+Compilation is done ahead of time and timed apart. Chains of NUTS run as one device each, so that none waits for the trees of
+another; those of MCLMC, whose steps all cost the same, under `vmap`. Draws come back as credibly's flat vectors (chain, draw, D).
+"""
+
+import time
+
+import blackjax
+import jax
+import jax.numpy as jnp
+from networks import flatten, log_density_of, unflatten
+
+
+def _timed(make, arguments, *, parallel):
+    """Compiles `make` over the chains, runs it: the results, and the seconds of both."""
+    began = time.perf_counter()
+    ready = (jax.pmap(make) if parallel else jax.jit(jax.vmap(make))).lower(*arguments).compile()
+    compiled = time.perf_counter()
+    results = jax.block_until_ready(ready(*arguments))
+    return results, {"compile": compiled - began, "seconds": time.perf_counter() - compiled}
+
+
+def _arguments(case, arrays, make_key):
+    theta = jnp.asarray(arrays["theta"], jnp.float32)
+    keys = jax.random.split(make_key(case["seed"]), len(theta))
+    return keys, unflatten(case["sizes"], theta)
+
+
+def _parallel(arrays):
+    return jax.local_device_count() >= len(arrays["theta"])
+
+
+def blackjax_nuts(case, arrays):
+    """Window adaptation of step size and diagonal mass, then NUTS."""
+    function = log_density_of(case, arrays)
+
+    def chain(key, position):
+        first, second = jax.random.split(key)
+        warmup = blackjax.window_adaptation(blackjax.nuts, function)
+        (state, parameters), _ = warmup.run(first, position, num_steps=case["warmup"])
+        kernel = blackjax.nuts(function, **parameters)
+
+        def one(state, key):
+            state, info = kernel.step(key, state)
+            return state, (state.position, info.num_integration_steps)
+
+        return jax.lax.scan(one, state, jax.random.split(second, case["draws"]))[1]
+
+    (draws, steps), told = _timed(chain, _arguments(case, arrays, jax.random.key), parallel=_parallel(arrays))
+    return {"draws": flatten(draws)}, {**told, "steps": float(steps.mean())}
+
+
+def numpyro_nuts(case, arrays):
+    """NumPyro's NUTS kernel with its own warm-up."""
+    from numpyro.infer import NUTS
+
+    function = log_density_of(case, arrays)
+
+    def chain(key, position):
+        kernel = NUTS(potential_fn=lambda tree: -function(tree))
+        state = kernel.init(key, case["warmup"], position, (), {})
+
+        def one(state, _):
+            state = kernel.sample(state, (), {})
+            return state, (state.z, state.num_steps)
+
+        state, _ = jax.lax.scan(lambda s, _: (kernel.sample(s, (), {}), None), state, None, length=case["warmup"])
+        return jax.lax.scan(one, state, None, length=case["draws"])[1]
+
+    (draws, steps), told = _timed(chain, _arguments(case, arrays, jax.random.PRNGKey), parallel=_parallel(arrays))
+    return {"draws": flatten(draws)}, {**told, "steps": float(steps.mean())}
+
+
+def blackjax_mclmc(case, arrays):
+    """Microcanonical Langevin without Metropolis correction: length and step size found first, then every `thin`-th step."""
+    function = log_density_of(case, arrays)
+
+    def chain(key, position):
+        first, second, third = jax.random.split(key, 3)
+        state = blackjax.mcmc.mclmc.init(position=position, logdensity_fn=function, rng_key=first)
+        kernel = blackjax.mcmc.mclmc.build_kernel(integrator=blackjax.mcmc.mclmc.isokinetic_mclachlan)
+        state, parameters, _ = blackjax.mclmc_find_L_and_step_size(
+            mclmc_kernel=kernel, logdensity_fn=function, num_steps=case["warmup"], state=state, rng_key=second,
+            diagonal_preconditioning=True,
+        )  # fmt: skip
+        algorithm = blackjax.mclmc(
+            function,
+            L=parameters.L,
+            step_size=parameters.step_size,
+            inverse_mass_matrix=parameters.inverse_mass_matrix,
+        )
+
+        def one(state, key):
+            def inner(state, key):
+                return algorithm.step(key, state)[0], None
+
+            state, _ = jax.lax.scan(inner, state, jax.random.split(key, case["thin"]))
+            return state, state.position
+
+        return jax.lax.scan(one, state, jax.random.split(third, case["draws"]))[1]
+
+    draws, told = _timed(chain, _arguments(case, arrays, jax.random.key), parallel=False)
+    return {"draws": flatten(draws)}, {**told, "steps": 2.0 * case["thin"]}

@@ -1,0 +1,129 @@
+"""Steps of samplers, many in one jitted scan: HMC by BlackJAX and by NumPyro, SGLD and SGHMC by BlackJAX.
+
+Every maker gives a call that goes on from where the last one ended, and the words to tell about it. One chain runs as it is, many
+under `vmap`.
+"""
+
+import blackjax
+import jax
+import jax.numpy as jnp
+from networks import data_of, log_density_of, log_likelihood, log_prior, unflatten
+
+
+def starts(case, arrays):
+    """The starting trees, and whether they have an axis of chains."""
+    theta = jnp.asarray(arrays["theta"], jnp.float32)
+    many = len(theta) > 1
+    return unflatten(case["sizes"], theta if many else theta[0]), many
+
+
+def going_on(some, states):
+    """A call that keeps the states between calls, with a new key each time."""
+    held = {"states": states, "calls": 0}
+
+    def call():
+        held["states"], told = some(jax.random.key(held["calls"]), held["states"])
+        held["calls"] += 1
+        return held["states"], told
+
+    return call
+
+
+def blackjax_hmc(case, arrays):
+    """BlackJAX's HMC with a fixed step size and number of steps."""
+    chains = len(arrays["theta"])
+    positions, many = starts(case, arrays)
+    kernel = blackjax.hmc(
+        log_density_of(case, arrays), case["step_size"], jnp.ones(arrays["theta"].shape[1]), case["steps"]
+    )
+    states = jax.vmap(kernel.init)(positions) if many else kernel.init(positions)
+
+    @jax.jit
+    def some(key, states):
+        def one(states, key):
+            if many:
+                states, info = jax.vmap(kernel.step)(jax.random.split(key, chains), states)
+            else:
+                states, info = kernel.step(key, states)
+            return states, info.acceptance_rate.mean()
+
+        return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
+
+    return going_on(some, states), {}
+
+
+def numpyro_hmc(case, arrays):
+    """NumPyro's HMC kernel, the same settings, without adaptation."""
+    from numpyro.infer import HMC
+
+    chains = len(arrays["theta"])
+    positions, many = starts(case, arrays)
+    function = log_density_of(case, arrays)
+    kernel = HMC(
+        potential_fn=lambda tree: -function(tree), step_size=case["step_size"], num_steps=case["steps"],
+        trajectory_length=None, adapt_step_size=False, adapt_mass_matrix=False, dense_mass=False,
+    )  # fmt: skip
+    keys = jax.random.PRNGKey(0)
+    states = kernel.init(jax.random.split(keys, chains) if many else keys, 0, positions, (), {})
+
+    @jax.jit
+    def some(key, states):
+        def one(states, _):
+            states = kernel.sample(states, (), {})
+            return states, states.accept_prob.mean()
+
+        return jax.lax.scan(one, states, None, length=case["iterations"])
+
+    return going_on(some, states), {}
+
+
+def _minibatches(case, arrays):
+    """A function from a key to a random minibatch, and the gradient of the log density estimated from it."""
+    x, y = data_of(case, arrays)
+    n, batch = len(x), case["batch"]
+
+    def draw(key):
+        rows = jax.random.randint(key, (batch,), 0, n)
+        return x[rows], y[rows]
+
+    def estimate(tree, minibatch):
+        def value(tree):
+            return n / batch * log_likelihood(case, tree, *minibatch) + log_prior(case, tree)
+
+        return jax.grad(value)(tree)
+
+    return draw, estimate
+
+
+def _stochastic(case, arrays, move):
+    """A scan of `move(key, tree, minibatch)`, chains side by side, each with its own minibatches."""
+    chains = len(arrays["theta"])
+    positions, many = starts(case, arrays)
+    draw, _ = _minibatches(case, arrays)
+
+    def one_chain(key, tree):
+        for_rows, for_noise = jax.random.split(key)
+        return move(for_noise, tree, draw(for_rows))
+
+    @jax.jit
+    def some(key, states):
+        def one(states, key):
+            if many:
+                return jax.vmap(one_chain)(jax.random.split(key, chains), states), None
+            return one_chain(key, states), None
+
+        return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
+
+    return going_on(some, positions), {}
+
+
+def blackjax_sgld(case, arrays):
+    """BlackJAX's SGLD."""
+    algorithm = blackjax.sgld(_minibatches(case, arrays)[1])
+    return _stochastic(case, arrays, lambda key, tree, rows: algorithm.step(key, tree, rows, case["step_size"]))
+
+
+def blackjax_sghmc(case, arrays):
+    """BlackJAX's SGHMC: `inner` steps on one minibatch after a fresh momentum, as it has them."""
+    algorithm = blackjax.sghmc(_minibatches(case, arrays)[1], case["inner"])
+    return _stochastic(case, arrays, lambda key, tree, rows: algorithm.step(key, tree, rows, case["step_size"]))
