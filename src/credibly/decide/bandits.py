@@ -73,6 +73,8 @@ def drawn_functions(posterior: Posterior, x: Any, count: int, seed: int) -> tupl
     )  # components take turns in a call
     name = "passes" if "passes" in settings else "draws"
     more: dict[str, Any] = {name: count * turns, "seed": seed}
+    if "joint" in settings:  # each draw has to be one function: its rows are compared with each other
+        more["joint"] = True
     return posterior.predict(x, **more), torch.arange(count) * turns + own
 
 
