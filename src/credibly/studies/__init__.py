@@ -22,6 +22,7 @@ MODULES: dict[str, str] = {
     "synthetic-regression": "paper_regression",
     "aleatoric-epistemic": "kinds",
     "ood": "ood",
+    "active-mnist": "active",
     "mushroom-bandit": "bandit",
     "reject-option": "reject",
     "trajectory-length": "hmc_dynamics",
