@@ -24,6 +24,7 @@ one prior precision. Where the two differ by convention:
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import itertools
 import time
@@ -95,10 +96,10 @@ def ours(net: nn.Module, x: Tensor, y: Tensor, structure: str) -> tuple[cr.Probl
 
 
 def theirs(peer: Peer, backend: str, net: nn.Module, x: Tensor, y: Tensor, structure: str) -> Any:
-    """A fit of laplace-torch."""
+    """A fit of laplace-torch, on a copy: its backends leave hooks behind."""
     extra = {"sigma_noise": NOISE} if y.is_floating_point() else {}
     found = peer.module.Laplace(
-        net, "regression" if y.is_floating_point() else "classification", subset_of_weights="all",
+        copy.deepcopy(net), "regression" if y.is_floating_point() else "classification", subset_of_weights="all",
         hessian_structure=structure, prior_precision=PRIOR_SCALE**-2, backend=peer.backends[backend], **extra,
     )  # fmt: skip
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass
+from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
 from credibly.curvature.gauss_newton import block_rows, row_gradients, vectors
 from credibly.curvature.parts import Captured
 from credibly.inputs import Inputs, map_inputs, row_count
@@ -66,11 +66,8 @@ class OutputDraws:
         for block in blocks:
             if block.source == "likelihood":
                 self.own = self.own + block.root(noise[:, self.width :])
-        largest = max(
-            [len(parts.rest_places), *(layer.places.numel() for layer in parts.layers if layer.convolution)], default=0
-        )
-        full = len(parts.places) if any(isinstance(b, DenseBlock) for b in self.blocks) else 0
-        self.rows = block_rows(model.forward.row_width, self.width * max(largest, full))
+        dense = len(parts.places) if any(isinstance(b, DenseBlock) for b in self.blocks) else len(parts.rest_places)
+        self.rows = block_rows(model.forward.row_width, parts, self.width * dense)
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Arranged outputs (stop - start, rows, ..., K)."""
@@ -86,13 +83,14 @@ class OutputDraws:
         mean = captured.output
         ride = mean.shape[1:-1]
         eye = torch.eye(self.width, dtype=mean.dtype, device=mean.device)
-        pulls = [captured.pull(v) for v in vectors(eye.expand(*mean.shape, self.width))]
-        found = []
-        for first in range(0, len(pulls), self.width):  # the K outputs of one element
-            some = pulls[first : first + self.width]
-            layers = [torch.stack(g) for g in zip(*(p[0] for p in some))]
-            rest = [p[1] for p in some if p[1] is not None]
-            found.append(self._covariance(captured, layers, torch.stack(rest) if rest else None))
+        pulls, found = [], []
+        for vector in vectors(eye.expand(*mean.shape, self.width)):
+            pulls.append(captured.pull(vector))
+            if len(pulls) == self.width:  # the K outputs of one element
+                layers = [torch.stack(g) for g in zip(*(p[0] for p in pulls))]
+                rest = [p[1] for p in pulls if p[1] is not None]
+                found.append(self._covariance(captured, layers, torch.stack(rest) if rest else None))
+                pulls = []
         covariance = torch.stack(found, 1) if ride else found[0]
         return mean, _root(covariance).reshape(*mean.shape, self.width)
 
@@ -139,9 +137,12 @@ def _layer_covariance(block: Block, a: Tensor, g: Tensor) -> Tensor:
         g = g.squeeze(2)
         result: Tensor = torch.einsum("kno,no,mno->nkm", g, weight, g)
         return result
-    rows = torch.einsum("knto,nti->knoi", g, a)
-    shared: Tensor = torch.einsum("knoi,oi,mnoi->nkm", rows, variance, rows)
-    return shared
+    some = max(1, gauss_newton.BLOCK_VALUES // (len(g) * variance.numel()))
+    pieces = []
+    for g_some, a_some in zip(g.split(some, 1), a.split(some)):
+        rows = torch.einsum("knto,nti->knoi", g_some, a_some)
+        pieces.append(torch.einsum("knoi,oi,mnoi->nkm", rows, variance, rows))
+    return torch.cat(pieces)
 
 
 def _root(covariance: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ Rows go through in blocks, so memory does not grow with them; sums are kept in f
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def curvature_blocks(
     passes = RowPass(problem.layout, problem.likelihood, problem.forward, theta, parts)
     extra = problem.extra(theta.unsqueeze(0))
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
-    rows = problem.micro_batch or block_rows(problem.forward.row_width, sums.values_a_row)
+    rows = problem.micro_batch or block_rows(problem.forward.row_width, parts, sums.values_a_row)
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for start in range(0, problem.n, rows):
             x, y = _slice(problem.x, start, rows), problem.y[start : start + rows]
@@ -63,19 +64,18 @@ def curvature_blocks(
     return blocks
 
 
-def vectors(root: Tensor) -> list[Tensor]:
+def vectors(root: Tensor) -> Iterator[Tensor]:
     """The columns of S (N, ..., W, R) as vectors on the outputs (N, ..., W), one for each riding element and column."""
     ride = root.shape[1:-2]
     if not ride:
-        return list(root.unbind(-1))
+        yield from root.unbind(-1)
+        return
     flat = root.flatten(1, -3)
-    found = []
     for element in range(flat.shape[1]):
         for column in range(flat.shape[-1]):
             vector = torch.zeros_like(flat[..., 0])
             vector[:, element] = flat[:, element, :, column]
-            found.append(vector.unflatten(1, ride))
-    return found
+            yield vector.unflatten(1, ride)
 
 
 def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | None) -> Tensor:
@@ -84,9 +84,12 @@ def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | Non
     return torch.cat(pieces if rest is None else [*pieces, rest], 1)
 
 
-def block_rows(row_width: int, values_a_row: int) -> int:
+def block_rows(row_width: int, parts: Parts, values_a_row: int) -> int:
     """Rows of a block, by the values that a row takes in the network and beside it."""
-    return max(1, BLOCK_VALUES // max(row_width, values_a_row))
+    unfolded = (
+        8 if any(layer.convolution for layer in parts.layers) else 1
+    )  # a convolution's inputs, once for each place
+    return max(1, BLOCK_VALUES // max(unfolded * row_width, values_a_row))
 
 
 class _Sums:
@@ -122,8 +125,6 @@ class _Diagonal(_Sums):
         super().__init__(parts, problem)
         self.layers = [self._zeros(*layer.places.shape) for layer in parts.layers]
         self.squares: list[Tensor] = []
-        if any(layer.convolution for layer in parts.layers):
-            self.values_a_row = max([self.places, *(layer.places.numel() for layer in parts.layers)])
 
     def begin(self, captured: Captured) -> None:
         self.squares = [a.squeeze(1).square() if a.shape[1] == 1 else a for a in captured.inputs]

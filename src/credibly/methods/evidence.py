@@ -164,7 +164,7 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
     for _ in range(50):
-        slope, curve = torch.func.grad(loss)(own), torch.func.hessian(loss)(own)
+        slope, curve = torch.func.grad(loss)(own), torch.func.jacrev(torch.func.grad(loss))(own)
         values, basis = torch.linalg.eigh(curve)
         step = -(basis * (1 / values.abs().clamp_min(1e-8))) @ (basis.mT @ slope)
         step = step.clamp(-1, 1)
