@@ -34,6 +34,7 @@ MODULES: dict[str, str] = {
     "temperature": "hmc_target",
     "prior-scale": "hmc_target",
     "covariate-shift": "hmc_shift",
+    "continual-mnist": "continual",
 }
 
 
