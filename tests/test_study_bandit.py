@@ -103,7 +103,7 @@ def test_regret_falls_and_runs_repeat(root, monkeypatch):
     assert set(regret.unique().tolist()) <= {0.0, 5.0, 15.0}
     early, late = regret[..., :60].mean((1, 2)), regret[..., -60:].mean((1, 2))
     assert float(late[0]) < 0.5 * float(early[0])  # Thompson sampling
-    result = bandit.told(regret, sizes)
+    result = bandit.told(regret, sizes, (120, 14))
     total = regret[0].double().sum(-1)
     assert result.numbers["cumulative_regret"]["Bayes by Backprop"] == total.tolist()
     gap = regret[1].double().sum(-1) - total
@@ -122,9 +122,9 @@ def test_the_rule():
     regret = torch.zeros(4, 3, 10)
     regret[1:] = 5.0
     regret[:, :, 0] += torch.tensor([0.0, 5.0, 10.0])  # repeats differ, alike for all
-    assert bandit.told(regret, bandit.Sizes(10, 1, 3)).held is True
+    assert bandit.told(regret, bandit.Sizes(10, 1, 3), (120, 14)).held is True
     regret[2] = regret[0]
-    assert bandit.told(regret, bandit.Sizes(10, 1, 3)).held is False
+    assert bandit.told(regret, bandit.Sizes(10, 1, 3), (120, 14)).held is False
 
 
 def test_bad_input(root, tmp_path):
