@@ -259,6 +259,7 @@ def told(regret: Tensor, sizes: Sizes, table_size: tuple[int, int]) -> Result:
 
 def notes(sizes: Sizes, mushrooms: int, inputs: int) -> tuple[str, ...]:
     """How it was run, and where it falls short."""
+    minibatches = sizes.steps * sizes.updates
     return (
         f"{mushrooms:,} mushrooms, {sizes.steps:,} met at random; a network {inputs}-100-100-1 with ReLU of the mushroom and the action (one-hot); a "
         f"memory of the last {MEMORY:,}; {sizes.updates} minibatches of {BATCH} between two decisions, by Adam at a constant rate of 0.001; "
@@ -272,7 +273,7 @@ def notes(sizes: Sizes, mushrooms: int, inputs: int) -> tuple[str, ...]:
         "mushrooms in the same order.",
         "Published (Blundell et al. 2015, a figure only; settings as remembered): 50,000 steps with 64 minibatches each; Bayes by "
         "Backprop's regret flattens well below that of the three others. Here there are "
-        f"{sizes.steps * sizes.updates:,} minibatches in all, 1 for {50_000 * 64 / (sizes.steps * sizes.updates):,.0f} of theirs, and a normal prior.",
+        f"{minibatches:,} minibatches in all, 1 for {50_000 * 64 / minibatches:,.0f} of theirs, and a normal prior.",
     )  # fmt: skip
 
 
