@@ -362,6 +362,22 @@ def test_methods_that_need_another_prior_say_so():
         cr.DeepEnsemble(members=2, anchored=True, steps=2).fit(correlated, seed=0)
 
 
+def test_a_warm_start_goes_on_from_the_whole_posterior_and_only_from_one_that_fits():
+    x, y = randn(20, 3), randn(20, seed=1)
+    p = cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
+    posterior = cr.BayesByBackprop(steps=30).fit(p, seed=0)
+    still = cr.BayesByBackprop(steps=1, lr=1e-12, init=posterior).fit(p, seed=0)
+    torch.testing.assert_close(still.phi, posterior.phi, rtol=0, atol=1e-6)
+    assert "GaussianPosterior" in still.record.settings["init"]
+    with pytest.raises(cr.InputError, match="init: found .*MeanField.* for 1 x LowRank"):
+        cr.BayesByBackprop(steps=1, family="low-rank", init=posterior).fit(p, seed=0)
+    with pytest.raises(cr.InputError, match="init: found .* for 2 x MeanField"):
+        cr.BayesByBackprop(steps=1, members=2, init=posterior).fit(p, seed=0)
+    other = cr.Problem(mlp(3, 5, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
+    with pytest.raises(cr.InputError, match=r"init: is of another network: it has \('0.weight', \(4, 3\)\)"):
+        cr.BayesByBackprop(steps=1, init=posterior).fit(other, seed=0)
+
+
 # -- the record, the store, resuming
 
 

@@ -106,7 +106,7 @@ class Posterior(ABC):
         raise InputError(
             "as_prior",
             f"the posterior of {self.record.method or self.kind} is not a Gaussian over the weights",
-            "Fit BayesByBackprop, SWAG or a sampler, whose posteriors offer it",
+            "Fit BayesByBackprop, Laplace, SWAG or a sampler, whose posteriors offer it",
         )
 
     @abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,10 +68,10 @@ class Puzzle:
 
 
 def size_of(puzzle: str, options: Options) -> Size:
-    """The size of a puzzle; rows, steps and tasks may be set."""
+    """The size of a puzzle; rows, steps and the number of tasks may be set."""
     if options.quick:
         return Size(2, 60, 30, 10, 10)
-    tasks = 10 if puzzle == "permuted" else 5
+    tasks = min(_number(options, "tasks", 10), 10 if puzzle == "permuted" else 5)
     coreset = 200 if puzzle == "permuted" else 40
     return Size(tasks, _number(options, "rows", 10_000), 2_000, _number(options, "steps", 400), coreset)
 
@@ -128,24 +128,23 @@ MAKERS: dict[str, Callable[[list[Tensor], Size, int, str], Puzzle]] = {"permuted
 
 def method_of(way: str, size: Size) -> Method:
     """What each way fits a task with."""
-    training: dict[str, Any] = {"steps": size.steps, "lr": 3e-3, "compile": False}
     if way.startswith("vcl"):
-        return BayesByBackprop(**training, init_scale=0.01)
+        return BayesByBackprop(steps=size.steps, lr=1e-2, init_scale=0.05, compile=False)
+    training: dict[str, Any] = {"steps": size.steps, "lr": 3e-3, "compile": False}
     return Laplace(**training, structure="kron") if way == "laplace" else MAP(**training)
 
 
 def fitted(way: str, puzzle: Puzzle, size: Size, seed: int) -> Posterior:
     """What a way knows after the last task."""
     likelihood, prior, method = Categorical(), Normal(PRIOR, fan_in=True), method_of(way, size)
-    if way in ("fine-tuning", "joint"):
+    if isinstance(method, MAP):
         problems = [Problem(puzzle.net, task, likelihood, prior) for task in puzzle.tasks]
         if way == "joint":
             steps = size.steps * size.tasks  # as many as the others take over all tasks
-            return MAP(steps=steps, lr=3e-3, compile=False).fit(joined(problems), seed=seed, progress=False)
+            return replace(method, steps=steps).fit(joined(problems), seed=seed, progress=False)
         theta: Tensor | str = "network"
         for t, problem in enumerate(problems):
-            plain = MAP(steps=size.steps, lr=3e-3, compile=False, init=theta)
-            posterior = plain.fit(problem, seed=stream_seed(seed, "task", t), progress=False)
+            posterior = replace(method, init=theta).fit(problem, seed=stream_seed(seed, "task", t), progress=False)
             theta = posterior.draws[0]
         return posterior
     coreset = size.coreset if way == "vcl-coreset" else 0
@@ -187,8 +186,8 @@ def run(options: Options) -> Result:
             f"Permuted MNIST: {big.tasks} tasks, each with the pixels in a random order of its own, ten classes, one head. Split MNIST: "
             f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
             f"{big.rows:,} training images at most, and {big.test:,} test images. {seeds} seeds change orders, images, starts and minibatches.",
-            f"Network: 784-{HIDDEN[0]}-{HIDDEN[1]} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for {big.steps} steps of Adam with batches "
-            "of 128, from where the last one ended. VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
+            f"Network: 784-{HIDDEN[0]}-{HIDDEN[1]} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for "
+            f"{big.steps} steps of Adam with batches of 128, from where the last one ended. VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
             f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks together, "
             "as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the next posterior keeps "
             f"the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: MAP on all tasks at once, for as "
