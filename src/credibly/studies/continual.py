@@ -187,11 +187,12 @@ def run(options: Options) -> Result:
             f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
             f"{big.rows:,} training images at most, and {big.test:,} test images. {seeds} seeds change orders, images, starts and minibatches.",
             f"Network: 784-{HIDDEN[0]}-{HIDDEN[1]} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for "
-            f"{big.steps} steps of Adam with batches of 128, from where the last one ended. VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
-            f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks together, "
-            "as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the next posterior keeps "
-            f"the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: MAP on all tasks at once, for as "
-            "many steps as the others take in all.",
+            f"{big.steps} steps of Adam with batches of 128, from where the last one ended.",
+            "VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
+            f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks "
+            "together, as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the "
+            f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: "
+            "MAP on all tasks at once, for as many steps as the others take in all.",
             "Settings were chosen after a look at three permuted tasks of another draw of rows and orders. Nguyen et al. train on "
             "all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. Their figures are not repeated here.",
         ),
