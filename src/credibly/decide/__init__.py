@@ -12,7 +12,7 @@ from credibly.decide.optimisation import (
     probability_of_improvement,
     upper_bound,
 )
-from credibly.decide.reject import (
+from credibly.decide.rejection import (
     Rejection,
     Selection,
     binomial_upper,
