@@ -137,7 +137,7 @@ def test_prior_scale_is_before_the_fan_in():
 def test_refuses_what_it_cannot_use():
     for wrong, message in (
         ({"task": "ranking"}, "task: found 'ranking'. Pass one of regression, classification"),
-        ({"method": "laplace"}, "method: found 'laplace'. Pass auto or one of mle, map"),
+        ({"method": "gibbs"}, "method: found 'gibbs'. Pass auto or one of mle, map"),
         ({"activation": "step"}, "activation: found 'step'"),
         ({"prior_scale": 0.0}, "prior_scale: found 0.0"),
         ({"prior_scale": float("nan")}, "prior_scale: found nan"),
