@@ -240,7 +240,7 @@ def test_streamed_is_whole(monkeypatch):
     monkeypatch.setattr(predictive_module, "BLOCK_VALUES", 1000)
     monkeypatch.setattr(predictive_module, "CACHE_VALUES", 0)
     monkeypatch.setattr(active.acquisition, "BLOCK_VALUES", 1000)
-    monkeypatch.setattr(active.batch, "BLOCK_VALUES", 1000)
+    monkeypatch.setattr(active.batch, "CACHED_VALUES", 1000)
     inner = cr.Predictive._outputs
     monkeypatch.setattr(
         cr.Predictive, "_outputs", lambda self, x, first: blocks.append(len(x)) or inner(self, x, first)

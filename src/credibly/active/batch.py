@@ -21,10 +21,11 @@ from torch import Tensor
 
 from credibly.active.acquisition import bald, check_fits, log_probabilities, rows_of
 from credibly.errors import InputError
-from credibly.predictive import BLOCK_VALUES, Predictive
+from credibly.predictive import Predictive
 from credibly.rng import check_seed, stream
 
 CANDIDATES = 1_000  # rows of highest BALD that a batch is chosen from
+CACHED_VALUES = 2**18  # probabilities looked at together: what caches hold
 LABELLINGS = 1_000  # labellings of a batch that are summed over; where there are more, so many are drawn
 
 
@@ -156,11 +157,12 @@ def _labelled(p: Tensor, chosen: list[int], most: int, seed: int) -> tuple[Tenso
 def _gains(responsibility: Tensor, weights: Tensor, p: Tensor, each: Tensor) -> Tensor:
     """sum_c w_c ( H[r_c p] - r_c H[p] ) for every row, (N,), in pieces of bounded memory."""
     draws, _, classes = p.shape
-    found = []
+    found, least = [], torch.finfo(p.dtype).tiny
     expected = (weights @ responsibility) @ each  # (N,)
-    for some in p.split(max(1, BLOCK_VALUES // (len(weights) * classes)), 1):
+    for some in p.split(max(1, CACHED_VALUES // (len(weights) * classes)), 1):
         mixed = responsibility @ some.reshape(draws, -1)  # (C, n K)
-        found.append((weights @ torch.special.entr(mixed)).reshape(-1, classes).sum(1))
+        terms = mixed.clamp_min(least).log_().mul_(mixed)
+        found.append(-(weights @ terms).reshape(-1, classes).sum(1))
     return (torch.cat(found) - expected).clamp_min(0)
 
 

@@ -35,6 +35,7 @@ MODULES: dict[str, str] = {
     "prior-scale": "hmc_target",
     "covariate-shift": "hmc_shift",
     "continual-mnist": "continual",
+    "evidence-picks-the-model": "evidence",
 }
 
 
