@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
     from credibly.comparing import compare_models
     from credibly.dropout_posterior import DropoutPosterior
-    from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
+    from credibly.errors import InputError, Interrupted, PeerError, SamplingError, StoreError, TrainingError
     from credibly.estimators import BayesianClassifier, BayesianRegressor
     from credibly.evaluation import evaluate
     from credibly.gaussian_posterior import GaussianPosterior
@@ -83,6 +83,7 @@ __all__ = [
     "LaplacePosterior",
     "Layout",
     "MCDropout",
+    "PeerError",
     "Posterior",
     "Predictive",
     "Problem",
@@ -116,7 +117,7 @@ __all__ = [
 _HOMES = {
     "credibly.comparing": ("compare_models",),
     "credibly.dropout_posterior": ("DropoutPosterior",),
-    "credibly.errors": ("InputError", "Interrupted", "SamplingError", "StoreError", "TrainingError"),
+    "credibly.errors": ("InputError", "Interrupted", "PeerError", "SamplingError", "StoreError", "TrainingError"),
     "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
     "credibly.evaluation": ("evaluate",),
     "credibly.gaussian_posterior": ("GaussianPosterior",),

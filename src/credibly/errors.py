@@ -55,3 +55,7 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, message: str, posterior: Any = None) -> None:
         super().__init__(message)
         self.posterior = posterior
+
+
+class PeerError(RuntimeError):
+    """Another process of the same run failed or was lost, so this one cannot go on; the message says which and why."""
