@@ -91,7 +91,7 @@ def cases() -> list[Case]:
             f"A step of Bayes by Backprop, {words[size]}, one draw of the weights.",
             LIMITS[size],
             partial(contest, size),
-            0.6,
+            0.5,
             goals=f"{GOALS[size]:g}",
             peers=tuple(vi_peers.MAKERS),
         )

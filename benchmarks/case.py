@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,12 +29,18 @@ class Setting:
         self.notes.append(words)
         print(f"  ({words})", flush=True)
 
-    def jax_side(self, devices: int = 1) -> JaxSide | None:
-        """The process with the JAX peers, or None and a note."""
+    @contextmanager
+    def jax_side(self, devices: int = 1) -> Iterator[JaxSide | None]:
+        """The process with the JAX peers for the length of a block, or None and a note."""
         if self.jax is None:
             self.note("no JAX peers: name an interpreter by --jax, or make one by --make-jax")
-            return None
-        return JaxSide(self.jax, devices=devices, threads=self.threads)
+            yield None
+            return
+        side = JaxSide(self.jax, devices=devices, threads=self.threads)
+        try:
+            yield side
+        finally:
+            side.close()
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def cases() -> list[Case]:
             f"{PASSES} passes of MC-Dropout, {words[size]}.",
             LIMITS[size],
             partial(contest, size),
-            0.6 if size == "small" else 1.0,
+            0.3 if size == "small" else 0.7,
             goals="6 (a loop of torch: 20)" if size == "small" else "1.8",
             peers=("torch-uncertainty", "probly", "loop", "repeated batch"),
         )

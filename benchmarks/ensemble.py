@@ -235,7 +235,7 @@ def cases() -> list[Case]:
             "A training step of 20 members of 13-50-1, minibatch 32, Adam, with shuffling.",
             "gathering 20 minibatches and the calls of the compiled step; the arithmetic is a small part.",
             contest,
-            0.6,
+            0.4,
             goals="40",
             peers=("loop of torch", "torch-uncertainty"),
         )

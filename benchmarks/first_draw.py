@@ -18,7 +18,6 @@ from pathlib import Path
 
 from benchmarks import hmc
 from benchmarks.case import Case, Setting
-from benchmarks.jax_client import JaxSide
 from benchmarks.suite import alone
 from benchmarks.timing import Row, options, report
 
@@ -61,8 +60,8 @@ def theirs(setting: Setting, kind: str = "blackjax_hmc") -> float:
     case = TINY if setting.quick else CASE
     problem = hmc.problem(case)
     start = problem.layout.read(problem.layout.module).expand(case["chains"], -1)  # type: ignore[call-overload]
-    assert setting.jax is not None
-    with JaxSide(setting.jax, threads=setting.threads) as side:
+    with setting.jax_side() as side:
+        assert side is not None
         return float(side.build(kind, hmc.words(case), x=problem.x, y=problem.y, theta=start).told["seconds"])
 
 
@@ -70,10 +69,8 @@ def contest(setting: Setting) -> Iterator[Row]:
     cold: list[float] = []
     warm: list[float] = []
     peer: list[float] = []
-    side = setting.jax_side()
-    has_peer = side is not None and side.has("blackjax")
-    if side is not None:
-        side.__exit__(None, None, None)
+    with setting.jax_side() as side:
+        has_peer = side is not None and side.has("blackjax")
     for _ in range(min(2, setting.repeats)):
         with tempfile.TemporaryDirectory() as cache:
             cold.append(ours(cache, setting))
@@ -92,7 +89,7 @@ def cases() -> list[Case]:
             "From the call to the first draw of HMC, compilation included.",
             "the C++ compiler, which is called for two functions (one leapfrog step, and several); with a full cache, tracing.",
             contest,
-            1.8,
+            1.5,
             peers=("BlackJAX",),
         )
     ]

@@ -67,16 +67,12 @@ def resnet(precision: str, setting: Setting) -> Iterator[Row]:
         return gradient
 
     contestants: dict[str, Callable[[], object]] = {"ours": ours}
-    side = setting.jax_side()
-    try:
+    with setting.jax_side() as side:
         if side is not None:
             check_resnet(side, problem, theta, precision)
             words = {"precision": precision, "micro_batch": min(images, 2000), "names": names(problem)}
             contestants["JAX"] = side.build("resnet_gradient", words, x=x, y=y, theta=theta)
         times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
-    finally:
-        if side is not None:
-            side.__exit__(None, None, None)
     what = f"ResNet-20-FRN, {images:,} images, {precision}: a full-batch gradient"
     floor = Floor(3 * images * RESNET_FLOPS)
     peer = times.get("JAX", [])

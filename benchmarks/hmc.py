@@ -89,15 +89,11 @@ def contest(case: dict[str, Any], setting: Setting, device: str = "cpu") -> Iter
         case = {**case, "rows": 50, "sizes": [case["sizes"][0], 5, case["sizes"][-1]], "iterations": 1, "steps": 9}
     mine, target_problem, start = ours(case, device)
     contestants: dict[str, Callable[[], object]] = {"ours": mine}
-    side = setting.jax_side()
-    try:
+    with setting.jax_side() as side:
         if side is not None:
             check_density(side, words(case), target_problem, start[:4].to(device))
             contestants |= peers(side, case, target_problem, start, setting)
         times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
-    finally:
-        if side is not None:
-            side.__exit__(None, None, None)
     yield from rows(case, times)
 
 
@@ -137,7 +133,7 @@ def cases() -> list[Case]:
             f"{size['steps']} leapfrog steps.",
             LIMITS[size["name"]],
             partial(contest, size),
-            0.7,
+            0.45,
             goals=f"{size['goal']:g}",
             peers=tuple(PEERS.values()),
         )

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ class PeerError(RuntimeError):
 
 
 class JaxSide:
-    """The process. Use as a context manager: it ends with the block."""
+    """The process; `close` ends it. `Setting.jax_side` gives one for the length of a block."""
 
     def __init__(self, python: str | Path, *, devices: int = 1, threads: int | None = None) -> None:
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -37,16 +36,17 @@ class JaxSide:
             [str(python), str(SIDE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self.count = 0
-        self.versions: dict[str, str] = self._read()
+        try:
+            self.versions: dict[str, str] = self._read()
+        except PeerError:
+            self.close()
+            raise
 
-    def __enter__(self) -> JaxSide:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+    def close(self) -> None:
+        """Ends the process."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
         self.process.wait()
         self.folder.cleanup()
 

@@ -151,7 +151,7 @@ class PyroLoop(Loop):
         constant = 0.0
         if self.task.y.is_floating_point():
             constant = -0.5 * torch.log(torch.tensor(2 * torch.pi * NOISE**2)) * seen.nodes["y"]["value"].shape[1]
-        total: Tensor = seen.nodes["y"]["log_prob"]
+        total: Tensor = seen.nodes["y"]["unscaled_log_prob"]
         return -(total.mean() - constant)
 
     def parts(self) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -18,7 +18,7 @@ for verb, command in (
     ("demo", demo), ("fit", fit), ("predict", predict), ("evaluate", evaluate), ("compare", compare), ("report", report),
     ("resume", resume), ("methods", methods), ("study", study), ("bench", bench),
 ):  # fmt: skip
-    app.command(verb)(command.run)
+    app.command(verb, context_settings=getattr(command, "CONTEXT", None))(command.run)
 
 
 def _version(asked: bool) -> None:

@@ -1,8 +1,10 @@
-"""`credibly bench`: published tables, made again."""
+"""`credibly bench`: published tables, made again, and speed against peers."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,20 +16,31 @@ from credibly.cli.failures import plainly, stopped
 from credibly.cli.words import say, show_page
 from credibly.errors import InputError
 
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}  # `speed` hands them on
+
 
 def run(
+    context: typer.Context,
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="uci: the regression benchmark with its standard splits.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="uci: the regression benchmark with its standard splits. speed: times against peers."
+        ),
     ],
-    root: Annotated[Path, typer.Option(help="The folder that holds uci/NAME.npz, or NAME.npz.")],
+    root: Annotated[
+        Path | None, typer.Option(help="The folder that holds uci/NAME.npz, or NAME.npz; speed can do without.")
+    ] = None,
     data: Annotated[str | None, typer.Option(metavar="A,B", help="Data sets; by default all that are there.")] = None,
     methods: Annotated[
         str | None, typer.Option(metavar="A,B", help="Some of map,dropout,bbb,ensemble,sghmc,hmc; by default all.")
     ] = None,
     splits: Annotated[int, typer.Option(help="How many of the splits, from the first.")] = 20,
     out: Annotated[
-        Path, typer.Option(help="Folder for the tables and for every cell; a run that was stopped goes on there.")
-    ] = Path("bench-uci"),
+        Path | None,
+        typer.Option(
+            help="Folder for the tables and for every cell (bench-NAME); a run that was stopped goes on there."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
     quick: Annotated[
@@ -44,10 +57,23 @@ def run(
     Ends in README.md, results.csv, a picture and a page. Every cell (data set,
     split, method) is kept as it ends, so Ctrl-C loses little: the same command
     goes on. Takes any data set in the form of the others.
+
+    credibly bench speed --jax PYTHON --cases hmc,ensemble
+
+    The same work here and in the peers that are installed, as a table of ratios.
+    It lives in a checkout of the repository, and takes the options of
+    python -m benchmarks (--list, --cases, --jax, --budget, --repeats, --page).
     """
     with plainly():
+        if name == "speed":
+            raise typer.Exit(_speed(root, out, device, quick, context.args))
         if name != "uci":
-            raise InputError("NAME", f"found {name!r}", "The benchmark is uci")
+            raise InputError("NAME", f"found {name!r}", "The benchmarks are uci and speed")
+        if context.args:
+            raise InputError("bench uci", f"there is no option {context.args[0]}", "See credibly bench --help")
+        if root is None:
+            raise InputError("--root", "is missing", "Name the folder that holds uci/NAME.npz, or NAME.npz")
+        out = out or Path("bench-uci")
         from credibly.data import uci_names
         from credibly.studies.uci_bench import Plan, check, write_all
         from credibly.studies.uci_bench import run as run_bench
@@ -75,3 +101,24 @@ def run(
         typer.echo(os.fspath(page))
         if open_page:
             show_page(page)
+
+
+def _speed(root: Path | None, out: Path | None, device: str, quick: bool, more: list[str]) -> int:
+    """Runs the suite of the checkout that this package, or the current folder, belongs to; its exit status."""
+    found = next((place for place in _checkouts() if (place / "benchmarks" / "suite.py").is_file()), None)
+    if found is None:
+        raise InputError(
+            "bench speed",
+            "the benchmarks are not part of the installed package",
+            "Run it in a checkout of the repository, with credibly installed from there: pip install -e '.[peers]'",
+        )
+    words = ["--device", device, *(["--quick"] if quick else [])]
+    words += [] if root is None else ["--root", os.fspath(root)]
+    words += [] if out is None else ["--out", os.fspath(out)]
+    paths = os.pathsep.join([os.fspath(found), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "benchmarks", *words, *more]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
+
+
+def _checkouts() -> list[Path]:
+    return [Path(__file__).resolve().parents[3], Path.cwd()]
