@@ -38,7 +38,7 @@ WAYS = {
 }
 PUZZLES = {"permuted": "permuted MNIST", "split": "split MNIST"}
 SEEDS, QUICK_SEEDS = 3, 2
-HIDDEN = (100, 100)
+HIDDEN = 100  # units of each of two layers
 PRIOR = 3.0  # deviation of the weights before division by the root of the fan-in
 DRAWS = 20  # of the weights, for a prediction
 
@@ -55,6 +55,7 @@ class Size:
     test: int
     steps: int
     coreset: int
+    hidden: int = HIDDEN
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Puzzle:
 def size_of(puzzle: str, options: Options) -> Size:
     """The size of a puzzle; rows, steps and the number of tasks may be set."""
     if options.quick:
-        return Size(2, 60, 30, 10, 10)
+        return Size(2, 60, 30, 10, 10, hidden=10)
     tasks = min(_number(options, "tasks", 10), 10 if puzzle == "permuted" else 5)
     coreset = 200 if puzzle == "permuted" else 40
     return Size(tasks, _number(options, "rows", 10_000), 2_000, _number(options, "steps", 400), coreset)
@@ -95,7 +96,7 @@ def permuted(data: list[Tensor], size: Size, seed: int, device: str) -> Puzzle:
         tasks.append((x[rows][:, order].to(device), y[rows].to(device)))
         tests.append((x_test[seen][:, order].to(device), y_test[seen].to(device)))
     with global_stream(seed, "study network"):
-        net = _body(x.shape[1]).append(nn.Linear(HIDDEN[-1], 10))
+        net = _body(x.shape[1], size.hidden).append(nn.Linear(size.hidden, 10))
     return Puzzle(tasks, tests, net.to(device), None)
 
 
@@ -114,13 +115,12 @@ def split(data: list[Tensor], size: Size, seed: int, device: str) -> Puzzle:
             task = torch.full((len(rows),), t)
             kept.append(((images[rows].to(device), task.to(device)), (labels[rows] - 2 * t).to(device)))
     with global_stream(seed, "study network"):
-        net = MultiHead(_body(x.shape[1]), [nn.Linear(HIDDEN[-1], 2) for _ in range(size.tasks)])
+        net = MultiHead(_body(x.shape[1], size.hidden), [nn.Linear(size.hidden, 2) for _ in range(size.tasks)])
     return Puzzle(tasks, tests, net.to(device), [f"heads.{t}.*" for t in range(size.tasks)])
 
 
-def _body(width: int) -> nn.Sequential:
-    first, second = HIDDEN
-    return nn.Sequential(nn.Linear(width, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+def _body(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
 
 
 MAKERS: dict[str, Callable[[list[Tensor], Size, int, str], Puzzle]] = {"permuted": permuted, "split": split}
@@ -186,7 +186,7 @@ def run(options: Options) -> Result:
             f"Permuted MNIST: {big.tasks} tasks, each with the pixels in a random order of its own, ten classes, one head. Split MNIST: "
             f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
             f"{big.rows:,} training images at most, and {big.test:,} test images. {seeds} seeds change orders, images, starts and minibatches.",
-            f"Network: 784-{HIDDEN[0]}-{HIDDEN[1]} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for "
+            f"Network: 784-{big.hidden}-{big.hidden} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for "
             f"{big.steps} steps of Adam with batches of 128, from where the last one ended.",
             "VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
             f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks "
