@@ -75,6 +75,13 @@ class World:
             self._meshes[shape] = _make_mesh(self, shape)
         return self._meshes[shape]
 
+    def all_rows(self) -> Mesh:
+        """The mesh of methods that have no chains to spread: every process has its share of the rows."""
+        shape = (1, self.size)
+        if shape not in self._meshes:
+            self._meshes[shape] = _make_mesh(self, shape)
+        return self._meshes[shape]
+
     # -- what they tell each other -------------------------------------------------------------------------------------------
     def gather(self, value: Any) -> list[Any]:
         """A JSON value of every process, in their order."""
@@ -89,6 +96,14 @@ class World:
         parts = [torch.zeros_like(padded) for _ in range(self.size)]
         self.meet(lambda: dist.all_gather(parts, padded))
         return [json.loads(bytes(p[: int(n)].tolist())) for p, n in zip(parts, lengths)]
+
+    def from_leader(self, tensor: Tensor) -> None:
+        """Puts the values that the leader has into a tensor that all have."""
+        if self.size > 1 and tensor.numel():
+            sent = tensor.detach().contiguous().clone().reshape(-1).view(torch.uint8)  # bytes: any dtype goes
+            self.meet(lambda: dist.broadcast(sent, 0))
+            with torch.no_grad():
+                tensor.copy_(sent.view(tensor.dtype).reshape(tensor.shape))
 
     def barrier(self) -> None:
         """Waits for all."""
