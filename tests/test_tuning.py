@@ -1,12 +1,16 @@
 """The prior's scale and the noise are chosen by training rows, and the right ones where the truth is known."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+import credibly as cr
 from credibly import tuning
+from credibly.cli import app
 from credibly.errors import InputError
 from credibly.recipe import Recipe
 from credibly.tuning import SCALES, tune
@@ -127,3 +131,61 @@ def test_an_unknown_rule_is_refused():
     x, raw, _ = wave(20, 0.1)
     with pytest.raises(InputError, match="tune: found 'best'"):
         tune(Recipe(), x, raw[:, 0], rule="best")
+
+
+# -- where it is offered -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def brief(monkeypatch):
+    for settings in (tuning.SETTINGS, tuning.POINT):
+        monkeypatch.setitem(settings, "steps", 60)
+
+
+@pytest.mark.parametrize("rule, widths", [("rows", {(8,)}), ("evidence", {(4,), (8,), (16,)})])
+def test_estimators_tune(brief, rule, widths):
+    x, raw, rng = wave(60, None)
+    settings = {"steps": 40, "members": 2, "validation": 0.0}
+    y = 50 + 4 * np.sin(raw[:, 0]) + 0.2 * rng.normal(size=60)
+    model = cr.BayesianRegressor(hidden=8, settings=settings, tune=rule).fit(x, y)
+    assert {t.hidden for t in model.trials_} == widths
+    best = max((t for t in model.trials_ if t.noise == "learned"), key=lambda t: t.score)
+    assert (model.recipe_.scale, model.recipe_.hidden) == (best.prior_scale, best.hidden)
+    assert model.posterior_.record.prior["scale"] == best.prior_scale
+    labels = np.where(raw[:, 0] > 0, "yes", "no")
+    sorted_out = cr.BayesianClassifier(hidden=8, settings=settings, tune=rule).fit(x, labels)
+    assert {t.prior_scale for t in sorted_out.trials_} == set(SCALES)
+    with pytest.raises(InputError, match="tune: found 'best'"):
+        cr.BayesianRegressor(tune="best").fit(x, y)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "two", "three"])
+def test_a_table_is_tuned_from_the_command_line(brief, tmp_path, kind):
+    """What was chosen is in the settings of the run, which give the same again; what was asked for by name stays."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=80)
+    target = {"numbers": 3 * x + rng.normal(size=80), "two": x > 0, "three": np.digitize(x, [-0.5, 0.5])}[kind]
+    words = [f"c{v}" for v in target.astype(int)] if kind != "numbers" else target
+    table = tmp_path / "t.csv"
+    table.write_text("x,y\n" + "\n".join(f"{a},{b}" for a, b in zip(x, words)))
+    line_ = [
+        "fit",
+        str(table),
+        "--target",
+        "y",
+        "--method",
+        "map",
+        "--hidden",
+        "4",
+        "--set",
+        "steps=20",
+        "--tune",
+        "evidence",
+    ]
+    answer = CliRunner().invoke(app, [*line_, "--out", str(tmp_path / "run"), "--prior-scale", "3"])
+    assert answer.exit_code == 0, answer.output
+    facts = json.loads((tmp_path / "run" / "table.json").read_text())["config"]
+    assert facts["prior_scale"] == 3.0
+    assert tuple(facts["hidden"]) in {(2,), (4,), (8,)}
+    assert "by evidence: prior scale 3" in answer.output.replace("\n", " ")
+    refused = CliRunner().invoke(app, [*line_[:-1], "luck", "--out", str(tmp_path / "other")])
+    assert refused.exit_code != 0
+    assert "--tune" in refused.output

@@ -28,6 +28,7 @@ from credibly.posterior import Model, Posterior
 from credibly.predictive import Predictive
 from credibly.recipe import Recipe
 from credibly.store import POSTERIORS
+from credibly.tuning import Trial, tune
 from credibly.units import in_double, in_units
 
 Array = npt.NDArray[Any]
@@ -52,12 +53,20 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
     random_state: int | np.random.RandomState | None
     device: str | None
     verbose: bool
+    tune: str | None
 
     def _fit(self, X: Array, y: Array, recipe: Recipe, classes: int | None = None) -> Self:
         seed = _seed(self.random_state)
         self._x_mean, scale = _moments("X", X)
         # A column that was constant says nothing about the target; infinity makes it 0 in new rows too.
         self._x_scale = np.where(X.max(0) == X.min(0), np.inf, scale)
+        self.trials_: tuple[Trial, ...] = ()
+        if self.tune is not None:
+            recipe, self.trials_ = tune(
+                recipe, self._standardised(X), y, rule=self.tune, classes=classes, seed=seed,
+                noise=recipe.noise == "learned", width=self.tune == "evidence",
+            )  # fmt: skip
+        self.recipe_ = recipe
         problem = recipe.problem(self._standardised(X), y, classes=classes, seed=seed, device=self.device)
         rows, parameters = len(X), problem.layout.dim
         fitter = recipe.fitter(rows, parameters)
@@ -117,12 +126,16 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         random_state: an int, a numpy RandomState, or None for another fit every time.
         device: where to fit, such as "cuda"; None is the processor.
         verbose: whether to show the progress of the fit.
+        tune: "rows" or "evidence" first chooses by the training rows (see `credibly.tuning`): the prior's scale, a noise that is to
+            be learned, and by evidence the width.
 
     Attributes:
         posterior_: the `Posterior` of the network's weights, on standardised inputs and targets; in float64 on the
             processor, whatever the fit was done in.
         method_: the name of the method that was used.
         why_: why it was taken.
+        recipe_: what was fitted; with `tune`, what it chose.
+        trials_: what `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, where X had any.
         n_outputs_: number of targets.
@@ -132,6 +145,7 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         self, method: str = "ensemble", hidden: int | Sequence[int] = (50,), activation: str = "silu",
         prior_scale: float = 1.0, noise: str | float = "learned", settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = 0, device: str | None = None, verbose: bool = False,
+        tune: str | None = None,
     ) -> None:  # fmt: skip
         self.method = method
         self.hidden = hidden
@@ -142,6 +156,7 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
+        self.tune = tune
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fits the posterior of the weights.
@@ -193,6 +208,8 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         random_state: an int, a numpy RandomState, or None for another fit every time.
         device: where to fit, such as "cuda"; None is the processor.
         verbose: whether to show the progress of the fit.
+        tune: "rows" or "evidence" first chooses by the training rows (see `credibly.tuning`): the prior's scale and, by evidence,
+            the width.
 
     Attributes:
         classes_: the labels, sorted; columns of probabilities follow them.
@@ -200,6 +217,8 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             the fit was done in.
         method_: the name of the method that was used.
         why_: why it was taken.
+        recipe_: what was fitted; with `tune`, what it chose.
+        trials_: what `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, where X had any.
     """
@@ -208,6 +227,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self, method: str = "ensemble", hidden: int | Sequence[int] = (50,), activation: str = "silu",
         prior_scale: float = 2.0, settings: Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = 0, device: str | None = None, verbose: bool = False,
+        tune: str | None = None,
     ) -> None:  # fmt: skip
         self.method = method
         self.hidden = hidden
@@ -217,6 +237,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
+        self.tune = tune
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fits the posterior of the weights.

@@ -13,7 +13,7 @@ from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.settings import config_from
 from credibly.cli.words import as_text, say, show_page
-from credibly.errors import Interrupted, StoreError
+from credibly.errors import InputError, Interrupted, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.facts import Facts
@@ -31,6 +31,7 @@ def run(
     hidden: options.Hidden = None,
     noise: options.Noise = None,
     prior_scale: options.PriorScale = None,
+    tune: options.Tune = None,
     activation: options.Activation = None,
     settings: options.Set = None,
     seed: options.Seed = None,
@@ -65,6 +66,8 @@ def run(
 
         check_out(out, force)
         prepared = prepare(wanted)
+        if tune is not None:
+            prepared = _tuned(prepared, tune, quiet=quiet or as_json)
         if not quiet and not as_json:
             say(about_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
         try:
@@ -74,6 +77,26 @@ def run(
         except KeyboardInterrupt:
             stopped("nothing was kept")
         tell(done, quiet=quiet, as_json=as_json, open_page=open_page)
+
+
+def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
+    """What was prepared, with the settings that did best, which are said."""
+    from credibly.tables.tuned import tuned
+    from credibly.tuning import RULES
+
+    if rule not in RULES:
+        raise InputError("--tune", f"found {rule!r}", f"Pass {' or '.join(RULES)}")
+    try:
+        ready, trials = tuned(prepared, rule)
+    except KeyboardInterrupt:
+        stopped("nothing was kept")
+    if not quiet and trials:
+        by = "evidence" if rule == "evidence" else "rows held back"
+        chosen = ready.recipe
+        say(
+            f"Chosen of {len(trials)} by {by}: prior scale {chosen.scale:g}, noise {chosen.noise}, hidden {list(chosen.hidden)}."
+        )
+    return ready
 
 
 def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:

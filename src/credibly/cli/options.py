@@ -45,6 +45,10 @@ def _noises(incomplete: str) -> list[str]:
     return [name for name in ("learned", "heteroscedastic", "student") if name.startswith(incomplete)]
 
 
+def _rules(incomplete: str) -> list[str]:
+    return [name for name in ("rows", "evidence") if name.startswith(incomplete)]
+
+
 def _names(table: Path) -> list[str]:
     """The columns of a file, as well as they can be told in no time; completion has no other way to fail than by nothing."""
     try:
@@ -109,6 +113,13 @@ PriorScale = Annotated[
     float | None,
     typer.Option(
         help="Deviation of the weights before division by the root of the fan-in. (Default: 1, or 2 for classes.)"
+    ),
+]
+Tune = Annotated[
+    str | None,
+    typer.Option(
+        help="Choose the prior's scale and the noise first: by rows held back (rows), or with the width by evidence (evidence).",
+        autocompletion=_rules,
     ),
 ]
 Activation = Annotated[

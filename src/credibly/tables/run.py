@@ -91,7 +91,15 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     problem = recipe.problem(x, y, classes=classes, seed=config.seed, device=config.device)
     size = problem.n, problem.layout.dim
     return Prepared(
-        config, table, preparation, train, held_out, recipe, problem, _fitter(recipe, *size), recipe.resolved(*size)[1]
+        config,
+        table,
+        preparation,
+        train,
+        held_out,
+        recipe,
+        problem,
+        fitter_of(recipe, *size),
+        recipe.resolved(*size)[1],
     )
 
 
@@ -104,7 +112,7 @@ def _check_device(device: str | None) -> None:
         raise InputError("--device", f"{device!r} cannot be used ({said})", "Leave it out for the processor") from None
 
 
-def _fitter(recipe: Recipe, rows: int, parameters: int) -> Method:
+def fitter_of(recipe: Recipe, rows: int, parameters: int) -> Method:
     """The method with its settings; what it cannot take is refused as the option it came from."""
     try:
         with as_options():
