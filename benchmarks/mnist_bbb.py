@@ -22,23 +22,16 @@ import argparse
 import json
 import logging
 import math
-import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-import credibly as cr
+from benchmarks.mnist_fits import BATCH, VALIDATION, Settings, clock, figures, fit_baseline, fit_bbb, load, prune
+from benchmarks.mnist_search import choose
 from benchmarks.timing import machine, table
-
-PIXELS = 126.0  # pixels are divided by this, as published
-BATCH = 128
-VALIDATION = 10_000  # the last rows of the training set
-FRACTIONS = (0.0, 0.5, 0.75, 0.95, 0.98)
 
 # Blundell et al. 2015, test error in %, two hidden layers of so many units, 600 epochs; pruning at 1200 units.
 PUBLISHED = {
@@ -49,208 +42,6 @@ PUBLISHED = {
 }
 PUBLISHED_PRUNING = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 PUBLISHED_NAME = {"mixture": "BBB, scale mixture", "normal": "BBB, Gaussian prior"}
-
-
-# -- the data ----------------------------------------------------------------------------------------------------------
-class Images(NamedTuple):
-    """Pixels (N, 784) divided by 126 and labels (N,), on the device."""
-
-    x: Tensor
-    y: Tensor
-
-    def rows(self, start: int, stop: int) -> Images:
-        return Images(self.x[start:stop], self.y[start:stop])
-
-
-def load(root: Path, device: torch.device) -> tuple[Images, Images]:
-    """Training and test images."""
-    path = root / "mnist.npz"
-    form = "x_train (60000, 28, 28) uint8, y_train (60000,), x_test (10000, 28, 28) uint8, y_test (10000,)"
-    if not path.is_file():
-        sys.exit(f"{path} was not found. --root needs a folder with mnist.npz, an npz file that holds {form}")
-    with np.load(path, allow_pickle=False) as arrays:
-        missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays.files)
-        if missing:
-            sys.exit(f"{path} has no {', '.join(sorted(missing))}; it needs {form}")
-        parts = []
-        for part, rows in (("train", 60_000), ("test", 10_000)):
-            x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-            if x.shape != (rows, 28, 28) or x.dtype != np.uint8 or y.shape != (rows,):
-                sys.exit(f"{path}: x_{part} is {x.shape} {x.dtype} and y_{part} is {y.shape}; it needs {form}")
-            pixels = torch.from_numpy(x.reshape(rows, 784)).to(device).float() / PIXELS
-            parts.append(Images(pixels, torch.from_numpy(y.astype(np.int64)).to(device)))
-    return parts[0], parts[1]
-
-
-# -- the problem and the fits ------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Settings:
-    """One Bayes by Backprop fit."""
-
-    prior: str
-    pi: float
-    scale1: float
-    scale2: float
-    optimiser: str
-    momentum: float
-    lr: float
-    samples: int
-    estimator: str
-    kl_weights: str
-    kl_warmup: float  # share of the steps
-    init_scale: float
-
-    def prior_density(self) -> cr.priors.Prior:
-        if self.prior == "normal":
-            return cr.priors.Normal(self.scale1)
-        return cr.priors.ScaleMixture(pi=self.pi, scale1=self.scale1, scale2=self.scale2)
-
-    def __str__(self) -> str:
-        scales = f"N(0, {self.scale1:.3g}^2)"
-        if self.prior == "mixture":
-            scales = f"{self.pi:g} {scales} + {1 - self.pi:g} N(0, {self.scale2:.3g}^2)"
-        return (
-            f"{scales}, {self.optimiser} {self.lr:g} (momentum {self.momentum:g}), {self.samples} x {self.estimator}, "
-            f"KL {self.kl_weights} (warm-up {self.kl_warmup:g}), sigma from {self.init_scale:g}"
-        )
-
-
-def problem_of(train: Images, units: int, prior: cr.priors.Prior) -> cr.Problem:
-    net = nn.Sequential(
-        nn.Linear(784, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 10)
-    )  # fmt: skip
-    return cr.Problem(
-        net, (train.x, train.y), likelihood=cr.likelihoods.Categorical(), prior=prior, device=train.x.device
-    )
-
-
-def fit_bbb(train: Images, settings: Settings, epochs: int, args: argparse.Namespace) -> cr.GaussianPosterior:
-    steps = epochs * (len(train.y) // BATCH)
-    method = cr.BayesByBackprop(
-        epochs=epochs,
-        batch_size=BATCH,
-        optimiser=settings.optimiser,
-        momentum=settings.momentum,
-        lr=settings.lr,
-        schedule=args.schedule,
-        samples=settings.samples,
-        estimator=settings.estimator,
-        kl_weights=settings.kl_weights,
-        kl_warmup=min(steps - 1, round(settings.kl_warmup * steps)),
-        init="fresh",
-        init_scale=settings.init_scale,
-        compile=args.compile,
-    )
-    return method.fit(problem_of(train, args.units, settings.prior_density()), seed=args.seed, progress=args.progress)
-
-
-def fit_baseline(train: Images, name: str, args: argparse.Namespace) -> cr.DrawsPosterior:
-    """The same network by SGD with momentum: maximum likelihood, or MAP under N(0, 1)."""
-    method = (cr.MAP if name == "MAP" else cr.MLE)(
-        epochs=args.baseline_epochs,
-        batch_size=BATCH,
-        optimiser="sgd",
-        momentum=0.9,
-        lr=args.baseline_lr,
-        init="fresh",
-        compile=args.compile,
-    )
-    return method.fit(problem_of(train, args.units, cr.priors.Normal(1.0)), seed=args.seed, progress=args.progress)
-
-
-# -- what is measured --------------------------------------------------------------------------------------------------
-def figures(predictive: cr.Predictive, y: Tensor) -> dict[str, float]:
-    """Error in %, negative log likelihood a row and expected calibration error."""
-    found = cr.evaluate(predictive, y)
-    return {"error": 100 * (1 - found["accuracy"]), "nll": -found["log_density"], "ece": found["ece"]}
-
-
-def at_mean(posterior: cr.GaussianPosterior) -> cr.DrawsPosterior:
-    """The mean weights alone, as a posterior of one draw."""
-    return cr.DrawsPosterior(posterior.model, posterior.loc.unsqueeze(1), posterior.record)
-
-
-def measure(posterior: cr.GaussianPosterior, images: Images, args: argparse.Namespace) -> dict[str, Any]:
-    average = posterior.predict(images.x, draws=args.draws, seed=args.seed)
-    found: dict[str, Any] = figures(average, images.y)
-    found["mean_weights"] = figures(at_mean(posterior).predict(images.x), images.y)
-    return found
-
-
-def prune(posterior: cr.GaussianPosterior, images: Images, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The same figures with the least certain weights removed."""
-    lines = []
-    for fraction in FRACTIONS:
-        kept = posterior.prune(fraction) if fraction else posterior
-        left = int((kept.loc != 0).sum())
-        lines.append({"removed": fraction, "weights_left": left, **measure(kept, images, args)})
-    return lines
-
-
-def clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-# -- choosing settings by the validation rows --------------------------------------------------------------------------
-# One question after another, each asked of the best answer so far: how it is optimised, then the start, then the prior. The
-# scales and shares are those of the published grid. "sgd" at 0.128 is a rate of 1e-3 on the sum over a batch of 128.
-SEARCH: tuple[tuple[dict[str, Any], ...], ...] = (
-    (
-        {"optimiser": "adam", "lr": 1e-3, "kl_weights": "uniform"},
-        {"optimiser": "adam", "lr": 3e-4, "kl_weights": "uniform"},
-        {"optimiser": "adam", "lr": 1e-3, "kl_weights": "geometric"},
-        {"optimiser": "sgd", "momentum": 0.0, "lr": 0.128, "kl_weights": "uniform"},
-    ),
-    ({"init_scale": 0.005}, {"init_scale": 0.02}, {"init_scale": 0.05}),
-    ({"scale2": math.exp(-7)}, {"scale2": math.exp(-8)}),
-    ({"scale1": math.exp(-1)}, {"scale1": math.exp(-2)}),
-    ({"pi": 0.25}, {"pi": 0.75}),
-    ({"kl_warmup": 0.5},),
-)
-SEARCH_NORMAL = (*SEARCH[:2], tuple({"scale1": math.exp(-k)} for k in (0, 1, 2, 3)), SEARCH[5])
-
-
-def choose(
-    train: Images, held_out: Images, base: Settings, args: argparse.Namespace, tried: list[dict[str, Any]]
-) -> Settings:
-    """The settings with the lowest validation error (ties: the lower log loss); all that were tried go into `tried`."""
-    began = time.perf_counter()
-
-    def attempt(settings: Settings) -> None:
-        if any(one["settings"] == asdict(settings) for one in tried):
-            return
-        if tried and time.perf_counter() - began > args.grid_seconds:
-            print(f"  {settings}: left out, --grid-seconds are spent", flush=True)
-            return
-        start = clock(train.x.device)
-        try:
-            posterior = fit_bbb(train, settings, args.grid_epochs, args)
-        except cr.TrainingError as error:
-            print(f"  {settings}: {error}", flush=True)
-            return
-        found = measure(posterior, held_out, args)
-        found["seconds"] = clock(train.x.device) - start
-        found["elbo"] = posterior.record.history["elbo"]
-        tried.append({"settings": asdict(settings), **found})
-        print(
-            f"  {settings}: validation error {found['error']:.2f} % (mean weights {found['mean_weights']['error']:.2f} %), "
-            f"NLL {found['nll']:.4f}, ELBO {found['elbo']:,.0f}, {found['seconds']:.0f} s",
-            flush=True,
-        )
-
-    def best() -> Settings:
-        if not tried:
-            sys.exit("the settings given could not be trained")
-        return Settings(**min(tried, key=lambda one: (one["error"], one["nll"]))["settings"])
-
-    attempt(base)
-    for question in SEARCH if base.prior == "mixture" else SEARCH_NORMAL:
-        so_far = best()
-        for change in question:
-            attempt(replace(so_far, **change))
-    return best()
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
