@@ -137,16 +137,15 @@ def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -
     said = []
     for method, values in plain.items():
         word = "fewer" if method in fewer else "more" if method in more else "not clearly fewer or more"
-        mean, error = mean_error(values)
+        mean = mean_error(values)[0]
         own = mean_error(needs(cells, "bald", method, size))[0]
         said.append(
             f"{side.NAMES[method]}: BALD needs {word} labels than chance for {size.target:.0%} ({own:.0f} against {own + mean:.0f}; "
-            f"{mean:.0f} ± {error:.0f} saved, over paired seeds)."
+            f"{side.told(values, 0)} saved, over paired seeds)."
         )
     for (method, rule), values in saved.items():
         if rule == "batch":
-            mean, error = mean_error(values)
-            said.append(f"{side.NAMES[method]}: the batch form saves {mean:.0f} ± {error:.0f} labels against chance.")
+            said.append(f"{side.NAMES[method]}: the batch form saves {side.told(values, 0)} labels against chance.")
     short = [arm for arm, found in cells.items() if any(c["needed"] is None for c in found)]
     if short:
         said.append(
@@ -195,7 +194,7 @@ def _curves(cells: Cells, size: Size) -> Picture:
 
 def _notes(size: Size, seeds: int) -> tuple[str, ...]:
     return (
-        f"{seeds} seeds. For each a pool of {size.pool:,} MNIST training images, {size.each} labelled images of each class to begin "
+        f"Seeds: {seeds}. For each a pool of {size.pool:,} MNIST training images, {size.each} labelled images of each class to begin "
         f"with and {size.batch} more a round, the same beginning for all arms; after every round the network is fitted anew and "
         f"tested on all test images. A run ends when it first has {size.target:.0%} of them right, or with {size.most} labels.",
         "What the network sees is fixed: edges of eight directions around the places of a 7 x 7 grid (392 values). On it 392-64-10 "
