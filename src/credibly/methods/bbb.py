@@ -191,7 +191,8 @@ class FreeEnergy(Objective):
 
     def _normal(self, noise: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         weights = normal(noise[0], (self.family.noise_size(self.problem.dim),))
-        return weights, *(normal(drawn, shape) for drawn, (_, shape, _) in zip(noise[1:], self.layers.shapes))
+        layers = tuple(normal(drawn, shape) for drawn, (_, shape, _) in zip(noise[1:], self.layers.shapes))
+        return weights, *(layers if self.share is None else self.layers.cut(layers, self.share))
 
     def evaluate(
         self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor

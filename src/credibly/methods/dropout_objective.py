@@ -97,6 +97,8 @@ class DropoutObjective(Objective):
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
         count = self.n if rows is None else rows.shape[-1]
+        if self.share is not None:
+            noise = tuple(u[:, self.share] for u in noise)
 
         def total(values: Tensor) -> tuple[Tensor, Tensor]:
             weights, rates = self._split(values, own[0])

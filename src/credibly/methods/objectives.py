@@ -20,11 +20,14 @@ class Objective(ABC):
             the members are taken in turn.
         part_names: the terms that the loss is the sum of, for the progress line and the history.
         looped: whether the members have to be taken one at a time.
+        share: which rows of a batch this process evaluates, where processes share batches out; None for all of them. The
+            noise of a step is drawn for all rows, so that it is the same however they are shared, and cut to these.
     """
 
     own: tuple[Tensor, ...] = ()
     part_names: tuple[str, ...] = ("loss",)
     looped: bool = False
+    share: slice | None = None
 
     def figures(self, step: int) -> tuple[float, ...]:
         """Numbers that change from step to step, such as an annealed weight; always as many."""

@@ -44,6 +44,10 @@ class LayerNoise:
         """Noise tensors (1, K, ...) for the layers of a step, as `credibly.rng.normal` takes them."""
         return ()
 
+    def cut(self, noise: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
+        """The noise that some rows of a batch take, of all that was drawn for the layers."""
+        return noise
+
     def log_likelihood(
         self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
     ) -> Tensor:
@@ -82,6 +86,11 @@ class OnLayers(LayerNoise):
             full = (1, samples, *shape)
             drawn.append((draw_signs if signs else draw_noise)(full, generator, self.dtype))
         return tuple(drawn)
+
+    def cut(self, noise: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
+        """Rows of the noise on outputs and of the signs; what is drawn for weights is for all rows."""
+        by_row = [signs or self.name == "local" for _, _, signs in self.shapes]
+        return tuple(drawn[:, :, rows] if own else drawn for drawn, own in zip(noise, by_row))
 
     def log_likelihood(
         self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor

@@ -91,10 +91,7 @@ class Step:
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Step t on theta (M, P), in place; members whose `active` is 0 rest."""
         with torch.no_grad():
-            chunk, place = divmod(t, CHUNK)
-            if chunk != self._figures[0]:
-                self._figures = (chunk, self.table[chunk * CHUNK : (chunk + 1) * CHUNK].unbind(0))
-            figures, noise, own = self._figures[1][place], self.objective.noise(t), self.objective.own
+            figures, noise, own = self._figures_at(t), self.objective.noise(t), self.objective.own
             x, y = self.problem.x, self.problem.y
             if self.replayed is not None:
                 changed = (theta, *self.state, self.parts, self.first_bad)
@@ -121,6 +118,12 @@ class Step:
                     active[one],
                 )
 
+    def _figures_at(self, t: int) -> Tensor:
+        chunk, place = divmod(t, CHUNK)
+        if chunk != self._figures[0]:
+            self._figures = (chunk, self.table[chunk * CHUNK : (chunk + 1) * CHUNK].unbind(0))
+        return self._figures[1][place]
+
     def _in_place(self, theta: Tensor, *rest: Tensor) -> None:
         """The step on tensors that stay where they are, as a graph asks for."""
         count = len(self.state)
@@ -137,6 +140,12 @@ class Step:
         y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor, active: Tensor,
     ) -> None:  # fmt: skip
         value, gradient = self.objective.evaluate(theta, own, x, y, rows, noise, figures[4:])
+        self._update(theta, state, parts, first_bad, value, gradient, figures, active)
+
+    def _update(
+        self, theta: Tensor, state: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, value: Tensor, gradient: Tensor,
+        figures: Tensor, active: Tensor,
+    ) -> None:  # fmt: skip
         if self.clip is not None:
             gradient = clip_rows(gradient, self.clip)
         self.rule.update(theta, state, gradient, figures[0] * active.unsqueeze(1), figures[1], figures[2])
