@@ -83,13 +83,15 @@ class Welford:
         self.mean = self.mean + gap / self.count
         self.squares = self.squares + gap * (theta.double() - self.mean)
 
-    def variance(self, prior: Tensor) -> Tensor:
+    def variance(self, prior: Tensor, squares: Tensor | None = None) -> Tensor:
         """(D,), pooled over chains and shrunk a little towards a guess (D,), which is all there is without draws.
 
-        The guess counts as five draws of a thousandth of its variance, so it only keeps the estimate away from zero.
+        The guess counts as five draws of a thousandth of its variance, so it only keeps the estimate away from zero. `squares`
+        are those of all chains, where this holds some of them.
         """
-        chains = len(self.mean)
-        seen = self.squares.sum(0) / max(1, chains * (self.count - 1))
+        squares = self.squares if squares is None else squares
+        chains = len(squares)
+        seen = squares.sum(0) / max(1, chains * (self.count - 1))
         weight = chains * self.count / (chains * self.count + 5.0)
         return weight * seen + (1 - weight) * 1e-3 * prior if self.count > 1 else prior
 

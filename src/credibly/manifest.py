@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from credibly.errors import StoreError
 from credibly.posterior import Record
-from credibly.run_folder import BESIDE, checksum
+from credibly.run_folder import BESIDE, checksum, state_files
 
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
@@ -90,7 +91,8 @@ def read_with_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if name is None:
             break
         try:
-            state = _check_file(folder, name, manifest["files"][name])
+            pieces = [_check_file(folder, file, manifest["files"][file]) for file in state_files(manifest)]
+            state = join_state(pieces, lambda key: 0 if key in ("recorder.draws", "recorder.noted") else None)
             break
         except StoreError:
             if attempt == TRIES - 1 or parse_manifest(folder).get("state") == name:
@@ -123,6 +125,17 @@ def _check_file(folder: Path, file: str, facts: dict[str, Any]) -> dict[str, Ten
         raise StoreError(f"path: {file} in {name!r} was altered (its checksum does not fit)")
     tensors: dict[str, Tensor] = load_bytes(content) if content is not None else {}
     return tensors
+
+
+def join_state(pieces: list[dict[str, Tensor]], axis_of: Callable[[str], int | None]) -> dict[str, Tensor]:
+    """The state of all chains from the pieces that processes wrote, in the order of their chains; `axis_of` says where these lie."""
+    if len(pieces) == 1:
+        return pieces[0]
+    joined = {}
+    for key, first in pieces[0].items():
+        axis = axis_of(key)
+        joined[key] = first if axis is None else torch.cat([piece[key] for piece in pieces], axis)
+    return joined
 
 
 def load_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:

@@ -13,10 +13,10 @@ import torch
 from credibly.errors import InputError, StoreError
 from credibly.likelihoods import LIKELIHOODS
 from credibly.likelihoods.base import IndependentTargets
-from credibly.manifest import load_tensors, parse_manifest, read_manifest
+from credibly.manifest import load_tensors, parse_manifest
 from credibly.methods import METHODS
 from credibly.methods.same_problem import arithmetic, check_fixed, check_same
-from credibly.methods.sampler import resume_sampler
+from credibly.methods.sampler import open_together, resume_sampler
 from credibly.posterior import SampledPosterior
 from credibly.priors import PRIORS
 from credibly.problem import Problem, Tempering
@@ -24,6 +24,7 @@ from credibly.run_folder import LOCK, OURS, RunFolder, resume_command
 from credibly.specs import from_spec, kinds_of, to_spec
 from credibly.store import load, network_of
 from credibly.target import Density, to_target
+from credibly.world import current
 
 log = logging.getLogger("credibly")
 
@@ -54,8 +55,9 @@ def go_on(
     folder, name = Path(path), os.fspath(path)
     if sampled(folder)["status"] == "complete":
         return _ended(folder, problem), problem
-    with RunFolder(path, {}) as run:
-        run.manifest = read_manifest(folder)  # only now: another process may have gone on with it until we had the lock
+    world = current()
+    # The manifest is read again under the lock: another process may have gone on with it until we had that.
+    with world.together(), open_together(path, world) as run:
         if run.manifest["status"] != "complete":
             problem = problem if problem is not None else stored_problem(folder, run.manifest)
             check_same(problem, run.manifest, name)

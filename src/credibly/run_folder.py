@@ -35,21 +35,24 @@ MANIFEST = "manifest.json"
 BESIDE = ("state-", "data.", "initial.", "start.")  # files that a run needs to go on, and that go when it has ended
 # The files of a run and their drafts: nothing else in a folder is ever removed.
 OURS = re.compile(
-    r"((draws|stats|state)-\d+|data|initial|start|fixed)\.safetensors(\.part)?|" + re.escape(MANIFEST) + r"\.part"
+    r"((draws|stats|state)-\d+(-c\d+)?|data|initial|start|fixed)\.safetensors(\.part)?|"
+    + re.escape(MANIFEST)
+    + r"\.part"
 )
 
 
 class RunFolder:
-    """A folder that this process alone may write to.
+    """A folder that this process alone may write to, or with those that it shares a run with.
 
-    `manifest` is what the next `commit` writes; it keeps the list of files with their sizes and checksums.
+    `manifest` is what the next `commit` writes; it keeps the list of files with their sizes and checksums. Of several processes
+    one has the lock and commits; the others write files of their own, which it lists.
     """
 
-    def __init__(self, path: str | os.PathLike[str], manifest: dict[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], manifest: dict[str, Any], *, lock: bool = True) -> None:
         self.name = os.fspath(path)
         self.path = Path(path).absolute()  # a program may change its directory while it runs
         self.manifest = manifest
-        self._lock = _take_lock(self.path, self.name)
+        self._lock = _take_lock(self.path, self.name) if lock else None
 
     @classmethod
     def create(
@@ -107,12 +110,15 @@ class RunFolder:
                 place.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Removes the folder with all that is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Removes the folder with all that is in it; left to the process that has the lock."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
         """Gives the lock back."""
+        if self._lock is None:
+            return
         with suppress(OSError):  # removed while it is held: who waits for it sees that it is no longer the folder's
             (self.path / LOCK).unlink(missing_ok=True)
         self._lock.close()
@@ -134,6 +140,14 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def state_files(manifest: dict[str, Any]) -> list[str]:
+    """The files of the last checkpoint's state, by their first chains; none before the first checkpoint."""
+    name = manifest.get("state")
+    if name is None:
+        return []
+    return sorted(f for f in manifest["files"] if f.startswith(name[: len("state-00000")]))
 
 
 def resume_command(name: str) -> str:

@@ -39,7 +39,7 @@ from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Posterio
 from credibly.priors import PRIORS
 from credibly.run_folder import BESIDE, RunFolder, resume_command, write_tensors
 from credibly.specs import from_spec, kinds_of, to_spec
-from credibly.stored_draws import StoredDraws
+from credibly.stored_draws import StoredDraws, join_shards
 
 SHARD_BYTES = 2**28
 DTYPES = {str(d): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
@@ -162,8 +162,7 @@ def _tensors(
             groups.setdefault(group, {})[name] = tensor
     fixed = groups.pop("fixed")
     tensors: dict[str, Any] = {
-        name: torch.cat([shards[k] for k in sorted(shards)], 1) if len(shards) > 1 else next(iter(shards.values()))
-        for name, shards in groups.items()
+        name: join_shards(shards) if len(shards) > 1 else next(iter(shards.values())) for name, shards in groups.items()
     }
     if streamed:
         tensors |= _streamed(folder, manifest, state, tensors, device, dtype)

@@ -1,9 +1,14 @@
-"""Draws that stay on the disk: (chain, draw, D) in shards along the draws, read in the pieces that are asked for."""
+"""Draws that stay on the disk: (chain, draw, D) in shards along the draws, read in the pieces that are asked for.
+
+A shard is one file, `draws-00003.safetensors`, or several that each hold some of the chains, as the processes of a run wrote
+them: `draws-00003-c00000.safetensors`, `draws-00003-c00004.safetensors`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,10 +35,20 @@ class StoredDraws:
     ) -> None:  # fmt: skip
         self.name, self.folder = os.fspath(folder), Path(folder).absolute()  # a program may change its directory
         self.files, self.dtype, self.device, self.tail = list(files), dtype, device, tail
+        self.shards = [[f for f in sorted(self.files) if _number(f) == n] for n in shard_numbers(self.files)]
+        self.places: list[
+            list[int]
+        ] = []  # for each shard, the first chain of each of its pieces, and the number of chains
         shapes = []
-        for number in range(len(self.files)):
-            with self._shard(number) as shard:
-                shapes.append(tuple(shard.get_shape()))
+        for pieces in self.shards:
+            found = []
+            for file in pieces:
+                with self._open(file) as piece:
+                    found.append(tuple(piece.get_shape()))
+            if len({s[1:] for s in found}) != 1:
+                raise StoreError(f"path: the pieces of a shard in {self.name!r} do not fit together ({found})")
+            self.places.append([0, *itertools.accumulate(s[0] for s in found)])
+            shapes.append((self.places[-1][-1], *found[0][1:]))
         if tail is not None:
             shapes.append(tuple(tail.shape))
         if any(len(s) != 3 or (s[0], s[2]) != (shapes[0][0], shapes[0][2]) for s in shapes):
@@ -90,19 +105,38 @@ class StoredDraws:
         return int(self.shape.numel()) * self.dtype.itemsize
 
     def _part(self, number: int, chains: slice, draws: slice, columns: slice) -> Tensor:
-        if number == len(self.files):
+        if number == len(self.shards):
             assert self.tail is not None
             return self.tail[chains, draws, columns].to(self.device)
-        with self._shard(number) as shard:
-            piece: Tensor = shard[chains, draws, columns]
-        return piece.to(self.device)
+        first, last, _ = chains.indices(self.shape[0])
+        found = []
+        for file, start, stop in zip(self.shards[number], self.places[number], self.places[number][1:]):
+            if max(first, start) < min(last, stop):
+                with self._open(file) as piece:
+                    found.append(piece[max(first, start) - start : min(last, stop) - start, draws, columns])
+        return (found[0] if len(found) == 1 else torch.cat(found)).to(self.device)
 
     @contextmanager
-    def _shard(self, number: int) -> Iterator[Any]:
-        """A shard, of which slices can be read."""
-        file = self.files[number]
+    def _open(self, file: str) -> Iterator[Any]:
+        """A piece of a shard, of which slices can be read."""
         try:
             with safe_open(self.folder / file, framework="pt") as opened:
-                yield opened.get_slice(f"draws/{number:05d}")
+                yield opened.get_slice(f"draws/{file.removeprefix('draws-').removesuffix('.safetensors')}")
         except (SafetensorError, OSError) as error:
             raise StoreError(f"path: {file} in {self.name!r} is gone, or not the shard it was ({error})") from error
+
+
+def _number(file: str) -> int:
+    return int(file.removeprefix("draws-")[:5])
+
+
+def shard_numbers(files: Iterable[str]) -> list[int]:
+    """The numbers of the shards among a folder's files, each once."""
+    return sorted({_number(f) for f in files if f.startswith("draws-")})
+
+
+def join_shards(parts: dict[str, Tensor]) -> Tensor:
+    """Shards by number, `00003`, or by number and first chain, `00003-c00004`, as one tensor (chain, draw, ...)."""
+    numbers = sorted({name[:5] for name in parts})
+    whole = [torch.cat([parts[k] for k in sorted(parts) if k[:5] == n], 0) for n in numbers]
+    return whole[0] if len(whole) == 1 else torch.cat(whole, 1)

@@ -16,6 +16,7 @@ from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs
 from credibly.problem import Problem
 from credibly.rng import stream
+from credibly.world import Mesh
 
 CACHED = 2**19  # values of one evaluation that caches hold: beyond, chains or rows are taken in turn
 MOST_STRIPS = 8  # of the rows, since a compiled step has code for each
@@ -75,8 +76,17 @@ class Target(ABC):
 class ProblemTarget(Target):
     """The full-batch density of a problem; in micro-batches where its activations would not fit."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, mesh: Mesh | None = None) -> None:
+        self.problem = self.local = problem
+        self.mesh = mesh
+        self.spread = mesh is not None and mesh.shape[1] > 1  # whether other processes hold the other rows
+        if mesh is not None and self.spread:
+            mine = mesh.rows(problem.n)
+            if not mine:
+                raise InputError(
+                    "data", f"{problem.n} rows for {mesh.shape[1]} row places", "Use a mesh with fewer of them"
+                )
+            self.local = problem.subset(torch.arange(mine.start, mine.stop, device=problem.device))
         self.dim, self.device, self.dtype = problem.dim, problem.device, problem.layout.dtype
         self.weights = (1 / problem.tempering.likelihood, 1 / problem.tempering.prior)
         self.looped, self.reason = problem.forward.looped, problem.forward.reason
@@ -84,37 +94,40 @@ class ProblemTarget(Target):
         self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor]]] = {}
 
     def whole(self, points: int) -> bool:
-        """One block of rows holds all the data."""
-        return self.problem.block_rows(points) >= self.problem.n
+        """One block of rows holds all the data, and this process holds all the rows."""
+        return not self.spread and self.problem.block_rows(points) >= self.problem.n
 
     def work(self, points: int) -> int:
         """Rows by activations."""
-        return points * self.problem.n * self.problem.forward.row_width
+        return points * self.local.n * self.problem.forward.row_width
 
     def at_once(self, chains: int) -> int:
         """As many chains as take all rows within the budget of activations, on a processor within its caches; at least one."""
         if self.looped:
             return 1
-        rows = min(self.problem.n, self.problem.micro_batch or self.problem.n)
+        rows = min(self.local.n, self.problem.micro_batch or self.local.n)
         most = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
         return max(1, min(chains, most // (rows * self.problem.forward.row_width)))
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
         """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
-        blocks = math.ceil(self.problem.n / self.problem.block_rows(chains))
+        blocks = math.ceil(self.local.n / self.local.block_rows(chains))
         sample = compiled(self._piece, mode, calls * blocks, self.device, self.dim * chains)
         self._compile = sample != self._piece
         return self._compile
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """In one piece, or summed over blocks of rows with the prior's gradient by itself."""
+        """In one piece, or summed over blocks of rows, and over processes, with the prior's gradient by itself."""
         if self.whole(len(theta)):
             return self._in_strips(theta)
-        gradient, _ = grad_and_aux(self._prior_term, theta)
+        prior, _ = grad_and_aux(self._prior_term, theta)
+        gradient = torch.zeros_like(prior) if self.spread else prior
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
-        for x, y in self.problem.blocks(len(theta)):
+        for x, y in self.local.blocks(len(theta)):
             lik, slope = self._function(len(theta), len(y))(theta, x, y)
             log_lik, gradient = log_lik + lik, gradient + slope
+        if self.mesh is not None and self.spread:
+            log_lik, gradient = self.mesh.sum_rows(log_lik), self.mesh.sum_rows(gradient.contiguous()) + prior
         return log_lik, gradient
 
     def _in_strips(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,10 +266,10 @@ class DensityTarget(Target):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def to_target(problem: Problem | Density) -> Target:
-    """The target of a problem or a density; refuses anything else."""
+def to_target(problem: Problem | Density, mesh: Mesh | None = None) -> Target:
+    """The target of a problem or a density; refuses anything else. With a mesh its rows may be spread over processes."""
     if isinstance(problem, Problem):
-        return ProblemTarget(problem)
+        return ProblemTarget(problem, mesh)
     if isinstance(problem, Density):
         return DensityTarget(problem)
     raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem or a credibly.Density")

@@ -28,6 +28,7 @@ from credibly.posterior import Posterior, SampledPosterior
 from credibly.priors import positive
 from credibly.problem import Problem
 from credibly.target import Density, DensityTarget, Target
+from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class HMC(Method):
     """
 
     name: ClassVar[str] = "hmc"
+    spreads_rows: ClassVar[bool] = True
     chains: int = 4
     draws: int = 500
     warmup: int = 300
@@ -102,9 +104,9 @@ class HMC(Method):
         """Draws of the posterior; with `out` they are streamed to that folder, and `credibly resume` goes on after a stop."""
         return fit_sampler(self, problem, seed=seed, out=out, progress=progress)
 
-    def process(self, target: Target, seed: int) -> HMCRun:
-        """The sampler itself."""
-        return HMCRun(target, self, seed)
+    def process(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCRun:
+        """The sampler itself: of all chains, or of those that a mesh gives to this process."""
+        return HMCRun(target, self, seed, mesh or Mesh(World()))
 
     def mass_kind(self, target: Target) -> str:
         """What "auto" comes to."""

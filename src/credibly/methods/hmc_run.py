@@ -19,6 +19,7 @@ from credibly.methods.starts import evaluate_start
 from credibly.methods.trajectory import Trajectory
 from credibly.rng import stream
 from credibly.target import Target
+from credibly.world import Mesh
 
 if TYPE_CHECKING:
     from credibly.methods.hmc import HMC
@@ -32,9 +33,10 @@ class HMCRun(Process):
 
     names = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
 
-    def __init__(self, target: Target, options: HMC, seed: int) -> None:
-        self.target, self.options, self.seed = target, options, seed
-        self.chains, self.warmup = options.chains, options.warmup
+    def __init__(self, target: Target, options: HMC, seed: int, mesh: Mesh) -> None:
+        self.target, self.options, self.seed, self.mesh = target, options, seed, mesh
+        self.own, self.warmup = mesh.chains(options.chains), options.warmup
+        self.chains = len(self.own)
         self.total = self.warmup + options.draws * options.thin
         self.scheme = integrator(options.integrator)
         length = even_share(self.chains, target.at_once(self.chains))
@@ -43,12 +45,14 @@ class HMCRun(Process):
         steps = GUESSED_STEPS
         if options.step_size is not None:
             steps = math.ceil(self.length / options.step_size)
-        calls = self.total * steps * len(self.slices) // 2  # two functions are compiled: one step, and several
+        like = even_share(options.chains, target.at_once(options.chains))  # as one process would have it
+        calls = (
+            self.total * steps * math.ceil(options.chains / like) // 2
+        )  # two functions are compiled: one step, and several
         sizes = {s.stop - s.start for s in self.slices}
-        self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls) for n in sizes}
-        own = range(self.chains)
-        self.noise = ChainNoise(seed, "momentum", own, target.dim, device=target.device, dtype=target.dtype)
-        self.uniform = ChainNoise(seed, "accept", own, 1, device=target.device, dtype=torch.float64, uniform=True)
+        self.trajectories = {n: Trajectory(target, self.scheme, n, options.compile, calls, like) for n in sizes}
+        self.noise = ChainNoise(seed, "momentum", self.own, target.dim, device=target.device, dtype=target.dtype)
+        self.uniform = ChainNoise(seed, "accept", self.own, 1, device=target.device, dtype=torch.float64, uniform=True)
         self.phases = windows(self.warmup, self.kind == "diagonal")
         self.state: State
         self.inverse_mass = options.inverse_mass(target)
@@ -68,9 +72,9 @@ class HMCRun(Process):
 
     def start(self, theta: Tensor) -> None:
         """Evaluates the starting points and, unless the step size is given, looks for one that is about right."""
-        log_lik, gradient, log_prior = evaluate_start(self.target, theta, self.slices)
+        log_lik, gradient, log_prior = evaluate_start(self.target, theta, self.slices, self.own.start)
         self.state = State(theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
-        self.gradients += len(theta)
+        self.gradients += self.options.chains
         if self.options.step_size is None:
             self._restart(self._search(torch.full_like(self.dual.log_size, self.options.first_size(self.target))))
 
@@ -100,6 +104,17 @@ class HMCRun(Process):
         if running:
             self.welford.restore(running)
 
+    def chain_axis(self, name: str) -> int | None:
+        """Where the chains are in a tensor of the state."""
+        if name.startswith("state.") or name in ("size", "welford.mean", "welford.squares"):
+            return 0
+        if name.startswith("dual.") and name != "dual.count":
+            return None if self.options.pooled else 0
+        return 1 if name == "sums" else None
+
+    def _of_all(self, mine: Tensor, axis: int = 0) -> Tensor:
+        return self.mesh.all_chains(mine, self.options.chains, axis)
+
     # -- one iteration ---------------------------------------------------------------------------------------------------
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Refresh, trajectory, Metropolis; in warm-up also adaptation."""
@@ -111,7 +126,7 @@ class HMCRun(Process):
         proposal = self._propose(begun, steps, stop)
         self.state, info = metropolis(begun, proposal, self.inverse_mass, self.uniform.at(t)[:, 0], self.target.weights)
         self.steps = max(steps)
-        self.gradients += self.steps * self.scheme.gradients * self.chains
+        self.gradients += self.steps * self.scheme.gradients * self.options.chains
         self.done += 1
         self._watch(info.divergent, info.energy_error)
         if t < self.warmup:
@@ -173,12 +188,13 @@ class HMCRun(Process):
     def _adapt(self, t: int, acceptance: Tensor) -> None:
         name, _, end = next(p for p in self.phases if p[1] <= t < p[2])
         if self.options.step_size is None:
-            self.dual.update(acceptance.mean(0, keepdim=True) if self.options.pooled else acceptance)
+            self.dual.update(self._of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance)
             self.size = self.dual.size.expand(self.chains).clone()
         if name == "mass":
             self.welford.update(self.state.theta)
             if t + 1 == end:
-                self.inverse_mass = self.welford.variance(self.target.scale**2).to(self.target.dtype)
+                squares = self._of_all(self.welford.squares)
+                self.inverse_mass = self.welford.variance(self.target.scale**2, squares).to(self.target.dtype)
                 self.welford = Welford(self.chains, self.target.dim, self.target.device)
                 if self.options.step_size is None:
                     self._restart(self._search(self.dual.final))
@@ -197,7 +213,7 @@ class HMCRun(Process):
         size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
         for trial in range(100):
             acceptance = self._one_step(size.expand(self.chains), trial)
-            acceptance = acceptance if len(size) == self.chains else acceptance.mean(0, keepdim=True)
+            acceptance = self._of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance
             wanted = torch.where(acceptance > self.options.target_accept, 1.0, -1.0).to(size)
             turned = ~found & (direction != 0) & (wanted != direction)
             going = ~found & ~turned
@@ -223,14 +239,14 @@ class HMCRun(Process):
                     1, self.target.dim, generator=stream(self.seed, "step search", c, self.done, trial, device=self.target.device),
                     device=self.target.device, dtype=self.target.dtype,
                 )
-                for c in range(self.chains)
+                for c in self.own
             ]
         )  # fmt: skip
         begun = self.state._replace(momentum=refresh(self.state.momentum, noise, self.inverse_mass, 1.0))
         kept, self.size = self.size, size
         proposal = self._propose(begun, [1] * self.chains, None)
         self.size = kept
-        self.gradients += self.scheme.gradients * self.chains
+        self.gradients += self.scheme.gradients * self.options.chains
         _, info = metropolis(
             begun, proposal, self.inverse_mass, torch.zeros(self.chains, device=noise.device), self.target.weights
         )
@@ -243,10 +259,10 @@ class HMCRun(Process):
         since = self.done - (self.warmup if self.options.step_size is None else 0)
         if since > PATIENCE:
             return
-        self.lost = self.lost + 1 if bool(divergent.all()) else 0
+        self.lost = self.lost + 1 if bool(self._of_all(divergent).all()) else 0
         if self.lost == PATIENCE:
             used = float(self.size.max())
-            hint = float(self._search(torch.full((1,), used / 4, dtype=torch.float64)))
+            hint = float(self._search(torch.full_like(self.dual.log_size, used / 4)).min())
             raise SamplingError(
                 f"step_size: every trajectory diverged in the first {PATIENCE} iterations with step size {used:.3g} (energy error "
                 f"{float(error.median()):.3g} in the median chain, over {self.steps} steps). Try step_size={hint:.1g} or less, or "
@@ -266,8 +282,9 @@ class HMCRun(Process):
 
     def report(self) -> dict[str, Any]:
         """Per chain: draws, acceptance, divergences, step size."""
-        counted = self.sums[3].clamp(min=1)
-        acceptance, divergent = (self.sums[0] / counted).tolist(), self.sums[1].tolist()
+        sums, sizes = self._of_all(self.sums, 1), self._of_all(self.size)
+        counted = sums[3].clamp(min=1)
+        acceptance, divergent = (sums[0] / counted).tolist(), sums[1].tolist()
         after = max(0, self.done - self.warmup)
         return {
             "iteration": self.done,
@@ -275,30 +292,32 @@ class HMCRun(Process):
             "phase": self.phase()[0] if self.done < self.total else "done",
             "chains": [
                 {"draws": after // self.options.thin, "acceptance": a, "divergences": int(d), "step_size": float(s)}
-                for a, d, s in zip(acceptance, divergent, self.size)
+                for a, d, s in zip(acceptance, divergent, sizes)
             ],
         }
 
     def history(self) -> dict[str, Any]:
         """Phases, step sizes, acceptance, divergences and how the chains were laid out."""
-        counted = self.sums[3].clamp(min=1)
-        wanted = torch.ceil(self.length / self.size - 1e-9)
+        sums, sizes = self._of_all(self.sums, 1), self._of_all(self.size)
+        counted = sums[3].clamp(min=1)
+        wanted = torch.ceil(self.length / sizes - 1e-9)
         shortened = self.options.step_size is None and bool((wanted > self.options.max_steps).any())
         path = next(iter(self.trajectories.values()))
         mass = self.inverse_mass
         return {
             "phases": [{"name": n, "first": a, "end": b} for n, a, b in [*self.phases, ("sampling", self.warmup, self.total)]],
-            "step_size": self.size.tolist(),
+            "step_size": sizes.tolist(),
             "trajectory_length": self.length,
             "steps": int(wanted.clamp(max=self.options.max_steps).max()) if self.options.step_size is None else int(wanted.max()),
             "trajectory_shortened": shortened,
             "mass": self.kind,
             "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
-            "acceptance": (self.sums[0] / counted).tolist(),
-            "divergences": [int(d) for d in self.sums[1].tolist()],
-            "warmup_divergences": [int(d) for d in self.sums[2].tolist()],
+            "acceptance": (sums[0] / counted).tolist(),
+            "divergences": [int(d) for d in sums[1].tolist()],
+            "warmup_divergences": [int(d) for d in sums[2].tolist()],
             "gradients": self.gradients,
             "chains_at_once": max(self.trajectories),
+            "mesh": list(self.mesh.shape),
             "one_piece": self.target.whole(max(self.trajectories)),
             "compiled": path.compiled,
             "cuda_graph": path.graphed,

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from credibly.run_folder import BESIDE, RunFolder
-from credibly.stored_draws import StoredDraws
+from credibly.run_folder import BESIDE, RunFolder, state_files
+from credibly.stored_draws import StoredDraws, join_shards, shard_numbers
+from credibly.world import Mesh
 
 SHARD_BYTES = 2**24
 EVERY_SECONDS = 10.0  # between two checkpoints
@@ -30,9 +31,12 @@ class Resumable(Protocol):
     def report(self) -> dict[str, Any]:
         """How far each chain is, in plain JSON values."""
 
+    def chain_axis(self, name: str) -> int | None:
+        """The axis of a tensor of the state along which the chains lie; None where it is of all of them."""
+
 
 class Recorder:
-    """Draws (chain, draw, D) and what was noted of each, in memory.
+    """Draws (chain, draw, D) and what was noted of each, in memory: of the chains that this process has.
 
     Attributes:
         kept: draws of each chain so far.
@@ -41,12 +45,14 @@ class Recorder:
     """
 
     def __init__(
-        self, chains: int, draws: int, dim: int, names: tuple[str, ...], *, dtype: torch.dtype, device: torch.device, block: int | None = None
+        self, chains: int, draws: int, dim: int, names: tuple[str, ...], mesh: Mesh, *, dtype: torch.dtype, device: torch.device,
+        block: int | None = None,
     ) -> None:  # fmt: skip
+        self.mesh, self.chains, self.own = mesh, chains, mesh.chains(chains)
         self.total, self.names, self.kept = draws, names, 0
         self.block = min(draws, block or draws)
-        self.draws = torch.zeros(chains, self.block, dim, dtype=dtype, device=device)
-        self.noted = torch.zeros(chains, self.block, len(names), dtype=torch.float64, device=device)
+        self.draws = torch.zeros(len(self.own), self.block, dim, dtype=dtype, device=device)
+        self.noted = torch.zeros(len(self.own), self.block, len(names), dtype=torch.float64, device=device)
         self.filled = 0
         self.before = 0.0
 
@@ -66,22 +72,28 @@ class Recorder:
         """Makes what there is safe; in memory there is nothing to do."""
 
     def result(self) -> tuple[Tensor | StoredDraws, dict[str, Tensor]]:
-        """The draws so far, and what was noted of each by name."""
-        noted = self.noted[:, : self.filled].cpu()
-        return self.draws[:, : self.filled], {name: noted[..., i].clone() for i, name in enumerate(self.names)}
+        """The draws so far of all chains, and what was noted of each by name."""
+        noted = self.mesh.all_chains(self.noted[:, : self.filled], self.chains).cpu()
+        draws = self.mesh.all_chains(self.draws[:, : self.filled], self.chains)
+        return draws, {name: noted[..., i].clone() for i, name in enumerate(self.names)}
 
 
 class FolderRecorder(Recorder):
     """The same in a run folder, which also keeps the state of the sampler."""
 
     def __init__(
-        self, folder: RunFolder, chains: int, draws: int, dim: int, names: tuple[str, ...], *, dtype: torch.dtype, device: torch.device,
-        layout_dtype: torch.dtype,
+        self, folder: RunFolder, chains: int, draws: int, dim: int, names: tuple[str, ...], mesh: Mesh, *, dtype: torch.dtype,
+        device: torch.device, layout_dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        a_draw = chains * (dim * dtype.itemsize + len(names) * torch.float64.itemsize)
-        super().__init__(chains, draws, dim, names, dtype=dtype, device=device, block=max(1, SHARD_BYTES // a_draw))
+        a_draw = chains * (
+            dim * dtype.itemsize + len(names) * torch.float64.itemsize
+        )  # of all, however they are spread
+        super().__init__(
+            chains, draws, dim, names, mesh, dtype=dtype, device=device, block=max(1, SHARD_BYTES // a_draw)
+        )
         self.folder, self.layout_dtype = folder, layout_dtype
-        self.shards = sum(1 for name in folder.manifest["files"] if name.startswith("draws-"))
+        self.shards = len(shard_numbers(folder.manifest["files"]))
+        self.unlisted: dict[str, Any] = {}  # files that this process has written since the last commit
         self.states = 0
         self.began = self.saved = time.monotonic()
         self.pause = EVERY_SECONDS
@@ -100,16 +112,18 @@ class FolderRecorder(Recorder):
 
     def spill(self) -> None:
         """Writes the block as a shard, which counts from the next checkpoint on."""
-        number = self.shards
+        number = f"{self.shards:05d}{self._piece}"
         noted = self.noted[:, : self.filled].cpu()
-        self.folder.write(f"draws-{number:05d}.safetensors", {f"draws/{number:05d}": self.draws[:, : self.filled]})
-        named = {f"stat.{name}/{number:05d}": noted[..., i] for i, name in enumerate(self.names)}
-        self.folder.write(f"stats-{number:05d}.safetensors", named)
+        self._write(f"draws-{number}.safetensors", {f"draws/{number}": self.draws[:, : self.filled]})
+        self._write(
+            f"stats-{number}.safetensors",
+            {f"stat.{name}/{number}": noted[..., i] for i, name in enumerate(self.names)},
+        )
         self.shards += 1
         self.filled = 0
 
     def checkpoint(self, process: Resumable, *, force: bool = False, status: str = "running") -> None:
-        """State, block and manifest, where the last ones are some seconds old."""
+        """State, block and manifest, where the last ones are some seconds old. Several processes come here together."""
         now = time.monotonic()
         if not force and now - self.saved < self.pause:
             return
@@ -126,11 +140,10 @@ class FolderRecorder(Recorder):
             state["recorder.draws"] = self.draws[:, : self.filled]
             state["recorder.noted"] = self.noted[:, : self.filled]
         state |= {f"process.{k}": v for k, v in process.tensors().items()}
-        old, name = self.folder.manifest.get("state"), f"state-{self.states:05d}.safetensors"
-        self.folder.write(name, state)
-        if old:
-            self.folder.drop(old)
-        self.folder.commit(state=name, status=status, progress=process.report())
+        old = state_files(self.folder.manifest)
+        self._write(f"state-{self.states:05d}{self._piece}.safetensors", state)
+        first = f"state-{self.states:05d}{self._first_piece}.safetensors"
+        self._commit(process, drop=old, state=first, status=status)
         self.states += 1
         self.saved = time.monotonic()
         self.pause = max(EVERY_SECONDS, (self.saved - now) / SHARE)
@@ -139,10 +152,38 @@ class FolderRecorder(Recorder):
         """The last shard and the final manifest, without a state."""
         if self.filled:
             self.spill()
-        for name in [n for n in self.folder.manifest["files"] if n.startswith(BESIDE)]:
-            self.folder.drop(name)
+        beside = [n for n in self.folder.manifest["files"] if n.startswith(BESIDE)]
         self.folder.manifest.pop("state", None)
-        self.folder.commit(status=record["status"], record=record, progress=process.report())
+        self._commit(process, drop=beside, status=record["status"], record=record)
+
+    @property
+    def _piece(self) -> str:
+        """What tells a process's files apart from those of the others: the number of its first chain."""
+        return f"-c{self.own.start:05d}" if self.mesh.shape[0] > 1 else ""
+
+    @property
+    def _first_piece(self) -> str:
+        return "-c00000" if self.mesh.shape[0] > 1 else ""
+
+    def _write(self, name: str, tensors: dict[str, Tensor]) -> None:
+        if self.mesh.writes:
+            self.folder.write(name, tensors)
+            self.unlisted[name] = self.folder.manifest["files"][name]
+
+    def _commit(self, process: Resumable, *, drop: list[str], **fields: Any) -> None:
+        """One manifest for the files of all processes, written by one of them; the others go on when it is there."""
+        report = process.report()
+        world = self.mesh.world
+        for files in world.gather(self.unlisted):
+            self.folder.manifest["files"].update(files)
+        self.unlisted = {}
+        for name in drop:
+            self.folder.drop(name)
+        if world.leader:
+            self.folder.commit(**fields, progress=report)
+        else:
+            self.folder.manifest.update(fields)
+        world.barrier()
 
     def result(self) -> tuple[Tensor | StoredDraws, dict[str, Tensor]]:
         """The draws as they lie in the folder."""
@@ -150,9 +191,10 @@ class FolderRecorder(Recorder):
 
         files = self.folder.manifest["files"]
         names = sorted(n for n in files if n.startswith("draws-"))
-        noted: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        noted: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for name in sorted(n for n in files if n.startswith("stats-")):
             for key, values in load_file(self.folder.path / name).items():
-                noted[key.split("/")[0].removeprefix("stat.")].append(values)
-        statistics = {name: torch.cat(parts, 1) for name, parts in noted.items() if parts}
+                group, number = key.split("/")
+                noted[group.removeprefix("stat.")][number] = values
+        statistics = {name: join_shards(parts) for name, parts in noted.items() if parts}
         return StoredDraws(self.folder.path, names, dtype=self.layout_dtype, device=self.draws.device), statistics

@@ -15,20 +15,23 @@ from torch import Tensor
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inputs import tensors_of
 from credibly.layout import Layout
-from credibly.manifest import load_tensors, parse_manifest
+from credibly.manifest import join_state, load_tensors, parse_manifest, read_manifest
+from credibly.methods.agreeing import check_same_everywhere
 from credibly.methods.method import Method, check_run
 from credibly.methods.recording import FolderRecorder, Recorder
-from credibly.methods.same_problem import identity
+from credibly.methods.same_problem import check_same, identity
 from credibly.methods.sampling import Process, run
 from credibly.methods.starts import refuse_random_layers, starts
 from credibly.methods.trajectory import Stopped
 from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
 from credibly.problem import Problem
-from credibly.run_folder import RunFolder, resume_command
+from credibly.run_folder import RunFolder, resume_command, state_files
 from credibly.specs import to_spec
 from credibly.store import header
 from credibly.target import Density, Target, to_target
+from credibly.world import Mesh, World, current
 
+SHARED = "Put the run folder on storage that all hosts share"
 KEPT_DATA = 2**28  # bytes of data that a run folder keeps, so that it can be resumed without the program that began it
 
 
@@ -50,42 +53,112 @@ def fit_sampler(
     method: Any, problem: Problem | Density, *, seed: int, out: str | os.PathLike[str] | None, progress: bool | None
 ) -> SampledPosterior:
     """Runs a sampler from its start to its end."""
-    target = to_target(problem)
-    _refuse_unfinished(out)
-    check_run(seed, out)
-    if isinstance(problem, Problem):
-        refuse_random_layers(problem)
-    process = method.process(target, seed)
-    folder = _create(method, problem, seed, out, process) if out is not None else None
-    with folder or nullcontext():
-        recorder = _recorder(method, process, target, folder)
-        try:
-            _begin(method, problem, seed, process, recorder, folder, progress)
-        except (InputError, SamplingError, TrainingError):
-            if folder is not None:
-                folder.discard()  # there is nothing in it yet that would be worth going on with
-            raise
-        return _go_on(method, problem, seed, process, recorder, folder, progress)
+    world = current()
+    with world.together():
+        mesh, target = _spread(method, problem, world)
+        if out is not None and world.restarts and _unfinished(out):
+            return _take_up(method, problem, seed, out, progress, world)
+        if world.leader:
+            _refuse_unfinished(out)
+            check_run(seed, out)
+        if isinstance(problem, Problem):
+            refuse_random_layers(problem)
+        check_same_everywhere(world, problem, method, seed)
+        process = method.process(target, seed, mesh)
+        folder = _create(method, problem, seed, out, process, world) if out is not None else None
+        with folder or nullcontext():
+            recorder = _recorder(method, process, target, folder, mesh)
+            try:
+                _begin(method, problem, seed, process, recorder, folder, progress)
+            except (InputError, SamplingError, TrainingError):
+                if folder is not None:
+                    folder.discard()  # there is nothing in it yet that would be worth going on with
+                raise
+            return _go_on(method, problem, seed, process, recorder, folder, progress)
 
 
 def resume_sampler(
     method: Any, problem: Problem | Density, seed: int, folder: RunFolder, progress: bool | None
 ) -> SampledPosterior:
     """Goes on from the last checkpoint of a folder, or from the start where there was none yet."""
-    target = to_target(problem)
-    process = method.process(target, seed)
-    recorder = _recorder(method, process, target, folder)
+    world = current()
+    mesh, target = _spread(method, problem, world)
+    check_same_everywhere(world, problem, method, seed)
+    process = method.process(target, seed, mesh)
+    recorder = _recorder(method, process, target, folder, mesh)
     assert isinstance(recorder, FolderRecorder)
-    state = folder.manifest.get("state")
-    if state is None:
+    files = state_files(folder.manifest)
+    if not files:
         with _initial_network(problem, folder):
             _begin(method, problem, seed, process, recorder, folder, progress)
     else:
-        tensors = load_tensors(folder.path / state)
+        tensors = _own_state([load_tensors(folder.path / file) for file in files], process, recorder)
         recorder.restore(tensors)
         process.restore({k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")})
-    folder.commit(status="running")
+    if world.leader:
+        folder.commit(status="running")
+    world.barrier()
     return _go_on(method, problem, seed, process, recorder, folder, progress)
+
+
+def _spread(method: Any, problem: Problem | Density, world: World) -> tuple[Mesh, Target]:
+    """The mesh of a run, and what this process sees of the density: some of the rows, where the method can do with that."""
+    to_target(problem)
+    mesh = world.mesh(method.chains)
+    return mesh, to_target(problem, mesh if getattr(method, "spreads_rows", False) else None)
+
+
+def _own_state(pieces: list[dict[str, Tensor]], process: Process, recorder: FolderRecorder) -> dict[str, Tensor]:
+    """What a checkpoint holds of this process's chains, however many processes wrote it."""
+
+    def axis_of(key: str) -> int | None:
+        if key.startswith("process."):
+            return process.chain_axis(key.removeprefix("process."))
+        return 0 if key in ("recorder.draws", "recorder.noted") else None
+
+    whole = join_state(pieces, axis_of)
+    own = recorder.own
+    if len(own) == recorder.chains:
+        return whole
+    axes = {key: axis_of(key) for key in whole}
+    return {
+        key: values if axes[key] is None else values.narrow(axes[key], own.start, len(own)).clone()  # type: ignore[arg-type]
+        for key, values in whole.items()
+    }
+
+
+def _unfinished(out: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a sampler's run that has not ended."""
+    try:
+        manifest = parse_manifest(Path(out))
+    except StoreError:
+        return False
+    return bool(manifest.get("streamed")) and manifest["status"] != "complete"
+
+
+def _take_up(
+    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
+) -> SampledPosterior:
+    """Goes on with the folder that the same program had begun before its processes were started again."""
+    with open_together(out, world) as folder:
+        check_same(problem, folder.manifest, os.fspath(out))
+        record = folder.manifest["record"]
+        if (record["settings"], record["seed"]) != (to_spec(method), seed):
+            raise StoreError(f"out: {os.fspath(out)!r} holds a run of other settings. Choose another folder")
+        return resume_sampler(method, problem, seed, folder, progress)
+
+
+def open_together(path: str | os.PathLike[str], world: World) -> RunFolder:
+    """A run folder to go on with: locked by one process, seen by all."""
+    folder = RunFolder(path, {}) if world.leader else None
+    if folder is not None:
+        folder.manifest = read_manifest(Path(path))
+    world.barrier()
+    if folder is None:
+        folder = RunFolder(path, {}, lock=False)
+        folder.manifest = read_manifest(Path(path))
+    world.agree("path", folder.manifest["checksum"], SHARED)
+    return folder
 
 
 def _begin(
@@ -93,7 +166,11 @@ def _begin(
 ) -> None:  # fmt: skip
     """Finds the starting points and writes the first checkpoint."""
     try:
-        process.start(starts(problem, method.init, method.chains, seed, progress))
+        own = recorder.own
+        theta = starts(
+            problem, method.init, method.chains, seed, progress if recorder.mesh.world.leader else False, own
+        )
+        process.start(theta)
     except KeyboardInterrupt:
         if folder is None:
             raise
@@ -161,9 +238,9 @@ def _posterior(problem: Problem | Density, draws: Any, record: Record, noted: di
     return DrawsPosterior(Model.of(problem), draws, record, noted)
 
 
-def _recorder(method: Any, process: Process, target: Target, folder: RunFolder | None) -> Recorder:
+def _recorder(method: Any, process: Process, target: Target, folder: RunFolder | None, mesh: Mesh) -> Recorder:
     dtype = getattr(torch, method.draw_dtype) if method.draw_dtype else target.dtype
-    shape = (method.chains, method.draws, target.dim, process.names)
+    shape = (method.chains, method.draws, target.dim, process.names, mesh)
     if folder is None:
         return Recorder(*shape, dtype=dtype, device=target.device)
     return FolderRecorder(folder, *shape, dtype=dtype, device=target.device, layout_dtype=target.dtype)
@@ -186,25 +263,38 @@ def _how_to_go_on(folder: RunFolder) -> str:
 
 def _refuse_unfinished(out: str | os.PathLike[str] | None) -> None:
     """Refuses the folder of a run that waits to be resumed, and says so."""
-    try:
-        manifest = parse_manifest(Path(out)) if out is not None else {}
-    except StoreError:
-        return
-    if manifest.get("streamed") and manifest["status"] != "complete":
-        name = os.fspath(out)  # type: ignore[arg-type]
+    if out is not None and _unfinished(out):
+        name = os.fspath(out)
         raise StoreError(
             f"out: {name!r} holds a run that has not ended. Go on with it by {resume_command(name)}, or choose another folder"
         )
 
 
 def _create(
-    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process
+    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process, world: World
 ) -> RunFolder:
+    report = process.report()
+    folder = _created(method, problem, seed, out, process, report) if world.leader else None
+    world.barrier()
+    if folder is None:
+        try:
+            folder = RunFolder(out, parse_manifest(Path(out)), lock=False)
+        except StoreError as error:
+            raise StoreError(
+                f"out: process {world.rank} does not see the folder that process 0 made ({error}). {SHARED}"
+            ) from None
+    world.agree("out", {k: folder.manifest["files"][k]["sha256"] for k in sorted(folder.manifest["files"])}, SHARED)
+    return folder
+
+
+def _created(
+    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process, report: dict[str, Any]
+) -> RunFolder:  # fmt: skip
     record = _record(method, problem, seed, {}, "running")
     model = Model.of(problem) if isinstance(problem, Problem) else None
     facts = {
         **header(model, "density" if model is None else "draws", record), **identity(problem),
-        "streamed": True, "status": "running", "noted": list(process.names), "progress": process.report(),
+        "streamed": True, "status": "running", "noted": list(process.names), "progress": report,
     }  # fmt: skip
     files: dict[str, dict[str, Tensor]] = {"fixed.safetensors": {}}
     if isinstance(problem, Problem):

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.methods.recording import Recorder
+from credibly.methods.recording import EVERY_SECONDS, Recorder
 from credibly.methods.trajectory import Stopped
 from credibly.progress import Progress
 from credibly.target import ProblemTarget, Target
+from credibly.world import World
 
 WATCHED = 256  # draws of each chain that the running R-hat looks at; older ones are thinned
 PROBES = 8  # training rows whose predictions it looks at
@@ -71,19 +72,54 @@ class Process(ABC):
     def report(self) -> dict[str, Any]:
         """How far each chain is, in plain JSON values."""
 
+    @abstractmethod
+    def chain_axis(self, name: str) -> int | None:
+        """The axis of a tensor of the state along which the chains lie; None where it is of all of them."""
+
+
+class Meetings:
+    """When the processes of a run meet: every few seconds, all at the same iteration, to make safe what there is.
+
+    Between two meetings they have nothing to say to one another once the step size is found. Alone there are no meetings.
+    """
+
+    def __init__(self, world: World, done: int) -> None:
+        self.world, self.next, self.began, self.first = world, done + 1, time.monotonic(), done
+
+    def due(self, done: int) -> bool:
+        """Whether this iteration ends in a meeting."""
+        return self.world.size > 1 and done >= self.next
+
+    def meet(self, done: int, stop: bool) -> bool:
+        """Whether anybody was asked to stop; the leader's clock says when to meet again."""
+        rate = (done - self.first) / max(1e-9, time.monotonic() - self.began)
+        told = self.world.gather([stop, done + max(1, round(min(EVERY_SECONDS * rate, 10 * (done - self.first))))])
+        self.next = told[0][1]
+        return any(asked for asked, _ in told)
+
 
 def run(process: Process, recorder: Recorder, *, title: str, progress: bool | None) -> float:
     """Goes on to the end, or to Ctrl-C, which raises `Stopped` after a last checkpoint. Returns the seconds it took."""
     began, first, monitor, drawn = time.monotonic(), process.done, Monitor(process.target), 0
-    with _polite_interrupt() as stop, Progress(title, process.total, progress, first=first) as line:
+    world = recorder.mesh.world
+    meetings = Meetings(world, first)
+    if not world.leader:
+        progress = False
+    with _polite_interrupt() as asked, Progress(title, process.total, progress, first=first) as line:
+        stop = asked if world.size == 1 else never  # several processes stop together, at a meeting
         try:
             while process.done < process.total:
                 noted = process.advance(stop)
                 if process.keeps():
                     recorder.add(process.theta, noted)
                     drawn += 1
-                recorder.checkpoint(process)
                 last = process.done == process.total
+                if world.size == 1:
+                    recorder.checkpoint(process)
+                elif meetings.due(process.done) and not last:
+                    if meetings.meet(process.done, asked()):
+                        raise Stopped
+                    recorder.checkpoint(process, force=True)
                 if line.show:
                     if process.keeps():
                         monitor.note(process.theta, noted)
@@ -98,6 +134,11 @@ def run(process: Process, recorder: Recorder, *, title: str, progress: bool | No
             recorder.checkpoint(process, force=True, status="interrupted")
             raise
     return time.monotonic() - began
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
 
 
 class Monitor:

@@ -30,6 +30,7 @@ from credibly.posterior import Posterior, SampledPosterior
 from credibly.priors import positive
 from credibly.problem import Problem
 from credibly.target import Density, Target
+from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,9 @@ class _SGMCMC(Method):
             self.batch(problem.n)
         return fit_sampler(self, problem, seed=seed, out=out, progress=progress)
 
-    def process(self, target: Target, seed: int) -> SGMCMCRun:
-        """The sampler itself."""
-        return SGMCMCRun(target, self, seed)
+    def process(self, target: Target, seed: int, mesh: Mesh | None = None) -> SGMCMCRun:
+        """The sampler itself: of all chains, or of those that a mesh gives to this process."""
+        return SGMCMCRun(target, self, seed, mesh or Mesh(World()))
 
     @property
     def preconditioned(self) -> bool:

@@ -22,6 +22,7 @@ from credibly.methods.steps import Batches
 from credibly.methods.trajectory import Stopped
 from credibly.rng import normal, stream
 from credibly.target import ProblemTarget, Target
+from credibly.world import Mesh
 
 if TYPE_CHECKING:
     from credibly.methods.sgmcmc import _SGMCMC
@@ -38,9 +39,10 @@ class SGMCMCRun(Process):
 
     names = ("log_likelihood", "step_size")
 
-    def __init__(self, target: Target, options: _SGMCMC, seed: int) -> None:
-        self.target, self.options, self.seed = target, options, seed
-        self.chains, self.total, self.warmup = options.chains, options.steps(), options.warmup
+    def __init__(self, target: Target, options: _SGMCMC, seed: int, mesh: Mesh) -> None:
+        self.target, self.options, self.seed, self.mesh = target, options, seed, mesh
+        self.own, self.total, self.warmup = mesh.chains(options.chains), options.steps(), options.warmup
+        self.chains = len(self.own)
         shape = (self.chains, target.dim)
         self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self.momentum = self.theta.new_zeros(shape if options.has_momentum else (self.chains, 1))
@@ -49,18 +51,17 @@ class SGMCMCRun(Process):
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.size = options.step_size or 0.0
         self.curvature = math.nan
-        own = range(self.chains)
-        self.noise = diffusion(seed, "diffusion", own, target.dim, device=target.device, dtype=target.dtype)
+        self.noise = diffusion(seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype)
         self.batches: Batches | None = None
         self.scale = 1.0
         if isinstance(target, ProblemTarget):
             n = target.problem.n
             batch = options.batch(n)
-            self.batches = Batches(n, batch, seed=seed, members=self.chains, device=target.device)
+            self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-        values = target.dim if target.looped else target.dim * self.chains
+        values = target.dim if target.looped else target.dim * options.chains  # as one process would have it
         self.step: Any = compiled(
-            self._step, options.compile, self.total * (self.chains if target.looped else 1), target.device, values
+            self._step, options.compile, self.total * (options.chains if target.looped else 1), target.device, values
         )
         self.compiled = self.step != self._step
         on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
@@ -127,7 +128,7 @@ class SGMCMCRun(Process):
         if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(self.theta).all()):
             chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
             raise SamplingError(
-                f"chain {chain} left the range of numbers by step {self.done} with step_size={self.size:.3g}. Try a tenth of "
+                f"chain {self.own.start + chain} left the range of numbers by step {self.done} with step_size={self.size:.3g}. Try a tenth of "
                 f"it{'' if self.options.step_size else ', or another start'}"
             )
         size = torch.full((self.chains,), float(table[-1, 0]), dtype=torch.float64)
@@ -154,7 +155,7 @@ class SGMCMCRun(Process):
         """Checks the starting points, fills the preconditioner, and chooses a step size where none is given."""
         length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
         slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
-        evaluate_start(self.target, theta, slices)
+        evaluate_start(self.target, theta, slices, self.own.start)
         self.theta.copy_(theta)
         with torch.no_grad():
             for trial in range(16 if self.options.preconditioned else 1):
@@ -164,7 +165,7 @@ class SGMCMCRun(Process):
             if self.options.has_momentum:
                 self.gradient.copy_(gradient)
                 device, dim = self.target.device, self.target.dim
-                streams = [stream(self.seed, "first momentum", c, device=device) for c in range(self.chains)]
+                streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
                 rows = [torch.randn(dim, generator=own, device=device, dtype=self.target.dtype) for own in streams]
                 first = torch.stack(rows)
                 self.momentum.copy_(
@@ -199,7 +200,7 @@ class SGMCMCRun(Process):
             self.scale = n / PROBE_ROWS
         draws = [
             torch.randn(theta.shape[1], generator=stream(self.seed, "curvature", c), dtype=torch.float64)
-            for c in range(self.chains)
+            for c in self.own
         ]
         direction = torch.stack(draws).to(theta)
         value, reach = theta.new_zeros(self.chains), 0.01
@@ -212,13 +213,14 @@ class SGMCMCRun(Process):
             image = root * (behind - ahead) / (2 * reach)
             value, direction = (direction * image).sum(-1), image
         self.scale = scale
-        found = float(value.max())
+        found = float(self.mesh.all_chains(value, self.options.chains).max())
         if not math.isfinite(found):
             raise SamplingError(
                 "step_size: the curvature at the start is not finite. Pass a step_size, or another init"
             )
         # Where the log density is not concave the prior's precision is what is sure to be there.
-        return max(found, float((root.square() / self.target.scale.square().to(root)).max()))
+        least = (root.square() / self.target.scale.square().to(root)).amax(-1)
+        return max(found, float(self.mesh.all_chains(least, self.options.chains).max()))
 
     # -- state and report ------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
@@ -226,6 +228,10 @@ class SGMCMCRun(Process):
         counts = torch.tensor([self.done, self.size, self.curvature], dtype=torch.float64)
         names = ("theta", "momentum", "gradient", "squares", "value")
         return {"counts": counts, **{name: getattr(self, name) for name in names}}
+
+    def chain_axis(self, name: str) -> int | None:
+        """All but the counts have a row for each chain."""
+        return None if name == "counts" else 0
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `tensors`."""
@@ -246,7 +252,10 @@ class SGMCMCRun(Process):
             "iteration": self.done,
             "of": self.total,
             "phase": "warm-up" if self.done < self.warmup else "sampling" if self.done < self.total else "done",
-            "chains": [{"draws": drawn, "log_likelihood": float(v)} for v in self.value],
+            "chains": [
+                {"draws": drawn, "log_likelihood": float(v)}
+                for v in self.mesh.all_chains(self.value, self.options.chains)
+            ],
         }
 
     def history(self) -> dict[str, Any]:
@@ -260,7 +269,8 @@ class SGMCMCRun(Process):
             "curvature": None if math.isnan(self.curvature) else self.curvature,
             "batch_size": None if self.batches is None else self.batches.batch,
             "steps": self.total,
-            "gradients": self.total * self.chains,
+            "gradients": self.total * self.options.chains,
+            "mesh": list(self.mesh.shape),
             "compiled": self.compiled,
             "cuda_graph": self.replayed is not None and not self.replayed.failed,
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",

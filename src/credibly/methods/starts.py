@@ -26,26 +26,41 @@ def check_init(init: object) -> None:
 
 
 def starts(
-    problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None
-) -> Tensor:
-    """Starting points (C, D).
+    problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None,
+    own: range | None = None,
+) -> Tensor:  # fmt: skip
+    """Starting points (C, D) of all chains, or of some.
 
     "prior": draws of the prior, which are spread wider than the posterior, as R-hat wants them. "map": all chains at one MAP
     fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of its own.
     """
+    mine = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):
         init = init.sample(chains, seed=seed)
     if isinstance(problem, Density):
-        return _density_start(problem, init, chains, seed)
+        return _density_start(problem, init, chains, seed)[mine]
     if isinstance(init, Tensor) or init in ("prior", "network", "fresh"):
-        return initial(problem, init, chains, seed)
+        return initial(problem, init, chains, seed)[mine]
     members = 1 if init == "map" else chains
     theta = initial(problem, "network" if init == "map" else "fresh", members, seed)
+    first = 0
+    if init != "map" and own is not None:
+        theta, first = theta[mine].clone(), own.start
     data = split(problem, FIT, seed)
     objective = NegativeLogDensity(problem, data.count)
     title = "MAP start" if members == 1 else f"{members} MAP starts"
-    done = train(problem, objective, theta, FIT, data, seed=seed, title=title, progress=progress)
-    return done.theta.expand(chains, -1).clone()
+    done = train(
+        problem,
+        objective,
+        theta,
+        FIT,
+        data,
+        seed=seed,
+        title=title,
+        progress=progress,
+        **({"first": first} if first else {}),
+    )
+    return done.theta.expand(chains, -1)[mine].clone() if init == "map" else done.theta
 
 
 def _density_start(density: Density, init: str | Tensor, chains: int, seed: int) -> Tensor:
@@ -58,7 +73,7 @@ def _density_start(density: Density, init: str | Tensor, chains: int, seed: int)
     return (torch.stack(rows).to(density.device) * density.scale).to(density.dtype)
 
 
-def evaluate_start(target: Target, theta: Tensor, slices: list[slice]) -> tuple[Tensor, Tensor, Tensor]:
+def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Log likelihood, gradient and log prior at the start; refuses a density that is not finite or not deterministic there."""
     with torch.no_grad():
         parts = [target.likelihood_and_grad(theta[part]) for part in slices]
@@ -71,7 +86,7 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice]) -> tuple[
             chain = int(bad.int().argmax())
             raise InputError(
                 "init",
-                f"the {name} is {float(values[chain])} at the starting point of chain {chain}",
+                f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
                 'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for values that are not finite',
             )
     gap = (again - log_lik[slices[0]]).abs().max()

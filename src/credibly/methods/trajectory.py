@@ -29,10 +29,14 @@ class Trajectory:
 
     Where the target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
     micro-batches, the target's pieces are evaluated one after another. On a GPU the steps are captured once as a CUDA graph
-    and replayed, which takes the launches out of small networks.
+    and replayed, which takes the launches out of small networks. How it is laid out is decided for `like` chains: as many as
+    one process would take at once, so that a chain has the same bits however the chains are spread.
     """
 
-    def __init__(self, target: Target, scheme: Integrator, chains: int, compile: Compile, calls: int) -> None:
+    def __init__(
+        self, target: Target, scheme: Integrator, chains: int, compile: Compile, calls: int, like: int | None = None
+    ) -> None:
+        like = like or chains
         self.target, self.scheme, self.chains = target, scheme, chains
         shape = (chains, target.dim)
         self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
@@ -47,12 +51,12 @@ class Trajectory:
         self.several: Any = None
         if whole:
             self.single = compiled(
-                self._one, compile, calls, target.device, chains * target.dim, short=chains * target.dim <= SMALL
+                self._one, compile, calls, target.device, like * target.dim, short=like * target.dim <= SMALL
             )
             self.compiled = self.single != self._one
         else:
-            self.compiled = target.compile_pieces(compile, calls, chains)
-        small = chains * target.dim <= SMALL and target.work(chains) <= FEW_VALUES
+            self.compiled = target.compile_pieces(compile, calls, like)
+        small = like * target.dim <= SMALL and target.work(like) <= FEW_VALUES
         if whole and self.compiled and small and not on_gpu:
             self.several = compiled(self._few, True, calls, target.device, short=True)
         self.graphs: dict[int, Any] = {}
