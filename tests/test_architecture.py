@@ -33,6 +33,7 @@ FLOORS = [
     {"report"},
     {"studies"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 

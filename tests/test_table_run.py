@@ -25,8 +25,9 @@ from credibly.tables.config import parse_settings, read_config, write_config
 from credibly.tables.facts import Facts
 from credibly.tables.model import OOD_POINTS, quantile_levels, share_below
 from credibly.tables.reading import read_table
-from credibly.tables.run import SMALL, config_of, split, threads_for
+from credibly.tables.run import config_of, split
 from credibly.tables.telling import baseline, facts_of
+from credibly.tables.threads import SMALL, threads_for
 from own_tables import cancer, diabetes, read, wine, write
 
 HMC = {"draws": 12, "warmup": 20, "chains": 2, "thin": 1}

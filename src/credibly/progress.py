@@ -1,10 +1,12 @@
 """Progress on the terminal: a bar by rich, a plain line where rich is missing, and quiet where there is no terminal.
 
-Nothing is shown more than a few times a second, nothing is imported before it is shown, and no thread is started.
+Nothing is shown more than a few times a second, nothing is imported before it is shown, and no thread is started. Of many
+processes that `torchrun` started only the first shows anything.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -38,7 +40,7 @@ class Progress:
         self.total = max(1, total)
         self.first = first
         self.stream = stream or sys.stderr
-        self.show = (self.stream.isatty() if show is None else show) and not _is_taken(self.stream)
+        self.show = (self.stream.isatty() if show is None else show) and not _is_taken(self.stream) and _is_first()
         self.started = time.monotonic()
         self._last = 0.0
         self._display: _Bar | _Line | None = None
@@ -123,6 +125,11 @@ class _Line:
 def _is_taken(stream: TextIO) -> bool:
     """Whether a display of rich that is at work has put itself in the stream's place; asked without importing rich."""
     return type(stream).__module__ == "rich.file_proxy"
+
+
+def _is_first() -> bool:
+    """Whether this process is the one of many that speaks, or alone."""
+    return os.environ.get("RANK", "") in ("", "0") or os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def _rich_bar(stream: TextIO) -> RichProgress | None:

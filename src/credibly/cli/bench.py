@@ -13,6 +13,7 @@ import typer
 from credibly.cli import options
 from credibly.cli.demo import progress_line
 from credibly.cli.failures import plainly, stopped
+from credibly.cli.processes import several, speaks
 from credibly.cli.words import say, show_page
 from credibly.errors import InputError
 
@@ -56,7 +57,8 @@ def run(
 
     Ends in README.md, results.csv, a picture and a page. Every cell (data set,
     split, method) is kept as it ends, so Ctrl-C loses little: the same command
-    goes on. Takes any data set in the form of the others.
+    goes on. Takes any data set in the form of the others. Processes that torchrun
+    started share out the cells.
 
     credibly bench speed --jax PYTHON --cases hmc,ensemble
 
@@ -64,7 +66,7 @@ def run(
     It lives in a checkout of the repository, and takes the options of
     python -m benchmarks (--list, --cases, --jax, --budget, --repeats, --page).
     """
-    with plainly():
+    with plainly(shared=name == "uci"):
         if name == "speed":
             raise typer.Exit(_speed(root, out, device, quick, context.args))
         if name != "uci":
@@ -80,7 +82,9 @@ def run(
         from credibly.studies.uci_cell import METHODS
 
         names = options.listed(data) or uci_names(root)
-        processes = jobs if jobs is not None else 1 if device != "cpu" else os.cpu_count() or 1
+        if jobs not in (None, 1) and several():
+            raise InputError("--jobs", f"found {jobs} under torchrun", "Leave it out: each of its processes runs cells")
+        processes = jobs if jobs is not None else 1 if device != "cpu" or several() else os.cpu_count() or 1
         plan = Plan(root, out, names, options.listed(methods) or METHODS, splits, seed, quick, device, processes)
         check(plan)
         words = [
@@ -93,6 +97,8 @@ def run(
                 cells = run_bench(plan, report)
         except KeyboardInterrupt:
             stopped(f"the cells so far are in {out}; the same command goes on")
+        if not speaks():
+            return
         page = write_all(cells, plan, " ".join(words))
         if not quiet:
             from credibly.studies.uci_bench import findings

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ import typer
 from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.fit import about_table
+from credibly.cli.processes import speaks
 from credibly.cli.settings import config_from
 from credibly.cli.words import as_text, check_folder, number, say, show_page, show_table
 from credibly.errors import InputError, StoreError
@@ -70,11 +71,13 @@ def run(
         "table": table, "target": target, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden, "noise": noise,
         "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
     }  # fmt: skip
-    with plainly():
-        _check_out(out, force)
+    with plainly(shared=True):
+        if speaks():
+            _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
         configs = _configs(base, names, settings or [])
+        from credibly import world
         from credibly.tables.reading import read_table
         from credibly.tables.run import prepare
 
@@ -83,11 +86,15 @@ def run(
         if not quiet and not as_json:
             say(about_table(next(iter(ready.values()))))
         try:
-            with _staged(out) as folder:
+            with _staged(out) if speaks() else nullcontext(out) as made:
+                folder = Path(world.current().gather(os.fspath(made))[0])
                 facts = _fit(ready, folder, out, quiet or as_json)
-                _write(facts, folder)
+                if speaks():
+                    _write(facts, folder)
         except KeyboardInterrupt:
             stopped("nothing was kept")
+        if not speaks():
+            return
         page = out / "index.html"
         if as_json:
             typer.echo((out / RESULTS).read_text(encoding="utf-8").strip())
@@ -155,6 +162,7 @@ def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str
 
 
 def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, Facts]:
+    from credibly import world
     from credibly.cli.fit import write_results
     from credibly.tables.run import fit_table
 
@@ -166,7 +174,10 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
             # It names a folder that goes in a moment, and how to go on with it.
             cause = error.__cause__.__cause__ if isinstance(error.__cause__, StoreError) else error.__cause__
             raise cause if isinstance(cause, OSError) else error from None
-        found[name] = write_results(run, out / name)[0]
+        if not speaks():
+            continue
+        with world.alone():
+            found[name] = write_results(run, out / name)[0]
         if not silent:
             typer.echo(f"{name}: {found[name].seconds:.1f} s", err=True)
     return found

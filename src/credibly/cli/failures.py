@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 import typer
 
-from credibly.errors import InputError, SamplingError, StoreError, TrainingError
+from credibly.cli.processes import one_of_many, several, taking_part
+from credibly.errors import InputError, PeerError, SamplingError, StoreError, TrainingError
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Turns the errors that a user can do something about into a line on standard error and an exit code."""
+def plainly(*, shared: bool = False) -> Iterator[None]:
+    """Turns the errors that a user can do something about into a line on standard error and an exit code.
+
+    Where many processes were started, all of them carry out a command that is `shared`, and the first one alone any other.
+    """
     try:
-        yield
+        with taking_part() if shared and several() else nullcontext() if shared else one_of_many():
+            yield
     except InputError as error:
         _end(str(error), 2)
-    except (StoreError, TrainingError, SamplingError) as error:
+    except (StoreError, TrainingError, SamplingError, PeerError) as error:
         _end(str(error), 1)
     except BrokenPipeError:  # who reads the output has seen enough; the command line's own frame ends quietly
         raise

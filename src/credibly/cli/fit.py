@@ -11,6 +11,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
+from credibly.cli.processes import speaks
 from credibly.cli.settings import config_from
 from credibly.cli.words import as_text, say, show_page
 from credibly.errors import InputError, Interrupted, StoreError
@@ -59,19 +60,19 @@ def run(
         "table": table, "target": target, "method": method, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden,
         "noise": noise, "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
     }  # fmt: skip
-    with plainly():
+    with plainly(shared=True):
         wanted = config_from(config, given, settings)
-        from credibly.tables.folder import check_out
-        from credibly.tables.run import fit_table, prepare
+        from credibly.tables.restarts import check_place, fit_or_go_on
+        from credibly.tables.run import prepare
 
-        check_out(out, force)
+        check_place(out, force)
         prepared = prepare(wanted)
         if tune is not None:
             prepared = _tuned(prepared, tune, quiet=quiet or as_json)
         if not quiet and not as_json:
             say(about_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
         try:
-            done = fit_table(prepared, out, force=force, progress=False if quiet or as_json else None)
+            done = fit_or_go_on(prepared, out, force=force, progress=False if quiet or as_json else None)
         except Interrupted as error:
             stopped(str(error))
         except KeyboardInterrupt:
@@ -100,10 +101,15 @@ def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
 
 
 def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
-    """Writes the page and the results of a run, and says what came out."""
+    """Writes the page and the results of a run, and says what came out; of many processes the first one does."""
+    from credibly import world
+
+    if not speaks():
+        return
     how = f"the fit itself is whole; make its page by `credibly report {shlex.quote(os.fspath(done.path))}`"
     try:
-        facts, page = write_results(done)
+        with world.alone():
+            facts, page = write_results(done)
     except OSError as error:
         raise StoreError(f"{error.filename or done.path}: {error.strerror or error}; {how}") from error
     except KeyboardInterrupt:

@@ -40,9 +40,10 @@ def run(
     in nats. `ood` is near 1 where a row is unlike those that were fitted, and
     `notes` says what was odd about it: a gap that was filled, an unknown category.
 
-    Files larger than memory are streamed.
+    Files larger than memory are streamed. Processes that torchrun started share
+    out the rows.
     """
-    with plainly():
+    with plainly(shared=True):
         if draws is not None and draws < 1:
             raise InputError("--draws", f"found {draws}", "Pass a number from 1 up")
         from credibly.progress import Progress

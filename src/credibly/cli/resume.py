@@ -12,6 +12,7 @@ import typer
 
 from credibly.cli.failures import plainly
 from credibly.cli.own_script import problem_of
+from credibly.cli.processes import speaks
 from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def run(
     this goes on from its last checkpoint. Stop it again with Ctrl-C. The folder is
     one of `credibly fit`, or of `fit(..., out=RUN)` in Python.
     """
-    with plainly():
+    with plainly(shared=True):
         try:
             if problem is None and (folder / "table.json").is_file():
                 _resume_table(folder, quiet, as_json)
@@ -59,6 +60,7 @@ def run(
 
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:
+    from credibly import world
     from credibly.resuming import go_on, sampled
 
     manifest = sampled(folder)
@@ -75,11 +77,12 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
         typer.echo(_how_far(manifest))
     mine = problem_of(script) if script is not None else None
     posterior, used = go_on(folder, mine, progress=False if quiet else None)
-    if quiet:
+    if quiet or not speaks():
         typer.echo(os.fspath(folder))
         return
     typer.echo(f"Done. Open it with credibly.load({os.fspath(folder)!r}).")
-    typer.echo(_verdict(posterior, used))
+    with world.alone():
+        typer.echo(_verdict(posterior, used))
 
 
 def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:

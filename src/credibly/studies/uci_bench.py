@@ -14,11 +14,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from credibly import __version__, data
+from credibly import __version__, data, world
 from credibly.errors import InputError
 from credibly.report.page import Column, Page, Section, Table, Value, write
 from credibly.report.pictures import Picture, picture
 from credibly.studies.published import NAMES, PUBLISHED
+from credibly.studies.shared_cells import share_out
 from credibly.studies.study import markdown_table, mean_error, plus_minus, standalone
 from credibly.studies.uci_cell import METHODS, choose, one_thread, run_cell
 
@@ -75,14 +76,19 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 
 def run(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> Cells:
-    """Runs the cells that are not there yet, in so many processes, and gives all of them."""
+    """Runs the cells that are not there yet, in so many processes, or in those that torchrun started, and gives all of them."""
     check(plan)
-    folder = plan.out / "cells"
+    folder, everyone = plan.out / "cells", world.current()
     folder.mkdir(parents=True, exist_ok=True)
-    _write(plan.out / "settings.json", _settings(plan))
+    if everyone.leader:
+        _write(plan.out / "settings.json", _settings(plan))
     todo = [(n, s) for n, s in plan.cells() if any(not _place(folder, n, s, m).is_file() for m in plan.methods)]
     total = len(todo)
-    if plan.jobs == 1:
+    if everyone.size > 1:
+        same = [(n, s) for n, s in everyone.gather(todo)[0]]
+        told = None if progress is None else lambda cell, done: progress(f"{cell[0]}, split {cell[1]}", done, len(same))
+        share_out(everyone, same, lambda cell: _split(plan, *cell), told)
+    elif plan.jobs == 1:
         for done, (name, split) in enumerate(todo):
             if progress is not None:
                 progress(f"{name}, split {split}", done, total)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from credibly.errors import InputError, Interrupted, StoreError
+from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.manifest import parse_manifest
 from credibly.run_folder import RunFolder, resume_command
 
@@ -51,8 +51,8 @@ def _taken(folder: Path) -> bool:
 def making(folder: Path) -> Iterator[Path]:
     """A folder to make a run in, which is at its place in the end. What was there before goes only when the new run is whole.
 
-    Where the place is taken the new run is made beside it. A run that was stopped, or whose disk is full, stays if it can be
-    gone on with, and the error says how; anything else is taken away.
+    Where the place is taken the new run is made beside it. A run that was stopped, that lost one of its processes, or whose disk
+    is full, stays if it can be gone on with, and the error says how; anything else is taken away.
     """
     replaces = _taken(folder)
     work = beside(folder) if replaces else folder
@@ -68,6 +68,9 @@ def making(folder: Path) -> Iterator[Path]:
         how = f"{kept} with {resume_command(os.fspath(work))}"
         if isinstance(error, KeyboardInterrupt) and _can_go_on(work, isinstance(error, Interrupted)):
             raise Interrupted(how) from error
+        if isinstance(error, PeerError) and _can_go_on(work, True):
+            error.add_note(how)
+            raise
         reason = _refused_by_disk(error)
         if reason is not None and _can_go_on(work, False):
             raise StoreError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly import world
 from credibly.errors import InputError
 from credibly.posterior import DrawsPosterior, Posterior
 from credibly.predictive import CACHE_VALUES, Predictive
+from credibly.tables.pieces import shared_writer
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import batches, header
-from credibly.tables.writing import TableWriter
 from credibly.units import in_units
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ Array = npt.NDArray[Any]
 
 LEVEL = 0.9
 BLOCK = 65_536  # rows predicted at a time, at most: as many as fit so that every draw passes them once
+EXAMPLES = 3  # remarks that are told
 OOD_POINTS = 201  # quantiles of the reference rows that are kept
 
 
@@ -93,6 +95,7 @@ class TableModel:
     ) -> Streamed:  # fmt: skip
         """Predicts the rows of a file into another one, block by block: memory does not grow with the number of rows.
 
+        Many processes take the blocks in turn; the file is the same as that of one.
         Rows with something to say about them (an unknown category, a missing value) have it in the column `notes`.
         """
         block_rows = max(
@@ -106,25 +109,30 @@ class TableModel:
                 f"{Path(table).name} has none of the columns that were fitted ({listed})",
                 "Pass a table like it",
             )
-        rows = noted = 0
-        examples: list[str] = []
-        with TableWriter(out, force=force) as writer:
-            for block, notes in self._blocks(table, block_rows):
-                inputs, more = self.preparation.transform(block)
+        rows = noted = blocks = 0
+        found: list[tuple[int, int, str]] = []  # (block, place in it, remark)
+        known, everyone = self.preparation, world.current()
+        own = batches(table, known.names, known.numeric_names, block_rows, (everyone.rank, everyone.size))
+        with shared_writer(out, everyone, force=force) as writer, world.alone():
+            for block, notes in own:
+                inputs, more = known.transform(block)
                 columns = self.columns(self.predict(inputs, draws=draws))
                 remarks = _remarks(len(inputs), [*notes, *more])
                 columns["notes"] = remarks
                 writer.write(columns)
                 some = [text for text in remarks if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
-                examples += [text for text in dict.fromkeys(some) if text not in examples][: 3 - len(examples)]
+                seen = {text for _, _, text in found}
+                new = [text for text in dict.fromkeys(some) if text not in seen][: EXAMPLES - len(found)]
+                found += [(blocks * everyone.size + everyone.rank, place, text) for place, text in enumerate(new)]
+                blocks += 1
                 if progress is not None:
-                    progress(rows)
-        return Streamed(Path(out), rows, noted, tuple(examples), tuple(absent))
-
-    def _blocks(self, table: str | os.PathLike[str], rows: int) -> Iterator[tuple[Any, list[tuple[int, str]]]]:
-        known = self.preparation
-        yield from batches(table, known.names, known.numeric_names, rows)
+                    progress(rows * everyone.size)
+        told = everyone.gather([rows, noted, found])
+        examples = dict.fromkeys(text for _, _, text in sorted(tuple(one) for _, _, each in told for one in each))
+        return Streamed(
+            Path(out), sum(n for n, _, _ in told), sum(n for _, n, _ in told), tuple(examples)[:EXAMPLES], tuple(absent)
+        )
 
     def _draws(self, wanted: int | None) -> int:
         one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)

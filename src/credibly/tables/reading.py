@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def count_rows(path: str | os.PathLike[str]) -> int | None:
 
 
 def batches(
-    path: str | os.PathLike[str], columns: Collection[str], numeric: Collection[str], rows: int = 65536
-) -> Iterator[tuple[pa.RecordBatch, Notes]]:
+    path: str | os.PathLike[str], columns: Collection[str], numeric: Collection[str], rows: int = 65536,
+    mine: tuple[int, int] = (0, 1),
+) -> Iterator[tuple[pa.RecordBatch, Notes]]:  # fmt: skip
     """A stream of so many rows at a time (the last one shorter), in memory that does not grow with the file.
 
     Args:
@@ -63,6 +65,7 @@ def batches(
         numeric: those of them that are numbers: float64, null where a cell is missing, infinite or no number. The others
             are text.
         rows: of a batch.
+        mine: (place, places) takes a batch for each place in turn, and gives those of one.
 
     Returns:
         Beside each batch the cells that are not what they should be, as (row within the batch, note).
@@ -79,7 +82,9 @@ def batches(
         form = _dialect(place)
         wanted = [n for n in form.names if n in set(columns)]
         decimal, stream = form.decimal, csv_files.blocks(place, form, wanted or form.names[:1], numeric)
-    return _typed(_regrouped(stream, rows, place), wanted, frozenset(numeric), decimal)
+    first, step = mine
+    own = islice(_regrouped(stream, rows, place), first, None, step)
+    return _typed(own, wanted, frozenset(numeric), decimal)
 
 
 def _typed(

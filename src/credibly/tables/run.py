@@ -15,8 +15,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly import __version__, evaluation
+from credibly import __version__, evaluation, world
 from credibly.errors import InputError, StoreError
 from credibly.manifest import parse_manifest, sha256
 from credibly.methods.method import Method
@@ -40,6 +39,7 @@ from credibly.tables.folder import check_out, has_ended, making, read_facts, wri
 from credibly.tables.model import TableModel, doubt, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
+from credibly.tables.threads import threads, threads_for
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -50,7 +50,6 @@ Array = npt.NDArray[Any]
 
 SAMPLE = 2_000  # training rows that are kept for pictures
 REFERENCE = 20  # held-out rows that are enough to know what doubt is usual
-SMALL = 500_000  # values in a layer up to which threads cost more than they give
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,25 +139,35 @@ def split(rows: int, share: float, seed: int, labels: Array | None = None) -> tu
 def fit_table(
     prepared: Prepared, out: str | os.PathLike[str], *, force: bool = False, progress: bool | None = None
 ) -> TableRun:
-    """Fits what was prepared and leaves a run folder. A sampler that is stopped can be gone on with; others leave nothing."""
-    folder = Path(out)
-    check_out(folder, force)
+    """Fits what was prepared and leaves a run folder. A sampler that is stopped can be gone on with; others leave nothing.
+
+    Of many processes all fit, and the first one makes the folder.
+    """
+    folder, everyone = Path(out), world.current()
     started = time.perf_counter()
-    with making(folder) as work:
-        _begin(prepared, work)
-        with _threads(threads_for(prepared.problem, prepared.method)):
+    run = None
+    if everyone.leader:
+        check_out(folder, force)
+    with making(folder) if everyone.leader else nullcontext(folder) as made:
+        if everyone.leader:
+            _begin(prepared, made)
+        work = Path(everyone.gather(os.fspath(made))[0])
+        with threads(threads_for(prepared.problem, prepared.method)):
             posterior = prepared.method.fit(
                 prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
-        run = _finish(work, posterior, time.perf_counter() - started)
-    return run if work == folder else TableRun.load(folder)  # it was made beside another and has moved
+        if everyone.leader:
+            with world.alone():
+                run = _finish(work, posterior, time.perf_counter() - started)
+    everyone.barrier()  # what was made beside another has moved now
+    return run if run is not None and work == folder else TableRun.load(folder)
 
 
 def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) -> TableRun:
     """Goes on with a run that was stopped, to the same figures as if it never had been."""
-    folder = Path(path)
+    folder, everyone = Path(path), world.current()
     facts = read_facts(folder)
-    if facts["status"] == "complete":
+    if everyone.gather(facts["status"])[0] == "complete":
         return TableRun.load(folder)
     inner = folder / "posterior"
     if not inner.exists():
@@ -167,11 +176,15 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
             f" {folder / 'config.toml'} --out NEW`"
         )
     posterior: Posterior
-    with _threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
-        manifest = parse_manifest(inner)
-        posterior = load(inner) if has_ended(manifest) else go_on(inner, None, progress=progress)[0]
-    with writing(folder):
-        return _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
+    with threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
+        ended = everyone.gather(has_ended(parse_manifest(inner)))[0]
+        posterior = load(inner) if ended else go_on(inner, None, progress=progress)[0]
+    run = None
+    if everyone.leader:
+        with writing(folder), world.alone():
+            run = _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
+    everyone.barrier()
+    return TableRun.load(folder) if run is None else run
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,15 +240,20 @@ class TableRun:
         return found
 
 
-def _begin(prepared: Prepared, folder: Path) -> None:
-    """Everything that is known before the fit."""
+def stored_config(prepared: Prepared) -> Config:
+    """The configuration that a folder keeps: all of it said, so that the same run can be made again."""
     size = prepared.problem.n, prepared.problem.layout.dim
     usual = to_spec(dataclasses.replace(prepared.recipe, method=prepared.method.name, settings={}).fitter(*size))
-    config = dataclasses.replace(
+    return dataclasses.replace(
         prepared.config, table=os.fspath(Path(prepared.config.table).resolve()), task=prepared.preparation.task,
         method=prepared.method.name, table_sha256=_digest(prepared.config.table),
         settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is usual[k] is None)},
     )  # fmt: skip
+
+
+def _begin(prepared: Prepared, folder: Path) -> None:
+    """Everything that is known before the fit."""
+    config = stored_config(prepared)
     # table.json first: whatever stops this, the folder is known as a run and may be replaced.
     write_facts(
         folder,
@@ -301,21 +319,3 @@ def _write_parquet(table: Table, path: Path) -> None:
 
 def _some(places: Array) -> Array:
     return places if len(places) <= SAMPLE else places[np.linspace(0, len(places) - 1, SAMPLE).round().astype(int)]
-
-
-def threads_for(problem: Problem, method: Method) -> int:
-    """One thread for a small network: threads that wait for each other on a busy machine cost more than they give."""
-    together = int(getattr(method, "chains", getattr(method, "members", 1)))
-    rows = problem.n if method.name == "hmc" else min(problem.n, getattr(method, "batch_size", None) or 128)
-    width = max((e.shape[0] for e in problem.layout.entries if len(e.shape) == 2), default=1)
-    return 1 if together * rows * width <= SMALL else torch.get_num_threads()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -59,7 +59,7 @@ class TableWriter:
 
     def write(self, columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> None:
         """Appends rows. The first block decides names and types; None and NaN are missing values."""
-        made = {name: _array(values) for name, values in columns.items()}
+        made = {name: as_array(values) for name, values in columns.items()}
         if self._schema is None:
             self._open(pa.schema([(name, column.type) for name, column in made.items()]))
         elif list(made) != self._schema.names:
@@ -112,7 +112,8 @@ class TableWriter:
         self._part.unlink(missing_ok=True)
 
 
-def _array(values: Any) -> Any:
-    column = pa.array(values, from_pandas=True)
+def as_array(values: Any) -> Any:
+    """The values of a column as an array of Arrow's; None and NaN are missing values."""
+    column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
     # Cells of a column that is empty so far: text, since anything can be written as text later.
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column
