@@ -32,11 +32,19 @@ from credibly.posterior import Model, Record
 
 NOISE, HIDDEN, CHAINS, HELD_OUT = 0.3, 50, 4, 100
 PEERS = {"numpyro_nuts": "NumPyro NUTS", "blackjax_nuts": "BlackJAX NUTS", "blackjax_mclmc": "BlackJAX MCLMC"}
-LENGTHS = {  # warm-up and draws (those of MCLMC are steps of two gradients, every `thin`-th kept): long enough for an ESS of hundreds
-    "ours": {"warmup": 100, "draws": 100},
-    "numpyro_nuts": {"warmup": 100, "draws": 100},
-    "blackjax_nuts": {"warmup": 100, "draws": 100},
+# Warm-up and draws, long enough for an ESS of hundreds. Those of MCLMC are steps of two gradients, every `thin`-th kept.
+# `max_steps` and `depth` (2^depth - 1 steps) are the defaults of the three.
+LENGTHS: dict[str, dict[str, int]] = {
+    "ours": {"warmup": 100, "draws": 100, "max_steps": 1000},
+    "numpyro_nuts": {"warmup": 100, "draws": 100, "depth": 10},
+    "blackjax_nuts": {"warmup": 100, "draws": 100, "depth": 10},
     "blackjax_mclmc": {"warmup": 4000, "draws": 1000, "thin": 20},
+}
+QUICK: dict[str, dict[str, int]] = {
+    "ours": {"warmup": 20, "draws": 20, "max_steps": 10},
+    "numpyro_nuts": {"warmup": 20, "draws": 20, "depth": 3},
+    "blackjax_nuts": {"warmup": 20, "draws": 20, "depth": 3},
+    "blackjax_mclmc": {"warmup": 200, "draws": 20, "thin": 2},
 }
 
 
@@ -120,10 +128,7 @@ def contest(setting: Setting) -> Iterator[Row]:
     prior, likelihood = cr.priors.Normal(1.0), cr.likelihoods.Gaussian(scale=NOISE)
     problem = cr.Problem(cr.zoo.mlp(x.shape[1], (HIDDEN,), 1), (x, y), likelihood, prior)
     start = 0.3 * torch.randn(CHAINS, problem.dim, generator=torch.Generator().manual_seed(2))
-    lengths = {
-        kind: {k: max(20, v // 10) if k != "thin" else 2 for k, v in own.items()} for kind, own in LENGTHS.items()
-    }
-    lengths = lengths if setting.quick else LENGTHS
+    lengths = QUICK if setting.quick else LENGTHS
     repeats = 1 if setting.quick else max(1, min(2, setting.repeats))
     contestants: dict[str, Callable[[int], tuple[Tensor, float, float]]] = {
         "ours": lambda seed: draw_ours(problem, start, lengths["ours"], seed)

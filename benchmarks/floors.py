@@ -35,10 +35,11 @@ class Floor:
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does at best: float32 products, and copies of arrays by their size (caches are faster than memory)."""
+    """What this machine does at best: matrix products, and copies of arrays by their size (caches are faster than memory)."""
 
     matrix: float  # floating-point operations a second
     bandwidth: tuple[tuple[int, float], ...]  # (bytes of the array, bytes a second, read and written together)
+    products: str = "float32"  # on a GPU bf16, which no product there can beat, whatever its precision
 
     def bandwidth_for(self, count: float) -> float:
         """The rate of the smallest measured array that holds so many bytes, or of the largest."""
@@ -49,14 +50,15 @@ class Rates:
 
     def __str__(self) -> str:
         copies = ", ".join(f"{rate / 1e9:.0f} GB/s at {size / 2**20:.3g} MiB" for size, rate in self.bandwidth)
-        return f"float32 products at {self.matrix / 1e9:,.0f} GFLOP/s; copies at {copies}"
+        return f"{self.products} products at {self.matrix / 1e9:,.0f} GFLOP/s; copies at {copies}"
 
 
 def measure(device: str = "cpu", *, seconds: float = 0.3) -> Rates:
     """Measures both rates with the threads that torch has now."""
     best = 0.0
+    kind = torch.float32 if device == "cpu" else torch.bfloat16
     for side in MATRICES if device == "cpu" else (4096, 8192):
-        a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
+        a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
         out = torch.empty_like(a)
         best = max(best, 2 * side**3 / _best(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), seconds, device))
     rates = []
@@ -64,7 +66,7 @@ def measure(device: str = "cpu", *, seconds: float = 0.3) -> Rates:
         source = torch.randn(size // 8, device=device)  # half of the bytes are read, half are written
         target = torch.empty_like(source)
         rates.append((size, size / _best(lambda s=source, t=target: t.copy_(s), seconds, device)))
-    return Rates(best, tuple(rates))
+    return Rates(best, tuple(rates), "float32" if device == "cpu" else "bf16")
 
 
 def _best(call: Callable[[], object], seconds: float, device: str) -> float:

@@ -43,9 +43,9 @@ def blackjax_nuts(case, arrays):
 
     def chain(key, position):
         first, second = jax.random.split(key)
-        warmup = blackjax.window_adaptation(blackjax.nuts, function)
+        warmup = blackjax.window_adaptation(blackjax.nuts, function, max_num_doublings=case["depth"])
         (state, parameters), _ = warmup.run(first, position, num_steps=case["warmup"])
-        kernel = blackjax.nuts(function, **parameters)
+        kernel = blackjax.nuts(function, **{"max_num_doublings": case["depth"], **parameters})
 
         def one(state, key):
             state, info = kernel.step(key, state)
@@ -66,7 +66,7 @@ def numpyro_nuts(case, arrays):
     function = log_density_of(case, arrays)
 
     def chain(key, position):
-        kernel = NUTS(potential_fn=lambda tree: -function(tree))
+        kernel = NUTS(potential_fn=lambda tree: -function(tree), max_tree_depth=case["depth"])
         state = kernel.init(key, case["warmup"], position, (), {})
 
         def one(state, _):
