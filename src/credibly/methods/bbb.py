@@ -25,7 +25,7 @@ from credibly.gaussian_posterior import GaussianPosterior
 from credibly.gaussian_prior import signature
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
-from credibly.methods.method import Method, check_fit, initial, partial_result
+from credibly.methods.method import Method, fit_together, initial, partial_result
 from credibly.methods.objectives import NegativeLogDensity, Objective
 from credibly.methods.reparameterise import LayerNoise, choose_estimator
 from credibly.methods.training import Training, split, train
@@ -33,6 +33,7 @@ from credibly.posterior import Model
 from credibly.priors import positive
 from credibly.problem import Problem
 from credibly.rng import draw_noise, normal, stream
+from credibly.world import Mesh, World
 
 FINAL_SAMPLES = 32  # draws behind the ELBO that is reported at the end
 
@@ -95,7 +96,15 @@ class BayesByBackprop(Training, Method):
         progress: bool | None = None,
     ) -> GaussianPosterior:
         """The fitted Gaussian; `posterior.record.history` holds the free energy, its parts and the ELBO in nats."""
-        check_fit(problem, seed, out)
+
+        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> GaussianPosterior:
+            return self._fit(problem, seed, world.all_rows(), mine, shown)
+
+        return fit_together(self, problem, seed, out, progress, work)
+
+    def _fit(
+        self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
+    ) -> GaussianPosterior:
         data = split(problem, self, seed)
         steps, batch, per_epoch = self.plan(data.count)
         if self.kl_warmup >= steps:
@@ -110,7 +119,7 @@ class BayesByBackprop(Training, Method):
         if isinstance(self.init, GaussianPosterior):
             phi = warm_start(problem, self.init, chosen, self.members)
         else:
-            phi = chosen.init(self._start(problem, self.init, seed, progress), self.init_scale)
+            phi = chosen.init(self._start(problem, self.init, seed, mesh, progress), self.init_scale)
         if self.learn_prior_scale:
             phi = torch.cat([phi, phi.new_zeros(self.members, problem.prior.groups)], -1)
         noise = choose_estimator(
@@ -127,7 +136,8 @@ class BayesByBackprop(Training, Method):
 
         with partial_result(out, lambda values, error: posterior(values, {"error": str(error)}, "partial")):
             done = train(
-                problem, objective, phi, self, data, seed=seed, title="Bayes by Backprop", shared_batches=True, progress=progress
+                problem, objective, phi, self, data, seed=seed, title="Bayes by Backprop", shared_batches=True, progress=progress,
+                mesh=mesh,
             )  # fmt: skip
         history = {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
         factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
@@ -135,12 +145,9 @@ class BayesByBackprop(Training, Method):
             history["prior_scale_factor"] = factor.tolist()
         elbo = posterior(done.theta, {}).elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
         history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
-        fitted = posterior(done.theta, history)
-        if out is not None:
-            fitted.save(out)
-        return fitted
+        return posterior(done.theta, history)
 
-    def _start(self, problem: Problem, init: str | Tensor, seed: int, progress: bool | None) -> Tensor:
+    def _start(self, problem: Problem, init: str | Tensor, seed: int, mesh: Mesh, progress: bool | None) -> Tensor:
         if isinstance(init, Tensor) or init != "map":
             several = isinstance(init, str) and init == "network" and self.members > 1
             return initial(problem, "fresh" if several else init, self.members, seed)
@@ -150,7 +157,9 @@ class BayesByBackprop(Training, Method):
         )
         objective = NegativeLogDensity(problem, data.count)
         try:
-            return train(problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress).theta
+            return train(
+                problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress, mesh=mesh
+            ).theta
         except TrainingError as error:
             error.posterior = None  # a point is none of this method's results
             raise

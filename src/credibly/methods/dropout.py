@@ -33,12 +33,13 @@ from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import InputError, TrainingError
 from credibly.likelihoods import Likelihood
 from credibly.methods.dropout_objective import DropoutObjective, Dropped
-from credibly.methods.method import Method, check_fit, initial, partial_result
+from credibly.methods.method import Method, fit_together, initial, partial_result
 from credibly.methods.training import Data, Trained, Training, split, train
 from credibly.norms import find_running_statistics, replace_batchnorm
 from credibly.posterior import Model
 from credibly.priors import Normal
 from credibly.problem import Problem
+from credibly.world import Mesh, World
 
 Choice = tuple[float | None, float | None]  # a rate and a precision; None for the network's own, or learned
 
@@ -93,7 +94,15 @@ class MCDropout(Training, Method):
         progress: bool | None = None,
     ) -> DropoutPosterior:
         """Dropout training with the derived decay; the history has the objective and its two parts."""
-        check_fit(problem, seed, out)
+
+        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> DropoutPosterior:
+            return self._fit(problem, seed, world.all_rows(), mine, shown)
+
+        return fit_together(self, problem, seed, out, progress, work)
+
+    def _fit(
+        self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
+    ) -> DropoutPosterior:
         network = Dropped(problem, self.insert, _several(self.rate)[0] if self.rate is not None else None)
         self._check(problem, network)
         choices: list[Choice] = list(itertools.product(_several(self.rate) or (None,), _several(self.tau) or (None,)))
@@ -102,14 +111,11 @@ class MCDropout(Training, Method):
         data = split(problem, self, seed)
         start = initial(problem, self.init, 1, seed)
         if len(choices) > 1:
-            best, history = self._search(problem, network, choices, start, seed, progress, out)
-        done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress, out)
+            best, history = self._search(problem, network, choices, start, seed, progress, out, mesh)
+        done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress, out, mesh)
         rates = objective.final_rates(done.theta)[0]
         history |= {**done.history, "rates": rates, "tau": best[1]}
-        posterior = self._posterior(problem, network, done.theta[0], rates, seed, history)
-        if out is not None:
-            posterior.save(out)
-        return posterior
+        return self._posterior(problem, network, done.theta[0], rates, seed, history)
 
     @classmethod
     def from_trained(
@@ -157,7 +163,7 @@ class MCDropout(Training, Method):
 
     def _train(
         self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, data: Data, seed: int,
-        title: str, progress: bool | None, out: str | os.PathLike[str] | None,
+        title: str, progress: bool | None, out: str | os.PathLike[str] | None, mesh: Mesh,
     ) -> tuple[Trained, DropoutObjective]:  # fmt: skip
         theta = start.expand(len(choices), -1).clone()
         rates = torch.tensor([network.rate_row(rate) for rate, _ in choices], dtype=theta.dtype, device=theta.device)
@@ -179,20 +185,21 @@ class MCDropout(Training, Method):
 
         with partial_result(out, partial):
             done = train(
-                problem, objective, theta, self, data, seed=seed, title=title, shared_batches=True, progress=progress
-            )
+                problem, objective, theta, self, data, seed=seed, title=title, shared_batches=True, progress=progress,
+                mesh=mesh,
+            )  # fmt: skip
         return done, objective
 
     def _search(
         self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, seed: int, progress: bool | None,
-        out: str | os.PathLike[str] | None,
+        out: str | os.PathLike[str] | None, mesh: Mesh,
     ) -> tuple[Choice, dict[str, Any]]:  # fmt: skip
         """Every pair of rate and tau trained side by side on part of the rows, scored on the rest."""
         options = Training(validation=self.validation or GRID_VALIDATION, batch_size=None)
         held = split(problem, options, seed)
         rows = Data(held.rows, None)
         done, objective = self._train(
-            problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress, out
+            problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress, out, mesh
         )
         assert held.held_out is not None
         with torch.no_grad():

@@ -8,6 +8,7 @@ minimiser is then an exact draw of the posterior (and of the tempered one: both 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
 from credibly.rng import stream
+from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +64,23 @@ class DeepEnsemble(Training, Method):
     ) -> DrawsPosterior:
         """M parameter vectors as a posterior of M chains with one draw each."""
 
-        def work() -> tuple[Tensor, dict[str, Any]]:
-            theta, data = initial(problem, self.init, self.members, seed), split(problem, self, seed)
-            perturbation = self.perturbation(problem, seed)
+        def work(world: World, shown: bool | None) -> tuple[Tensor, dict[str, Any]]:
+            mesh = world.mesh(self.members)
+            own = mesh.chains(self.members)
+            theta = initial(problem, self.init, self.members, seed)[own.start : own.stop].clone()
+            data, perturbation = split(problem, self, seed), self.perturbation(problem, seed, own)
             objective = NegativeLogDensity(problem, data.count, float(self.prior), perturbation)
             done = train(
                 problem, objective, theta, self, data, seed=seed, title=f"ensemble of {self.members}",
-                resampled=perturbation.rows, progress=progress,
+                resampled=perturbation.rows, progress=shown, first=own.start, peers=world if world.size > 1 else None,
             )  # fmt: skip
-            return done.theta.unsqueeze(1), done.history
+            return mesh.all_chains(done.theta, self.members).unsqueeze(1), join_histories(mesh, done.history)
 
-        return fit_draws(self, problem, seed, out, work)
+        return fit_draws(self, problem, seed, out, progress, work)
 
-    def perturbation(self, problem: Problem, seed: int) -> Perturbation:
-        """What sets the members apart beside their starts, each from the member's own stream."""
-        members, device = range(self.members), problem.device
+    def perturbation(self, problem: Problem, seed: int, own: range | None = None) -> Perturbation:
+        """What sets the members (or some of them) apart beside their starts, each from the member's own stream."""
+        members, device = own if own is not None else range(self.members), problem.device
         rows = targets = anchors = None
         if self.bootstrap:
             if self.validation:
@@ -111,3 +115,20 @@ class DeepEnsemble(Training, Method):
                 ]
                 targets = problem.y + scale * torch.stack(noise)
         return Perturbation(rows, targets, anchors)
+
+
+def join_histories(mesh: Mesh, history: dict[str, Any]) -> dict[str, Any]:
+    """The history of all members from those of the processes that trained them, as one process would have written it."""
+    if mesh.shape[0] == 1:
+        return history
+    told = mesh.world.gather(history)[:: mesh.shape[1]]  # one of those that hold the same members
+
+    def joined(tables: Iterable[list[list[float]]]) -> list[list[float]]:
+        return [[value for part in row for value in part] for row in zip(*tables, strict=True)]
+
+    whole: dict[str, Any] = {**history, "parts": {}}
+    for key in ("loss", "validation"):
+        whole[key] = joined(t[key] for t in told)
+    for name in history["parts"]:
+        whole["parts"][name] = joined(t["parts"][name] for t in told)
+    return whole

@@ -22,11 +22,12 @@ from credibly.errors import InputError
 from credibly.inputs import blank_row, describe
 from credibly.laplace_posterior import LaplacePosterior
 from credibly.methods.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
-from credibly.methods.method import Method, check_fit, initial, partial_result
+from credibly.methods.method import Method, fit_together, initial, partial_result
 from credibly.methods.objectives import NegativeLogDensity
 from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior, Model
 from credibly.problem import Problem
+from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,15 @@ class Laplace(Training, Method):
         progress: bool | None = None,
     ) -> LaplacePosterior:
         """The Gaussian; `posterior.log_evidence` is its evidence, and what `tune` chose is in `record.history`."""
-        check_fit(problem, seed, out)
+
+        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> LaplacePosterior:
+            return self._fit(problem, seed, world.all_rows(), mine, shown)
+
+        return fit_together(self, problem, seed, out, progress, work)
+
+    def _fit(
+        self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
+    ) -> LaplacePosterior:
         row = blank_row(describe(problem.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
@@ -101,7 +110,7 @@ class Laplace(Training, Method):
         tried: list[dict[str, float]] = []
         for _ in range(1 + self.refits):
             current = rescaled(problem, choice)
-            theta = self._point(current, begin, seed, out, progress, history)
+            theta = self._point(current, begin, seed, mesh, out, progress, history)
             blocks = curvature_blocks(current, theta, self.structure, parts, progress=progress)
             value = float(_log_likelihood(current, theta))
             log_prior = log_prior_of(current, theta, names)
@@ -124,12 +133,10 @@ class Laplace(Training, Method):
             log_prior=log_prior,
         )
         history["log_evidence"] = posterior.log_evidence
-        if out is not None:
-            posterior.save(out)
         return posterior
 
     def _point(
-        self, problem: Problem, begin: Tensor, seed: int, out: str | os.PathLike[str] | None, progress: bool | None,
+        self, problem: Problem, begin: Tensor, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None,
         history: dict[str, Any],
     ) -> Tensor:  # fmt: skip
         """w*, (D,)."""
@@ -150,7 +157,7 @@ class Laplace(Training, Method):
             ),
         ):
             objective = NegativeLogDensity(problem, data.count)
-            done = train(problem, objective, begin, self, data, seed=seed, title="MAP", progress=progress)
+            done = train(problem, objective, begin, self, data, seed=seed, title="MAP", progress=progress, mesh=mesh)
         history.update(done.history)
         return done.theta[0]
 

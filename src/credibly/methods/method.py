@@ -7,16 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from credibly.errors import InputError, StoreError, TrainingError
+from credibly.methods.agreeing import check_same_everywhere
 from credibly.posterior import DrawsPosterior, Model, Posterior, Record
 from credibly.problem import Problem
 from credibly.rng import check_seed, stream
 from credibly.specs import to_spec
+from credibly.world import World, current
+
+Fitted = TypeVar("Fitted", bound=Posterior)
 
 
 class Method(ABC):
@@ -83,28 +87,54 @@ def partial_result(
         raise
 
 
+def fit_together(
+    method: Method,
+    problem: Problem,
+    seed: int,
+    out: str | os.PathLike[str] | None,
+    progress: bool | None,
+    work: Callable[[World, str | os.PathLike[str] | None, bool | None], Fitted],
+) -> Fitted:
+    """Runs the work of a fit in all processes, which have been found to want the same, and saves its result.
+
+    The work gets the processes, and `out` and `progress` as this one is to take them: only the leader writes and speaks. An
+    error of one process, in the work or in saving, ends it for all.
+    """
+    world = current()
+    with world.together():
+        check_fit(problem, seed, out)
+        check_same_everywhere(world, problem, method, seed)
+        mine = out if world.leader else None
+        posterior = work(world, mine, progress if world.leader else False)
+        if mine is not None:
+            posterior.save(mine)
+        if out is not None:
+            world.barrier()
+    return posterior
+
+
 def fit_draws(
     method: Method,
     problem: Problem,
     seed: int,
     out: str | os.PathLike[str] | None,
-    work: Callable[[], tuple[Tensor, dict[str, Any]]],
+    progress: bool | None,
+    work: Callable[[World, bool | None], tuple[Tensor, dict[str, Any]]],
 ) -> DrawsPosterior:
-    """Runs the work, which gives draws (chain, draw, D) and a history, and saves the result."""
-    check_fit(problem, seed, out)
-    model = Model.of(problem)
+    """As `fit_together`, for work that gives draws (chain, draw, D) and a history."""
 
-    def partial(theta: Tensor, error: TrainingError) -> Posterior:
-        return DrawsPosterior(
-            model, theta.unsqueeze(1), method.record(problem, seed, {"error": str(error)}, status="partial")
-        )
+    def fitted(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> DrawsPosterior:
+        model = Model.of(problem)
 
-    with partial_result(out, partial):
-        draws, history = work()
-    posterior = DrawsPosterior(model, draws, method.record(problem, seed, history))
-    if out is not None:
-        posterior.save(out)
-    return posterior
+        def partial(theta: Tensor, error: TrainingError) -> Posterior:
+            record = method.record(problem, seed, {"error": str(error)}, status="partial")
+            return DrawsPosterior(model, theta.unsqueeze(1), record)
+
+        with partial_result(mine, partial):
+            draws, history = work(world, shown)
+        return DrawsPosterior(model, draws, method.record(problem, seed, history))
+
+    return fit_together(method, problem, seed, out, progress, fitted)
 
 
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:

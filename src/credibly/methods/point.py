@@ -18,6 +18,7 @@ from credibly.methods.objectives import NegativeLogDensity
 from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
+from credibly.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,14 @@ class _Point(Training, Method):
     ) -> DrawsPosterior:
         """One parameter vector as a posterior of a single draw."""
 
-        def work() -> tuple[Tensor, dict[str, Any]]:
+        def work(world: World, shown: bool | None) -> tuple[Tensor, dict[str, Any]]:
             theta, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
             objective = NegativeLogDensity(problem, data.count, self.prior_weight)
-            title = type(self).__name__
-            done = train(problem, objective, theta, self, data, seed=seed, title=title, progress=progress)
+            title, mesh = type(self).__name__, world.all_rows()
+            done = train(problem, objective, theta, self, data, seed=seed, title=title, progress=shown, mesh=mesh)
             return done.theta.unsqueeze(1), done.history
 
-        return fit_draws(self, problem, seed, out, work)
+        return fit_draws(self, problem, seed, out, progress, work)
 
 
 @dataclass(frozen=True, kw_only=True)

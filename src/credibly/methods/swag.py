@@ -22,14 +22,16 @@ from credibly.adapt import Welford
 from credibly.errors import InputError, TrainingError
 from credibly.families import LowRank
 from credibly.gaussian_posterior import GaussianPosterior
-from credibly.methods.method import Method, check_fit, initial
+from credibly.methods.method import Method, fit_together, initial
 from credibly.methods.objectives import NegativeLogDensity
-from credibly.methods.steps import Batches, Step
+from credibly.methods.shared_steps import make_step
+from credibly.methods.steps import Batches
 from credibly.methods.training import Data, Training, split, train
 from credibly.posterior import Model
 from credibly.problem import Problem
 from credibly.progress import Progress
 from credibly.rng import stream
+from credibly.world import Mesh, World
 
 LEAST_BATCHES = 8  # minibatches in an epoch by default: with all rows in one there would be no noise to learn from
 LEAST_STEPS = 10  # between two iterates that are kept, by default
@@ -92,7 +94,13 @@ class SWAG(Training, Method):
         progress: bool | None = None,
     ) -> GaussianPosterior:
         """The Gaussian of the iterates; `posterior.record.history` holds the rate and the losses on the way."""
-        check_fit(problem, seed, out)
+
+        def work(world: World, _mine: str | os.PathLike[str] | None, shown: bool | None) -> GaussianPosterior:
+            return self._fit(problem, seed, world.all_rows(), shown)
+
+        return fit_together(self, problem, seed, out, progress, work)
+
+    def _fit(self, problem: Problem, seed: int, mesh: Mesh, progress: bool | None) -> GaussianPosterior:
         data = split(problem, self, seed)
         batch = self.batch_size or max(1, min(128, data.count // LEAST_BATCHES))
         if batch >= data.count:
@@ -106,7 +114,9 @@ class SWAG(Training, Method):
         objective = NegativeLogDensity(problem, data.count)
         if isinstance(self.init, str) and self.init == "map":
             try:
-                done = train(problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress)
+                done = train(
+                    problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress, mesh=mesh
+                )
             except TrainingError as error:
                 error.posterior = None  # a point is none of this method's results
                 raise
@@ -115,26 +125,23 @@ class SWAG(Training, Method):
         if not rates:
             first = SHARE * 2 * (1 - self.momentum) / largest_curvature(problem, theta, data, seed)
             rates = [first / 4**turn for turn in range(TURNS)]
-        moments, rate = self._calmly(problem, objective, theta, data, batch, rates, seed, progress)
+        moments, rate = self._calmly(problem, objective, theta, data, batch, rates, seed, mesh, progress)
         history |= {"sgd_lr": rate, "sgd_batch": batch, "iterates": self.iterates, "sgd_loss": moments.losses}
-        posterior = GaussianPosterior(
+        return GaussianPosterior(
             Model.of(problem),
             LowRank(self.rank),
             moments.phi(problem.layout.dtype),
             self.record(problem, seed, history),
         )
-        if out is not None:
-            posterior.save(out)
-        return posterior
 
     def _calmly(
         self, problem: Problem, objective: NegativeLogDensity, theta: Tensor, data: Data, batch: int, rates: list[float], seed: int,
-        progress: bool | None,
+        mesh: Mesh, progress: bool | None,
     ) -> tuple[Iterates, float]:  # fmt: skip
         """The descent at the first of the rates that it does not run away with, and that rate."""
         for rate in rates:
             try:
-                return self._descend(problem, objective, theta.clone(), data, batch, rate, seed, progress), rate
+                return self._descend(problem, objective, theta.clone(), data, batch, rate, seed, mesh, progress), rate
             except TrainingError:
                 if rate == rates[-1]:
                     raise
@@ -142,14 +149,14 @@ class SWAG(Training, Method):
 
     def _descend(
         self, problem: Problem, objective: NegativeLogDensity, theta: Tensor, data: Data, batch: int, rate: float, seed: int,
-        progress: bool | None,
+        mesh: Mesh, progress: bool | None,
     ) -> Iterates:  # fmt: skip
         """Follows SGD at a constant rate from theta (1, D), which it changes, and takes in an iterate every so many steps."""
         every = self.every or max(LEAST_STEPS, data.count // batch)
         steps = every * self.iterates
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0)
         batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
-        step = Step(problem, objective, options, steps, theta)
+        step = make_step(problem, objective, options, steps, theta, batch, mesh)
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
         moments = Iterates(self.rank, theta.shape[-1], theta.device)
         with Progress("SWAG", steps, progress) as line:
