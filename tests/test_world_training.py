@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ import torch
 import credibly as cr
 import world_fits as fits
 from credibly.methods.ensemble import join_histories
-from credibly.world import Mesh, World
+from credibly.methods.waiting import Company
+from credibly.world import WORD, Mesh, World
 
 pytestmark = pytest.mark.slow
 
@@ -154,3 +157,41 @@ def test_a_failure_to_write_is_told_to_all(failed):
 def test_histories_of_one_process_stay_as_they_are():
     history = {"loss": [[1.0, 2.0]], "parts": {}, "validation": []}
     assert join_histories(Mesh(World()), history) is history
+
+
+def company(store, rank):
+    return Company(World(rank=rank, size=2, timeout=0.5, store=store))
+
+
+def test_one_that_is_at_work_is_waited_for_longer_than_the_time_limit():
+    store, worked = torch.distributed.HashStore(), []
+
+    def work():
+        other, end = company(store, 1), time.monotonic() + 1.5
+        while time.monotonic() < end:
+            other.tick()
+            time.sleep(0.01)
+        worked.append(True)
+        other.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    company(store, 0).wait()
+    assert worked
+    thread.join()
+
+
+def test_one_that_is_silent_or_has_failed_is_not_waited_for():
+    store, started = torch.distributed.HashStore(), time.monotonic()
+    mine = company(store, 0)
+    mine.wait()
+    assert 0.5 <= time.monotonic() - started < 10
+    store.set(WORD, "an error")
+    mine.world.timeout = 1000.0
+    mine.wait()  # returns at once
+
+
+def test_alone_there_is_nobody_to_wait_for():
+    mine = Company(World())
+    mine.tick()
+    mine.wait()

@@ -72,7 +72,7 @@ class DeepEnsemble(Training, Method):
             objective = NegativeLogDensity(problem, data.count, float(self.prior), perturbation)
             done = train(
                 problem, objective, theta, self, data, seed=seed, title=f"ensemble of {self.members}",
-                resampled=perturbation.rows, progress=shown, first=own.start, peers=world if world.size > 1 else None,
+                resampled=perturbation.rows, progress=shown, first=own.start, peers=world,
             )  # fmt: skip
             return mesh.all_chains(done.theta, self.members).unsqueeze(1), join_histories(mesh, done.history)
 

@@ -19,6 +19,7 @@ from credibly.kernels.optimisers import learning_rates, optimiser
 from credibly.methods.objectives import Objective
 from credibly.methods.shared_steps import make_step
 from credibly.methods.steps import Batches, Step
+from credibly.methods.waiting import Company
 from credibly.problem import Problem
 from credibly.progress import Progress
 from credibly.rng import stream
@@ -153,19 +154,23 @@ def train(
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     until: int | None = None
+    company = Company(peers or World())
     with Progress(title, steps, progress) as line:
         for t in range(steps):
             step.advance(theta, batches.at(t), t, run.active)
             done = t + 1
+            company.tick()
             if done % check_every == 0 or done == steps:
                 figures = run.check(done, title)
                 line.update(done, final=done == steps, **figures)
             if data.held_out is not None and (done % evaluate_every == 0 or done == steps):
                 stopped = run.evaluate(done) or done == steps
                 if stopped and until is None:
-                    until = max(peers.gather(done)) if peers is not None else done
+                    company.wait()
+                    until = max(company.world.gather(done))
                 if done == until:
                     break
+    company.wait()
     return run.finish(done)
 
 
