@@ -21,7 +21,6 @@ from benchmarks.floors import Floor, gradient_flops
 from benchmarks.jax_client import JaxSide, PeerError, check_density
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, Times, interleaved, options, report, scaled
-from credibly.methods.hmc_run import HMCRun
 from credibly.target import ProblemTarget
 
 PEERS = {"blackjax_hmc": "BlackJAX", "numpyro_hmc": "NumPyro"}
@@ -70,7 +69,7 @@ def ours(case: dict[str, Any], device: str = "cpu") -> tuple[Callable[[], None],
         init="network", compile=True, mass="identity",
     )  # fmt: skip
     start = 0.1 * torch.randn(case["chains"], target.dim, generator=torch.Generator().manual_seed(1))
-    run = HMCRun(target, method, 0)
+    run = method.process(target, 0)
     run.start(start.to(device))
 
     def some() -> None:

@@ -63,13 +63,13 @@ def contest(setting: Setting) -> Iterator[Row]:
             setting.note(
                 f"ArviZ looks at {share:,} coordinates a turn, one after another; its time is taken {columns // share} times"
             )
-    times = interleaved(contestants, repeats=min(3, setting.repeats), seconds=setting.seconds)
+    times = interleaved(contestants, repeats=min(3, setting.repeats), seconds=setting.seconds, warm=1)
     what = f"R-hat and bulk ESS of {CHAINS} x {draws:,} x {columns:,}"
     floor = Floor(0.0, values.numel() * 4)  # every draw is read once
     theirs = [columns / share * t for t in times.get("arviz", [])]
     yield Row(what, times["ours"], theirs, Goal(">=", 1), inverse=True, peer="ArviZ" if theirs else "", floor=floor)
     both = lambda: convergence.measure(values)  # noqa: E731
-    every = interleaved({"ours": both}, repeats=min(3, setting.repeats), seconds=setting.seconds)["ours"]
+    every = interleaved({"ours": both}, repeats=min(3, setting.repeats), seconds=setting.seconds, warm=1)["ours"]
     setting.note(f"R-hat and all three kinds of ESS at once take us {statistics.median(every):.3g} s")
 
 

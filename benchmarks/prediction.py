@@ -69,7 +69,7 @@ def contest(setting: Setting) -> Iterator[Row]:
                 if not torch.allclose(torch.tensor(peer.told[key]), mine[:5].float(), rtol=1e-2, atol=1e-3):
                     raise SystemExit(f"NumPyro's Predictive gives another {key}: nothing to compare")
             contestants["numpyro"] = peer
-        times = interleaved(contestants, repeats=min(3, setting.repeats), seconds=setting.seconds)
+        times = interleaved(contestants, repeats=min(3, setting.repeats), seconds=setting.seconds, warm=1)
     what = f"{draws:,} draws x {rows:,} rows of 13-50-1: mean and variance"
     floor = Floor(draws * forward_flops(SIZES, rows))
     for key, name, goal in (("loop", "loop over draws", 3.0), ("numpyro", "NumPyro Predictive", 1.0)):

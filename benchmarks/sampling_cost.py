@@ -42,7 +42,7 @@ def method(draws: int, steps: int, compile: bool) -> cr.HMC:
 
 
 def started(known: cr.Problem, options: cr.HMC) -> HMCRun:
-    process = HMCRun(ProblemTarget(known), options, 0)
+    process = options.process(ProblemTarget(known), 0)
     process.start(known.layout.read(known.layout.module).expand(8, -1).clone())
     return process
 

@@ -26,7 +26,6 @@ from benchmarks.floors import Floor, gradient_flops
 from benchmarks.jax_client import JaxSide, check_density
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report, scaled
-from credibly.methods.sgmcmc_run import SGMCMCRun
 from credibly.target import ProblemTarget
 
 CHAINS, BATCH = 8, 64
@@ -50,7 +49,7 @@ def large() -> tuple[cr.Problem, float]:
 
 def ours(problem: cr.Problem, method: Any) -> Any:
     """A call that takes some steps of all chains."""
-    run = SGMCMCRun(ProblemTarget(problem), method, 0)
+    run = method.process(ProblemTarget(problem), 0)
     run.start(problem.layout.read(problem.layout.module).expand(method.chains, -1).clone())
 
     def steps() -> None:

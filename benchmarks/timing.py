@@ -29,7 +29,7 @@ Times = list[float]  # seconds a call, one number a turn
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], object]], *, repeats: int, seconds: float, multiple: int = 1
+    contestants: Mapping[str, Callable[[], object]], *, repeats: int, seconds: float, multiple: int = 1, warm: int = 3
 ) -> dict[str, Times]:
     """Seconds a call of each contestant, turn by turn.
 
@@ -39,10 +39,11 @@ def interleaved(
         seconds: how long one turn of one contestant should last; the number of calls follows from it.
         multiple: a turn has a multiple of so many calls, such as the steps of an epoch, so that work that is done once
             in so many calls weighs in every turn what it weighs in a long run.
+        warm: calls of each before the first turn, at least.
     """
     calls = {}
     for name, call in contestants.items():
-        for _ in range(max(3, multiple)):
+        for _ in range(max(warm, multiple)):
             call()
         calls[name] = multiple * max(1, math.ceil(seconds / (multiple * _turn(call, multiple))))
     times: dict[str, Times] = {name: [] for name in contestants}
