@@ -55,6 +55,8 @@ def run(
 
     Ctrl-C stops a sampler without loss: go on with `credibly resume run/`. The
     settings are in run/config.toml, which gives the same run again by --config.
+
+    torchrun --nproc-per-node 4 -m credibly fit ... shares the work out.
     """
     given = {
         "table": table, "target": target, "method": method, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden,

@@ -10,6 +10,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.failures import plainly, stopped
+from credibly.cli.processes import speaks
 from credibly.cli.words import as_text, say
 from credibly.errors import InputError
 
@@ -59,7 +60,7 @@ def run(
             )
         model = TableRun.load(folder).model
         try:
-            with Progress("predict", _rows(table), False if quiet or as_json else None) as line:
+            with Progress("predict", _rows(table) if speaks() else 0, False if quiet or as_json else None) as line:
                 done = model.predict_file(table, out, force=force, draws=draws, progress=line.update)
         except KeyboardInterrupt:
             stopped("no predictions were kept")

@@ -64,9 +64,12 @@ def one_of_many() -> Iterator[None]:
         return
     if not speaks():
         raise typer.Exit(0)
+    from credibly import world
+
     there = {name: os.environ.pop(name) for name in NAMES}  # so that what is started from here is alone too
     try:
-        yield
+        with world.alone():
+            yield
     finally:
         os.environ.update(there)
 

@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 
 LEVEL = 0.9
 BLOCK = 65_536  # rows predicted at a time, at most: as many as fit so that every draw passes them once
+LEAST = 256  # and at least
 EXAMPLES = 3  # remarks that are told
 OOD_POINTS = 201  # quantiles of the reference rows that are kept
 
@@ -99,7 +100,7 @@ class TableModel:
         Rows with something to say about them (an unknown category, a missing value) have it in the column `notes`.
         """
         block_rows = max(
-            256, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
+            LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
         absent = self.preparation.missing_columns(header(table))
         if len(absent) == len(self.preparation.names):
