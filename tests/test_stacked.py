@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from conftest import randn
+from credibly import stacked
 from credibly.forward import Forward
 from credibly.layout import Layout
 from credibly.masks import find_sites, masked_copy
@@ -65,3 +67,25 @@ def test_masks_on_weights_are_masks_on_values(rows, first, inserted):
     outputs = Forward(Layout(net), "auto", x[:1], module=masked).apply(masks, x)
     expected = [functional_call(masked, {name: m[c] for name, m in masks.items()}, (x,)) for c in range(5)]
     torch.testing.assert_close(outputs, torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 41, 4), (5, 7, 1), (2, 455, 50)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_silu_of_a_chain_has_the_same_bits_among_any_others(shape, dtype):
+    h = randn(*shape, dtype=dtype, seed=2) * 3
+    h.requires_grad_(True)
+    weights = randn(*shape, dtype=dtype, seed=3)
+    together = stacked._silu(h)
+    slope = torch.autograd.grad((together * weights).sum(), h)[0]
+    torch.testing.assert_close(together, torch.nn.functional.silu(h))
+    for chain in range(shape[0]):
+        own = h[chain : chain + 1].detach().clone().requires_grad_(True)
+        alone = stacked._silu(own)
+        assert torch.equal(alone[0], together[chain])
+        mine = torch.autograd.grad((alone * weights[chain : chain + 1]).sum(), own)[0]
+        assert torch.equal(mine[0], slope[chain])
+
+
+def test_silu_has_a_second_derivative():
+    h = randn(3, 5, dtype=torch.float64, seed=4).requires_grad_(True)
+    assert torch.autograd.gradgradcheck(stacked._silu, (h,))

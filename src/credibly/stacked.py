@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ _ELEMENTWISE = (
     nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
 )  # fmt: skip
 
+WHOLE_VECTORS = 32  # numbers that torch's loops take at a time on a processor, at most
 LARGE_WEIGHT = 2**10  # values of a weight whose gradient's layout matters
 FOLD_RATIO = 4  # rows for each output of a layer from which on a mask is put on its weight
 
@@ -162,5 +164,49 @@ def _between(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
 
 
 def _silu(h: Tensor) -> Tensor:
-    """h sigmoid(h). Written out in compiled code, its derivative uses the sigmoid again; silu's own computes a second exp."""
-    return h * torch.sigmoid(h) if torch.compiler.is_compiling() else F.silu(h)
+    """h sigmoid(h), (C, ...), such that a chain's values do not depend on the chains beside it.
+
+    In compiled code it is written out: the derivative then uses the sigmoid again, where silu's own computes a second exp.
+    """
+    if torch.compiler.is_compiling():
+        return h * torch.sigmoid(h)
+    if h.device.type != "cpu" or h.numel() % WHOLE_VECTORS == 0 or _transformed():
+        return F.silu(h)
+    return cast(Tensor, _WholeSilu.apply(h))  # type: ignore[no-untyped-call]
+
+
+class _WholeSilu(torch.autograd.Function):
+    """torch's silu rounds the last few numbers of a tensor otherwise than the rest, where they do not fill a vector of the
+    processor: so the last chain of several would not have the bits that it has among others. This one rounds all alike."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        """The values."""
+        ctx.save_for_backward(h)
+        return _in_whole_vectors(F.silu, h)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Of the values."""
+        (h,) = ctx.saved_tensors
+        if torch.is_grad_enabled() and gradient.requires_grad:  # a derivative of the derivative
+            s = torch.sigmoid(h)
+            return cast(Tensor, gradient * (s * (1 + h * (1 - s))))
+        return _in_whole_vectors(torch.ops.aten.silu_backward, gradient, h)
+
+
+def _in_whole_vectors(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """An elementwise function, with the tail that does not fill a vector computed again among as many numbers as do."""
+    flat = [t.contiguous().view(-1) for t in tensors]
+    result = function(*flat)
+    count, over = len(result), len(result) % WHOLE_VECTORS
+    if count < WHOLE_VECTORS:
+        flat = [F.pad(t, (0, WHOLE_VECTORS - count)) for t in flat]
+        return function(*flat)[:count].view(tensors[0].shape)
+    result[count - over :] = function(*(t[count - WHOLE_VECTORS :].clone() for t in flat))[WHOLE_VECTORS - over :]
+    return result.view(tensors[0].shape)
+
+
+def _transformed() -> bool:
+    """Whether this runs inside a transformation of torch.func or in forward mode, which take functions of their own only."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

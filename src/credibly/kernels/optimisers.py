@@ -39,8 +39,10 @@ class Adam:
     ) -> None:
         """One descent step along `gradient` (M, D), in place; lr is (), or (M, 1) with 0 for rows that rest."""
         m, v = state
-        m.mul_(self.beta1).add_(gradient, alpha=1 - self.beta1)
-        v.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        # No `alpha` and no `addcmul`: those round once in the vectorised part of a tensor and twice in its tail, so that a
+        # member's bits would depend on how many there are.
+        m.mul_(self.beta1).add_(gradient * (1 - self.beta1))
+        v.mul_(self.beta2).add_(torch.square(gradient) * (1 - self.beta2))
         theta.sub_(lr * (m * c1) / (v.sqrt() * c2 + self.eps))
 
 
