@@ -242,7 +242,7 @@ def test_the_posterior_saves_and_loads(tmp_path):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"method": "laplace"}, "method: found 'laplace'"),
+        ({"method": "gibbs"}, "method: found 'gibbs'"),
         ({"hidden": (0,)}, "hidden: found \\(0,\\). Pass a width"),
         ({"hidden": "50"}, "hidden: found '50'"),
         ({"hidden": (2.5,)}, "hidden: found"),
