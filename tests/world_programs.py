@@ -40,6 +40,13 @@ def samplers(folder):
         inside = method.fit(problem(), seed=3, progress=False)
         beside = method.fit(problem(), seed=3, progress=False, out=folder / name)
         assert torch.equal(inside.draws, beside.draws)
+        spread = beside.diagnostics(problem().x, spread=True)
+        if name == "hmc":
+            plain = beside.diagnostics(problem().x)
+            assert spread.weights == plain.weights
+            assert spread.functions is not None
+            assert spread.functions.count == plain.functions.count
+            assert abs(spread.functions.rhat_worst - plain.functions.rhat_worst) < 1e-9
         if current().leader:
             save_file({"draws": inside.draws.contiguous(), **inside.statistics}, folder / f"{name}.safetensors")
 
@@ -51,13 +58,19 @@ def rows(folder):
 
 
 def long(folder):
-    """A run whose processes die as the environment says: DIE=rank:iteration[,rank:iteration], one for each start."""
+    """A run whose processes die as the environment says: DIE=rank:iteration[,rank:iteration], one for each start.
+
+    HOST_DIES_AT=iteration is given to the processes of one host, which take their launcher with them.
+    """
     deaths = [tuple(map(int, d.split(":"))) for d in os.environ.get("DIE", "").split(",") if d]
     start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     plain = HMCRun.advance
 
     def advance(self, stop):
         if start < len(deaths) and (current().rank, self.done) == deaths[start]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not start and str(self.done) == os.environ.get("HOST_DIES_AT"):
+            os.kill(os.getppid(), signal.SIGKILL)  # the launcher first: a host goes as a whole
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, stop)
 

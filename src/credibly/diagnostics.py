@@ -33,6 +33,7 @@ from credibly.arviz_export import to_arviz
 from credibly.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.errors import InputError
 from credibly.verdict import Mixing, judge, mixing
+from credibly.world import World, share
 
 __all__ = ["ColumnSource", "Diagnostics", "Mixing", "diagnose", "e_bfmi", "ess", "mcse", "rhat", "to_arviz"]
 
@@ -132,6 +133,7 @@ def diagnose(
     *,
     coordinates: int = COORDINATES,
     network: bool = True,
+    world: World | None = None,
 ) -> Diagnostics:
     """R-hat, ESS and MCSE of weights and predictions, with a verdict in words.
 
@@ -143,6 +145,8 @@ def diagnose(
         divergences: how many trajectories diverged, or which, (chain, draw).
         coordinates: how many of the D weights are looked at, evenly spaced; as many of the predictions.
         network: False for draws of a density that is not a network's, whose coordinates count themselves.
+        world: processes that call this together. Each looks at some of the coordinates, of all chains, and `functions` are its
+            own share of the predictions; what they find is gathered, the draws are not.
     """
     if isinstance(coordinates, bool) or not isinstance(coordinates, int) or coordinates < 1:
         raise InputError("coordinates", f"found {coordinates!r}", "Pass a whole number from 1 up")
@@ -153,33 +157,47 @@ def diagnose(
     if functions is not None and _chains_and_draws("functions", functions)[0] != chains:
         found = f"has shape {tuple(functions.shape)}, the draws {chains} chains"
         raise InputError("functions", found, "Pass the predictions of the same chains, (chain, draw, ...)")
-    weights, still = _mixing("draws", draws, coordinates)
-    outputs = None if functions is None else _mixing("functions", functions, coordinates)[0]
+    together = world or World()
+    own = share(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
+    weights, still = _mixing("draws", draws, coordinates, together, own)
+    each = -(-coordinates // together.size)
+    outputs = None if functions is None else _mixing("functions", functions, each, together)[0]
     ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still, network=network)
     return Diagnostics(chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict)
 
 
-def _mixing(name: str, source: Array | ColumnSource, limit: int) -> tuple[Mixing, tuple[int, ...]]:
-    """The summary of at most `limit` coordinates, and the chains in which none of them ever moved."""
+def _mixing(
+    name: str, source: Array | ColumnSource, limit: int, world: World, own: range | None = None
+) -> tuple[Mixing, tuple[int, ...]]:
+    """The summary of at most `limit` coordinates, and the chains in which none of them ever moved.
+
+    Of several processes each measures its `own` coordinates of a source that all of them have, or all of its own source.
+    """
     chains, draws = source.shape[:2]
     total = math.prod(source.shape[2:])
     picks = np.linspace(0, total - 1, min(total, limit)).round().astype(np.int64)
+    picks = picks if own is None else picks[own.start : own.stop]
     width = max(1, READ_VALUES // (chains * draws))
     parts = []
     if isinstance(source, (Tensor, np.ndarray)):
         flat = source.reshape(chains, draws, -1)
-        for some in np.split(picks, range(width, len(picks), width)):
+        for some in np.split(picks, range(width, len(picks), width)) if len(picks) else []:
             parts.append(measure(flat[..., some]))
     else:
         # Neighbours are read together, with what lies between them, as long as that is bounded.
-        for some in np.split(picks, np.flatnonzero(np.diff(picks // width)) + 1):
+        for some in np.split(picks, np.flatnonzero(np.diff(picks // width)) + 1) if len(picks) else []:
             piece = source.columns(int(some[0]), int(some[-1]) + 1)
             expected = (chains, draws, int(some[-1] - some[0]) + 1)
             if tuple(piece.shape) != expected:
                 raise InputError(name, f"columns gave {tuple(piece.shape)}", f"It has to give {expected}")
             parts.append(measure(piece[..., some - some[0]]))
-    found = Measures(*(torch.cat(column).cpu() for column in zip(*parts)))
-    values = [column.numpy() for column in found]
+    values = [torch.cat(column).cpu().numpy() for column in zip(*parts)]
+    if world.size > 1:
+        told = world.gather([total, [v.tolist() for v in values]])
+        values = [
+            np.concatenate([np.asarray(v[i]) for _, v in told if v and v[i]]) for i in range(len(Measures._fields))
+        ]
+        total = total if own is not None else sum(t for t, _ in told)
     summary = mixing(*values[:4], finite=values[4], constant=values[5], total=total)
     return summary, tuple(int(i) for i in np.flatnonzero(values[6].all(0)))
 

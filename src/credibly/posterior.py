@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.gaussian_prior import GaussianPrior, by_moments, signature
-from credibly.inputs import Inputs, describe, map_inputs, to_inputs
+from credibly.inputs import Inputs, describe, map_inputs, row_count, to_inputs
 from credibly.layout import Layout
 from credibly.likelihoods import Likelihood
 from credibly.predictive import Predictive
 from credibly.problem import Problem, try_network
 from credibly.rng import check_seed, stream
 from credibly.stored_draws import StoredDraws
+from credibly.world import World, current, share
 
 if TYPE_CHECKING:
     from credibly.diagnostics import Diagnostics
@@ -176,21 +177,30 @@ class SampledPosterior(Posterior):
     def _usable(self, draws: Tensor) -> Tensor:
         return draws if self._model is None else draws.to(self._model.layout.dtype)
 
-    def diagnostics(self, x: Any = None) -> Diagnostics:
+    def diagnostics(self, x: Any = None, *, spread: bool = False) -> Diagnostics:
         """R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions there; with a verdict in words.
 
         The predictions are what counts: weights of a network have symmetries, so chains may disagree on them and agree on
         every function of interest.
+
+        With `spread` the processes of a run, which all have to call this, each look at some of the coordinates and of the rows of
+        x, and tell each other what they found: no process needs all draws of a run that is in a folder.
         """
         from credibly.diagnostics import diagnose
 
-        functions = None
+        functions, world = None, current() if spread else World()
         if x is not None:
+            if world.size > 1:
+                mine = share(row_count(x), world.rank, world.size)
+                if not mine:
+                    found = f"has {row_count(x)} rows for {world.size} processes"
+                    raise InputError("x", found, "Pass at least one row for each, or spread=False")
+                x = map_inputs(lambda t: t[mine.start : mine.stop], x)
             functions = self.predict(x).functions().reshape(*self._draws.shape[:2], -1)
         known = self.statistics
         return diagnose(
             self._draws, functions, energy=known.get("energy"), acceptance=known.get("acceptance"),
-            divergences=known.get("divergent"), network=self._model is not None,
+            divergences=known.get("divergent"), network=self._model is not None, world=world,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, Tensor]:

@@ -26,10 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from credibly.errors import InputError, PeerError
+from credibly.rendezvous import meeting_store
 
 T = TypeVar("T")
 TIMEOUT = 600.0  # seconds that a process waits for the others
 WORD = "credibly/failure"  # where the first error is left
+SIGN = 1.0  # seconds between two notes of how often a process has met the others: each costs as much as a small sum
 LISTEN = 5.0  # seconds in which a process that lost its peers looks for their word
 
 
@@ -49,6 +51,7 @@ class World:
     timeout: float = TIMEOUT
     store: Any = None
     met: int = 0
+    _told: float = field(default=-math.inf, repr=False)
     _meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict, repr=False)
 
     @property
@@ -121,7 +124,10 @@ class World:
         if self.size == 1:
             return call()
         self.met += 1
-        self.store.set(f"credibly/at/{self.rank}", str(self.met))
+        now = time.monotonic()
+        if now - self._told > SIGN:
+            self._tell()
+            self._told = now
         try:
             return call()
         except (RuntimeError, ValueError) as error:
@@ -150,9 +156,13 @@ class World:
         except Exception:  # the store may be gone with its host; the error itself is what counts
             return
 
+    def _tell(self) -> None:
+        self.store.set(f"credibly/at/{self.rank}", str(self.met))
+
     def _lost(self, error: Exception) -> PeerError:
         until = time.monotonic() + LISTEN
         try:
+            self._tell()  # whoever else has lost it does the same, so that those who are behind can be told
             while time.monotonic() < until:
                 if self.store.check([WORD]):
                     word = json.loads(self.store.get(WORD))
@@ -291,7 +301,9 @@ def _join() -> World:
     if not ready:
         if _on_gpu():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if _on_gpu() else "gloo", timeout=timedelta(seconds=seconds))
+        store, rank, size = meeting_store(seconds)
+        backend = "cpu:gloo,cuda:nccl" if _on_gpu() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
     world = World(
         dist.get_rank(), dist.get_world_size(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), seconds,
         dist.distributed_c10d._get_default_store(),

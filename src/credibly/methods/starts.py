@@ -58,7 +58,7 @@ def starts(
         seed=seed,
         title=title,
         progress=progress,
-        **({"first": first} if first else {}),
+        first=first,
     )
     return done.theta.expand(chains, -1)[mine].clone() if init == "map" else done.theta
 
