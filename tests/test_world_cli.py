@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 import credibly as cr
-from credibly import world
 from credibly.errors import PeerError, TrainingError
 from credibly.studies.shared_cells import share_out
 from credibly.tables import TableRun, model
@@ -70,7 +69,6 @@ def checkpoint(self, process, **options):
 recording.FolderRecorder.checkpoint = checkpoint
 """
 FAIL_IN_ONE = """
-from credibly import world
 from credibly.errors import StoreError
 real, seen = model.TableModel.columns, []
 def columns(self, predictive):
@@ -207,8 +205,9 @@ def test_an_error_is_shown_once(one, tmp_path):
 
 @pytest.fixture
 def started_again(monkeypatch):
-    """As after the launcher has started this process a second time."""
-    monkeypatch.setattr(world, "_joined", World(restarts=1))
+    """As after the launcher has started this process, its only one, a second time."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 1}.items():
+        monkeypatch.setenv(name, str(value))
 
 
 class TestStartedAgain:

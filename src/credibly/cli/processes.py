@@ -49,10 +49,16 @@ def taking_part() -> Iterator[None]:
         try:
             with everyone.together():
                 yield
-        except (Exception, KeyboardInterrupt) as error:
-            first = _first_to_fail(everyone)
-            if isinstance(error, PeerError) or (first is not None and first != everyone.rank):
-                raise PeerError(_short(everyone, first, error)) from None
+        except typer.Exit:  # by Ctrl-C, which all of them get
+            raise
+        except KeyboardInterrupt:
+            if everyone.leader:
+                raise
+            raise typer.Exit(130) from None
+        except Exception as error:
+            word = _first_word(everyone)
+            if isinstance(error, PeerError) or (word and word["rank"] != everyone.rank):
+                raise PeerError(_short(everyone, word, error)) from None
             raise
 
 
@@ -88,19 +94,23 @@ def _told_to_stop() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _first_to_fail(everyone: World) -> int | None:
-    """The process whose error is shown: the one that left word of it; None where one was lost without a word."""
+def _first_word(everyone: World) -> dict[str, Any]:
+    """What the process has left whose error is shown; nothing where one was lost without a word."""
     from credibly.world import WORD
 
     try:
-        return int(json.loads(everyone.store.get(WORD))["rank"]) if everyone.store.check([WORD]) else None
+        found: dict[str, Any] = json.loads(everyone.store.get(WORD)) if everyone.store.check([WORD]) else {}
     except (RuntimeError, ValueError):  # the store is gone with its host
-        return None
+        return {}
+    return found
 
 
-def _short(everyone: World, first: int | None, error: BaseException) -> str:
+def _short(everyone: World, word: dict[str, Any], error: BaseException) -> str:
     """Whose error ended it: that process shows it. What can be done with the work so far stands in the notes of the error."""
     notes = getattr(error, "__notes__", []) if everyone.leader else []
-    unknown = str(error) if everyone.leader else "another process was lost"
-    said = unknown if first is None else f"process {first} failed"
+    if word:
+        end = "was stopped" if word["kind"] in ("Exit", "KeyboardInterrupt", "Interrupted") else "failed"
+        said = f"process {word['rank']} {end}"
+    else:
+        said = str(error) if everyone.leader else "another process was lost"
     return "; ".join([f"process {everyone.rank} stops: {said}", *notes])

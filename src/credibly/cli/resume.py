@@ -13,7 +13,7 @@ import typer
 from credibly.cli.failures import plainly
 from credibly.cli.own_script import problem_of
 from credibly.cli.processes import speaks
-from credibly.errors import InputError, StoreError
+from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
     from credibly.posterior import SampledPosterior
@@ -57,6 +57,9 @@ def run(
         except KeyboardInterrupt:
             typer.echo(f"credibly: {_stopped(folder, problem)}", err=True)
             raise typer.Exit(130) from None
+        except PeerError as error:
+            error.add_note(_stopped(folder, problem).removeprefix("stopped. "))
+            raise
 
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:

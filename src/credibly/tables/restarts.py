@@ -13,12 +13,14 @@ from credibly.errors import StoreError
 from credibly.manifest import parse_manifest
 from credibly.tables.folder import beside, check_out, is_table_run, read_facts, swap
 from credibly.tables.run import Prepared, TableRun, fit_table, resume_table, stored_config
+from credibly.world import World
 
 
 def check_place(folder: Path, force: bool) -> None:
     """Refuses a place that is taken, before any work; what this command itself may have begun is looked at later."""
     everyone = world.current()
-    if everyone.leader and not (everyone.restarts and _begun(folder, force)):
+    again = _started_again(everyone)
+    if everyone.leader and not (again and _begun(folder, force)):
         check_out(folder, force)
 
 
@@ -28,7 +30,7 @@ def fit_or_go_on(
     """`fit_table`, or the rest of it where the same fit was begun before its processes were started again."""
     folder, everyone = Path(out), world.current()
     place = None
-    if everyone.restarts:
+    if _started_again(everyone):
         found = _to_go_on_with(prepared, folder, force) if everyone.leader else None
         place = everyone.gather(None if found is None else os.fspath(found))[0]
     if place is None:
@@ -40,6 +42,12 @@ def fit_or_go_on(
         swap(Path(place), folder)
     everyone.barrier()
     return TableRun.load(folder)
+
+
+def _started_again(everyone: World) -> bool:
+    """Whether the launcher has started this again: on any host, since each counts for itself; a single process too."""
+    said = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return any(everyone.gather(everyone.restarts or (int(said) if said.isdigit() else 0)))
 
 
 def _begun(folder: Path, force: bool) -> Path | None:
