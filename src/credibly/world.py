@@ -291,8 +291,9 @@ def expected() -> int:
 
 def _join() -> World:
     ready = dist.is_available() and dist.is_initialized()
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if not ready and expected() == 1:
-        return World()
+        return World(restarts=restarts)  # one of several may be all that is left after a loss
     timeout = os.environ.get("CREDIBLY_TIMEOUT", "").strip() or str(TIMEOUT)
     try:
         seconds = float(timeout)
@@ -305,8 +306,7 @@ def _join() -> World:
         backend = "cpu:gloo,cuda:nccl" if _on_gpu() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
     world = World(
-        dist.get_rank(), dist.get_world_size(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), seconds,
-        dist.distributed_c10d._get_default_store(),
+        dist.get_rank(), dist.get_world_size(), restarts, seconds, dist.distributed_c10d._get_default_store()
     )  # fmt: skip
     world.store.set(f"credibly/at/{world.rank}", "0")
     return world
