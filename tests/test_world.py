@@ -160,6 +160,11 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     assert torch.equal(cr.load(more / "long").draws, expected)
 
 
+def test_programs_that_end_right_after_a_meeting_have_ended_well(tmp_path):
+    for _ in range(3):  # threads that still held something then aborted about every second such program
+        start("brief", tmp_path, 3)
+
+
 def told(folder, kind, rank):
     name, seconds, message = (folder / f"{kind}-{rank}.txt").read_text().split("\n", 2)
     return name, float(seconds), message

@@ -10,6 +10,7 @@ at once and say whose error it was. One that hangs is named after a time limit (
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -32,6 +33,7 @@ T = TypeVar("T")
 TIMEOUT = 600.0  # seconds that a process waits for the others
 WORD = "credibly/failure"  # where the first error is left
 SIGN = 1.0  # seconds between two notes of how often a process has met the others: each costs as much as a small sum
+LEAVE = 0.1  # seconds that threads are given at the end
 LISTEN = 5.0  # seconds in which a process that lost its peers looks for their word
 
 
@@ -51,6 +53,7 @@ class World:
     timeout: float = TIMEOUT
     store: Any = None
     met: int = 0
+    waits: bool = False  # in a call of all processes that has not come back
     _told: float = field(default=-math.inf, repr=False)
     _meshes: dict[tuple[int, int], Mesh] = field(default_factory=dict, repr=False)
 
@@ -128,10 +131,14 @@ class World:
         if now - self._told > SIGN:
             self._tell()
             self._told = now
+        self.waits = True
         try:
-            return call()
+            value = call()
         except (RuntimeError, ValueError) as error:
+            self.waits = False
             raise self._lost(error) from None
+        self.waits = False
+        return value
 
     # -- failure ---------------------------------------------------------------------------------------------------------
     @contextmanager
@@ -305,11 +312,26 @@ def _join() -> World:
         store, rank, size = meeting_store(seconds)
         backend = "cpu:gloo,cuda:nccl" if _on_gpu() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+        atexit.register(_leave)
     world = World(
         dist.get_rank(), dist.get_world_size(), restarts, seconds, dist.distributed_c10d._get_default_store()
     )  # fmt: skip
     world.store.set(f"credibly/at/{world.rank}", "0")
     return world
+
+
+def _leave() -> None:
+    """Lets the threads of torch.distributed put down what they hold while Python still runs: later that aborts the process.
+
+    A thread that has carried a sum out drops its tensors a moment after the sum is handed over, for which it needs the
+    interpreter; a program that ends right then would be taken for one that failed.
+    """
+    if (
+        _joined is None or _joined.waits or not dist.is_initialized()
+    ):  # broken off in a call: the others may never answer it
+        return
+    time.sleep(LEAVE)
+    dist.destroy_process_group()
 
 
 def _on_gpu() -> bool:
