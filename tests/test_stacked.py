@@ -5,11 +5,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import credibly as cr
 from conftest import randn
 from credibly import stacked
 from credibly.forward import Forward
 from credibly.layout import Layout
 from credibly.masks import find_sites, masked_copy
+from credibly.target import ProblemTarget
 
 f64 = torch.float64
 
@@ -89,3 +91,17 @@ def test_silu_of_a_chain_has_the_same_bits_among_any_others(shape, dtype):
 def test_silu_has_a_second_derivative():
     h = randn(3, 5, dtype=torch.float64, seed=4).requires_grad_(True)
     assert torch.autograd.gradgradcheck(stacked._silu, (h,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width, rows", [(4, 41), (13, 7), (50, 455)])
+def test_a_chain_has_the_same_bits_alone_and_among_others(width, rows, dtype):
+    net = nn.Sequential(nn.Linear(5, width), nn.SiLU(), nn.Linear(width, 1)).to(dtype)
+    x, y = randn(rows, 5, dtype=dtype, seed=1), randn(rows, dtype=dtype, seed=2)
+    target = ProblemTarget(cr.Problem(net, (x, y), cr.likelihoods.Gaussian(scale=0.3), cr.priors.Normal(1.0)))
+    theta = randn(5, target.dim, dtype=dtype, seed=3)
+    value, slope = target.likelihood_and_grad(theta)
+    for some in (slice(0, 1), slice(3, 4), slice(1, 3), slice(2, 5)):
+        alone = target.likelihood_and_grad(theta[some].clone())
+        assert torch.equal(alone[0], value[some])
+        assert torch.equal(alone[1], slope[some])

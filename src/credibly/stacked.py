@@ -119,6 +119,15 @@ class _Linear:
             h = h.mT
             h = torch.bmm(weight, h) if held is None else torch.baddbmm(held.unsqueeze(-1), weight, h)
             h = h.mT
+        elif layer.out_features == 1 and len(h) == 1 and h.device.type == "cpu" and not torch.compiler.is_compiling():
+            # One chain alone would take another routine than it takes among others, which rounds otherwise.
+            pair, twice = h.expand(2, -1, -1), weight.mT.expand(2, -1, -1)
+            both = (
+                torch.bmm(pair, twice)
+                if held is None
+                else torch.baddbmm(held.unsqueeze(-2).expand(2, -1, -1), pair, twice)
+            )
+            h = both[:1]
         elif held is None:
             h = torch.bmm(h, weight.mT)
         else:

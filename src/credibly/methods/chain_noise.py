@@ -44,6 +44,16 @@ class ChainNoise:
             self.block = block
         return self.values[:, place]
 
+    def holds(self, iteration: int, count: int) -> bool:
+        """Whether so many iterations from this one on come from one block."""
+        return iteration % self.length + count <= self.length
+
+    def span(self, iteration: int, count: int) -> Tensor:
+        """The numbers of iterations that one block holds, (C, count, D): a view."""
+        self.at(iteration)
+        place = iteration % self.length
+        return self.values[:, place : place + count]
+
 
 class ChainBits:
     """The same as bits, of which `credibly.rng.normal` makes the numbers inside a compiled step: for many numbers a chain.

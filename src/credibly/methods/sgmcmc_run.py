@@ -14,12 +14,12 @@ from credibly.errors import SamplingError
 from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
-from credibly.methods.chain_noise import diffusion
+from credibly.methods.chain_noise import ChainNoise, diffusion
 from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
 from credibly.methods.steps import Batches
-from credibly.methods.trajectory import Stopped
+from credibly.methods.trajectory import SMALL, UNROLLED, Stopped
 from credibly.rng import normal, stream
 from credibly.target import ProblemTarget, Target
 from credibly.world import Mesh
@@ -64,6 +64,10 @@ class SGMCMCRun(Process):
             self._step, options.compile, self.total * (options.chains if target.looped else 1), target.device, values
         )
         self.compiled = self.step != self._step
+        small = options.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
+        self.several: Any = None
+        if self.compiled and small and isinstance(self.noise, ChainNoise):
+            self.several = compiled(self._few, True, self.total, target.device)
         on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
         self.replayed = Replayed(self.step, target.device) if on_gpu else None
 
@@ -71,6 +75,24 @@ class SGMCMCRun(Process):
     def _step(
         self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
     ) -> None:  # fmt: skip
+        buffers = (theta, momentum, gradient, squares, value)
+        for mine, new in zip(buffers, self._after(*buffers, rows, noise, figures)):
+            mine.copy_(new)
+
+    def _few(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
+    ) -> None:  # fmt: skip
+        """Some steps in one call, for networks whose step takes no longer than the call: rows (K, C, B), noise (C, K, D)."""
+        buffers = after = (theta, momentum, gradient, squares, value)
+        for k in range(len(figures)):
+            after = self._after(*after, None if rows is None else rows[k], noise[:, k], figures[k])
+        for mine, new in zip(buffers, after):
+            mine.copy_(new)
+
+    def _after(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """The state after a step; what a method does not have stays as it is."""
         size, heat, kept, learning = figures.unbind(0)
         if not noise.is_floating_point():
             noise = normal(noise, (self.target.dim,)).squeeze(1)
@@ -80,18 +102,16 @@ class SGMCMCRun(Process):
             return self._minibatch(point, rows)
 
         if self.options.has_momentum:
-            after, push, slope, log_lik = sghmc(
+            after, momentum, slope, value = sghmc(
                 theta, momentum, gradient, noise, size, kept, heat, preconditioner, evaluate
             )
-            momentum.copy_(push)
-            gradient.copy_(slope)
+            gradient = slope
         else:
-            log_lik, slope = evaluate(theta)
+            value, slope = evaluate(theta)
             after = langevin(theta, slope, noise, size, heat, preconditioner)
-        theta.copy_(after)
-        value.copy_(log_lik)
         if self.options.preconditioned:
-            squares.copy_(squares + learning * (torch.square(slope) - squares))
+            squares = squares + learning * (torch.square(slope) - squares)
+        return after, momentum, gradient, squares, value
 
     def _minibatch(self, theta: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log likelihood (C,), rescaled to all rows, and the gradient of the log density (C, D)."""
@@ -121,9 +141,7 @@ class SGMCMCRun(Process):
         upto = min(self.options.next_draw(self.done), self.done + BLOCK)
         table = torch.tensor([self._figures(t) for t in range(self.done, upto)], dtype=torch.float64)
         with torch.no_grad():
-            for t, figures in zip(range(self.done, upto), table.to(self.target.device).unbind(0)):
-                rows = self.batches.at(t) if self.batches is not None else None
-                self._advance_one(rows, self.noise.at(t), figures)
+            self._advance_to(upto, table.to(self.target.device))
         self.done = upto
         if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(self.theta).all()):
             chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
@@ -134,8 +152,29 @@ class SGMCMCRun(Process):
         size = torch.full((self.chains,), float(table[-1, 0]), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
 
+    def _advance_to(self, upto: int, table: Tensor) -> None:
+        """Step by step, or several at a time where their rows and noise lie side by side."""
+        t = self.done
+        while t < upto:
+            here = table[t - self.done :]
+            if self.several is not None and upto - t >= UNROLLED and self._side_by_side(t):
+                rows = self.batches.span(t, UNROLLED) if self.batches is not None else None
+                noise = self.noise.span(t, UNROLLED)  # type: ignore[union-attr]
+                self.several(*self._buffers(), rows, noise, here[:UNROLLED])
+                t += UNROLLED
+                continue
+            self._advance_one(self.batches.at(t) if self.batches is not None else None, self.noise.at(t), here[0])
+            t += 1
+
+    def _side_by_side(self, t: int) -> bool:
+        assert isinstance(self.noise, ChainNoise)
+        return self.noise.holds(t, UNROLLED) and (self.batches is None or self.batches.holds(t, UNROLLED))
+
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return self.theta, self.momentum, self.gradient, self.squares, self.value
+
     def _advance_one(self, rows: Tensor | None, noise: Tensor, figures: Tensor) -> None:
-        buffers = (self.theta, self.momentum, self.gradient, self.squares, self.value)
+        buffers = self._buffers()
         if self.replayed is not None:
             self.replayed(buffers, (rows, noise, figures))
             return

@@ -49,6 +49,7 @@ class Batches:
         self.epochs = 8 if len(self.rows) <= 10_000 else 1
         self._block = -1
         self._order: tuple[Tensor, ...] = ()
+        self._slab = torch.empty(0)  # the same in one piece
 
     def at(self, step: int) -> Tensor | None:
         """The indices of one step: (M, B), or (B,) for all members, or None for all the rows of the problem."""
@@ -56,10 +57,23 @@ class Batches:
             return self._all
         block, place = divmod(step, self.epochs * self.per_epoch)
         if block != self._block:
-            self._order, self._block = self._shuffled(block), block
+            self._slab, self._block = self._shuffled(block), block
+            self._order = self._slab.unbind(0)
         return self._order[place]
 
-    def _shuffled(self, block: int) -> tuple[Tensor, ...]:
+    def holds(self, step: int, count: int) -> bool:
+        """Whether the rows of so many steps from this one on lie side by side."""
+        return self.whole or step % (self.epochs * self.per_epoch) + count <= self.epochs * self.per_epoch
+
+    def span(self, step: int, count: int) -> Tensor | None:
+        """The rows of steps that lie side by side, (count, M, B); None for all rows of the problem in each."""
+        rows = self.at(step)
+        if self.whole:
+            return rows if rows is None else rows.expand(count, *rows.shape)
+        place = step % (self.epochs * self.per_epoch)
+        return self._slab[place : place + count]
+
+    def _shuffled(self, block: int) -> Tensor:
         n, used = len(self.rows), self.per_epoch * self.batch
         streams = [stream(self.seed, "shuffle", self.first + m, block) for m in range(self.members or 1)]
         shuffles = [torch.randperm(n, generator=own)[:used] for own in streams for _ in range(self.epochs)]
@@ -67,7 +81,7 @@ class Batches:
         if self.resampled is not None:
             order = self.resampled.gather(1, order)
         order = order.reshape(len(streams), -1, self.batch).transpose(0, 1).contiguous()
-        return (order if self.members else order.squeeze(1)).unbind(0)
+        return order if self.members else order.squeeze(1)
 
 
 class Step:
