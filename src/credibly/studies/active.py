@@ -203,7 +203,8 @@ def _notes(size: Size, seeds: int) -> tuple[str, ...]:
         f"0.02 that is kept (brought to rest they came out alike, with nothing to disagree about). Bayes by Backprop: mean field, "
         f"{8 * size.steps // 3} steps, {DRAWS} draws.",
         "Most was chosen with labels drawn by chance: the features by ridge regression, looking at 4,000 of the test images, rates, steps "
-        "and the prior by a few trials on training images. Three choices were made after single runs of BALD: dropout before both layers, as published "
+        "and the prior by a few trials on training images. Three choices were made after single runs of BALD: dropout before both "
+        "layers, as published "
         "networks have it, since before the last layer alone BALD saved nothing (250 labels against 230, seed 0, batches of 10), though "
         "that change costs labels by chance as well (400, seed 0); "
         "members that keep their learning rate, since members on rows drawn again needed more labels by BALD than by chance (500 "
