@@ -26,6 +26,7 @@ from credibly.methods.recording import FolderRecorder
 from credibly.methods.sampler import _create
 from credibly.methods.sampling import run
 from credibly.target import ProblemTarget
+from credibly.world import Mesh, World
 
 
 def problem() -> cr.Problem:
@@ -66,8 +67,8 @@ def outer_loop(args: argparse.Namespace, record: dict[str, object]) -> None:
         plain.append((time.perf_counter() - began) / count)
         with tempfile.TemporaryDirectory() as folder:
             options = method(count, 50, True)
-            place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed)
-            shape = (8, count, known.dim, streamed.names)
+            place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed, World())
+            shape = (8, count, known.dim, streamed.names, Mesh(World()))
             recorder = FolderRecorder(
                 place, *shape, dtype=torch.float32, device=known.device, layout_dtype=torch.float32
             )

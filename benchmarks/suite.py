@@ -26,7 +26,7 @@ from benchmarks.timing import HEADER, table
 ROOT = Path(__file__).resolve().parents[1]
 # The modules whose `cases()` make up the suite, in the order of the table.
 MODULES = (
-    "hmc", "efficiency", "ensemble", "bbb", "dropout", "sgmcmc", "prediction", "mixing", "first_draw", "gpu",
+    "hmc", "efficiency", "ensemble", "bbb", "dropout", "sgmcmc", "prediction", "mixing", "first_draw", "scale", "gpu",
 )  # fmt: skip
 
 

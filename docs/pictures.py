@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import credibly as cr
+from credibly import cost
 
 mpl.use("svg")
 SEED = 0
@@ -161,7 +162,39 @@ def ood(quick: bool) -> Figure:
     return figure
 
 
-PICTURES: dict[str, Callable[[bool], Figure]] = {f.__name__: f for f in (gap, star, sharpening, kinds, ood)}
+def scale(quick: bool) -> Figure:
+    """A leapfrog step of one chain of ResNet-20-FRN by the cost model, and how much of each GPU it uses."""
+    places = [2**k for k in range(13)]
+    figure, (left, right) = panels(2, size=(8.4, 3.6), shared=False)
+    for precision, line in (("tf32", "-"), ("bf16", "--")):
+        machine = cost.h200(precision)
+        steps = [cost.leapfrog_seconds(machine, cost.RESNET20, mesh=(1, p)) for p in places]
+        left.plot(places, [s.seconds for s in steps], line, color="C0", label=f"a step, {precision}")
+        left.plot(places, [s.compute for s in steps], line, color="C1", label=f"its arithmetic, {precision}")
+        used = [100 * steps[0].seconds / (p * s.seconds) for p, s in zip(places, steps)]
+        right.plot(places, used, line, color="C0", label=precision)
+    left.plot(places[1:], [s.communication for s in steps[1:]], ":", color="C2", label="its sum over the GPUs")
+    left.axhline(steps[0].launch, color=cr.plot.INK, linewidth=0.8, label="launches (assumed)")
+    left.set(
+        xscale="log",
+        yscale="log",
+        xlabel="GPUs that share the rows",
+        ylabel="seconds",
+        title="one chain, 40,960 images",
+    )
+    left.legend(fontsize="small")
+    right.set(
+        xscale="log",
+        ylim=(0, 105),
+        xlabel="GPUs that share the rows",
+        ylabel="use of a GPU (%)",
+        title="how much of each GPU is used",
+    )
+    right.legend()
+    return figure
+
+
+PICTURES: dict[str, Callable[[bool], Figure]] = {f.__name__: f for f in (gap, star, sharpening, kinds, ood, scale)}
 
 
 def draw(name: str, folder: Path, *, quick: bool = False) -> Path:

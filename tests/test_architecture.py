@@ -17,7 +17,7 @@ FLOORS = [
     {"errors", "progress", "compiling", "gradients", "adapt"},
     {"precisions", "rendezvous"},
     {"world"},
-    {"block_precisions", "rng", "specs", "inputs", "priors", "norms", "families", "run_folder", "stored_draws"},
+    {"block_precisions", "cost", "rng", "specs", "inputs", "priors", "norms", "families", "run_folder", "stored_draws"},
     {"layout", "likelihoods", "data", "information", "masks", "zoo"},
     {"gaussian_prior"},
     {"flat_prior", "layer_table", "stacked", "quantiles", "metrics", "convergence", "verdict", "arviz_export"},

@@ -70,8 +70,8 @@ def commands():
         for block in blocks(path, "sh"):
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
-                if words and words[0] == "credibly":
-                    yield path, words[1:]
+                if "credibly" in words and (words[0] == "credibly" or "torchrun" in words):
+                    yield path, words[words.index("credibly") + 1 :]
 
 
 @pytest.mark.parametrize("path, words", list(commands()), ids=lambda v: " ".join(v) if isinstance(v, list) else v.name)

@@ -326,12 +326,11 @@ def _leave() -> None:
     A thread that has carried a sum out drops its tensors a moment after the sum is handed over, for which it needs the
     interpreter; a program that ends right then would be taken for one that failed.
     """
-    if (
-        _joined is None or _joined.waits or not dist.is_initialized()
-    ):  # broken off in a call: the others may never answer it
+    if _joined is None or _joined.waits:  # broken off in a call: the others may never answer it
         return
     time.sleep(LEAVE)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _on_gpu() -> bool:
