@@ -150,7 +150,8 @@ class Team:
         until = time.monotonic() + PATIENCE
         while self.wire is None:
             try:
-                self.wire = self.listening.accept()[0].makefile("rw")
+                self.connection = self.listening.accept()[0]
+                self.wire = self.connection.makefile("rw")
             except TimeoutError:
                 if self.process.poll() is not None or time.monotonic() > until:
                     self.__exit__(None, None, None)
@@ -160,6 +161,7 @@ class Team:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         if self.wire is not None:
             self.wire.close()
+            self.connection.close()
         self.listening.close()
         try:
             self.process.wait(30)

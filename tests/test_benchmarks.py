@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import __main__ as command
-from benchmarks import floors, mixing, peers, prediction, results, suite
+from benchmarks import floors, mixing, peers, prediction, results, scale, suite
 from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, Rates
 from benchmarks.jax_client import JaxSide, PeerError
@@ -183,6 +183,20 @@ class TestCases:
         monkeypatch.setattr(prediction, "loop", lambda posterior, x: (torch.ones(len(x)), torch.ones(len(x))))
         with pytest.raises(SystemExit, match="nothing to compare"):
             list(prediction.contest(Setting(repeats=1, seconds=1e-3, quick=True)))
+
+    def test_processes_that_give_other_numbers_are_refused(self):
+        chains, rows = ({**scale.CASES[name]} for name in ("scale-chains", "scale-rows"))
+        scale.compare(chains, [-100.0, 3.0], [-100.0, 3.0])
+        scale.compare(rows, [-100.0, 3.0], [-100.0001, 3.0])  # the order of a sum
+        for case, other in ((chains, -100.00000001), (rows, -100.1)):
+            with pytest.raises(SystemExit, match="nothing to compare"):
+                scale.compare(case, [-100.0, 3.0], [other, 3.0])
+
+    @pytest.mark.slow
+    def test_two_processes_against_one(self):
+        found = list(scale.contest("scale-rows", Setting(repeats=2, seconds=1e-3, quick=True)))
+        assert [row.peer for row in found] == ["one process"]
+        assert len(found[0].ours) == len(found[0].baseline) == 2
 
     def test_a_case_runs_in_a_process_of_its_own(self, tmp_path):
         one = next(c for c in suite.all_cases(["mixing"]) if c.name == "mixing")
