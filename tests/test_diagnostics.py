@@ -1,5 +1,6 @@
 """R-hat, ESS, MCSE and E-BFMI against arviz-stats and closed forms; verdicts; the export to ArviZ."""
 
+import functools
 import json
 import math
 import subprocess
@@ -653,3 +654,11 @@ def test_the_verdict_on_a_density_speaks_of_its_coordinates():
     assert "coordinates" in found.verdict
     assert "weights" not in found.verdict
     assert "held-out" not in found.verdict
+
+
+def test_a_low_e_bfmi_counts_where_it_is_no_accident_of_few_draws():
+    judged = functools.partial(verdict.judge, 4, mixed(), mixed())
+    assert judged(e_bfmi=(0.25, 0.6, 0.5, 0.7), draws=80)[0]  # within two errors of 0.3, the average above
+    assert not judged(e_bfmi=(0.25, 0.6, 0.5, 0.7), draws=10_000)[0]
+    assert not judged(e_bfmi=(0.05, 0.6, 0.5, 0.7), draws=80)[0]
+    assert not judged(e_bfmi=(0.25, 0.28, 0.27, 0.29), draws=80)[0]  # all of them together are no accident

@@ -35,6 +35,7 @@ from credibly.methods.sgmcmc_run import SGMCMCRun
 from credibly.posterior import SampledPosterior
 from credibly.priors import Laplace, Normal
 from credibly.run_folder import LOCK, RunFolder
+from credibly.world import Mesh, World
 
 fork = pytest.mark.skipif(
     not hasattr(os, "fork") or torch.cuda.is_available(), reason="a forked process cannot compute gradients here"
@@ -801,12 +802,12 @@ class TestOnTheWay:
             for draws in (10_000_000, 100_000_000_000):
                 with RunFolder.create(tmp_path / f"{dim}-{draws}", {}, {}) as folder:
                     like = {"dtype": torch.float32, "device": torch.device("cpu"), "layout_dtype": torch.float32}
-                    sizes.append(held(FolderRecorder(folder, chains, draws, dim, ("a", "b"), **like)))
+                    sizes.append(held(FolderRecorder(folder, chains, draws, dim, ("a", "b"), Mesh(World()), **like)))
             assert sizes[0] == sizes[1]
             assert sizes[0] <= max(recording.SHARD_BYTES, chains * (4 * dim + 16))
         monkeypatch.setattr(recording, "SHARD_BYTES", 1_000)
         with RunFolder.create(tmp_path / "run", {}, {}) as folder:
-            recorder = FolderRecorder(folder, 2, 1_000, 10, ("a",), **like)
+            recorder = FolderRecorder(folder, 2, 1_000, 10, ("a",), Mesh(World()), **like)
             before = held(recorder)
             for number in range(500):
                 recorder.add(torch.full((2, 10), float(number)), {"a": torch.zeros(2)})
@@ -827,7 +828,7 @@ class TestOnTheWay:
                 return {}
 
         with RunFolder.create(tmp_path / "run", {}, {}) as folder:
-            recorder = FolderRecorder(folder, 1, 10, 2, (), **like)
+            recorder = FolderRecorder(folder, 1, 10, 2, (), Mesh(World()), **like)
             commit, cost = folder.commit, [0.05]
 
             def slow(**fields):

@@ -162,7 +162,7 @@ def diagnose(
     weights, still = _mixing("draws", draws, coordinates, together, own)
     each = -(-coordinates // together.size)
     outputs = None if functions is None else _mixing("functions", functions, each, together)[0]
-    ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still, network=network)
+    ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still, draws=count, network=network)
     return Diagnostics(chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict)
 
 

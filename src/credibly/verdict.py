@@ -99,6 +99,7 @@ def judge(
     e_bfmi: tuple[float, ...] | None = None,
     still: tuple[int, ...] = (),
     *,
+    draws: int | None = None,
     network: bool = True,
 ) -> tuple[bool, str]:
     """Whether the draws can be used, and what is wrong and what to do, in words.
@@ -118,7 +119,7 @@ def judge(
         return False, f"Not mixed: {names} never moved while others did. Lower the step size, or start there elsewhere."
     if not seen.moving:
         return False, f"Nothing to judge: the {what} are the same in every draw. Pass some that depend on the weights."
-    faults = _faults(what, seen, chains, divergences, e_bfmi)
+    faults = _faults(what, seen, chains, divergences, e_bfmi, draws)
     agreed = seen.rhat_most <= RHAT_USABLE
     said = [_headline(what, seen, chains, faults=bool(faults)), *faults]
     if agreed and seen.rhat_worst > RHAT_POOR:
@@ -165,7 +166,7 @@ def _headline(what: str, seen: Mixing, chains: int, *, faults: bool) -> str:
 
 
 def _faults(
-    what: str, seen: Mixing, chains: int, divergences: int | None, e_bfmi: tuple[float, ...] | None
+    what: str, seen: Mixing, chains: int, divergences: int | None, e_bfmi: tuple[float, ...] | None, draws: int | None
 ) -> list[str]:
     """What is over its limit beside R-hat, each with what to do."""
     faults = []
@@ -180,13 +181,27 @@ def _faults(
         faults.append(
             f"{many} diverged, so some region was not explored: lower the step size or raise the target acceptance."
         )
-    low = min(((value, chain) for chain, value in enumerate(e_bfmi or ()) if value < E_BFMI_LOW), default=None)
+    low = _low_energy(e_bfmi or (), draws)
     if low is not None:
         faults.append(
             f"E-BFMI is {low[0]:.2g} in chain {low[1]}, 0.3 is wanted: the energy changes too slowly from draw to draw. Warm up"
             " longer, or fix scales that are learned beside the weights."
         )
     return faults
+
+
+def _low_energy(values: tuple[float, ...], draws: int | None) -> tuple[float, int] | None:
+    """The lowest E-BFMI and its chain, where that is too low: all chains on average, or one by more than two of its errors.
+
+    Of n draws whose energy is an autoregression, the estimate near 0.3 has a standard error of 1.05 / sqrt(n).
+    """
+    known = [(value, chain) for chain, value in enumerate(values) if not math.isnan(value)]
+    if not known:
+        return None
+    lowest = min(known)
+    allowed = 0.0 if draws is None else 2 * 1.05 / math.sqrt(draws)
+    average = sum(value for value, _ in known) / len(known)
+    return lowest if lowest[0] < E_BFMI_LOW - allowed or average < E_BFMI_LOW else None
 
 
 def _wanted(chains: int) -> int:

@@ -151,13 +151,17 @@ def _take_up(
 def open_together(path: str | os.PathLike[str], world: World) -> RunFolder:
     """A run folder to go on with: locked by one process, seen by all."""
     folder = RunFolder(path, {}) if world.leader else None
-    if folder is not None:
-        folder.manifest = read_manifest(Path(path))
-    world.barrier()
-    if folder is None:
-        folder = RunFolder(path, {}, lock=False)
-        folder.manifest = read_manifest(Path(path))
-    world.agree("path", folder.manifest["checksum"], SHARED)
+    try:
+        if folder is not None:
+            folder.manifest = read_manifest(Path(path))
+        world.barrier()
+        if folder is None:
+            folder = RunFolder(path, read_manifest(Path(path)), lock=False)
+        world.agree("path", folder.manifest["checksum"], SHARED)
+    except BaseException:
+        if folder is not None:
+            folder.close()
+        raise
     return folder
 
 
@@ -283,7 +287,11 @@ def _create(
             raise StoreError(
                 f"out: process {world.rank} does not see the folder that process 0 made ({error}). {SHARED}"
             ) from None
-    world.agree("out", {k: folder.manifest["files"][k]["sha256"] for k in sorted(folder.manifest["files"])}, SHARED)
+    try:
+        world.agree("out", {k: folder.manifest["files"][k]["sha256"] for k in sorted(folder.manifest["files"])}, SHARED)
+    except BaseException:
+        folder.close()
+        raise
     return folder
 
 
