@@ -120,15 +120,25 @@ FAILURES = [other_data, other_settings, error_in_one, diverging_member, no_place
 
 
 def failures(folder):
-    """Two processes for each way of failing, with a store that outlives them, as torchrun has one."""
-    children = []
-    stores = [torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in FAILURES]
-    for case, store in zip(FAILURES, stores):
+    """Two processes for each way of failing, with a store that outlives them, as torchrun has one.
+
+    They are forked before the stores are: a store has a thread, and a fork may catch that thread with a lock in its hand.
+    """
+    children, pipes = [], []
+    for case in FAILURES:
         for rank in range(2):
+            reader, writer = os.pipe()
             child = os.fork()
             if child == 0:
-                _be(case, rank, store.port, folder)
+                os.close(writer)
+                _be(case, rank, int(os.read(reader, 16)), folder)
+            os.close(reader)
             children.append(child)
+            pipes.append(writer)
+    stores = [torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in FAILURES]
+    for i, writer in enumerate(pipes):
+        os.write(writer, str(stores[i // 2].port).encode())
+        os.close(writer)
     for child in children:
         os.waitpid(child, 0)
 
