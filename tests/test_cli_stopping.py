@@ -18,6 +18,7 @@ import torch
 
 import credibly as cr
 from credibly import run_folder
+from credibly.cli.failures import never_lost
 from credibly.manifest import parse_manifest
 from credibly.tables import TableRun
 from own_tables import (
@@ -156,6 +157,25 @@ class TestOthers:
             _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (130, "credibly: stopped; no predictions were kept\n")
         assert names(tmp_path) == ["big.csv"]
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_ctrl_c_that_a_finaliser_swallowed_comes_again(self):
+        class Finalised:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)  # where Python sees the signal, and drops what it raises
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with never_lost() as again:
+                again()
+                one = Finalised()
+                del one
+                with pytest.raises(KeyboardInterrupt):
+                    again()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def test_ctrl_c_while_comparing_leaves_nothing(self, tmp_path):
         write(diabetes(), tmp_path / "house.csv")

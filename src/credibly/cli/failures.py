@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -44,3 +46,31 @@ def _end(message: str, code: int) -> NoReturn:
 def stopped(what: str) -> NoReturn:
     """The end after Ctrl-C, with what became of the work."""
     _end(f"stopped; {what}", 130)
+
+
+@contextmanager
+def never_lost() -> Iterator[Callable[[], None]]:
+    """Ctrl-C as ever, and a function for between two pieces of work that raises it again where it was lost.
+
+    Python drops an exception that comes while an object is being finalised: the work would go on to its end.
+    """
+    pressed = threading.Event()
+
+    def note(number: int, frame: Any) -> None:
+        pressed.set()
+        signal.default_int_handler(number, frame)
+
+    def again() -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not ours:  # somebody else has it, or has turned it off
+        yield again
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield again
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly, stopped
+from credibly.cli.failures import never_lost, plainly, stopped
 from credibly.cli.processes import speaks
 from credibly.cli.words import as_text, say
 from credibly.errors import InputError
@@ -60,8 +60,14 @@ def run(
             )
         model = TableRun.load(folder).model
         try:
-            with Progress("predict", _rows(table) if speaks() else 0, False if quiet or as_json else None) as line:
-                done = model.predict_file(table, out, force=force, draws=draws, progress=line.update)
+            rows = _rows(table) if speaks() else 0
+            with never_lost() as stop_again, Progress("predict", rows, False if quiet or as_json else None) as line:
+
+                def tell(done: int) -> None:
+                    stop_again()
+                    line.update(done)
+
+                done = model.predict_file(table, out, force=force, draws=draws, progress=tell)
         except KeyboardInterrupt:
             stopped("no predictions were kept")
         if as_json:
