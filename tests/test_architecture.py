@@ -21,6 +21,7 @@ FLOORS = [
     {"layout", "likelihoods", "data", "information", "masks", "zoo"},
     {"gaussian_prior"},
     {"flat_prior", "layer_table", "stacked", "quantiles", "metrics", "convergence", "verdict", "arviz_export"},
+    {"native"},
     {"blueprint", "forward", "predictive", "plot_style"},
     {"problem", "evaluation", "plot_predictive", "plot_table", "diagnostics", "units"},
     {"curvature", "kernels", "posterior", "plot_chains", "target"},

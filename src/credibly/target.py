@@ -14,6 +14,8 @@ from credibly.compiling import Compile, compiled
 from credibly.errors import InputError
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs
+from credibly.native.density import NativeDensity
+from credibly.native.stack import Stack
 from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.world import Mesh
@@ -34,6 +36,7 @@ class Target(ABC):
     weights: tuple[float, float] = (1.0, 1.0)
     looped: bool = False  # whether the points have to be taken one at a time
     reason: str = ""
+    native: NativeDensity | None = None  # compiled code that takes all chains and rows at once
 
     @abstractmethod
     def whole(self, points: int) -> bool:
@@ -55,6 +58,10 @@ class Target(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short hash of what the density was made of."""
+
+    def go_native(self) -> bool:
+        """Has compiled code evaluate the density from here on, where there is such for it; whether it does."""
+        return False
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
         """Whether evaluations that are not whole will be compiled piece by piece."""
@@ -95,7 +102,7 @@ class ProblemTarget(Target):
 
     def whole(self, points: int) -> bool:
         """One block of rows holds all the data, and this process holds all the rows."""
-        return not self.spread and self.problem.block_rows(points) >= self.problem.n
+        return self.native is not None or (not self.spread and self.problem.block_rows(points) >= self.problem.n)
 
     def work(self, points: int) -> int:
         """Rows by activations."""
@@ -105,9 +112,21 @@ class ProblemTarget(Target):
         """As many chains as take all rows within the budget of activations, on a processor within its caches; at least one."""
         if self.looped:
             return 1
+        if self.native is not None:
+            return chains
         rows = min(self.local.n, self.problem.micro_batch or self.local.n)
         most = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
         return max(1, min(chains, most // (rows * self.problem.forward.row_width)))
+
+    def go_native(self) -> bool:
+        """For stacks of small layers whose rows are all here, with the likelihoods and the priors that are common."""
+        problem = self.problem
+        if not self.spread and not self.looped and problem.micro_batch is None and problem.forward.precision is None:
+            self.native = NativeDensity.of(
+                Stack.of(problem.layout.module, problem.layout), problem.layout, problem.x, problem.y, problem.likelihood, problem.prior,
+                self.weights,
+            )  # fmt: skip
+        return self.native is not None
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
         """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
@@ -118,6 +137,8 @@ class ProblemTarget(Target):
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """In one piece, or summed over blocks of rows, and over processes, with the prior's gradient by itself."""
+        if self.native is not None:
+            return self.native.likelihood_and_grad(theta)
         if self.whole(len(theta)):
             return self._in_strips(theta)
         prior, _ = grad_and_aux(self._prior_term, theta)

@@ -39,6 +39,8 @@ class HMCRun(Process):
         self.chains = len(self.own)
         self.total = self.warmup + options.draws * options.thin
         self.scheme = integrator(options.integrator)
+        if options.compile is not False:
+            target.go_native()
         length = even_share(self.chains, target.at_once(self.chains))
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         self.length, self.kind = options.length(target), options.mass_kind(target)
@@ -163,15 +165,7 @@ class HMCRun(Process):
             path = self.trajectories[part.stop - part.start]
             theta, momentum, gradient = begun.theta[part], begun.momentum[part], begun.gradient[part]
             size, counts = self.size[part].to(self.target.device, self.target.dtype), steps[part]
-            done = 0
-            for upto in sorted(set(counts)):  # chains with fewer steps rest while the others go on
-                going = size
-                if done:
-                    going = size * torch.tensor(
-                        [float(n >= upto) for n in counts], device=size.device, dtype=size.dtype
-                    )
-                path.run(theta, momentum, gradient, going, self.inverse_mass, upto - done, stop)
-                theta, momentum, gradient, done = path.theta, path.momentum, path.gradient, upto
+            path.run_each(theta, momentum, gradient, size, self.inverse_mass, counts, stop)
             prior = self.target.log_prior(path.theta)
             found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
             pieces.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
@@ -320,6 +314,7 @@ class HMCRun(Process):
             "mesh": list(self.mesh.shape),
             "one_piece": self.target.whole(max(self.trajectories)),
             "compiled": path.compiled,
+            "native": path.native is not None,
             "cuda_graph": path.graphed,
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
         }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Trajectories of many chains as one computation: compiled where it pays, replayed as a CUDA graph on a GPU."""
+"""Trajectories of many chains as one computation: in compiled code, or replayed as a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,8 @@ class Stopped(Exception):
 class Trajectory:
     """Steps of an integrator for C chains, in place on buffers of its own.
 
-    Where the target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
+    Small networks on a processor go through code of our own (`native`), a whole trajectory in one call. Elsewhere, where the
+    target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
     micro-batches, the target's pieces are evaluated one after another. On a GPU the steps are captured once as a CUDA graph
     and replayed, which takes the launches out of small networks. How it is laid out is decided for `like` chains: as many as
     one process would take at once, so that a chain has the same bits however the chains are spread.
@@ -45,6 +46,11 @@ class Trajectory:
         self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
         self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
         self.alone = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
+        self.native = target.native
+        self.graphs: dict[int, Any] = {}
+        self.compiled, self.graphed = self.native is not None, False
+        if self.native is not None:
+            return
         whole = target.whole(chains)
         on_gpu = target.device.type == "cuda"
         self.single: Any = self._one
@@ -59,8 +65,42 @@ class Trajectory:
         small = like * target.dim <= SMALL and target.work(like) <= FEW_VALUES
         if whole and self.compiled and small and not on_gpu:
             self.several = compiled(self._few, True, calls, target.device, short=True)
-        self.graphs: dict[int, Any] = {}
         self.graphed = whole and on_gpu
+
+    def run_each(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int],
+        stop: Any = None,
+    ) -> None:  # fmt: skip
+        """The same with a number of steps for each chain."""
+        if self.native is not None:
+            self._run_native(theta, momentum, gradient, size, inverse_mass, list(steps), stop)
+            return
+        done = 0
+        for upto in sorted(set(steps)):  # chains with fewer steps rest while the others go on
+            going = size
+            if done:
+                going = size * torch.tensor([float(n >= upto) for n in steps], device=size.device, dtype=size.dtype)
+            self.run(theta, momentum, gradient, going, inverse_mass, upto - done, stop)
+            theta, momentum, gradient, done = self.theta, self.momentum, self.gradient, upto
+
+    def _run_native(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, left: list[int], stop: Any
+    ) -> None:  # fmt: skip
+        assert self.native is not None
+        self.theta.copy_(theta)
+        self.momentum.copy_(momentum)
+        self.gradient.copy_(gradient)
+        size = size.to(self.theta).contiguous()
+        mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
+        most = self.native.steps_in_a_call(self.chains)
+        while any(left):
+            if stop is not None and stop():
+                raise Stopped
+            now = [min(most, n) for n in left]
+            self.native.run(
+                self.theta, self.momentum, self.gradient, self.log_likelihood, size, mass, now, self.scheme.kicks, self.scheme.drifts
+            )  # fmt: skip
+            left = [n - k for n, k in zip(left, now)]
 
     def run(
         self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Any = None

@@ -1,0 +1,1 @@
+"""Small networks on a processor in compiled C++ of our own: trajectories and predictions that never leave the fast memory."""

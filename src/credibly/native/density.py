@@ -1,0 +1,112 @@
+"""The density of a small network in compiled code: values, gradients, and whole trajectories of many chains."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.flat_prior import BoundPrior
+from credibly.layout import Layout
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from credibly.native.stack import Stack, checked, padded_columns, pointer
+
+KINDS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
+CALL = 5e9  # multiplications in one call, about a tenth of a second of a core: Ctrl-C is looked at in between
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_int64), ("padded", ctypes.c_int64), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p),
+        ("kind", ctypes.c_int64), ("targets", ctypes.c_int64), ("scale", ctypes.POINTER(ctypes.c_double)),
+        ("log_scale", ctypes.c_int64), ("per_target", ctypes.c_int64), ("weight", ctypes.c_double),
+    ]  # fmt: skip
+
+
+class _Prior(ctypes.Structure):
+    _fields_ = [("loc", ctypes.c_void_p), ("precision", ctypes.c_void_p)]
+
+
+class NativeDensity:
+    """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all of its rows.
+
+    A chain is computed by one thread, or its rows by several, with the same bits: how many chains or threads there are
+    changes none.
+    """
+
+    def __init__(
+        self, stack: Stack, layout: Layout, x: Tensor, y: Tensor, likelihood: Likelihood, prior: BoundPrior, weights: tuple[float, float]
+    ) -> None:  # fmt: skip
+        targets = y.to(stack.dtype)
+        targets = targets.unsqueeze(1) if targets.ndim == 1 else targets
+        count = stack.outputs if isinstance(likelihood, Categorical) else targets.shape[1]
+        scale, place, each = _noise(likelihood, layout, count)
+        self.stack, self.rows_by_dim = stack, len(x) * stack.dim
+        scales = (ctypes.c_double * count)(*scale)
+        inputs, outputs = padded_columns(x.to(stack.dtype)), padded_columns(targets)
+        loc = prior.loc.to(stack.dtype).contiguous()
+        precision = (weights[1] / prior.std.double() ** 2).to(stack.dtype).contiguous()
+        self._kept = (inputs, outputs, loc, precision, scales)  # the structures only point at them
+        self.rows = _Rows(
+            len(x), inputs.shape[1], inputs.data_ptr(), outputs.data_ptr(), KINDS[type(likelihood)], count, scales, place, each,
+            weights[0],
+        )  # fmt: skip
+        self.prior = _Prior(loc.data_ptr(), precision.data_ptr())
+        self._evaluations, self._trajectories = stack.function("evaluations"), stack.function("trajectories")
+
+    @staticmethod
+    def of(
+        stack: Stack | None, layout: Layout, x: Any, y: Tensor, likelihood: Likelihood, prior: Any, weights: tuple[float, float]
+    ) -> NativeDensity | None:  # fmt: skip
+        """None where the compiled code does not know the likelihood, the prior or the form of the data."""
+        if stack is None or type(likelihood) not in KINDS or not isinstance(prior, BoundPrior) or not prior.is_normal:
+            return None
+        if not isinstance(x, Tensor) or x.ndim != 2 or y.ndim > 2 or likelihood.axis not in (-1, 1):
+            return None
+        return NativeDensity(stack, layout, x, y, likelihood, prior, weights)
+
+    def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Log likelihood (C,) in float64, and the gradient (C, D) of the whole log density."""
+        theta = theta.detach().contiguous()
+        gradient = torch.empty_like(theta)
+        log_lik = torch.empty(len(theta), dtype=torch.float64)
+        checked(self._evaluations(*self._head(len(theta)), pointer(theta), pointer(gradient), pointer(log_lik)))
+        return log_lik, gradient
+
+    def run(
+        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor | None,
+        steps: Sequence[int], kicks: Sequence[float], drifts: Sequence[float],
+    ) -> None:  # fmt: skip
+        """So many steps of an integrator for each chain, in place: theta, momentum, gradient (C, D), log_likelihood, size (C,)."""
+        counts = (ctypes.c_int64 * len(steps))(*steps)
+        kick, drift = (ctypes.c_double * len(kicks))(*kicks), (ctypes.c_double * len(drifts))(*drifts)
+        checked(
+            self._trajectories(
+                *self._head(len(theta)), pointer(theta), pointer(momentum), pointer(gradient), pointer(log_likelihood), pointer(size),
+                pointer(inverse_mass), counts, ctypes.c_int64(len(drifts)), kick, drift,
+            )
+        )  # fmt: skip
+
+    def steps_in_a_call(self, chains: int) -> int:
+        """So many that the user's wish to stop is seen soon."""
+        return max(1, int(CALL / (3 * chains * self.rows_by_dim)))
+
+    def _head(self, chains: int) -> tuple[Any, ...]:
+        return (
+            ctypes.byref(self.stack.struct), ctypes.byref(self.rows), ctypes.byref(self.prior), ctypes.c_int64(chains),
+            ctypes.c_int64(torch.get_num_threads()),
+        )  # fmt: skip
+
+
+def _noise(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
+    """Fixed scales, the place of a learned one or -1, and whether there is one for each target."""
+    if not isinstance(likelihood, Gaussian):
+        return [1.0] * targets, -1, 0
+    given = likelihood.scale
+    if isinstance(given, str):
+        place = next(e.start for e in layout.entries if e.name == "likelihood.log_scale")
+        return [1.0] * targets, place, int(likelihood.per_target)
+    return ([float(v) for v in given] if isinstance(given, (tuple, list)) else [float(given)] * targets), -1, 0

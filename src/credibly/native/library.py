@@ -1,0 +1,98 @@
+"""The C++ beside this file as a library: compiled once on a machine with its own compiler, kept in the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger("credibly")
+
+SOURCE = Path(__file__).with_name("mlp.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
+THREADED = "-fopenmp"
+LIMIT = 300  # seconds that the compiler may take
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library, or None where it cannot be had: without a compiler, or with CREDIBLY_NATIVE=0. Asked for once a process."""
+    if os.environ.get("CREDIBLY_NATIVE", "1") == "0":
+        return None
+    compiler = next((found for name in _names() if (found := shutil.which(name))), None)
+    if compiler is None:
+        return None
+    try:
+        return ctypes.CDLL(os.fspath(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("without compiled code for small networks: %s", str(error).splitlines()[0][:200])
+        return None
+
+
+def _names() -> list[str]:
+    own = shlex.split(os.environ.get("CXX", ""))
+    return [*own[:1], "g++", "c++", "clang++"]
+
+
+def _built(compiler: str) -> Path:
+    """The compiled file; made where this source, compiler and processor have none yet."""
+    folder = _folder()
+    target = folder / f"mlp-{_key(compiler)}.so"
+    if target.exists():
+        return target
+    # Under a name of its own first: several processes may be at it, and a half-written file must not be found.
+    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+    os.close(handle)
+    try:
+        try:
+            _compile(compiler, name, THREADED)
+        except subprocess.CalledProcessError:  # a compiler without OpenMP: one thread
+            _compile(compiler, name)
+        os.replace(name, target)
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+    return target
+
+
+def _compile(compiler: str, out: str, *more: str) -> None:
+    done = subprocess.run(
+        [compiler, *FLAGS, *more, "-o", out, os.fspath(SOURCE)], capture_output=True, text=True, timeout=LIMIT
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, compiler, done.stdout, done.stderr)
+
+
+def _folder() -> Path:
+    """A folder that only the user can write to; refused otherwise, since what lies there is run."""
+    given = os.environ.get("CREDIBLY_CACHE")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "credibly"
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written: for this process alone
+        return Path(tempfile.mkdtemp(prefix="credibly-"))
+    found = base.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return Path(tempfile.mkdtemp(prefix="credibly-"))
+    return base
+
+
+def _key(compiler: str) -> str:
+    """Of the source, the flags, the compiler's version and the processor's abilities."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=LIMIT).stdout
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        abilities = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        abilities = platform.processor()
+    text = "\n".join([SOURCE.read_text(), *FLAGS, version, platform.machine(), abilities])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,0 +1,597 @@
+// Densities of small multilayer perceptrons and trajectories on them, each chain by itself in one thread's fast memory.
+//
+// Rows lie along the vectors of the processor: values of a layer are [unit][row], so that a weight is one number for a whole
+// vector, and no unit count has to fit anything. Rows go in tiles whose activations stay in the second cache. A tile adds its
+// own sums to the gradient, in the order of the tiles: threads change no bit, and neither do other chains.
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64, BLOCK = 8, SIDE = 4;
+#elif defined(__AVX__)
+constexpr int BYTES = 32, BLOCK = 4, SIDE = 2;
+#else
+constexpr int BYTES = 16, BLOCK = 4, SIDE = 2;
+#endif
+constexpr int64_t GRAIN = 32;  // rows are padded to a multiple of this
+constexpr int64_t TILE = 512;   // rows of a tile, at most
+constexpr int64_t PITCH = TILE + 16;  // from one unit to the next: no power of two, or they would fall on the same lines of a cache
+
+template <class T> struct Lanes;
+template <> struct Lanes<float> {
+  typedef float V __attribute__((vector_size(BYTES), may_alias));
+  typedef int32_t I __attribute__((vector_size(BYTES), may_alias));
+  static constexpr int N = BYTES / 4;
+};
+template <> struct Lanes<double> {
+  typedef double V __attribute__((vector_size(BYTES), may_alias));
+  typedef int64_t I __attribute__((vector_size(BYTES), may_alias));
+  static constexpr int N = BYTES / 8;
+};
+template <class T> using Vec = typename Lanes<T>::V;
+
+// What the caller describes; the same in stack.py and density.py.
+struct Network {
+  int64_t layers;
+  const int64_t* inputs;       // of each layer
+  const int64_t* outputs;
+  const int64_t* weight;       // place of its weight (outputs, inputs) in a parameter vector
+  const int64_t* bias;         // and of its bias, or -1
+  const int64_t* activation;   // after it
+  int64_t dim;                 // of a parameter vector
+};
+struct Rows {
+  int64_t count, padded;
+  const void* x;               // [input][padded row]
+  const void* y;               // [target][padded row]; class numbers as reals
+  int64_t kind;                // of the likelihood
+  int64_t targets;
+  const double* scale;         // [target], where fixed
+  int64_t log_scale;           // place of the learned log scale, or -1
+  int64_t per_target;
+  double weight;               // 1 / temperature of the likelihood
+};
+struct Prior {
+  const void* loc;             // (dim,)
+  const void* precision;       // (dim,), times 1 / temperature of the prior
+};
+enum Activation { NONE, RELU, TANH, SILU, SIGMOID };
+enum Likelihood { GAUSSIAN, HETEROSCEDASTIC, CATEGORICAL, BERNOULLI };
+
+inline int thread_number() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+// -- functions of a vector ------------------------------------------------------------------------------------------------
+template <class T> inline Vec<T> all(T v) { return Vec<T>{} + v; }
+
+inline Vec<float> exponential(Vec<float> x) {  // e^x = 2^n e^r, |r| <= log(2)/2; a polynomial of degree 6
+  x = x < -87.0f ? all(-87.0f) : x;
+  x = x > 88.0f ? all(88.0f) : x;
+  const Vec<float> shifted = x * 1.44269504f + 12582912.0f;
+  const Vec<float> n = shifted - 12582912.0f;
+  const Vec<float> r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+  Vec<float> p = r * 1.38888889e-3f + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  typedef Lanes<float>::I I;
+  const I bits = ((I)shifted) << 23;
+  return (Vec<float>)((I)p + bits);
+}
+
+inline Vec<double> exponential(Vec<double> x) {  // the same, of degree 12
+  x = x < -708.0 ? all(-708.0) : x;
+  x = x > 709.0 ? all(709.0) : x;
+  const Vec<double> shifted = x * 1.4426950408889634 + 6755399441055744.0;
+  const Vec<double> n = shifted - 6755399441055744.0;
+  const Vec<double> r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
+  double term = 1.0 / 479001600.0;
+  Vec<double> p = all(term);
+  for (int k = 12; k > 2; --k) {
+    term *= k;
+    p = p * r + term;
+  }
+  p = p * r * r + r + 1.0;
+  typedef Lanes<double>::I I;
+  const I bits = ((I)shifted) << 52;
+  return (Vec<double>)((I)p + bits);
+}
+
+template <class T> inline Vec<T> sigmoid(Vec<T> x) { return T(1) / (T(1) + exponential(-x)); }
+
+// Value and derivative of an activation.
+template <class T> inline void activate(int64_t kind, Vec<T> a, Vec<T>& value, Vec<T>& slope) {
+  if (kind == RELU) {
+    slope = a > T(0) ? all(T(1)) : all(T(0));
+    value = a > T(0) ? a : all(T(0));
+  } else if (kind == SILU) {
+    const Vec<T> s = sigmoid<T>(a);
+    value = a * s;
+    slope = s * (T(1) + a * (T(1) - s));
+  } else if (kind == TANH) {
+    // 1 - 2 / (e^2a + 1) loses digits near zero, where the odd series of five terms has them.
+    const Vec<T> e = exponential(a + a), square = a * a;
+    const Vec<T> far = T(1) - T(2) / (e + T(1));
+    const T edge = sizeof(T) == 4 ? T(0.18) : T(0.02);
+    const Vec<T> near = a + a * square * (T(-1.0 / 3) + square * (T(2.0 / 15) + square * (T(-17.0 / 315) + square * T(62.0 / 2835))));
+    value = square < edge * edge ? near : far;
+    slope = T(1) - value * value;
+  } else if (kind == SIGMOID) {
+    value = sigmoid<T>(a);
+    slope = value * (T(1) - value);
+  } else {
+    value = a;
+    slope = all(T(1));
+  }
+}
+
+template <class T> inline T total(const Vec<T>& v) {
+  constexpr int HALF = BYTES / 2;
+  typedef T H __attribute__((vector_size(HALF)));
+  const Vec<T> held = v;  // a copy, or the sum would live in memory while it grows
+  H low, high;
+  std::memcpy(&low, &held, HALF);
+  std::memcpy(&high, reinterpret_cast<const char*>(&held) + HALF, HALF);
+  low += high;
+  T left = 0, right = 0;
+  for (unsigned k = 0; k < HALF / sizeof(T); k += 2) left += low[k], right += low[k + 1];
+  return left + right;
+}
+
+// Keeps a vector in a register that is used several times; left alone, the compiler loads it again for each use.
+#if defined(__x86_64__)
+#define HOLD(v) asm("" : "+v"(v))
+#else
+#define HOLD(v)
+#endif
+
+// -- the three products of a layer ------------------------------------------------------------------------------------------
+// out[j][r] = act(b[j] + sum_i w[j sj + i si] in[i][r]) for J units; `slope` gets the derivative where it is wanted, and
+// `times` multiplies the sums where given (the derivative of the layer before, on the way back).
+template <class T, int J>
+inline void units(const T* w, int64_t sj, int64_t si, const T* b, const T* in, int64_t in_pitch, int64_t inner,
+                  int64_t rows, T* out, T* slope, int64_t act, const T* times) {
+  constexpr int L = Lanes<T>::N;
+  for (int64_t r = 0; r < rows; r += 2 * L) {
+    Vec<T> sum[J][2];
+    for (int j = 0; j < J; ++j) sum[j][0] = sum[j][1] = all(b ? b[j] : T(0));
+    for (int64_t i = 0; i < inner; ++i) {
+      const Vec<T> u = *(const Vec<T>*)(in + i * in_pitch + r), v = *(const Vec<T>*)(in + i * in_pitch + r + L);
+      for (int j = 0; j < J; ++j) {
+        const T weight = w[j * sj + i * si];
+        sum[j][0] += weight * u;
+        sum[j][1] += weight * v;
+      }
+    }
+    for (int j = 0; j < J; ++j)
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = j * PITCH + r + h * L;
+        Vec<T> value = sum[j][h], rate;
+        if (times) value *= *(const Vec<T>*)(times + at);
+        if (act != NONE) {
+          activate<T>(act, sum[j][h], value, rate);
+          if (slope) *(Vec<T>*)(slope + at) = rate;
+        }
+        *(Vec<T>*)(out + at) = value;
+      }
+  }
+}
+
+template <class T>
+void affine(const T* w, int64_t sj, int64_t si, const T* b, const T* in, int64_t in_pitch, int64_t inner, int64_t outer, int64_t rows,
+            T* out, T* slope, int64_t act, const T* times) {
+  int64_t j = 0;
+#define UNITS(J)                                                                                                             \
+  for (; j + J <= outer; j += J)                                                                                             \
+  units<T, J>(w + j * sj, sj, si, b ? b + j : nullptr, in, in_pitch, inner, rows, out + j * PITCH,                            \
+              slope ? slope + j * PITCH : nullptr, act, times ? times + j * PITCH : nullptr)
+  UNITS(BLOCK);
+  UNITS(4);
+  UNITS(2);
+  UNITS(1);
+#undef UNITS
+}
+
+// gradient[j sj + i] += sum_r delta[j][r] in[i][r] for J by I of them.
+template <class T, int J, int I>
+inline void products(const T* delta, const T* in, int64_t in_pitch, int64_t rows, T* gradient, int64_t sj) {
+  constexpr int L = Lanes<T>::N;
+  Vec<T> sum[J][I];
+  for (int j = 0; j < J; ++j)
+    for (int i = 0; i < I; ++i) sum[j][i] = all(T(0));
+  for (int64_t r = 0; r < rows; r += L) {
+    Vec<T> d[J];
+    for (int j = 0; j < J; ++j) d[j] = *(const Vec<T>*)(delta + j * PITCH + r);
+    for (int i = 0; i < I; ++i) {
+      Vec<T> v = *(const Vec<T>*)(in + i * in_pitch + r);
+      HOLD(v);
+      for (int j = 0; j < J; ++j) sum[j][i] += d[j] * v;
+    }
+  }
+  for (int j = 0; j < J; ++j)
+    for (int i = 0; i < I; ++i) gradient[j * sj + i] += total<T>(sum[j][i]);
+}
+
+template <class T, int J>
+inline void products_of(const T* delta, const T* in, int64_t in_pitch, int64_t inner, int64_t rows, T* gradient, int64_t sj) {
+  constexpr int WIDE = J == 1 ? 2 * SIDE : SIDE;  // as many sums at once as hide the time that one addition takes
+  int64_t i = 0;
+  for (; i + WIDE <= inner; i += WIDE) products<T, J, WIDE>(delta, in + i * in_pitch, in_pitch, rows, gradient + i, sj);
+  for (; i < inner; ++i) products<T, J, 1>(delta, in + i * in_pitch, in_pitch, rows, gradient + i, sj);
+}
+
+template <class T>
+void outer_product(const T* delta, int64_t outer, const T* in, int64_t in_pitch, int64_t inner, int64_t rows, T* gradient) {
+  int64_t j = 0;
+#define PRODUCTS(J)                                                                                                          \
+  for (; j + J <= outer; j += J) products_of<T, J>(delta + j * PITCH, in, in_pitch, inner, rows, gradient + j * inner, inner)
+  PRODUCTS(4);
+  PRODUCTS(2);
+  PRODUCTS(1);
+#undef PRODUCTS
+}
+
+// gradient[j] += sum_r delta[j][r] for J of them.
+template <class T, int J> inline void row_sums(const T* delta, int64_t rows, T* gradient) {
+  Vec<T> sum[J];
+  for (int j = 0; j < J; ++j) sum[j] = all(T(0));
+  for (int64_t r = 0; r < rows; r += Lanes<T>::N)
+    for (int j = 0; j < J; ++j) sum[j] += *(const Vec<T>*)(delta + j * PITCH + r);
+  for (int j = 0; j < J; ++j) gradient[j] += total<T>(sum[j]);
+}
+
+// -- likelihoods --------------------------------------------------------------------------------------------------------------
+// Turns the outputs of a tile into the derivative of its log likelihood; returns the sum of that where `value` asks for it.
+template <class T>
+double likelihood(const Rows& data, const T* theta, T* f, int64_t first, int64_t rows, bool value, T* gradient) {
+  const int64_t count = data.count - first < rows ? data.count - first : rows, K = data.targets;
+  const T w = T(data.weight);
+  double sum = 0;
+  for (int64_t k = 0; k < K && data.kind != CATEGORICAL; ++k) {
+    const T* y = static_cast<const T*>(data.y) + k * data.padded + first;
+    T* out = f + k * PITCH;
+    if (data.kind == GAUSSIAN) {
+      const bool learned = data.log_scale >= 0;
+      const int64_t place = data.log_scale + (data.per_target ? k : 0);
+      const double log_scale = learned ? double(theta[place]) : std::log(data.scale[k]);
+      const double precision = std::exp(-2 * log_scale);
+      const T factor = w * T(precision);
+      double squares[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+      if (value || learned) {
+        int64_t r = 0;
+        for (; r + 8 <= count; r += 8)
+          for (int h = 0; h < 8; ++h) {
+            const double gap = double(y[r + h]) - double(out[r + h]);
+            squares[h] += gap * gap;
+          }
+        for (; r < count; ++r) squares[0] += (double(y[r]) - double(out[r])) * (double(y[r]) - double(out[r]));
+      }
+      for (int64_t r = 0; r < rows; ++r) out[r] = r < count ? (y[r] - out[r]) * factor : T(0);
+      double square = 0;
+      for (double one : squares) square += one;
+      square *= precision;
+      sum += -0.5 * square - double(count) * (log_scale + 0.91893853320467274178);
+      if (learned && gradient) gradient[place] += T((square - double(count)) * data.weight);
+    } else if (data.kind == HETEROSCEDASTIC) {
+      T* log_variance = f + (K + k) * PITCH;
+      constexpr int L = Lanes<T>::N;
+      for (int64_t r = 0; r < rows; r += L) {
+        const Vec<T> v = *(Vec<T>*)(log_variance + r), gap = *(const Vec<T>*)(y + r) - *(Vec<T>*)(out + r);
+        const Vec<T> inverse = exponential(-v), scaled = gap * inverse;
+        const Vec<T> square = gap * scaled;
+        if (value)
+          for (int h = 0; h < L && r + h < count; ++h) sum += -0.5 * (double(square[h]) + double(v[h])) - 0.91893853320467274178;
+        *(Vec<T>*)(out + r) = w * scaled;
+        *(Vec<T>*)(log_variance + r) = (T(0.5) * w) * (square - T(1));
+      }
+      for (int64_t r = count; r < rows; ++r) out[r] = log_variance[r] = T(0);
+    } else {  // Bernoulli
+      constexpr int L = Lanes<T>::N;
+      if (value)
+        for (int64_t r = 0; r < count; ++r) {
+          const double z = out[r];
+          sum += double(y[r]) * z - (z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z)));
+        }
+      for (int64_t r = 0; r < rows; r += L) {
+        Vec<T>& z = *(Vec<T>*)(out + r);
+        z = w * (*(const Vec<T>*)(y + r) - sigmoid<T>(z));
+      }
+      for (int64_t r = count; r < rows; ++r) out[r] = T(0);
+    }
+  }
+  if (data.kind == CATEGORICAL) {
+    constexpr int L = Lanes<T>::N;
+    const T* y = static_cast<const T*>(data.y) + first;
+    for (int64_t r = 0; r < rows; r += L) {
+      Vec<T> top = *(Vec<T>*)(f + r), mass = all(T(0)), chosen = all(T(0));
+      const Vec<T> label = *(const Vec<T>*)(y + r);
+      for (int64_t k = 1; k < K; ++k) {
+        const Vec<T> z = *(Vec<T>*)(f + k * PITCH + r);
+        top = z > top ? z : top;
+      }
+      for (int64_t k = 0; k < K; ++k) {
+        Vec<T>& z = *(Vec<T>*)(f + k * PITCH + r);
+        const Vec<T> above = z - top;
+        chosen = label == T(k) ? above : chosen;
+        z = exponential(above);
+        mass += z;
+      }
+      if (value)
+        for (int h = 0; h < L && r + h < count; ++h) sum += double(chosen[h]) - std::log(double(mass[h]));
+      const Vec<T> share = w / mass;
+      for (int64_t k = 0; k < K; ++k) {
+        Vec<T>& z = *(Vec<T>*)(f + k * PITCH + r);
+        z = (label == T(k) ? all(w) : all(T(0))) - z * share;
+      }
+    }
+    for (int64_t k = 0; k < K; ++k)
+      for (int64_t r = count; r < rows; ++r) f[k * PITCH + r] = T(0);
+  }
+  return sum;
+}
+
+// -- one tile of rows ---------------------------------------------------------------------------------------------------------
+template <class T> class Workspace {
+ public:
+  Workspace(const Network& net) : net(net), values(new T*[net.layers]), slopes(new T*[net.layers]) {
+    int64_t widest = 1, size = 0;
+    for (int64_t l = 0; l < net.layers; ++l) {
+      widest = net.outputs[l] > widest ? net.outputs[l] : widest;
+      size += 2 * net.outputs[l];
+    }
+    memory = static_cast<T*>(std::aligned_alloc(64, (size + 2 * widest) * PITCH * sizeof(T)));
+    if (!memory) throw std::bad_alloc();
+    T* at = memory;
+    for (int64_t l = 0; l < net.layers; ++l) {
+      values[l] = at, at += net.outputs[l] * PITCH;
+      slopes[l] = at, at += net.outputs[l] * PITCH;
+    }
+    delta[0] = at, delta[1] = at + widest * PITCH;
+  }
+  ~Workspace() {
+    std::free(memory);
+    delete[] values;
+    delete[] slopes;
+  }
+  Workspace(const Workspace&) = delete;
+
+  // Outputs of the network for a tile, in values[last].
+  void forward(const T* x, int64_t x_pitch, const T* theta, int64_t rows, bool back) {
+    const T* in = x;
+    int64_t pitch = x_pitch;
+    for (int64_t l = 0; l < net.layers; ++l) {
+      const T* bias = net.bias[l] < 0 ? nullptr : theta + net.bias[l];
+      affine<T>(theta + net.weight[l], net.inputs[l], 1, bias, in, pitch, net.inputs[l], net.outputs[l], rows, values[l],
+                back ? slopes[l] : nullptr, net.activation[l], nullptr);
+      in = values[l], pitch = PITCH;
+    }
+  }
+
+  // Adds the gradient of the tile's log likelihood to `gradient`, and returns its value where wanted.
+  double evaluate(const Rows& data, const T* theta, int64_t first, int64_t rows, bool value, T* gradient) {
+    const T* x = static_cast<const T*>(data.x) + first;
+    forward(x, data.padded, theta, rows, true);
+    const int64_t last = net.layers - 1;
+    T* step = values[last];
+    const double sum = likelihood<T>(data, theta, step, first, rows, value, gradient);
+    if (net.activation[last] != NONE)
+      for (int64_t k = 0; k < net.outputs[last] * PITCH; ++k) step[k] *= slopes[last][k];
+    for (int64_t l = last; l >= 0; --l) {
+      outer_product<T>(step, net.outputs[l], l ? values[l - 1] : x, l ? PITCH : data.padded, net.inputs[l], rows,
+                       gradient + net.weight[l]);
+      if (net.bias[l] >= 0) {
+        T* bias = gradient + net.bias[l];
+        int64_t j = 0;
+        for (; j + 8 <= net.outputs[l]; j += 8) row_sums<T, 8>(step + j * PITCH, rows, bias + j);
+        for (; j < net.outputs[l]; ++j) row_sums<T, 1>(step + j * PITCH, rows, bias + j);
+      }
+      if (l) {
+        T* next = delta[l % 2];
+        const T* times = net.activation[l - 1] == NONE ? nullptr : slopes[l - 1];
+        affine<T>(theta + net.weight[l], 1, net.inputs[l], nullptr, step, PITCH, net.outputs[l], net.inputs[l], rows, next,
+                  nullptr, NONE, times);
+        step = next;
+      }
+    }
+    return sum;
+  }
+
+  const Network& net;
+  T **values, **slopes;
+  T* delta[2];
+  T* memory;
+};
+
+inline int64_t tile_rows(int64_t padded) {
+  const int64_t tiles = (padded + TILE - 1) / TILE, even = (padded + tiles - 1) / tiles;
+  return (even + GRAIN - 1) / GRAIN * GRAIN;
+}
+
+// -- the density of one chain ---------------------------------------------------------------------------------------------------
+// One thread takes the tiles in turn, or several share them out; sums are in the order of the tiles either way.
+template <class T> class Chain {
+ public:
+  Chain(const Network& net, const Rows& data, const Prior& prior, int threads)
+      : net(net), data(data), prior(prior), threads(threads), length(tile_rows(data.padded)) {
+    tiles = (data.padded + length - 1) / length;
+    if (threads > tiles) this->threads = int(tiles);
+    spaces = new Workspace<T>*[this->threads];
+    for (int t = 0; t < this->threads; ++t) spaces[t] = new Workspace<T>(net);
+    partial = this->threads > 1 ? new T[tiles * net.dim] : nullptr;
+    sums = new double[tiles];
+  }
+  ~Chain() {
+    for (int t = 0; t < threads; ++t) delete spaces[t];
+    delete[] spaces;
+    delete[] partial;
+    delete[] sums;
+  }
+  Chain(const Chain&) = delete;
+
+  double evaluate(const T* theta, T* gradient, bool value) {
+    std::memset(gradient, 0, net.dim * sizeof(T));
+    if (threads == 1) {
+      for (int64_t t = 0; t < tiles; ++t) sums[t] = tile(0, t, theta, value, gradient);
+    } else {
+#pragma omp parallel num_threads(threads)
+      {
+        const int me = thread_number();
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tiles; ++t) {
+          std::memset(partial + t * net.dim, 0, net.dim * sizeof(T));
+          sums[t] = tile(me, t, theta, value, partial + t * net.dim);
+        }
+#pragma omp for schedule(static)
+        for (int64_t d = 0; d < net.dim; d += 64) {
+          const int64_t end = d + 64 < net.dim ? d + 64 : net.dim;
+          for (int64_t t = 0; t < tiles; ++t)
+            for (int64_t e = d; e < end; ++e) gradient[e] += partial[t * net.dim + e];
+        }
+      }
+    }
+    const T *loc = static_cast<const T*>(prior.loc), *precision = static_cast<const T*>(prior.precision);
+    for (int64_t d = 0; d < net.dim; ++d) gradient[d] -= (theta[d] - loc[d]) * precision[d];
+    double sum = 0;
+    for (int64_t t = 0; t < tiles; ++t) sum += sums[t];
+    return sum;
+  }
+
+  void trajectory(T* theta, T* momentum, T* gradient, double* log_likelihood, T size, const T* inverse_mass, int64_t steps,
+                  int64_t drifts, const double* kick, const double* drift) {
+    const int64_t D = net.dim;
+    for (int64_t s = 0; s < steps; ++s) {
+      for (int64_t k = 0; k < drifts; ++k) {
+        const T push = T(kick[k]) * size, move = T(drift[k]) * size;
+        if (k == 0)
+          for (int64_t d = 0; d < D; ++d) momentum[d] += push * gradient[d];
+        if (inverse_mass)
+          for (int64_t d = 0; d < D; ++d) theta[d] += move * (momentum[d] * inverse_mass[d]);
+        else
+          for (int64_t d = 0; d < D; ++d) theta[d] += move * momentum[d];
+        const bool value = s + 1 == steps && k + 1 == drifts;
+        const double sum = evaluate(theta, gradient, value);
+        if (value) *log_likelihood = sum;
+        const T after = T(kick[k + 1]) * size;
+        for (int64_t d = 0; d < D; ++d) momentum[d] += after * gradient[d];
+      }
+    }
+  }
+
+ private:
+  double tile(int me, int64_t t, const T* theta, bool value, T* gradient) {
+    const int64_t first = t * length, rows = data.padded - first < length ? data.padded - first : length;
+    return spaces[me]->evaluate(data, theta, first, rows, value, gradient);
+  }
+  const Network& net;
+  const Rows& data;
+  const Prior& prior;
+  int threads;
+  int64_t length, tiles;
+  Workspace<T>** spaces;
+  T* partial;
+  double* sums;
+};
+
+// Calls work(chain's density, number) for all chains: a thread for each of them, or all threads for one after another.
+template <class T, class Work>
+int64_t for_chains(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, Work work) try {
+  const int groups = chains >= threads ? int(threads) : 1;
+  std::vector<std::unique_ptr<Chain<T>>> densities;
+  for (int g = 0; g < groups; ++g) densities.emplace_back(new Chain<T>(net, data, prior, groups > 1 ? 1 : int(threads)));
+  if (groups == 1) {
+    for (int64_t c = 0; c < chains; ++c) work(*densities[0], c);
+    return 0;
+  }
+#pragma omp parallel num_threads(groups)
+  {
+    Chain<T>& mine = *densities[thread_number()];
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t c = 0; c < chains; ++c) work(mine, c);
+  }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
+template <class T>
+int64_t trajectories(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, T* theta, T* momentum,
+                     T* gradient, double* log_likelihood, const T* size, const T* inverse_mass, const int64_t* steps, int64_t drifts,
+                     const double* kick, const double* drift) {
+  return for_chains<T>(net, data, prior, chains, threads, [&](Chain<T>& density, int64_t c) {
+    density.trajectory(theta + c * net.dim, momentum + c * net.dim, gradient + c * net.dim, log_likelihood + c, size[c], inverse_mass,
+                       steps[c], drifts, kick, drift);
+  });
+}
+
+template <class T>
+int64_t evaluations(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, const T* theta,
+                    T* gradient, double* log_likelihood) {
+  return for_chains<T>(net, data, prior, chains, threads, [&](Chain<T>& density, int64_t c) {
+    log_likelihood[c] = density.evaluate(theta + c * net.dim, gradient + c * net.dim, true);
+  });
+}
+
+// out[chain][row][output] for rows that lie as in Rows; `pitch` is from one parameter vector to the next.
+template <class T>
+int64_t outputs(const Network& net, const T* x, int64_t count, int64_t padded, int64_t chains, int64_t threads, const T* theta,
+                int64_t pitch, T* out) try {
+  const int64_t length = tile_rows(padded), tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
+  std::vector<std::unique_ptr<Workspace<T>>> spaces;
+  for (int64_t g = 0; g < threads; ++g) spaces.emplace_back(new Workspace<T>(net));
+#pragma omp parallel num_threads(int(threads)) if (threads > 1)
+  {
+    Workspace<T>& space = *spaces[thread_number()];
+#pragma omp for schedule(static) collapse(2)
+    for (int64_t c = 0; c < chains; ++c)
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t first = t * length, rows = padded - first < length ? padded - first : length;
+        space.forward(x + first, padded, theta + c * pitch, rows, false);
+        const T* values = space.values[net.layers - 1];
+        const int64_t end = count - first < rows ? count - first : rows;
+        T* to = out + (c * count + first) * K;
+        for (int64_t r = 0; r < end; ++r)
+          for (int64_t k = 0; k < K; ++k) to[r * K + k] = values[k * PITCH + r];
+      }
+  }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
+}  // namespace
+
+#define EXPORT(T, SUFFIX)                                                                                                    \
+  extern "C" int64_t trajectories_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,          \
+                                           int64_t threads, T* theta, T* momentum, T* gradient, double* log_likelihood,       \
+                                           const T* size, const T* inverse_mass, const int64_t* steps, int64_t drifts,        \
+                                           const double* kick, const double* drift) {                                         \
+    return trajectories<T>(*net, *data, *prior, chains, threads, theta, momentum, gradient, log_likelihood, size,             \
+                           inverse_mass, steps, drifts, kick, drift);                                                         \
+  }                                                                                                                          \
+  extern "C" int64_t evaluations_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,           \
+                                          int64_t threads, const T* theta, T* gradient, double* log_likelihood) {             \
+    return evaluations<T>(*net, *data, *prior, chains, threads, theta, gradient, log_likelihood);                             \
+  }                                                                                                                          \
+  extern "C" int64_t outputs_##SUFFIX(const Network* net, const T* x, int64_t count, int64_t padded, int64_t chains,          \
+                                      int64_t threads, const T* theta, int64_t pitch, T* out) {                               \
+    return outputs<T>(*net, x, count, padded, chains, threads, theta, pitch, out);                                            \
+  }
+EXPORT(float, f32)
+EXPORT(double, f64)

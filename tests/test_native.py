@@ -1,0 +1,251 @@
+"""Compiled code for small networks gives what the plain path gives, whatever the threads and the chains beside."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import credibly as cr
+from credibly.kernels.integrators import LEAPFROG, MINIMUM_ERROR
+from credibly.methods.trajectory import Trajectory
+from credibly.native.library import library
+from credibly.native.stack import Stack
+from credibly.target import ProblemTarget
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+DOUBLE = torch.float64
+# In float32 sums over a thousand rows in another order differ by some 1e-6 of the largest; in float64 the same at 1e-15.
+TOLERANCE = {torch.float32: 2e-5, DOUBLE: 1e-13}
+
+
+def problem(
+    widths=(3, 7, 5, 4), rows=70, activation=nn.SiLU, kind="gaussian", dtype=DOUBLE, temperature=0.7, **options
+):
+    generator = torch.Generator().manual_seed(3)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), activation()]
+    net = nn.Sequential(*layers[:-1]).to(dtype)
+    x = torch.randn(rows, widths[0], generator=generator, dtype=dtype)
+    real = torch.randn(rows, widths[-1], generator=generator, dtype=dtype)
+    y, likelihood = {
+        "gaussian": (real, cr.likelihoods.Gaussian(**({"scale": 0.4} | options))),
+        "heteroscedastic": (real[:, : widths[-1] // 2], cr.likelihoods.HeteroscedasticGaussian()),
+        "categorical": (real.argmax(-1), cr.likelihoods.Categorical()),
+        "bernoulli": ((real > 0.3).to(dtype), cr.likelihoods.Bernoulli()),
+    }[kind]
+    return cr.Problem(net, (x, y), likelihood, cr.priors.Normal(1.3, loc=0.2), temperature=temperature)
+
+
+def both(given):
+    plain, fast = ProblemTarget(given), ProblemTarget(given)
+    assert fast.go_native()
+    return plain, fast
+
+
+def points(target, chains=3, scale=0.6):
+    generator = torch.Generator().manual_seed(11)
+    return scale * torch.randn(chains, target.dim, generator=generator, dtype=DOUBLE).to(target.dtype)
+
+
+def assert_same(given, chains=3):
+    plain, fast = both(given)
+    theta = points(plain, chains)
+    (value, gradient), (found, slope) = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
+    limit = TOLERANCE[plain.dtype]
+    assert found.dtype == torch.float64
+    assert float(((found - value) / value).abs().max()) < limit
+    assert float((slope - gradient).abs().max()) < limit * float(gradient.abs().max())
+
+
+class TestTheSameDensity:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.Identity])
+    @pytest.mark.parametrize("kind", ["gaussian", "heteroscedastic", "categorical", "bernoulli"])
+    def test_as_the_plain_path(self, kind, activation, dtype):
+        assert_same(problem(kind=kind, activation=activation, dtype=dtype))
+
+    @pytest.mark.parametrize(
+        "options", [{"scale": "learned"}, {"scale": "learned", "per_target": True}, {"scale": (0.1, 2.0, 0.5, 1.0)}], ids=str
+    )  # fmt: skip
+    def test_with_other_noise(self, options):
+        assert_same(problem(**options))
+
+    @pytest.mark.parametrize("rows", [1, 31, 32, 33, 511, 512, 513, 1100])
+    def test_for_row_numbers_around_those_of_a_tile(self, rows):
+        assert_same(problem(rows=rows))
+
+    @pytest.mark.parametrize("widths", [(1, 1), (2, 1, 1), (5, 9, 1), (17, 16, 15, 2), (4, 256, 3)])
+    def test_for_unit_numbers_that_fill_no_block(self, widths):
+        assert_same(problem(widths=widths))
+
+    def test_without_biases_and_with_priors_of_their_own(self):
+        net = nn.Sequential(
+            nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(6, 1), nn.Identity())
+        ).double()
+        x = torch.linspace(-1, 2, 60, dtype=DOUBLE).reshape(20, 3)
+        priors = {"0.*": cr.priors.Normal(0.5, loc=-0.3), "*": cr.priors.Normal(2.0, fan_in=True)}
+        assert_same(cr.Problem(net, (x, x[:, :1] ** 2), cr.likelihoods.Gaussian(0.2), priors))
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    def test_far_out_where_exponentials_overflow(self, kind):
+        plain, fast = both(problem(kind=kind))
+        theta = points(plain, scale=60.0)
+        (value, gradient), (found, slope) = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
+        assert bool(torch.isfinite(found).all() & torch.isfinite(slope).all())
+        torch.testing.assert_close(found, value, rtol=1e-10, atol=0)
+        torch.testing.assert_close(slope, gradient, rtol=1e-8, atol=1e-8 * float(gradient.abs().max()))
+
+
+class TestBits:
+    def test_threads_and_chains_beside_change_none(self):
+        _, fast = both(problem(rows=1300, dtype=torch.float32))
+        theta, before = points(fast, 5), torch.get_num_threads()
+        results = []
+        try:
+            for threads in (1, 2, 7):  # fewer than the chains, and more: then threads share the rows of a chain
+                torch.set_num_threads(threads)
+                results.append(fast.likelihood_and_grad(theta))
+                results.append(tuple(torch.cat(r) for r in zip(*(fast.likelihood_and_grad(t) for t in theta.split(1)))))
+        finally:
+            torch.set_num_threads(before)
+        for value, gradient in results[1:]:
+            assert torch.equal(value, results[0][0])
+            assert torch.equal(gradient, results[0][1])
+
+
+class TestTrajectories:
+    @pytest.mark.parametrize("scheme", [LEAPFROG, MINIMUM_ERROR], ids=lambda s: s.name)
+    @pytest.mark.parametrize("massive", [False, True])
+    def test_as_step_by_step(self, scheme, massive):
+        plain, fast = both(problem(kind="categorical"))
+        theta = points(plain)
+        momentum = points(plain, scale=1.0).flip(0)
+        gradient = plain.likelihood_and_grad(theta)[1]
+        size = torch.tensor([0.01, 0.02, 0.005], dtype=DOUBLE)
+        mass = torch.linspace(0.5, 2, plain.dim, dtype=DOUBLE) if massive else None
+        ends = []
+        for target in (plain, fast):
+            path = Trajectory(target, scheme, 3, False, 0)
+            path.run_each(theta, momentum, gradient, size, mass, [9, 4, 12])
+            ends.append([path.theta, path.momentum, path.gradient, path.log_likelihood])
+        for one, other in zip(*ends):
+            torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+
+    def test_stops_between_calls_and_loses_nothing(self, monkeypatch):
+        _, fast = both(problem())
+        assert fast.native is not None
+        monkeypatch.setattr(fast.native, "steps_in_a_call", lambda chains: 2)
+        path = Trajectory(fast, LEAPFROG, 3, False, 0)
+        theta = points(fast)
+        gradient = fast.likelihood_and_grad(theta)[1]
+        size = torch.full((3,), 0.01, dtype=DOUBLE)
+        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        pieces = path.theta.clone()
+        monkeypatch.undo()
+        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        assert torch.equal(path.theta, pieces)
+
+
+class TestWho:
+    def test_hmc_uses_it_and_says_so(self):
+        given = problem(rows=40)
+        method = cr.HMC(chains=2, draws=4, warmup=25, init="prior", max_steps=8)
+        assert method.fit(given, seed=1).record.history["native"]
+        plain = cr.HMC(chains=2, draws=4, warmup=25, init="prior", max_steps=8, compile=False).fit(given, seed=1)
+        assert not plain.record.history["native"]
+
+    @pytest.mark.parametrize(
+        "net",
+        [
+            nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.ReLU(), nn.Linear(4, 1)),
+            nn.Sequential(nn.ReLU(), nn.Linear(3, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)),
+        ],
+        ids=["wide", "another activation", "two activations", "one before", "another layer"],
+    )
+    def test_other_networks_keep_the_plain_path(self, net):
+        x = torch.zeros(5, 3)
+        target = ProblemTarget(cr.Problem(net, (x, x[:, :1]), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0)))
+        assert not target.go_native()
+
+    def test_tied_frozen_and_hooked_layers_keep_the_plain_path(self):
+        tied = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        tied[2].weight = tied[0].weight
+        x = torch.zeros(5, 3)
+        rest = ((x, x), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0))
+        assert not ProblemTarget(cr.Problem(tied, *rest)).go_native()
+        free = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        assert ProblemTarget(cr.Problem(free, *rest)).go_native()
+        assert not ProblemTarget(cr.Problem(free, *rest, random="2.*")).go_native()
+        free[1].register_forward_hook(lambda module, given, out: out + 1)
+        assert not ProblemTarget(cr.Problem(free, *rest)).go_native()
+
+    @pytest.mark.parametrize(
+        "likelihood, prior",
+        [
+            (cr.likelihoods.StudentT(1.0), cr.priors.Normal(1.0)),
+            (cr.likelihoods.Gaussian(1.0), cr.priors.Laplace(1.0)),
+        ],
+    )
+    def test_other_likelihoods_and_priors_keep_the_plain_path(self, likelihood, prior):
+        x = torch.zeros(5, 3)
+        net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+        assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).go_native()
+
+
+CODE = """
+import torch, credibly as cr
+from credibly.native.library import library
+print("library", library() is not None)
+"""
+
+
+class TestLibrary:
+    def run(self, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        )
+        return "library True" in done.stdout
+
+    def test_is_built_once_and_found_again(self, tmp_path):
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        (made,) = tmp_path.iterdir()
+        stamp = made.stat().st_mtime_ns
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        assert made.stat().st_mtime_ns == stamp
+
+    def test_can_be_switched_off(self, tmp_path):
+        assert not self.run(CREDIBLY_CACHE=str(tmp_path), CREDIBLY_NATIVE="0")
+        assert not list(tmp_path.iterdir())
+
+    def test_does_without_a_compiler(self, tmp_path):
+        assert not self.run(CREDIBLY_CACHE=str(tmp_path), PATH=str(tmp_path), CXX="")
+
+    def test_a_compiler_that_fails_leaves_nothing(self, tmp_path):
+        false = tmp_path / "false"
+        false.write_text("#!/bin/sh\nexit 1\n")
+        false.chmod(0o755)
+        cache = tmp_path / "cache"
+        assert not self.run(CREDIBLY_CACHE=str(cache), CXX=str(false))
+        assert not list(cache.iterdir())
+
+    def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
+        tmp_path.chmod(0o777)
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_layers_are_described_in_their_order():
+    given = problem(widths=(3, 7, 2))
+    stack = Stack.of(given.layout.module, given.layout)
+    assert stack is not None
+    assert (stack.inputs, stack.outputs, stack.dim) == (3, 2, 3 * 7 + 7 + 7 * 2 + 2)
+    assert list(stack.struct.weight[:2]) == [0, 28]
+    assert list(stack.struct.activation[:2]) == [3, 0]
