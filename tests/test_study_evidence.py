@@ -39,9 +39,8 @@ def test_it_runs_from_the_command_line(root, tmp_path):
     assert set(told["numbers"]["groups"]["yacht"]) == {"2, 0.5", "2, 2", "4, 0.5", "4, 2"}
     assert all(v is not None for model in told["numbers"]["groups"]["yacht"].values() for v in model["laplace"])
     text = (out / "README.md").read_text()
-    assert len(list(out.glob("*.svg"))) == 3
-    for picture in out.glob("*.svg"):
-        assert f"({picture.name})" in text
+    assert [picture.name for picture in out.glob("*.svg")] == ["evidence.svg"]
+    assert "(evidence.svg)" in text
 
 
 def test_what_cannot_be_asked_for(root):
@@ -103,3 +102,9 @@ def test_the_interval_covers_splits(monkeypatch):
     value, low, high = evidence.correlation(made_up(0.0, noise=1.0, seed=3), "laplace")
     assert low < 0 < high
     assert low <= value <= high
+
+
+def test_the_look_afterwards_leaves_out_a_prior():
+    cells = {f"{width}, {scale:g}": {} for width in (5, 20) for scale in (0.3, 1.0, 3.0)}
+    assert list(evidence.wider(cells)) == ["5, 1", "5, 3", "20, 1", "20, 3"]
+    assert list(evidence.narrower(cells)) == ["5, 0.3", "5, 1", "20, 0.3", "20, 1"]

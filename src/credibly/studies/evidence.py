@@ -16,18 +16,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from credibly import plot
 from credibly.comparing import compare_models
 from credibly.errors import InputError
 from credibly.methods import BayesByBackprop, Laplace
 from credibly.report.page import Column, Table, Value
-from credibly.report.pictures import Picture, picture
+from credibly.report.pictures import Picture
+from credibly.studies import side_by_side as side
 from credibly.studies.hmc_parts import Cells, Tally, Task, all_held, hmc, one_thread, summary, table_task, verdict
 from credibly.studies.study import Options, Result, Study, plus_minus
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Array = npt.NDArray[np.float64]
 
@@ -39,6 +44,7 @@ CRITERIA = {"laplace": "Laplace evidence", "elbo": "ELBO", "loo": "LOO of HMC"}
 JUDGED = ("laplace", "loo")  # the two that the rule is about
 LEAST = 0.5
 SAMPLES = 2_000
+RHAT = 1.1
 
 
 def run(options: Options) -> Result:
@@ -165,8 +171,34 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0) -> 
         Column("its test log density"), Column("behind", digits=3), Column("behind, at random", digits=3),
     )  # fmt: skip
     numbers = {"groups": groups, "correlations": found, "held_by_group": each}
-    shown = tuple(_scatter(groups, c) for c in CRITERIA)
-    return Result(tuple(said), held, Table(columns, tuple(rows)), shown, numbers, notes)
+    wide = {g: wider(cells) for g, cells in groups.items()}
+    if all(len(cells) > 2 for cells in wide.values()):
+        told = "; ".join(
+            f"{name} {', '.join(f'{g} {correlation(cells, c, seed)[0]:.2f}' for g, cells in wide.items())}"
+            for c, name in CRITERIA.items()
+        )
+        said.append(f"A look afterwards, at the models without the narrowest prior: rank correlation of {told}.")
+    edge = sum(top(cells, f"{c}_test") not in narrower(cells) for cells in groups.values() for c in CRITERIA)
+    said.append(
+        f"In {edge} of {len(rows)} rows the best model has the widest prior of the grid: still wider ones were not tried."
+    )
+    return Result(tuple(said), held, Table(columns, tuple(rows)), (_scatter(groups),), numbers, notes)
+
+
+def wider(cells: Cells) -> Cells:
+    """The models without those of the smallest prior scale."""
+    least = min(map(_scale, cells))
+    return {model: row for model, row in cells.items() if _scale(model) > least}
+
+
+def narrower(cells: Cells) -> Cells:
+    """The models without those of the largest prior scale."""
+    most = max(map(_scale, cells))
+    return {model: row for model, row in cells.items() if _scale(model) < most}
+
+
+def _scale(model: str) -> float:
+    return float(model.split(", ")[1])
 
 
 def top(cells: Cells, measure: str) -> str:
@@ -192,29 +224,40 @@ def _interval(found: tuple[float, float, float]) -> str:
     return f"{value:.2f} ({low:.2f} to {high:.2f})" if math.isfinite(low) else f"{value:.2f}"
 
 
-def _scatter(groups: Mapping[str, Cells], criterion: str) -> Picture:
-    """Models of each data set, both figures less those of the best."""
+def _scatter(groups: Mapping[str, Cells]) -> Picture:
+    """Models of each data set by each criterion, both figures less those of the best."""
+    models = list(next(iter(groups.values())))
+    widths, scales = (list(dict.fromkeys(m.split(", ")[i] for m in models)) for i in (0, 1))
 
-    def paint(ax: Any) -> None:
-        for (g, cells), marker in zip(groups.items(), "osD^", strict=False):
-            x, y = (np.array([summary(cells, m, k)[0] for m in cells]) for k in (criterion, f"{criterion}_test"))
-            ax.plot(x - x.max(), y - y.max(), marker, ms=5, linestyle="none", label=g)
-        ax.set(
-            xlabel=f"{CRITERIA[criterion]} a training row,\nless the highest",
-            ylabel="test log density, less the highest",
-        )
-        ax.legend()
+    def paint(axes: list[Axes]) -> None:
+        places = [(g, c) for g in groups for c in CRITERIA]
+        for number, (axis, (g, c)) in enumerate(zip(axes, places, strict=True)):
+            cells = groups[g]
+            x, y = ({m: summary(cells, m, k)[0] for m in models} for k in (c, f"{c}_test"))
+            for m in models:
+                width, scale = m.split(", ")
+                axis.plot(
+                    x[m] - max(x.values()), y[m] - max(y.values()), "osD^v"[scales.index(scale) % 5], ms=5.5, linestyle="none",
+                    color=plot.PALETTE[widths.index(width) % len(plot.PALETTE)], label=f"{width} units, scale {scale}",
+                )  # fmt: skip
+            axis.set_title(f"{g}, {CRITERIA[c]}")
+            if number >= len(places) - len(CRITERIA):
+                axis.set_xlabel("criterion a training row")
+            if number % len(CRITERIA) == 0:
+                axis.set_ylabel("test log density")
 
-    return picture(
-        f"evidence-{criterion}", paint, title=CRITERIA[criterion],
-        alt=f"Test log density against {CRITERIA[criterion]} for models over widths and prior scales",
-        caption="A dot is a width and a prior scale, averaged over splits; further up and to the right is better.",
+    return side.panels(
+        "evidence", paint, rows=len(groups), columns=len(CRITERIA), size=(9.0, 2.5 * len(groups) + 1.0), shared=False, legend=3,
+        alt="Test log density against each criterion for models over widths and prior scales, a panel for each data set and criterion",
+        caption="A mark is a width and a prior scale, averaged over splits, both figures less those of the best; further up and to the "
+        "right is better.",
     )  # fmt: skip
 
 
 def _notes(groups: Mapping[str, Cells], tasks: Sequence[Task], quick: bool) -> tuple[str, ...]:
     worst = ", ".join(f"{g} {max(max(row['rhat']) for row in cells.values()):.2f}" for g, cells in groups.items())
     high = ", ".join(f"{g} {np.mean([row['bad_k'] for row in cells.values()]):.1%}" for g, cells in groups.items())
+    values = [v for cells in groups.values() for row in cells.values() for v in row["rhat"]]
     first = {t.group: t for t in reversed(tasks)}
     sizes = "; ".join(f"{g}: {len(t.x)} training and {len(t.x_test)} test rows" for g, t in first.items())
     count = len({t.repeat for t in tasks})
@@ -222,7 +265,9 @@ def _notes(groups: Mapping[str, Cells], tasks: Sequence[Task], quick: bool) -> t
         f"{sizes}; {count} of the standard splits; one hidden layer, SiLU, learned noise, prior scale over the root of the fan-in. "
         "Each criterion is set against the predictions of its own method.",
         f"HMC: {'2 chains of 20' if quick else '6 chains of 100'} draws; 99 of 100 predictions have R-hat within (worst model): {worst}. "
-        f"Rows whose Pareto k is over its limit: {high}.",
+        f"Rows whose Pareto k is over its limit: {high}. In {sum(v > RHAT for v in values)} of {len(values)} fits that R-hat is over "
+        f"{RHAT:g}: those chains have not mixed, so that LOO and the test density are of these draws, not of the posterior, and with so many "
+        "rows over the limit LOO may be too high.",
         "With few splits a bootstrap over them is coarse; Laplace and Bayes by Backprop are one fit each, from one start.",
     )  # fmt: skip
 
