@@ -151,6 +151,31 @@ class TestTrajectories:
         assert torch.equal(path.theta, pieces)
 
 
+class TestOutputs:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("rows", [600, 8192, 9001])
+    def test_as_the_plain_path(self, dtype, rows):
+        given = problem(kind="categorical", dtype=dtype)
+        theta = points(ProblemTarget(given), 40)
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE).to(dtype)
+        found = given.forward(theta, x)
+        assert given.forward.native is not None
+        wanted = given.forward.apply(given.layout.split(theta)[0], x)
+        assert found.shape == wanted.shape
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+    def test_derivatives_still_come_through(self):
+        given = problem()
+        x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+        theta = points(ProblemTarget(given), 4)
+        with torch.enable_grad():
+            leaf = theta.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(given.forward(leaf, x).sum(), leaf)
+        again = torch.func.grad(lambda t: given.forward(t, x).sum())(theta)
+        torch.testing.assert_close(slope, again)
+        assert float(slope.abs().max()) > 0
+
+
 class TestWho:
     def test_hmc_uses_it_and_says_so(self):
         given = problem(rows=40)

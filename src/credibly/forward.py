@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from credibly.errors import InputError
+from credibly.images import channels_last, takes_channels_last, with_paired_pools
 from credibly.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 from credibly.layout import Layout
+from credibly.native.outputs import native_outputs, worth_it
+from credibly.native.stack import Stack
 from credibly.stacked import stacked_forward
 
 Plan = Literal["auto", "batched", "looped"]
@@ -52,12 +56,29 @@ class Forward:
         self.module = layout.module if module is None else module
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
         self.looped, self.reason = self._choose(plan, trial, varied)
+        self.channels_last = takes_channels_last(self.module, trial)
+        if self.channels_last and layout.device.type == "cpu":
+            self.module = with_paired_pools(self.module)
         self.row_width = _row_width(self.module, trial)
         log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)
 
     def __call__(self, theta: Tensor, x: Inputs, *, shared: bool = True) -> Tensor:
         """Outputs (C, N, ...) for theta (C, D); x has rows (N, ...), or (C, N, ...) with shared=False."""
+        if (
+            self.stack is not None
+            and shared
+            and isinstance(x, Tensor)
+            and worth_it(theta, x)
+            and self.native is not None
+        ):
+            return native_outputs(self.native, theta, x)
         return self.apply(self.layout.split(theta)[0], x, shared=shared)
+
+    @functools.cached_property
+    def native(self) -> Stack | None:
+        """The network for our own compiled code, where it is one for it. Asking may compile that, once on a machine."""
+        plain = self.stack is not None and self.module is self.layout.module and self.precision is None
+        return Stack.of(self.module, self.layout) if plain and not self.looped else None
 
     def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:
         """The same for named tensors (C, *shape): parameters of the network, or buffers such as masks."""
@@ -72,12 +93,17 @@ class Forward:
             return self.stack(parameters, x, not shared)
         count = next(iter(parameters.values())).shape[0]
         if count == 1 or self.looped:
+            x = self.arranged(x) if shared else x
             rows = []
             for c in range(count):
-                mine = x if shared else map_inputs(lambda t, c=c: t[c], x)  # type: ignore[misc]
+                mine = x if shared else self.arranged(map_inputs(lambda t, c=c: t[c], x))  # type: ignore[misc]
                 rows.append(self._one({k: v[c] for k, v in parameters.items()}, mine))
             return torch.stack(rows)
         return self._vmapped(parameters, x, shared)
+
+    def arranged(self, x: Inputs) -> Inputs:
+        """The inputs of one network as it likes them in memory: images channels last, where it takes them so."""
+        return map_inputs(channels_last, x) if self.channels_last else x
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
         args, kwargs = arguments(x)

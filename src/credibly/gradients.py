@@ -24,3 +24,8 @@ def grad_and_aux(function: Callable[[Tensor], tuple[Tensor, Aux]], point: Tensor
         value, aux = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
     return gradient, aux
+
+
+def transformed() -> bool:
+    """Whether this runs inside a transformation of torch.func or in forward mode, which take functions of their own only."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

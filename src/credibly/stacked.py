@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credibly.gradients import transformed
 from credibly.masks import MaskedDropout, MaskedInput
 
 Parameters = Mapping[str, Tensor]
@@ -179,7 +180,7 @@ def _silu(h: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return h * torch.sigmoid(h)
-    if h.device.type != "cpu" or h.numel() % WHOLE_VECTORS == 0 or _transformed():
+    if h.device.type != "cpu" or h.numel() % WHOLE_VECTORS == 0 or transformed():
         return F.silu(h)
     return cast(Tensor, _WholeSilu.apply(h))  # type: ignore[no-untyped-call]
 
@@ -214,8 +215,3 @@ def _in_whole_vectors(function: Callable[..., Tensor], *tensors: Tensor) -> Tens
         return function(*flat)[:count].view(tensors[0].shape)
     result[count - over :] = function(*(t[count - WHOLE_VECTORS :].clone() for t in flat))[WHOLE_VECTORS - over :]
     return result.view(tensors[0].shape)
-
-
-def _transformed() -> bool:
-    """Whether this runs inside a transformation of torch.func or in forward mode, which take functions of their own only."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

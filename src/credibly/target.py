@@ -15,7 +15,6 @@ from credibly.errors import InputError
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs
 from credibly.native.density import NativeDensity
-from credibly.native.stack import Stack
 from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.world import Mesh
@@ -121,10 +120,9 @@ class ProblemTarget(Target):
     def go_native(self) -> bool:
         """For stacks of small layers whose rows are all here, with the likelihoods and the priors that are common."""
         problem = self.problem
-        if not self.spread and not self.looped and problem.micro_batch is None and problem.forward.precision is None:
+        if not self.spread and problem.micro_batch is None:
             self.native = NativeDensity.of(
-                Stack.of(problem.layout.module, problem.layout), problem.layout, problem.x, problem.y, problem.likelihood, problem.prior,
-                self.weights,
+                problem.forward.native, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, self.weights
             )  # fmt: skip
         return self.native is not None
 

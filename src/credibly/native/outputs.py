@@ -1,0 +1,35 @@
+"""Outputs of small networks for many parameter vectors, in compiled code: what prediction spends its time on."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from credibly.gradients import transformed
+from credibly.native.stack import Stack, checked, padded_columns, pointer
+
+FEWEST = 2**14  # rows times parameter vectors, below which the call itself takes as long
+
+
+def worth_it(theta: Tensor, x: Tensor) -> bool:
+    """Whether outputs for theta (C, D) and x (N, ...) are enough work, and no derivative is wanted of them."""
+    if x.ndim != 2 or x.device.type != "cpu" or len(theta) * len(x) < FEWEST or x.dtype != theta.dtype:
+        return False
+    wanted = torch.is_grad_enabled() and (theta.requires_grad or x.requires_grad)
+    return not (wanted or torch.compiler.is_compiling() or transformed())
+
+
+def native_outputs(stack: Stack, theta: Tensor, x: Tensor) -> Tensor:
+    """(C, N, K) for theta (C, D) and rows x (N, inputs)."""
+    theta, columns = theta.detach().contiguous(), padded_columns(x.detach())
+    out = torch.empty(len(theta), len(x), stack.outputs, dtype=stack.dtype)
+    checked(
+        stack.function("outputs")(
+            ctypes.byref(stack.struct), pointer(columns), ctypes.c_int64(len(x)), ctypes.c_int64(columns.shape[1]),
+            ctypes.c_int64(len(theta)), ctypes.c_int64(torch.get_num_threads()), pointer(theta), ctypes.c_int64(stack.dim),
+            pointer(out),
+        )
+    )  # fmt: skip
+    return out
