@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from credibly import plot
-from credibly.continual import MultiHead, learn
+from credibly.continual import learn
 from credibly.coresets import joined
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical
@@ -21,8 +19,9 @@ from credibly.priors import Normal
 from credibly.problem import Problem
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture
-from credibly.rng import global_stream, stream, stream_seed
+from credibly.rng import stream_seed
 from credibly.studies import side_by_side as side
+from credibly.studies.continual_puzzles import MAKERS, Puzzle, Size
 from credibly.studies.ood import HOME, arrays
 from credibly.studies.study import Options, Result, Study, mean_error
 
@@ -37,35 +36,36 @@ WAYS = {
     "joint": "joint training",
 }
 PUZZLES = {"permuted": "permuted MNIST", "split": "split MNIST"}
-SEEDS, QUICK_SEEDS = 3, 2
-HIDDEN = 100  # units of each of two layers
-PRIOR = 3.0  # deviation of the weights before division by the root of the fan-in
+SEEDS, QUICK_SEEDS = 4, 2
 DRAWS = 20  # of the weights, for a prediction
+LAST_ROW = 50_000  # training images from here on served to choose the settings
+
+
+class Setting(NamedTuple):
+    """What was chosen for a way: rate, deviation of the prior before division by the root of the fan-in, first deviation of VCL."""
+
+    lr: float
+    prior: float
+    init_scale: float = 0.05
+
+
+SETTINGS = {
+    "fine-tuning": Setting(3e-4, 30.0),
+    "vcl": Setting(3e-3, 10.0),
+    "laplace": Setting(3e-3, 3.0),
+    "joint": Setting(1e-2, 10.0),
+}
+SETTINGS["vcl-coreset"] = SETTINGS["vcl"]
+# Accuracy over all tasks after the last one by Nguyen et al. (2018).
+PUBLISHED = {
+    ("permuted", "vcl"): "0.90",
+    ("permuted", "vcl-coreset"): "0.93",
+    ("split", "vcl"): "0.955",
+    ("split", "vcl-coreset"): "0.969",
+}
 
 # Accuracy by puzzle and way: for each seed, of every task after the last one.
 Figures = dict[str, dict[str, list[list[float]]]]
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the study is."""
-
-    tasks: int
-    rows: int
-    test: int
-    steps: int
-    coreset: int
-    hidden: int = HIDDEN
-
-
-@dataclass(frozen=True, eq=False)
-class Puzzle:
-    """Tasks for training and test, and what is learned on them."""
-
-    tasks: list[tuple[Any, Tensor]]
-    tests: list[tuple[Any, Tensor]]
-    net: nn.Module
-    heads: list[str] | None
 
 
 def size_of(puzzle: str, options: Options) -> Size:
@@ -74,7 +74,7 @@ def size_of(puzzle: str, options: Options) -> Size:
         return Size(2, 60, 30, 10, 10, hidden=10)
     tasks = min(_number(options, "tasks", 10), 10 if puzzle == "permuted" else 5)
     coreset = 200 if puzzle == "permuted" else 40
-    return Size(tasks, _number(options, "rows", 10_000), 2_000, _number(options, "steps", 400), coreset)
+    return Size(tasks, _number(options, "rows", 20_000), 2_000, _number(options, "steps", 800), coreset)
 
 
 def _number(options: Options, name: str, default: int) -> int:
@@ -84,59 +84,18 @@ def _number(options: Options, name: str, default: int) -> int:
     return int(text)
 
 
-def permuted(data: list[Tensor], size: Size, seed: int, device: str) -> Puzzle:
-    """Every task has the pixels in an order of its own; all of them have ten classes and share one head."""
-    x, y, x_test, y_test = data
-    tasks, tests = [], []
-    for t in range(size.tasks):
-        generator = stream(seed, "permutation", t)
-        order = torch.randperm(x.shape[1], generator=generator)
-        rows = torch.randperm(len(x), generator=generator)[: size.rows]
-        seen = torch.randperm(len(x_test), generator=generator)[: size.test]
-        tasks.append((x[rows][:, order].to(device), y[rows].to(device)))
-        tests.append((x_test[seen][:, order].to(device), y_test[seen].to(device)))
-    with global_stream(seed, "study network"):
-        net = _body(x.shape[1], size.hidden).append(nn.Linear(size.hidden, 10))
-    return Puzzle(tasks, tests, net.to(device), None)
-
-
-def split(data: list[Tensor], size: Size, seed: int, device: str) -> Puzzle:
-    """Task t tells digit 2t from 2t + 1, with a head of its own on a body that all share."""
-    x, y, x_test, y_test = data
-    tasks: list[tuple[Any, Tensor]] = []
-    tests: list[tuple[Any, Tensor]] = []
-    for t in range(size.tasks):
-        generator = stream(seed, "split rows", t)
-        for images, labels, most, kept in ((x, y, size.rows, tasks), (x_test, y_test, size.test, tests)):
-            mine = ((labels == 2 * t) | (labels == 2 * t + 1)).nonzero().squeeze(1)
-            if not len(mine):
-                raise InputError("--root", f"{HOME} has no digits {2 * t} and {2 * t + 1}", "Pass the whole set")
-            rows = mine[torch.randperm(len(mine), generator=generator)[:most]]
-            task = torch.full((len(rows),), t)
-            kept.append(((images[rows].to(device), task.to(device)), (labels[rows] - 2 * t).to(device)))
-    with global_stream(seed, "study network"):
-        net = MultiHead(_body(x.shape[1], size.hidden), [nn.Linear(size.hidden, 2) for _ in range(size.tasks)])
-    return Puzzle(tasks, tests, net.to(device), [f"heads.{t}.*" for t in range(size.tasks)])
-
-
-def _body(width: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-
-
-MAKERS: dict[str, Callable[[list[Tensor], Size, int, str], Puzzle]] = {"permuted": permuted, "split": split}
-
-
 def method_of(way: str, size: Size) -> Method:
     """What each way fits a task with."""
+    chosen = SETTINGS[way]
+    training: dict[str, Any] = {"steps": size.steps, "lr": chosen.lr, "compile": False}
     if way.startswith("vcl"):
-        return BayesByBackprop(steps=size.steps, lr=1e-2, init_scale=0.05, compile=False)
-    training: dict[str, Any] = {"steps": size.steps, "lr": 3e-3, "compile": False}
+        return BayesByBackprop(**training, init_scale=chosen.init_scale)
     return Laplace(**training, structure="kron") if way == "laplace" else MAP(**training)
 
 
 def fitted(way: str, puzzle: Puzzle, size: Size, seed: int) -> Posterior:
     """What a way knows after the last task."""
-    likelihood, prior, method = Categorical(), Normal(PRIOR, fan_in=True), method_of(way, size)
+    likelihood, prior, method = Categorical(), Normal(SETTINGS[way].prior, fan_in=True), method_of(way, size)
     if isinstance(method, MAP):
         problems = [Problem(puzzle.net, task, likelihood, prior) for task in puzzle.tasks]
         if way == "joint":
@@ -165,7 +124,8 @@ def accuracies(posterior: Posterior, puzzle: Puzzle) -> list[float]:
 
 def run(options: Options) -> Result:
     """Learns both puzzles in every way, for several seeds."""
-    data = arrays(options, HOME, "x_train", "y_train", "x_test", "y_test")
+    x, y, x_test, y_test = arrays(options, HOME, "x_train", "y_train", "x_test", "y_test")
+    data = [x[:LAST_ROW], y[:LAST_ROW], x_test, y_test]
     seeds = QUICK_SEEDS if options.quick else _number(options, "seeds", SEEDS)
     figures: Figures = {name: {way: [] for way in WAYS} for name in PUZZLES}
     total, done = len(PUZZLES) * seeds * len(WAYS), 0
@@ -180,24 +140,37 @@ def run(options: Options) -> Result:
                     done += 1
     sentences, held = judge(figures)
     big, small = (size_of(name, options) for name in PUZZLES)
-    return Result(
-        sentences, held, _table(figures), (_bars(figures), _by_task(figures)), {"accuracy": figures},
-        (
-            f"Permuted MNIST: {big.tasks} tasks, each with the pixels in a random order of its own, ten classes, one head. Split MNIST: "
-            f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
-            f"{big.rows:,} training images at most, and {big.test:,} test images. {seeds} seeds change orders, images, starts and minibatches.",
-            f"Network: 784-{big.hidden}-{big.hidden} with ReLU; prior N(0, {PRIOR:g}²) divided by the fan-in. A task is trained for "
-            f"{big.steps} steps of Adam with batches of 128, from where the last one ended.",
-            "VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
-            f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks "
-            "together, as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the "
-            f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: "
-            "MAP on all tasks at once, for as many steps as the others take in all.",
-            "The rate and the first scale of VCL and the prior's scale were chosen on three permuted tasks of another draw of rows and "
-            "orders, by accuracy on test images; fine-tuning and joint training had no such search. Nguyen et al. train on "
-            "all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. Their figures are not repeated here.",
-        ),
-    )  # fmt: skip
+    pictures = (_bars(figures), _by_task(figures))
+    return Result(sentences, held, _table(figures), pictures, {"accuracy": figures}, _notes(big, small, seeds))
+
+
+def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
+    chosen = [
+        f"{WAYS[way]} {s.lr:g} and {s.prior:g}{f', first deviation {s.init_scale:g}' if way == 'vcl' else ''}"
+        for way, s in SETTINGS.items()
+        if way != "vcl-coreset"
+    ]
+    return (
+        f"Permuted MNIST: {big.tasks} tasks, each with the pixels in a random order of its own, ten classes, one head. Split MNIST: "
+        f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
+        f"{big.rows:,} training images at most, and {big.test:,} test images. {seeds} seeds change orders, images, starts and minibatches.",
+        f"Network: 784-{big.hidden}-{big.hidden} with ReLU; prior N(0, s²) divided by the fan-in. A task is trained for "
+        f"{big.steps} steps of Adam with batches of 128, from where the last one ended.",
+        "VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
+        f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks "
+        "together, as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the "
+        f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: "
+        "MAP on all tasks at once, for as many steps as the others take in all.",
+        f"Rate and prior's scale s of each way: {side.listed(chosen)}. They are the best of a small grid on three permuted tasks of 800 steps "
+        f"made of the training images from number {LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were "
+        "not trained on (0.862 for fine-tuning, 0.941 for VCL, 0.949 for online Laplace, 0.968 for joint training); test images had no part in "
+        "it. Fine-tuning was searched as the others were: a low rate and a wide prior make it forget less. Split MNIST takes the same "
+        "settings.",
+        "Published: Nguyen et al. 2018, who train on all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. "
+        "The figures for split MNIST (a random coreset) are read off a plot that comes with the authors' code, good to about 0.002; in "
+        "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are quoted from the article, where they are "
+        "told to a whole per cent, beside 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation, and were not checked again.",
+    )
 
 
 def judge(figures: Figures) -> tuple[tuple[str, ...], bool]:
@@ -243,8 +216,9 @@ def _table(figures: Figures) -> Table:
         for way, seeds in ways.items():
             first, last = [s[0] for s in seeds], [s[-1] for s in seeds]
             every = [sum(s) / len(s) for s in seeds]
-            rows.append((PUZZLES[name], WAYS[way], *(side.told(v, 3) for v in (every, first, last))))
-    titles = ("puzzle", "way", "accuracy over all tasks", "first task", "last task")
+            published = PUBLISHED.get((name, way), "–")
+            rows.append((PUZZLES[name], WAYS[way], *(side.told(v, 3) for v in (every, first, last)), published))
+    titles = ("puzzle", "way", "accuracy over all tasks", "first task", "last task", "published, all tasks")
     return Table(tuple(Column(title) for title in titles), tuple(rows))
 
 
