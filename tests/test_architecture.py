@@ -18,7 +18,7 @@ FLOORS = [
     {"precisions", "rendezvous"},
     {"world"},
     {"block_precisions", "cost", "rng", "specs", "inputs", "priors", "norms", "families", "run_folder", "stored_draws"},
-    {"layout", "likelihoods", "data", "information", "masks", "zoo"},
+    {"layout", "likelihoods", "data", "images", "information", "masks", "zoo"},
     {"gaussian_prior"},
     {"flat_prior", "layer_table", "stacked", "quantiles", "metrics", "convergence", "verdict", "arviz_export"},
     {"native"},

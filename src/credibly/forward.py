@@ -56,8 +56,9 @@ class Forward:
         self.module = layout.module if module is None else module
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
         self.looped, self.reason = self._choose(plan, trial, varied)
-        self.channels_last = takes_channels_last(self.module, trial)
-        if self.channels_last and layout.device.type == "cpu":
+        on_cpu = layout.device.type == "cpu"
+        self.channels_last = (not on_cpu or layout.dtype == torch.float32) and takes_channels_last(self.module, trial)
+        if self.channels_last and on_cpu:
             self.module = with_paired_pools(self.module)
         self.row_width = _row_width(self.module, trial)
         log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)

@@ -104,8 +104,8 @@ class Problem:
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
-        if self.device.type == "cuda":  # convolutions on a GPU want the channels last in memory
-            self.x = map_inputs(lambda t: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t, self.x)
+        if self.device.type == "cuda":  # all rows go through at once there: they are put in order once
+            self.x = self.forward.arranged(self.x)
         self.micro_batch = micro_batch
 
     @property

@@ -61,7 +61,7 @@ class OnLayers(LayerNoise):
     def __init__(self, name: str, problem: Problem, found: dict[str, _Seen], reason: str) -> None:
         super().__init__(reason)
         self.name = name
-        self.module = copy.deepcopy(problem.layout.module)
+        self.module = copy.deepcopy(problem.forward.module)
         self.dtype, self.device = problem.layout.dtype, problem.device
         shapes: list[tuple[str, tuple[int, ...], bool]] = []
         self.layers: list[str] = []
@@ -99,7 +99,7 @@ class OnLayers(LayerNoise):
         means, scales = problem.layout.split(mu)[0], problem.layout.split(sigma)[0]
         total: Tensor | None = None
         samples = noise[0].shape[1]
-        args, kwargs = arguments(x)
+        args, kwargs = arguments(problem.forward.arranged(x))
         for k in range(samples):
             drawn = mu if self.whole else mu + sigma * noise[0][0, k]
             values = dict(problem.layout.split(drawn)[0])
