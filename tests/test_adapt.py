@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import randn
-from credibly.adapt import DualAveraging, Welford, windows
+from credibly.adapt import DualAveraging, LengthTrial, Welford, windows
 
 DOUBLE = torch.float64
 
@@ -156,3 +156,40 @@ def test_windows_of_the_mass_double_and_the_step_size_has_the_last_word():
         assert all(b == 2 * a for a, b in itertools.pairwise(lengths[:-1]))
         assert lengths[-1] >= 2 * lengths[-2] if len(lengths) > 1 else True  # the last takes what is left over
         assert 0.7 * warmup <= sum(lengths) <= 0.8 * warmup
+
+
+class TestLengthTrial:
+    """Chains of f' = a f + sqrt(1 - a^2) z, with a of each length: the correlation left after a block is a^n."""
+
+    def run(self, keep, chains=64, rounds=40):
+        generator = torch.Generator().manual_seed(4)
+        trial = LengthTrial(chains, 3, torch.device("cpu"))
+        scale = torch.tensor([0.1, 1.0, 30.0], dtype=torch.float64)
+        f = torch.randn(chains, 3, generator=generator, dtype=torch.float64)
+        for _ in range(rounds * len(trial.BLOCKS)):
+            a = keep[trial.part]
+            after = a * f + (1 - a**2) ** 0.5 * torch.randn(chains, 3, generator=generator, dtype=torch.float64)
+            trial.update(f * scale, after * scale)
+            f = after
+        return trial, trial.left(trial.jumps, trial.values.mean, trial.values.squares)
+
+    def test_the_correlation_that_is_left(self):
+        keep = {1.0: 0.5, 0.5: 0.9, 0.25: 0.6, 0.125: 0.95}
+        _, left = self.run(keep)
+        wanted = torch.tensor([keep[part] ** round(1 / part) for part in LengthTrial.PARTS], dtype=torch.float64)
+        # 64 chains, 40 blocks and 3 features: a mean of 7,680 squares of normal numbers, with a relative error of 1.6 % of
+        # (1 - left), which is at most 1; the variance has about the same.
+        assert float((left - wanted).abs().max()) < 4 * 0.016 * 1.5
+
+    def test_the_longest_of_those_that_are_about_as_good(self):
+        trial, _ = self.run(dict.fromkeys(LengthTrial.PARTS, 0.5), chains=2, rounds=1)
+        assert trial.choice(torch.tensor([0.30, 0.14, 0.11, 0.10])) == 0.5
+        assert trial.choice(torch.tensor([0.12, 0.14, 0.11, 0.10])) == 1.0
+        assert trial.choice(torch.tensor([0.9, 0.8, 0.7, 0.1])) == 0.125
+
+    def test_goes_on_after_a_stop(self):
+        whole, left = self.run({1.0: 0.5, 0.5: 0.6, 0.25: 0.7, 0.125: 0.8}, chains=4, rounds=2)
+        again = LengthTrial(4, 3, torch.device("cpu"))
+        again.restore({k: v.clone() for k, v in whole.tensors().items()})
+        assert torch.equal(again.left(again.jumps, again.values.mean, again.values.squares), left)
+        assert again.part == whole.part

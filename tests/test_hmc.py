@@ -13,6 +13,7 @@ import credibly as cr
 import credibly.problem
 from chains import assert_moments, assert_weighted_prior, assert_zero
 from conftest import mlp, randn
+from credibly.adapt import LengthTrial
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.chain_noise import ChainNoise
 from credibly.methods.hmc_run import even_share
@@ -53,6 +54,8 @@ VARIANTS = {
     "as it comes": {},
     "jittered": {"jitter": 0.4},
     "momentum kept": {"refresh": 0.3, "trajectory_length": 1.0},
+    "length tuned": {"trajectory_length": "tuned"},
+    "length tuned, unit mass": {"trajectory_length": "tuned", "mass": "identity"},
     "own step sizes": {"pooled": False},
     "minimum error": {"integrator": "minimum-error"},
     "unit mass": {"mass": "identity"},
@@ -539,6 +542,18 @@ def test_a_density_begins_at_its_scale():
     assert not torch.equal(begun, start_of(flat, "prior", chains=400, seed=1))
 
 
+def test_a_tuned_length_is_a_part_of_the_full_one_and_short_where_the_target_is_narrow():
+    full = hmc(density(), **{**SIZES, "draws": 5}).record.history["trajectory_length"]
+    tuned = hmc(density(), **{**SIZES, "draws": 5}, trajectory_length="tuned").record.history["trajectory_length"]
+    assert tuned / full in LengthTrial.PARTS
+    # A Gaussian of a tenth of the scale that it is told to have: the full length makes five half turns, which only mirrors it,
+    # half of that ends on a quarter turn, where all is forgotten.
+    narrow = cr.Density(lambda t: -50 * (t**2).sum(-1), 4, batched=True, scale=1.0)
+    settings = {"chains": 16, "draws": 5, "warmup": 150, "mass": "prior", "jitter": 0.0, "target_accept": 0.99}
+    history = hmc(narrow, **settings, trajectory_length="tuned").record.history
+    assert history["trajectory_length"] == pytest.approx(math.pi / 4)
+
+
 def test_the_default_trajectory_length_is_a_quarter_turn_of_the_prior():
     narrow = to_target(
         cr.Problem(mlp(3, 4, 1), data=(X.float(), Y.float()), likelihood=Gaussian(0.5), prior=cr.priors.Normal(0.3))
@@ -573,6 +588,8 @@ def test_the_default_trajectory_length_is_a_quarter_turn_of_the_prior():
         ({"step_size": math.nan}, "step_size: "),
         ({"step_size": math.inf}, "step_size: "),
         ({"trajectory_length": 0}, "trajectory_length: "),
+        ({"trajectory_length": "long"}, "trajectory_length: found 'long'. Pass a positive number, None or \"tuned\""),
+        ({"trajectory_length": "tuned", "warmup": 50}, "warmup: found 50 to tune the trajectory length in"),
         ({"target_accept": 1.0}, "target_accept: found 1.0. Pass a number between 0 and 1"),
         ({"target_accept": math.nan}, "target_accept: found nan"),
         ({"jitter": 1.0}, "jitter: found 1.0"),

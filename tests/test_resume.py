@@ -108,6 +108,7 @@ def sg(kind, **settings):
 RUNS = {
     "hmc": (hmc(), make),
     "hmc, diagonal mass": (hmc(mass="diagonal", warmup=40), make),
+    "hmc, tuned length": (hmc(trajectory_length="tuned", warmup=60, chains=2, draws=3, max_steps=4), make),
     "hmc, separate step sizes": (hmc(pooled=False), make),
     "hmc, persistent momentum": (hmc(refresh=0.4, jitter=0.3), make),
     "hmc, given step size": (hmc(step_size=0.05, warmup=0, thin=3), make),

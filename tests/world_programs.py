@@ -17,6 +17,7 @@ NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.SiLU(), torch.nn.Linea
 SAMPLERS = {
     "hmc": cr.HMC(chains=4, draws=8, warmup=25, max_steps=8),
     "each": cr.HMC(chains=3, draws=5, warmup=25, max_steps=8, pooled=False, mass="diagonal", init="prior"),
+    "tuned": cr.HMC(chains=4, draws=4, warmup=60, max_steps=8, init="prior", trajectory_length="tuned"),
     "sgld": cr.SGLD(chains=3, draws=5, thin=2, warmup=10, batch_size=8),
     "sghmc": cr.SGHMC(chains=4, draws=5, thin=2, warmup=10, batch_size=8, preconditioner="rmsprop"),
 }

@@ -1,4 +1,4 @@
-"""Adaptation in warm-up: step size by dual averaging, diagonal mass by Welford's running variance. Then both are frozen."""
+"""Adaptation in warm-up: step size by dual averaging, diagonal mass by a running variance, trajectory length by trial. Then frozen."""
 
 from __future__ import annotations
 
@@ -108,6 +108,70 @@ class Welford:
         device = self.mean.device
         self.mean, self.squares = tensors["mean"].to(device), tensors["squares"].to(device)
         self.count = int(tensors["count"])
+
+
+class LengthTrial:
+    """Which of a few trajectory lengths makes the most of its gradients, by how far it carries what the chains are for.
+
+    The full length is set against two trajectories of half of it, four of a quarter and eight of an eighth: the same number
+    of gradients each. f are features of the state, such as predictions at some rows, and f' those after such a block,
+    rejections included. The correlation that is left of f is 1 - E (f' - f)^2 / (2 Var f). (One iteration of each would not
+    tell: a short trajectory moves the quick part of f, and the slow one counts.) The longest length is taken that leaves no
+    more than `SLACK` above the least: the estimates are no finer, and what is too short mixes worse than what is too long.
+    """
+
+    SLACK = 0.05
+    PARTS = (1.0, 0.5, 0.25, 0.125)
+    BLOCKS = tuple(k for k, part in enumerate(PARTS) for _ in range(round(1 / part)))  # the length of every iteration
+
+    def __init__(self, chains: int, features: int, device: torch.device) -> None:
+        self.jumps = torch.zeros(len(self.PARTS), chains, features, dtype=torch.float64, device=device)
+        self.blocks = torch.zeros(len(self.PARTS), dtype=torch.float64)
+        self.begun = torch.zeros(chains, features, dtype=torch.float64, device=device)  # features where the block began
+        self.values = Welford(chains, features, device)
+
+    @property
+    def part(self) -> float:
+        """The length to try next, as a part of the full one."""
+        return self.PARTS[self.BLOCKS[self.values.count % len(self.BLOCKS)]]
+
+    def update(self, before: Tensor, after: Tensor) -> None:
+        """Takes in the features (C, F) before and after an iteration."""
+        at, size = self.values.count % len(self.BLOCKS), len(self.BLOCKS)
+        kind = self.BLOCKS[at]
+        if at == 0 or self.BLOCKS[at - 1] != kind:
+            self.begun = before.clone()
+        if at + 1 == size or self.BLOCKS[at + 1] != kind:
+            self.jumps[kind] += torch.square(after - self.begun)
+            self.blocks[kind] += 1
+        self.values.update(after)
+
+    def left(self, jumps: Tensor, means: Tensor, squares: Tensor) -> Tensor:
+        """The correlation that each length leaves, on average over the features; one that was not tried leaves all.
+
+        The arguments are jumps, values.mean and values.squares of all chains.
+        """
+        variance = squares.mean(0) / max(1, self.values.count) + means.var(0, correction=0)
+        jump = jumps.mean(1).cpu() / self.blocks.clamp(min=1).unsqueeze(1) / variance.cpu().clamp(min=1e-300)
+        return 1 - jump.mean(1) / 2
+
+    def choice(self, left: Tensor) -> float:
+        """The part of the full length to keep."""
+        size = left.abs()  # what only mirrors the features is no better than what leaves them where they are
+        good = size <= size.min() + self.SLACK
+        return self.PARTS[int(good.int().argmax())]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of the state."""
+        values = {f"values.{k}": v for k, v in self.values.tensors().items()}
+        return {"jumps": self.jumps, "blocks": self.blocks, "begun": self.begun, **values}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `tensors`."""
+        device = self.jumps.device
+        self.jumps, self.begun = tensors["jumps"].to(device), tensors["begun"].to(device)
+        self.blocks = tensors["blocks"]
+        self.values.restore({k.removeprefix("values."): v for k, v in tensors.items() if k.startswith("values.")})
 
 
 def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:

@@ -13,13 +13,14 @@ from torch import Tensor
 from credibly.compiling import Compile, compiled
 from credibly.errors import InputError
 from credibly.gradients import grad_and_aux
-from credibly.inputs import Inputs
+from credibly.inputs import Inputs, map_inputs
 from credibly.native.density import NativeDensity
 from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.world import Mesh
 
 CACHED = 2**19  # values of one evaluation that caches hold: beyond, chains or rows are taken in turn
+FEATURE_ROWS = 64  # at which predictions are looked at in warm-up
 MOST_STRIPS = 8  # of the rows, since a compiled step has code for each
 
 
@@ -48,6 +49,10 @@ class Target(ABC):
     @abstractmethod
     def log_prior(self, theta: Tensor) -> Tensor:
         """Log prior (C,) in float64."""
+
+    @abstractmethod
+    def features(self, theta: Tensor) -> Tensor:
+        """(C, F) in float64: what the draws are for, or a part of it."""
 
     @property
     @abstractmethod
@@ -190,6 +195,14 @@ class ProblemTarget(Target):
         """The prior's sum over coordinates in float64: the energy difference of two large sums is what matters."""
         return self.problem.prior.log_prob(theta.double())
 
+    def features(self, theta: Tensor) -> Tensor:
+        """Outputs at a few of the rows."""
+        n = self.problem.n  # of all processes alike, since they choose by it
+        rows = torch.linspace(0, n - 1, min(n, FEATURE_ROWS), device=self.device).long()
+        with torch.no_grad():
+            outputs = self.problem.forward(theta, map_inputs(lambda t: t[rows], self.problem.x))
+        return outputs.flatten(1).double()
+
     @property
     def scale(self) -> Tensor:
         """Of the bound prior; where a prior has no standard deviation, the geometric mean of the others, or 1."""
@@ -271,6 +284,10 @@ class DensityTarget(Target):
     def log_prior(self, theta: Tensor) -> Tensor:
         """Zero."""
         return torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
+
+    def features(self, theta: Tensor) -> Tensor:
+        """The first coordinates."""
+        return theta[:, :FEATURE_ROWS].double()
 
     @property
     def scale(self) -> Tensor:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from credibly.adapt import DualAveraging, Welford, windows
+from credibly.adapt import DualAveraging, LengthTrial, Welford, windows
 from credibly.errors import SamplingError
 from credibly.kernels.hmc import State, metropolis, refresh
 from credibly.kernels.integrators import integrator
 from credibly.methods.chain_noise import ChainNoise
+from credibly.methods.hmc_record import progress_report, run_history
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
 from credibly.methods.trajectory import Trajectory
@@ -61,6 +62,7 @@ class HMCRun(Process):
         self.size = torch.full((self.chains,), options.step_size or 0.0, dtype=torch.float64)
         self.dual = DualAveraging(torch.ones(1 if options.pooled else self.chains), options.target_accept)
         self.welford = Welford(self.chains, target.dim, target.device)
+        self.trial: LengthTrial | None = None  # of trajectory lengths, while they are tried
         self.sums = torch.zeros(4, self.chains, dtype=torch.float64, device=target.device)
         self.lost = 0  # iterations in a row in which every chain diverged
         self.steps = 0  # of the last trajectory
@@ -85,6 +87,10 @@ class HMCRun(Process):
         counts = torch.tensor([self.done, self.lost, self.gradients], dtype=torch.float64)
         mass = {} if self.inverse_mass is None else {"inverse_mass": self.inverse_mass}
         adapting = {f"dual.{k}": v for k, v in self.dual.tensors().items()}
+        if self.trial is not None:
+            adapting |= {f"trial.{k}": v for k, v in self.trial.tensors().items()}
+        if self.options.tuned:
+            adapting["length"] = torch.tensor(self.length, dtype=torch.float64)
         if self.phase()[0] == "mass":
             adapting |= {f"welford.{k}": v for k, v in self.welford.tensors().items()}
         return {
@@ -102,19 +108,26 @@ class HMCRun(Process):
         if "inverse_mass" in tensors:
             self.inverse_mass = tensors["inverse_mass"].to(device)
         self.dual.restore({k.removeprefix("dual."): v for k, v in tensors.items() if k.startswith("dual.")})
+        if "length" in tensors:
+            self.length = float(tensors["length"])
+        trial = {k.removeprefix("trial."): v for k, v in tensors.items() if k.startswith("trial.")}
+        if trial:
+            self.trial = LengthTrial(self.chains, trial["jumps"].shape[-1], device)
+            self.trial.restore(trial)
         running = {k.removeprefix("welford."): v for k, v in tensors.items() if k.startswith("welford.")}
         if running:
             self.welford.restore(running)
 
     def chain_axis(self, name: str) -> int | None:
         """Where the chains are in a tensor of the state."""
-        if name.startswith("state.") or name in ("size", "welford.mean", "welford.squares"):
+        if name.startswith("state.") or name == "size" or name.endswith((".mean", ".squares", ".begun")):
             return 0
         if name.startswith("dual.") and name != "dual.count":
             return None if self.options.pooled else 0
-        return 1 if name == "sums" else None
+        return 1 if name in ("sums", "trial.jumps") else None
 
-    def _of_all(self, mine: Tensor, axis: int = 0) -> Tensor:
+    def of_all(self, mine: Tensor, axis: int = 0) -> Tensor:
+        """What every chain has, here or with another process."""
         return self.mesh.all_chains(mine, self.options.chains, axis)
 
     # -- one iteration ---------------------------------------------------------------------------------------------------
@@ -133,6 +146,8 @@ class HMCRun(Process):
         self._watch(info.divergent, info.energy_error)
         if t < self.warmup:
             self.sums[2] += info.divergent
+            if self.options.tuned:
+                self._try_lengths(t, begun.theta)
             self._adapt(t, info.acceptance)
         else:
             self.sums[0] += info.acceptance
@@ -153,6 +168,8 @@ class HMCRun(Process):
     def _steps(self, t: int) -> list[int]:
         """Steps of this trajectory for each chain: its length over the step size, jittered alike for all chains."""
         length = self.length
+        if self.options.tuned and t < self.warmup:
+            length *= 0.25 if self.trial is None else self.trial.part
         if self.options.spread:
             place = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length = length * (1 + self.options.spread * (2 * float(place) - 1))
@@ -182,18 +199,32 @@ class HMCRun(Process):
     def _adapt(self, t: int, acceptance: Tensor) -> None:
         name, _, end = next(p for p in self.phases if p[1] <= t < p[2])
         if self.options.step_size is None:
-            self.dual.update(self._of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance)
+            self.dual.update(self.of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance)
             self.size = self.dual.size.expand(self.chains).clone()
         if name == "mass":
             self.welford.update(self.state.theta)
             if t + 1 == end:
-                squares = self._of_all(self.welford.squares)
+                squares = self.of_all(self.welford.squares)
                 self.inverse_mass = self.welford.variance(self.target.scale**2, squares).to(self.target.dtype)
                 self.welford = Welford(self.chains, self.target.dim, self.target.device)
                 if self.options.step_size is None:
                     self._restart(self._search(self.dual.final))
         if t + 1 == self.warmup and self.options.step_size is None:
             self.size = self.dual.final.expand(self.chains).clone()
+
+    def _try_lengths(self, t: int, before: Tensor) -> None:
+        """Tries trajectory lengths in turn once the chains are under way and the mass is final; the last iteration chooses."""
+        masses = [end for name, _, end in self.phases if name == "mass"]
+        if self.trial is not None:
+            self.trial.update(self.target.features(before), self.target.features(self.state.theta))
+        elif t + 1 == (masses[-1] if masses else self.warmup // 3):
+            self.trial = LengthTrial(self.chains, self.target.features(before).shape[1], self.target.device)
+        if self.trial is not None and t + 1 == self.warmup:
+            left = self.trial.left(
+                self.of_all(self.trial.jumps, 1), self.of_all(self.trial.values.mean), self.of_all(self.trial.values.squares)
+            )  # fmt: skip
+            self.length *= self.trial.choice(left)
+            self.trial = None
 
     def _restart(self, size: Tensor) -> None:
         self.dual.restart(size)
@@ -207,7 +238,7 @@ class HMCRun(Process):
         size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
         for trial in range(100):
             acceptance = self._one_step(size.expand(self.chains), trial)
-            acceptance = self._of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance
+            acceptance = self.of_all(acceptance).mean(0, keepdim=True) if self.options.pooled else acceptance
             wanted = torch.where(acceptance > self.options.target_accept, 1.0, -1.0).to(size)
             turned = ~found & (direction != 0) & (wanted != direction)
             going = ~found & ~turned
@@ -253,7 +284,7 @@ class HMCRun(Process):
         since = self.done - (self.warmup if self.options.step_size is None else 0)
         if since > PATIENCE:
             return
-        self.lost = self.lost + 1 if bool(self._of_all(divergent).all()) else 0
+        self.lost = self.lost + 1 if bool(self.of_all(divergent).all()) else 0
         if self.lost == PATIENCE:
             used = float(self.size.max())
             hint = float(self._search(torch.full_like(self.dual.log_size, used / 4)).min())
@@ -276,48 +307,11 @@ class HMCRun(Process):
 
     def report(self) -> dict[str, Any]:
         """Per chain: draws, acceptance, divergences, step size."""
-        sums, sizes = self._of_all(self.sums, 1), self._of_all(self.size)
-        counted = sums[3].clamp(min=1)
-        acceptance, divergent = (sums[0] / counted).tolist(), sums[1].tolist()
-        after = max(0, self.done - self.warmup)
-        return {
-            "iteration": self.done,
-            "of": self.total,
-            "phase": self.phase()[0] if self.done < self.total else "done",
-            "chains": [
-                {"draws": after // self.options.thin, "acceptance": a, "divergences": int(d), "step_size": float(s)}
-                for a, d, s in zip(acceptance, divergent, sizes)
-            ],
-        }
+        return progress_report(self)
 
     def history(self) -> dict[str, Any]:
         """Phases, step sizes, acceptance, divergences and how the chains were laid out."""
-        sums, sizes = self._of_all(self.sums, 1), self._of_all(self.size)
-        counted = sums[3].clamp(min=1)
-        wanted = torch.ceil(self.length / sizes - 1e-9)
-        shortened = self.options.step_size is None and bool((wanted > self.options.max_steps).any())
-        path = next(iter(self.trajectories.values()))
-        mass = self.inverse_mass
-        return {
-            "phases": [{"name": n, "first": a, "end": b} for n, a, b in [*self.phases, ("sampling", self.warmup, self.total)]],
-            "step_size": sizes.tolist(),
-            "trajectory_length": self.length,
-            "steps": int(wanted.clamp(max=self.options.max_steps).max()) if self.options.step_size is None else int(wanted.max()),
-            "trajectory_shortened": shortened,
-            "mass": self.kind,
-            "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
-            "acceptance": (sums[0] / counted).tolist(),
-            "divergences": [int(d) for d in sums[1].tolist()],
-            "warmup_divergences": [int(d) for d in sums[2].tolist()],
-            "gradients": self.gradients,
-            "chains_at_once": max(self.trajectories),
-            "mesh": list(self.mesh.shape),
-            "one_piece": self.target.whole(max(self.trajectories)),
-            "compiled": path.compiled,
-            "native": path.native is not None,
-            "cuda_graph": path.graphed,
-            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
-        }  # fmt: skip
+        return run_history(self)
 
 
 def even_share(chains: int, most: int) -> int:
