@@ -12,6 +12,7 @@ from torch import nn
 import credibly as cr
 from credibly.kernels.integrators import LEAPFROG, MINIMUM_ERROR
 from credibly.methods.trajectory import Trajectory
+from credibly.native import density
 from credibly.native.library import library
 from credibly.native.stack import Stack
 from credibly.target import ProblemTarget
@@ -102,8 +103,10 @@ class TestTheSameDensity:
 
 
 class TestBits:
-    def test_threads_and_chains_beside_change_none(self):
-        _, fast = both(problem(rows=1300, dtype=torch.float32))
+    @pytest.mark.parametrize("options", [{}, {"scale": "learned"}], ids=["fixed", "learned"])
+    def test_threads_and_chains_beside_change_none(self, options, monkeypatch):
+        monkeypatch.setattr(density, "SHARED", 0)
+        _, fast = both(problem(rows=1300, dtype=torch.float32, **options))
         theta, before = points(fast, 5), torch.get_num_threads()
         results = []
         try:
@@ -116,6 +119,27 @@ class TestBits:
         for value, gradient in results[1:]:
             assert torch.equal(value, results[0][0])
             assert torch.equal(gradient, results[0][1])
+
+
+class TestMinibatches:
+    @pytest.mark.parametrize("kind", [cr.SGHMC, cr.SGLD])
+    @pytest.mark.parametrize("batch", [7, 33, 70])
+    @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+    def test_as_step_by_step(self, kind, batch, likelihood):
+        given = problem(kind=likelihood)
+        settings = {"chains": 3, "draws": 4, "thin": 7, "warmup": 9, "batch_size": batch, "init": "prior"}
+        fast = kind(**settings).fit(given, seed=1, progress=False)
+        plain = kind(**settings, compile=False).fit(given, seed=1, progress=False)
+        assert fast.record.history["native"]
+        assert not plain.record.history["native"]
+        torch.testing.assert_close(fast.draws, plain.draws, rtol=1e-9, atol=1e-9)
+        value = "log_likelihood"
+        torch.testing.assert_close(fast.statistics[value], plain.statistics[value], rtol=1e-8, atol=0)
+
+    def test_a_preconditioner_keeps_the_plain_path(self):
+        settings = {"chains": 2, "draws": 2, "thin": 2, "warmup": 4, "batch_size": 8, "init": "prior"}
+        found = cr.SGHMC(**settings, preconditioner="rmsprop").fit(problem(), seed=1, progress=False)
+        assert not found.record.history["native"]
 
 
 class TestTrajectories:
@@ -227,6 +251,7 @@ class TestWho:
 
 CODE = """
 import torch, credibly as cr
+from credibly.native import density
 from credibly.native.library import library
 print("library", library() is not None)
 """

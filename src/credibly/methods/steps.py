@@ -24,6 +24,9 @@ CHUNK = (
 )
 
 
+MANY_STEPS = 2**31  # more than any run has
+
+
 class Batches:
     """The rows of every step: each member goes through its own shuffle of them, epoch by epoch.
 
@@ -41,6 +44,7 @@ class Batches:
         device: torch.device | str = "cpu",
     ) -> None:  # fmt: skip
         self.rows = torch.arange(rows, device=device) if isinstance(rows, int) else rows
+        self.every = isinstance(rows, int)
         self.batch, self.seed, self.members, self.first, self.resampled = batch, seed, members, first, resampled
         self.per_epoch = max(1, len(self.rows) // batch)
         self.whole = batch == len(self.rows)
@@ -63,7 +67,12 @@ class Batches:
 
     def holds(self, step: int, count: int) -> bool:
         """Whether the rows of so many steps from this one on lie side by side."""
-        return self.whole or step % (self.epochs * self.per_epoch) + count <= self.epochs * self.per_epoch
+        return count <= self.left(step)
+
+    def left(self, step: int) -> int:
+        """Steps from this one on whose rows lie side by side."""
+        block = self.epochs * self.per_epoch
+        return MANY_STEPS if self.whole else block - step % block
 
     def span(self, step: int, count: int) -> Tensor | None:
         """The rows of steps that lie side by side, (count, M, B); None for all rows of the problem in each."""
@@ -77,7 +86,8 @@ class Batches:
         n, used = len(self.rows), self.per_epoch * self.batch
         streams = [stream(self.seed, "shuffle", self.first + m, block) for m in range(self.members or 1)]
         shuffles = [torch.randperm(n, generator=own)[:used] for own in streams for _ in range(self.epochs)]
-        order = self.rows[torch.stack(shuffles).to(self.rows.device)].reshape(len(streams), -1)
+        order = torch.stack(shuffles).to(self.rows.device)
+        order = (order if self.every else self.rows[order]).reshape(len(streams), -1)
         if self.resampled is not None:
             order = self.resampled.gather(1, order)
         order = order.reshape(len(streams), -1, self.batch).transpose(0, 1).contiguous()

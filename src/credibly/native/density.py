@@ -17,6 +17,10 @@ from credibly.native.stack import Stack, checked, padded_columns, pointer
 KINDS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
 CALL = 5e9  # multiplications in one call, about a tenth of a second of a core: Ctrl-C is looked at in between
 
+SHARED = (
+    2e6  # rows times parameters of a call, about a tenth of a millisecond, beyond which threads are worth their start
+)
+
 
 class _Rows(ctypes.Structure):
     _fields_ = [
@@ -28,6 +32,13 @@ class _Rows(ctypes.Structure):
 
 class _Prior(ctypes.Structure):
     _fields_ = [("loc", ctypes.c_void_p), ("precision", ctypes.c_void_p)]
+
+
+class _Steps(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_int64), ("friction", ctypes.c_int64), ("rows", ctypes.c_void_p), ("batch", ctypes.c_int64),
+        ("scale", ctypes.c_double), ("noise", ctypes.c_void_p), ("noise_pitch", ctypes.c_int64), ("figures", ctypes.c_void_p),
+    ]  # fmt: skip
 
 
 class NativeDensity:
@@ -56,6 +67,7 @@ class NativeDensity:
         )  # fmt: skip
         self.prior = _Prior(loc.data_ptr(), precision.data_ptr())
         self._evaluations, self._trajectories = stack.function("evaluations"), stack.function("trajectories")
+        self._steps = stack.function("minibatch_steps")
 
     @staticmethod
     def of(
@@ -73,7 +85,7 @@ class NativeDensity:
         theta = theta.detach().contiguous()
         gradient = torch.empty_like(theta)
         log_lik = torch.empty(len(theta), dtype=torch.float64)
-        checked(self._evaluations(*self._head(len(theta)), pointer(theta), pointer(gradient), pointer(log_lik)))
+        checked(self._evaluations(*self._head(len(theta), 1), pointer(theta), pointer(gradient), pointer(log_lik)))
         return log_lik, gradient
 
     def run(
@@ -85,8 +97,27 @@ class NativeDensity:
         kick, drift = (ctypes.c_double * len(kicks))(*kicks), (ctypes.c_double * len(drifts))(*drifts)
         checked(
             self._trajectories(
-                *self._head(len(theta)), pointer(theta), pointer(momentum), pointer(gradient), pointer(log_likelihood), pointer(size),
+                *self._head(len(theta), max(steps)), pointer(theta), pointer(momentum), pointer(gradient), pointer(log_likelihood), pointer(size),
                 pointer(inverse_mass), counts, ctypes.c_int64(len(drifts)), kick, drift,
+            )
+        )  # fmt: skip
+
+    def minibatch_steps(
+        self, theta: Tensor, momentum: Tensor | None, gradient: Tensor | None, value: Tensor, rows: Tensor | None, scale: float,
+        noise: Tensor, figures: Tensor,
+    ) -> None:  # fmt: skip
+        """K steps of SGHMC, or of SGLD without a momentum, in place; as `kernels.sghmc` and `kernels.langevin` have them.
+
+        rows (K, C, B) or None for all of them, noise (C, K, D), figures (K, 4): step size, heat, kept momentum and one more.
+        """
+        assert noise.stride()[1:] == (theta.shape[1], 1)
+        plan = _Steps(
+            len(figures), momentum is not None, pointer(rows), self.rows.count if rows is None else rows.shape[-1], scale,
+            noise.data_ptr(), noise.stride(0), pointer(figures),
+        )  # fmt: skip
+        checked(
+            self._steps(
+                *self._head(len(theta), len(figures)), ctypes.byref(plan), pointer(theta), pointer(momentum), pointer(gradient), pointer(value)
             )
         )  # fmt: skip
 
@@ -94,10 +125,11 @@ class NativeDensity:
         """So many that the user's wish to stop is seen soon."""
         return max(1, int(CALL / (3 * chains * self.rows_by_dim)))
 
-    def _head(self, chains: int) -> tuple[Any, ...]:
+    def _head(self, chains: int, evaluations: int) -> tuple[Any, ...]:
+        threads = torch.get_num_threads() if chains * evaluations * self.rows_by_dim > SHARED else 1
         return (
             ctypes.byref(self.stack.struct), ctypes.byref(self.rows), ctypes.byref(self.prior), ctypes.c_int64(chains),
-            ctypes.c_int64(torch.get_num_threads()),
+            ctypes.c_int64(threads),
         )  # fmt: skip
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 log = logging.getLogger("credibly")
 
 SOURCE = Path(__file__).with_name("mlp.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-ffp-contract=fast")
-THREADED = "-fopenmp"
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 LIMIT = 300  # seconds that the compiler may take
 
 
@@ -53,10 +52,7 @@ def _built(compiler: str) -> Path:
     handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
-        try:
-            _compile(compiler, name, THREADED)
-        except subprocess.CalledProcessError:  # a compiler without OpenMP: one thread
-            _compile(compiler, name)
+        _compile(compiler, name)
         os.replace(name, target)
     finally:
         if os.path.exists(name):
@@ -64,9 +60,9 @@ def _built(compiler: str) -> Path:
     return target
 
 
-def _compile(compiler: str, out: str, *more: str) -> None:
+def _compile(compiler: str, out: str) -> None:
     done = subprocess.run(
-        [compiler, *FLAGS, *more, "-o", out, os.fspath(SOURCE)], capture_output=True, text=True, timeout=LIMIT
+        [compiler, *FLAGS, "-o", out, os.fspath(SOURCE)], capture_output=True, text=True, timeout=LIMIT
     )
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, compiler, done.stdout, done.stderr)

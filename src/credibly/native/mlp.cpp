@@ -4,16 +4,17 @@
 // vector, and no unit count has to fit anything. Rows go in tiles whose activations stay in the second cache. A tile adds its
 // own sums to the gradient, in the order of the tiles: threads change no bit, and neither do other chains.
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
+#include <system_error>
+#include <thread>
 #include <vector>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace {
 
@@ -69,13 +70,60 @@ struct Prior {
 enum Activation { NONE, RELU, TANH, SILU, SIGMOID };
 enum Likelihood { GAUSSIAN, HETEROSCEDASTIC, CATEGORICAL, BERNOULLI };
 
-inline int thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
+// -- threads ----------------------------------------------------------------------------------------------------------------
+// Some threads for the length of one call. They wait by giving way to others, so that a busy machine loses nothing to them, and
+// none outlives the call, so that a process may fork.
+class Team {
+ public:
+  explicit Team(int64_t wanted) {
+    try {
+      for (int64_t i = 1; i < wanted; ++i) threads.emplace_back([this, i] { serve(int(i)); });
+    } catch (const std::system_error&) {  // as many as there are
+    }
+  }
+  ~Team() {
+    stop.store(true);
+    round.fetch_add(1);
+    for (auto& thread : threads) thread.join();
+  }
+  Team(const Team&) = delete;
+  int size() const { return int(threads.size()) + 1; }
+
+  // work(thread, job) for all jobs, whoever is free taking the next.
+  void each(int64_t count, const std::function<void(int, int64_t)>& work) {
+    if (threads.empty() || count == 1) {
+      for (int64_t j = 0; j < count; ++j) work(0, j);
+      return;
+    }
+    job = &work, total = count, next.store(0), busy.store(int(threads.size()));
+    round.fetch_add(1);
+    labour(0);
+    for (int spins = 0; busy.load(); ++spins) pause(spins);
+  }
+
+ private:
+  void serve(int me) {
+    for (int seen = 0;;) {
+      for (int spins = 0; round.load() == seen; ++spins) pause(spins);
+      ++seen;
+      if (stop.load()) return;
+      labour(me);
+      busy.fetch_sub(1);
+    }
+  }
+  void labour(int me) {
+    for (int64_t j; (j = next.fetch_add(1)) < total;) (*job)(me, j);
+  }
+  static void pause(int spins) {
+    if (spins > 100) std::this_thread::yield();
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> round{0}, busy{0};
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> next{0};
+  int64_t total = 0;
+  const std::function<void(int, int64_t)>* job = nullptr;
+};
 
 // -- functions of a vector ------------------------------------------------------------------------------------------------
 template <class T> inline Vec<T> all(T v) { return Vec<T>{} + v; }
@@ -263,7 +311,7 @@ template <class T>
 double likelihood(const Rows& data, const T* theta, T* f, int64_t first, int64_t rows, bool value, T* gradient) {
   const int64_t count = data.count - first < rows ? data.count - first : rows, K = data.targets;
   const T w = T(data.weight);
-  double sum = 0;
+  double sum = 0, common = 0;  // the second is the derivative by a log scale that all targets share
   for (int64_t k = 0; k < K && data.kind != CATEGORICAL; ++k) {
     const T* y = static_cast<const T*>(data.y) + k * data.padded + first;
     T* out = f + k * PITCH;
@@ -288,7 +336,9 @@ double likelihood(const Rows& data, const T* theta, T* f, int64_t first, int64_t
       for (double one : squares) square += one;
       square *= precision;
       sum += -0.5 * square - double(count) * (log_scale + 0.91893853320467274178);
-      if (learned && gradient) gradient[place] += T((square - double(count)) * data.weight);
+      const double slope = (square - double(count)) * data.weight;
+      if (learned && data.per_target) gradient[place] += T(slope);
+      if (learned && !data.per_target) common += slope;
     } else if (data.kind == HETEROSCEDASTIC) {
       T* log_variance = f + (K + k) * PITCH;
       constexpr int L = Lanes<T>::N;
@@ -316,6 +366,7 @@ double likelihood(const Rows& data, const T* theta, T* f, int64_t first, int64_t
       for (int64_t r = count; r < rows; ++r) out[r] = T(0);
     }
   }
+  if (data.kind == GAUSSIAN && data.log_scale >= 0 && !data.per_target) gradient[data.log_scale] += T(common);
   if (data.kind == CATEGORICAL) {
     constexpr int L = Lanes<T>::N;
     const T* y = static_cast<const T*>(data.y) + first;
@@ -428,43 +479,29 @@ inline int64_t tile_rows(int64_t padded) {
 // One thread takes the tiles in turn, or several share them out; sums are in the order of the tiles either way.
 template <class T> class Chain {
  public:
-  Chain(const Network& net, const Rows& data, const Prior& prior, int threads)
-      : net(net), data(data), prior(prior), threads(threads), length(tile_rows(data.padded)) {
+  Chain(const Network& net, const Rows& data, const Prior& prior, Team* team)
+      : net(net), data(data), prior(prior), team(team), length(tile_rows(data.padded)) {
     tiles = (data.padded + length - 1) / length;
-    if (threads > tiles) this->threads = int(tiles);
-    spaces = new Workspace<T>*[this->threads];
-    for (int t = 0; t < this->threads; ++t) spaces[t] = new Workspace<T>(net);
-    partial = this->threads > 1 ? new T[tiles * net.dim] : nullptr;
-    sums = new double[tiles];
-  }
-  ~Chain() {
-    for (int t = 0; t < threads; ++t) delete spaces[t];
-    delete[] spaces;
-    delete[] partial;
-    delete[] sums;
+    if (tiles == 1 || (team && team->size() == 1)) this->team = nullptr;
+    const int crew = this->team ? this->team->size() : 1;
+    for (int t = 0; t < crew; ++t) spaces.emplace_back(new Workspace<T>(net));
+    if (this->team) partial.resize(tiles * net.dim);
+    sums.resize(tiles);
   }
   Chain(const Chain&) = delete;
 
   double evaluate(const T* theta, T* gradient, bool value) {
     std::memset(gradient, 0, net.dim * sizeof(T));
-    if (threads == 1) {
+    if (!team) {
       for (int64_t t = 0; t < tiles; ++t) sums[t] = tile(0, t, theta, value, gradient);
     } else {
-#pragma omp parallel num_threads(threads)
-      {
-        const int me = thread_number();
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tiles; ++t) {
-          std::memset(partial + t * net.dim, 0, net.dim * sizeof(T));
-          sums[t] = tile(me, t, theta, value, partial + t * net.dim);
-        }
-#pragma omp for schedule(static)
-        for (int64_t d = 0; d < net.dim; d += 64) {
-          const int64_t end = d + 64 < net.dim ? d + 64 : net.dim;
-          for (int64_t t = 0; t < tiles; ++t)
-            for (int64_t e = d; e < end; ++e) gradient[e] += partial[t * net.dim + e];
-        }
-      }
+      team->each(tiles, [&](int me, int64_t t) {
+        T* own = partial.data() + t * net.dim;
+        std::memset(own, 0, net.dim * sizeof(T));
+        sums[t] = tile(me, t, theta, value, own);
+      });
+      for (int64_t t = 0; t < tiles; ++t)
+        for (int64_t d = 0; d < net.dim; ++d) gradient[d] += partial[t * net.dim + d];
     }
     const T *loc = static_cast<const T*>(prior.loc), *precision = static_cast<const T*>(prior.precision);
     for (int64_t d = 0; d < net.dim; ++d) gradient[d] -= (theta[d] - loc[d]) * precision[d];
@@ -502,29 +539,24 @@ template <class T> class Chain {
   const Network& net;
   const Rows& data;
   const Prior& prior;
-  int threads;
+  Team* team;
   int64_t length, tiles;
-  Workspace<T>** spaces;
-  T* partial;
-  double* sums;
+  std::vector<std::unique_ptr<Workspace<T>>> spaces;
+  std::vector<T> partial;
+  std::vector<double> sums;
 };
 
 // Calls work(chain's density, number) for all chains: a thread for each of them, or all threads for one after another.
 template <class T, class Work>
 int64_t for_chains(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, Work work) try {
-  const int groups = chains >= threads ? int(threads) : 1;
+  Team team(threads);
+  const bool apart = chains >= team.size();
   std::vector<std::unique_ptr<Chain<T>>> densities;
-  for (int g = 0; g < groups; ++g) densities.emplace_back(new Chain<T>(net, data, prior, groups > 1 ? 1 : int(threads)));
-  if (groups == 1) {
+  for (int g = 0; g < (apart ? team.size() : 1); ++g) densities.emplace_back(new Chain<T>(net, data, prior, apart ? nullptr : &team));
+  if (apart)
+    team.each(chains, [&](int me, int64_t c) { work(*densities[me], c); });
+  else
     for (int64_t c = 0; c < chains; ++c) work(*densities[0], c);
-    return 0;
-  }
-#pragma omp parallel num_threads(groups)
-  {
-    Chain<T>& mine = *densities[thread_number()];
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t c = 0; c < chains; ++c) work(mine, c);
-  }
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
@@ -548,28 +580,118 @@ int64_t evaluations(const Network& net, const Rows& data, const Prior& prior, in
   });
 }
 
+// -- steps on minibatches -------------------------------------------------------------------------------------------------------
+struct Steps {
+  int64_t count, friction;     // whether there is a momentum: SGHMC, else SGLD
+  const int64_t* rows;         // [step][chain][batch], or null for all rows in each
+  int64_t batch;
+  double scale;                // of a batch's likelihood to that of all rows
+  const void* noise;           // [chain][step][dim], with so many numbers from one chain to the next
+  int64_t noise_pitch;
+  const double* figures;       // [step][4]: step size, heat, share of the momentum that is kept, unused
+};
+
+// A minibatch in columns of its own, and the density of one chain on it.
+template <class T> class Batch {
+ public:
+  Batch(const Network& net, const Rows& data, const Prior& prior, const Steps& plan) : net(net), data(data), plan(plan), own(data) {
+    const int64_t wide = (plan.batch + GRAIN - 1) / GRAIN * GRAIN;
+    targets = data.kind == CATEGORICAL ? 1 : data.targets;
+    if (plan.rows) {
+      columns.assign((net.inputs[0] + targets) * wide + 16, T(0));
+      T* aligned = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(columns.data()) + 63) / 64 * 64);
+      own.count = plan.batch, own.padded = wide, own.weight = data.weight * plan.scale;
+      own.x = x = aligned, own.y = y = aligned + net.inputs[0] * wide;
+    }
+    density.reset(new Chain<T>(net, own, prior, nullptr));
+  }
+
+  double evaluate(const T* theta, T* gradient, const int64_t* rows, bool value) {
+    if (rows) {
+      take(static_cast<const T*>(data.x), net.inputs[0], x, rows);
+      take(static_cast<const T*>(data.y), targets, y, rows);
+    }
+    return density->evaluate(theta, gradient, value) * (rows ? plan.scale : 1.0);
+  }
+
+  void run(int64_t chain, int64_t chains, T* theta, T* momentum, T* gradient, double* value) {
+    const int64_t D = net.dim;
+    for (int64_t k = 0; k < plan.count; ++k) {
+      const double *figure = plan.figures + 4 * k, size = figure[0], kept = figure[2];
+      const int64_t* rows = plan.rows ? plan.rows + (k * chains + chain) * plan.batch : nullptr;
+      const T* noise = static_cast<const T*>(plan.noise) + chain * plan.noise_pitch + k * D;
+      const T half = T(0.5 * size);
+      const bool last = k + 1 == plan.count;
+      double sum;
+      if (plan.friction) {
+        const T hold = T(kept), spread = T(std::sqrt(1 - kept * kept) * figure[1]);
+        for (int64_t d = 0; d < D; ++d) {
+          T m = momentum[d] + half * gradient[d];
+          theta[d] += half * m;
+          m = hold * m + spread * noise[d];
+          theta[d] += half * m;
+          momentum[d] = m;
+        }
+        sum = evaluate(theta, gradient, rows, last);
+        for (int64_t d = 0; d < D; ++d) momentum[d] += half * gradient[d];
+      } else {
+        const T spread = T(std::sqrt(size) * figure[1]);
+        sum = evaluate(theta, gradient, rows, last);
+        for (int64_t d = 0; d < D; ++d) theta[d] += half * gradient[d] + spread * noise[d];
+      }
+      if (last) *value = sum;
+    }
+  }
+
+ private:
+  void take(const T* from, int64_t count, T* to, const int64_t* rows) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t r = 0; r < plan.batch; ++r) to[i * own.padded + r] = from[i * data.padded + rows[r]];
+  }
+  const Network& net;
+  const Rows& data;
+  const Steps& plan;
+  Rows own;
+  int64_t targets;
+  std::vector<T> columns;
+  T *x = nullptr, *y = nullptr;
+  std::unique_ptr<Chain<T>> density;
+};
+
+// SGLD has a gradient of its own for every thread, and no momentum.
+template <class T>
+int64_t minibatch_steps(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, const Steps& plan,
+                        T* theta, T* momentum, T* gradient, double* value) try {
+  Team team(chains < threads ? chains : threads);
+  std::vector<std::unique_ptr<Batch<T>>> batches;
+  std::vector<std::vector<T>> slopes(team.size(), std::vector<T>(plan.friction ? 0 : net.dim));
+  for (int g = 0; g < team.size(); ++g) batches.emplace_back(new Batch<T>(net, data, prior, plan));
+  team.each(chains, [&](int me, int64_t c) {
+    batches[me]->run(c, chains, theta + c * net.dim, plan.friction ? momentum + c * net.dim : nullptr,
+                     plan.friction ? gradient + c * net.dim : slopes[me].data(), value + c);
+  });
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
 // out[chain][row][output] for rows that lie as in Rows; `pitch` is from one parameter vector to the next.
 template <class T>
 int64_t outputs(const Network& net, const T* x, int64_t count, int64_t padded, int64_t chains, int64_t threads, const T* theta,
                 int64_t pitch, T* out) try {
   const int64_t length = tile_rows(padded), tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
+  Team team(threads);
   std::vector<std::unique_ptr<Workspace<T>>> spaces;
-  for (int64_t g = 0; g < threads; ++g) spaces.emplace_back(new Workspace<T>(net));
-#pragma omp parallel num_threads(int(threads)) if (threads > 1)
-  {
-    Workspace<T>& space = *spaces[thread_number()];
-#pragma omp for schedule(static) collapse(2)
-    for (int64_t c = 0; c < chains; ++c)
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t first = t * length, rows = padded - first < length ? padded - first : length;
-        space.forward(x + first, padded, theta + c * pitch, rows, false);
-        const T* values = space.values[net.layers - 1];
-        const int64_t end = count - first < rows ? count - first : rows;
-        T* to = out + (c * count + first) * K;
-        for (int64_t r = 0; r < end; ++r)
-          for (int64_t k = 0; k < K; ++k) to[r * K + k] = values[k * PITCH + r];
-      }
-  }
+  for (int g = 0; g < team.size(); ++g) spaces.emplace_back(new Workspace<T>(net));
+  team.each(chains * tiles, [&](int me, int64_t job) {
+    const int64_t c = job / tiles, first = job % tiles * length, rows = padded - first < length ? padded - first : length;
+    spaces[me]->forward(x + first, padded, theta + c * pitch, rows, false);
+    const T* values = spaces[me]->values[net.layers - 1];
+    const int64_t end = count - first < rows ? count - first : rows;
+    T* to = out + (c * count + first) * K;
+    for (int64_t r = 0; r < end; ++r)
+      for (int64_t k = 0; k < K; ++k) to[r * K + k] = values[k * PITCH + r];
+  });
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
@@ -588,6 +710,11 @@ int64_t outputs(const Network& net, const T* x, int64_t count, int64_t padded, i
   extern "C" int64_t evaluations_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,           \
                                           int64_t threads, const T* theta, T* gradient, double* log_likelihood) {             \
     return evaluations<T>(*net, *data, *prior, chains, threads, theta, gradient, log_likelihood);                             \
+  }                                                                                                                          \
+  extern "C" int64_t minibatch_steps_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,       \
+                                              int64_t threads, const Steps* plan, T* theta, T* momentum, T* gradient,         \
+                                              double* value) {                                                                \
+    return minibatch_steps<T>(*net, *data, *prior, chains, threads, *plan, theta, momentum, gradient, value);                 \
   }                                                                                                                          \
   extern "C" int64_t outputs_##SUFFIX(const Network* net, const T* x, int64_t count, int64_t padded, int64_t chains,          \
                                       int64_t threads, const T* theta, int64_t pitch, T* out) {                               \
