@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.floors import Floor
+from credibly.native.library import library
 
 Times = list[float]  # seconds a call, one number a turn
 
@@ -221,17 +222,20 @@ def cold_compiler() -> Iterator[float]:
 
     Loading the compiler and its first use cost some seconds whoever is first, so a trivial function goes first.
     """
+    names = ("TORCHINDUCTOR_CACHE_DIR", "CREDIBLY_CACHE")
     with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        before = {name: os.environ.get(name) for name in names}
+        os.environ.update(dict.fromkeys(names, folder))
+        library.cache_clear()
         try:
             start = time.perf_counter()
             torch.compile(lambda t: t.sin() + 1)(torch.zeros(8))
             yield time.perf_counter() - start
         finally:
-            del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            if before is not None:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+            for name, value in before.items():
+                del os.environ[name]
+                if value is not None:
+                    os.environ[name] = value
 
 
 def show(rows: Sequence[Row], record: dict[str, Any], key: str = "rows") -> None:
