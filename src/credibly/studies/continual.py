@@ -13,7 +13,7 @@ from credibly.continual import learn
 from credibly.coresets import joined
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical
-from credibly.methods import MAP, BayesByBackprop, Laplace, Method
+from credibly.methods import MAP, MLE, BayesByBackprop, Laplace, Method
 from credibly.posterior import Posterior
 from credibly.priors import Normal
 from credibly.problem import Problem
@@ -42,15 +42,15 @@ LAST_ROW = 50_000  # training images from here on served to choose the settings
 
 
 class Setting(NamedTuple):
-    """What was chosen for a way: rate, deviation of the prior before division by the root of the fan-in, first deviation of VCL."""
+    """Chosen for a way: rate, deviation of the prior before division by the root of the fan-in, first deviation of VCL."""
 
     lr: float
-    prior: float
+    prior: float = 1.0
     init_scale: float = 0.05
 
 
 SETTINGS = {
-    "fine-tuning": Setting(3e-4, 30.0),
+    "fine-tuning": Setting(3e-4),
     "vcl": Setting(3e-3, 10.0),
     "laplace": Setting(3e-3, 3.0),
     "joint": Setting(1e-2, 10.0),
@@ -90,13 +90,15 @@ def method_of(way: str, size: Size) -> Method:
     training: dict[str, Any] = {"steps": size.steps, "lr": chosen.lr, "compile": False}
     if way.startswith("vcl"):
         return BayesByBackprop(**training, init_scale=chosen.init_scale)
-    return Laplace(**training, structure="kron") if way == "laplace" else MAP(**training)
+    if way == "laplace":
+        return Laplace(**training, structure="kron")
+    return MLE(**training) if way == "fine-tuning" else MAP(**training)
 
 
 def fitted(way: str, puzzle: Puzzle, size: Size, seed: int) -> Posterior:
     """What a way knows after the last task."""
     likelihood, prior, method = Categorical(), Normal(SETTINGS[way].prior, fan_in=True), method_of(way, size)
-    if isinstance(method, MAP):
+    if isinstance(method, (MLE, MAP)):
         problems = [Problem(puzzle.net, task, likelihood, prior) for task in puzzle.tasks]
         if way == "joint":
             steps = size.steps * size.tasks  # as many as the others take over all tasks
@@ -116,7 +118,7 @@ def accuracies(posterior: Posterior, puzzle: Puzzle) -> list[float]:
     """On the test images of every task."""
     found = []
     for x, y in puzzle.tests:
-        several = {} if posterior.record.method == "map" else {"draws": DRAWS}
+        several = {} if posterior.record.method in ("mle", "map") else {"draws": DRAWS}
         p = posterior.predict(x, **several)
         found.append(float((p.probabilities.argmax(-1) == y).double().mean()))
     return found
@@ -145,11 +147,8 @@ def run(options: Options) -> Result:
 
 
 def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
-    chosen = [
-        f"{WAYS[way]} {s.lr:g} and {s.prior:g}{f', first deviation {s.init_scale:g}' if way == 'vcl' else ''}"
-        for way, s in SETTINGS.items()
-        if way != "vcl-coreset"
-    ]
+    chosen = [f"{WAYS[way]} {s.lr:g}" for way, s in SETTINGS.items() if way != "vcl-coreset"]
+    scales = [f"{SETTINGS[way].prior:g} for {WAYS[way]}" for way in ("vcl", "laplace", "joint")]
     return (
         f"Permuted MNIST: {big.tasks} tasks, each with the pixels in a random order of its own, ten classes, one head. Split MNIST: "
         f"{small.tasks} tasks, each of two digits, with a head of its own (the task of an image is known at test). A task has "
@@ -159,13 +158,16 @@ def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
         "VCL: mean-field Bayes by Backprop whose prior is the posterior of the task before; with a "
         f"coreset, {big.coreset} ({small.coreset} for split) random images of a task are left out of it and fitted last, all tasks "
         "together, as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the "
-        f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: MAP, the prior stays as it was. Joint: "
-        "MAP on all tasks at once, for as many steps as the others take in all.",
-        f"Rate and prior's scale s of each way: {side.listed(chosen)}. They are the best of a small grid on three permuted tasks of 800 steps "
-        f"made of the training images from number {LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were "
-        "not trained on (0.862 for fine-tuning, 0.941 for VCL, 0.949 for online Laplace, 0.968 for joint training); test images had no part in "
-        "it. Fine-tuning was searched as the others were: a low rate and a wide prior make it forget less. Split MNIST takes the same "
-        "settings.",
+        f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: maximum "
+        "likelihood, without a prior. Joint: MAP on all tasks at once, for as many steps as the others take in all.",
+        "A first run had MAP for fine-tuning, with the prior of the first task, and got 0.381 and 0.605 in its place (rate 0.0003, s = 30): Adam "
+        "takes even a weak pull to zero for a full step, and so empties weights that the task at hand does not use, such as the heads of "
+        "others. Against that all would have held; it is no baseline.",
+        f"Rates: {side.listed(chosen)}. Scale s: {side.listed(scales)}. First deviation of VCL: {SETTINGS['vcl'].init_scale:g}. They are the "
+        "best of small grids on three permuted tasks of 800 steps, made of the training images from number "
+        f"{LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were not trained on (0.894 for fine-tuning, 0.941 for VCL, "
+        "0.949 for online Laplace, 0.968 for joint training); test images had no part in it. Split MNIST takes the same settings, "
+        "which nobody chose for it.",
         "Published: Nguyen et al. 2018, who train on all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. "
         "The figures for split MNIST (a random coreset) are read off a plot that comes with the authors' code, good to about 0.002; in "
         "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are quoted from the article, where they are "
