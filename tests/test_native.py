@@ -1,5 +1,6 @@
 """Compiled code for small networks gives what the plain path gives, whatever the threads and the chains beside."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -11,6 +12,9 @@ from torch import nn
 
 import credibly as cr
 from credibly.kernels.integrators import LEAPFROG, MINIMUM_ERROR
+from credibly.methods.native_steps import native_step
+from credibly.methods.objectives import NegativeLogDensity, Perturbation
+from credibly.methods.training import Training
 from credibly.methods.trajectory import Trajectory
 from credibly.native import density
 from credibly.native.library import library
@@ -140,6 +144,58 @@ class TestMinibatches:
         settings = {"chains": 2, "draws": 2, "thin": 2, "warmup": 4, "batch_size": 8, "init": "prior"}
         found = cr.SGHMC(**settings, preconditioner="rmsprop").fit(problem(), seed=1, progress=False)
         assert not found.record.history["native"]
+
+
+FITS = {
+    "mle": cr.MLE(steps=60),
+    "map": cr.MAP(steps=60, batch_size=16),
+    "clipped": cr.MAP(steps=60, batch_size=16, clip_norm=0.05),
+    "descent": cr.MAP(steps=60, batch_size=16, optimiser="sgd", lr=1e-3, warmup=5),
+    "ensemble": cr.DeepEnsemble(members=3, steps=60, batch_size=16),
+    "held out": cr.DeepEnsemble(members=3, steps=60, batch_size=16, validation=0.3, patience=2),
+    "bootstrap": cr.DeepEnsemble(members=3, steps=60, bootstrap=True),
+    "all rows of a split": cr.MAP(steps=60, batch_size=49, validation=0.3),
+    "swag": cr.SWAG(steps=60, iterates=5, every=7, rank=2, batch_size=16, sgd_lr=1e-3),
+}
+
+
+class TestTraining:
+    """Fits by compiled code and by torch go the same way; 60 steps carry the rounding of the first to some 1e-12."""
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    @pytest.mark.parametrize("name", FITS)
+    def test_as_step_by_step(self, name, kind, monkeypatch):
+        given, method = problem(kind=kind), FITS[name]
+        used = []
+        take = density.NativeDensity.training_steps
+        monkeypatch.setattr(
+            density.NativeDensity, "training_steps", lambda self, *rest: (used.append(1), take(self, *rest))[1]
+        )
+        fast = method.fit(given, seed=2, progress=False)
+        assert used
+        used.clear()
+        plain = dataclasses.replace(method, compile=False).fit(given, seed=2, progress=False)
+        assert not used
+        torch.testing.assert_close(fast.sample(4, seed=1), plain.sample(4, seed=1), rtol=1e-7, atol=1e-8)
+        mine, theirs = fast.record.history, plain.record.history
+        assert mine["step"] == theirs["step"]
+        for part, values in theirs["parts"].items():
+            torch.testing.assert_close(torch.tensor(mine["parts"][part]), torch.tensor(values), rtol=1e-7, atol=1e-10)
+
+    def test_a_loss_that_is_not_finite_is_told_with_its_step(self):
+        given = problem()
+        start = torch.zeros(3, given.dim, dtype=DOUBLE)
+        start[2] = 1e200
+        with pytest.raises(cr.TrainingError, match="member 2 was not finite at step 1"):
+            cr.DeepEnsemble(members=3, init=start, steps=50).fit(given, progress=False)
+
+    def test_anchored_members_keep_the_plain_path(self):
+        given = problem()
+        theta = torch.zeros(2, given.dim, dtype=DOUBLE)
+        anchored = NegativeLogDensity(given, given.n, perturbation=Perturbation(anchors=theta.clone()))
+        assert native_step(given, NegativeLogDensity(given, given.n), Training(), 10, theta, 8) is not None
+        assert native_step(given, anchored, Training(), 10, theta, 8) is None
+        assert native_step(given, NegativeLogDensity(given, given.n), Training(compile=False), 10, theta, 8) is None
 
 
 class TestTrajectories:

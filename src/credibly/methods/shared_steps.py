@@ -15,6 +15,7 @@ from torch import Tensor
 
 from credibly.compiling import compiled
 from credibly.inputs import Inputs
+from credibly.methods.native_steps import native_step
 from credibly.methods.objectives import Objective
 from credibly.methods.steps import Step
 from credibly.problem import Problem
@@ -29,7 +30,8 @@ def make_step(
 ) -> Step:
     """The step of one process, or of the processes of a mesh that share the rows of its batches."""
     if mesh is None or mesh.shape[1] == 1:
-        return Step(problem, objective, options, steps, theta)
+        native = native_step(problem, objective, options, steps, theta, batch)
+        return native or Step(problem, objective, options, steps, theta)
     return SharedStep(problem, objective, options, steps, theta, batch, mesh)
 
 

@@ -112,6 +112,11 @@ class Step:
         on_gpu = theta.device.type == "cuda" and (not objective.looped or len(theta) == 1)
         self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
 
+    def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
+        """One step or more from step t on, before `limit`; the number of the next."""
+        self.advance(theta, batches.at(t), t, active)
+        return t + 1
+
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Step t on theta (M, P), in place; members whose `active` is 0 rest."""
         with torch.no_grad():

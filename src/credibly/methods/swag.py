@@ -160,17 +160,18 @@ class SWAG(Training, Method):
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
         moments = Iterates(self.rank, theta.shape[-1], theta.device)
         with Progress("SWAG", steps, progress) as line:
-            for t in range(steps):
-                step.advance(theta, batches.at(t), t, active)
-                if (t + 1) % every == 0:
+            done = 0
+            while done < steps:
+                done = step.advance_to(theta, batches, done, (done // every + 1) * every, active)
+                if done % every == 0:
                     loss = float(step.parts.double().sum())
                     if not math.isfinite(loss) or not bool(torch.isfinite(theta).all()):
                         raise TrainingError(
-                            f"SWAG: the loss was not finite by step {t + 1} of its descent. Try a smaller sgd_lr ({rate:.3g} now)",
-                            step=t + 1, member=0, posterior=None,
+                            f"SWAG: the loss was not finite by step {done} of its descent. Try a smaller sgd_lr ({rate:.3g} now)",
+                            step=done, member=0, posterior=None,
                         )  # fmt: skip
                     moments.add(theta[0], loss)
-                    line.update(t + 1, final=t + 1 == steps, loss=loss)
+                    line.update(done, final=done == steps, loss=loss)
         return moments
 
 

@@ -156,9 +156,12 @@ def train(
     until: int | None = None
     company = Company(peers or World())
     with Progress(title, steps, progress) as line:
-        for t in range(steps):
-            step.advance(theta, batches.at(t), t, run.active)
-            done = t + 1
+        done = 0
+        while done < steps:
+            limit = min(steps, (done // check_every + 1) * check_every)
+            if data.held_out is not None:
+                limit = min(limit, (done // evaluate_every + 1) * evaluate_every)
+            done = step.advance_to(theta, batches, done, limit, run.active)
             company.tick()
             if done % check_every == 0 or done == steps:
                 figures = run.check(done, title)

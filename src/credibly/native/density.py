@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +42,29 @@ class _Steps(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Training(ctypes.Structure):
+    _fields_ = [
+        ("count", ctypes.c_int64), ("batch", ctypes.c_int64), ("rows", ctypes.c_void_p), ("step_pitch", ctypes.c_int64),
+        ("member_pitch", ctypes.c_int64), ("figures", ctypes.c_void_p), ("figure_pitch", ctypes.c_int64), ("adam", ctypes.c_int64),
+        ("first", ctypes.c_double), ("second", ctypes.c_double), ("tiny", ctypes.c_double), ("clip", ctypes.c_double),
+        ("weight", ctypes.c_double), ("constant", ctypes.c_double),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How training steps go: Adam with two decays and what is added to the root, or gradient descent with a momentum (the first
+    decay); the largest norm of a gradient, 0 for any; the weight of a row's log likelihood in the loss; a constant of it."""
+
+    adam: bool
+    first: float
+    second: float
+    tiny: float
+    clip: float
+    weight: float
+    constant: float
+
+
 class NativeDensity:
     """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all of its rows.
 
@@ -67,7 +91,7 @@ class NativeDensity:
         )  # fmt: skip
         self.prior = _Prior(loc.data_ptr(), precision.data_ptr())
         self._evaluations, self._trajectories = stack.function("evaluations"), stack.function("trajectories")
-        self._steps = stack.function("minibatch_steps")
+        self._steps, self._training = stack.function("minibatch_steps"), stack.function("training_steps")
 
     @staticmethod
     def of(
@@ -118,6 +142,31 @@ class NativeDensity:
         checked(
             self._steps(
                 *self._head(len(theta), len(figures)), ctypes.byref(plan), pointer(theta), pointer(momentum), pointer(gradient), pointer(value)
+            )
+        )  # fmt: skip
+
+    def training_steps(
+        self, how: Descent, theta: Tensor, state: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, rows: Tensor | None,
+        figures: Tensor, active: Tensor,
+    ) -> None:  # fmt: skip
+        """K steps that minimise -how.weight * log likelihood + the prior's part, in place, for members theta (M, D).
+
+        rows (K, M, B), (K, B) or None for all of them; figures (K, 4 or more): learning rate, corrections and number of the step.
+        """
+        assert rows is None or rows.stride(-1) == 1
+        pitches = (0, 0) if rows is None else (rows.stride(0), rows.stride(1) if rows.ndim == 3 else 0)
+        batch = self.rows.count if rows is None else rows.shape[-1]
+        place = None if rows is None else rows.data_ptr()
+        plan = _Training(
+            len(figures), batch, place, *pitches, figures.data_ptr(), figures.stride(0), how.adam, how.first, how.second, how.tiny,
+            how.clip, how.weight, how.constant,
+        )  # fmt: skip
+        head = self._head(len(theta), max(1, len(figures) * batch // self.rows.count))
+        second = state[1] if how.adam else None
+        checked(
+            self._training(
+                *head, ctypes.byref(plan), pointer(active), pointer(theta), pointer(state[0]), pointer(second), pointer(parts),
+                pointer(first_bad),
             )
         )  # fmt: skip
 
