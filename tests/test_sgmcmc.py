@@ -12,7 +12,9 @@ from torch import nn
 import credibly as cr
 from chains import assert_moments, assert_weighted_prior
 from conftest import mlp, randn
+from credibly.compiling import compiler_missing
 from credibly.likelihoods import Categorical, Gaussian
+from credibly.methods import chain_noise
 from credibly.target import to_target
 
 DOUBLE = torch.float64
@@ -138,6 +140,42 @@ def test_a_skewed_density(method, preconditioner):
     )
     assert posterior.record.history["batch_size"] is None
     assert_moments(posterior.draws, torch.digamma(SHAPE), torch.diag(torch.polygamma(1, SHAPE)))
+
+
+@BOTH
+def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
+    monkeypatch.setattr(chain_noise, "MANY", 1)
+    net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
+    target = to_target(cr.Problem(net, (randn(24, 3), randn(24, 1, seed=1)), Gaussian(0.5), cr.priors.Normal(1.0)))
+    options = method(chains=3, draws=4, warmup=0, thin=2, step_size=1e-2, batch_size=8, compile=False)
+    alone, together = (options.process(target, 5) for _ in range(2))
+    for process in (alone, together):
+        process.start(0.3 * randn(3, target.dim, seed=2))
+    assert alone.apart
+    for t in range(8):
+        figures = torch.tensor(alone._figures(t), dtype=DOUBLE)
+        alone._advance_one(t, figures)
+        noise = torch.cat([together.noise.of(c, t).clone() for c in range(3)])
+        with torch.no_grad():
+            together.step(*together._buffers(), together.batches.at(t), noise, figures)
+    assert not torch.equal(noise[0], noise[1])
+    torch.testing.assert_close(alone.theta, together.theta, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")
+def test_compiled_noise_is_the_same():
+    """An odd number of them, the last chain's."""
+    plain, fast = (
+        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, compile=c, calls=1, device=torch.device("cpu"))
+        for c in (False, True)
+    )
+    expected, found = plain.of(1, 7), fast.of(1, 7)
+    assert found.shape == (1, 50_001)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(expected.mean()) == pytest.approx(0, abs=4.5 / math.sqrt(50_001))
+    assert float(expected.var()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / 50_001))
+    for place, iteration in ((1, 8), (0, 7)):
+        assert float((plain.of(place, iteration) * found).mean()) == pytest.approx(0, abs=4.5 / math.sqrt(50_001))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
@@ -381,7 +419,7 @@ def test_there_is_no_noise_while_a_cycle_explores(method):
         process.momentum.zero_()  # SGHMC begins with a momentum of its own
         path = []
         for t in range(40):
-            process._advance_one(None, process.noise.at(t), torch.tensor(process._figures(t), dtype=DOUBLE))
+            process._advance_one(t, torch.tensor(process._figures(t), dtype=DOUBLE))
             path.append(process.theta.clone())
         paths.append(path)
     assert all(torch.equal(a, b) for a, b in zip(paths[0][:20], paths[1][:20]))

@@ -54,15 +54,19 @@ def draw_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.
 
 
 def normal(noise: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers (M, K, *shape) from noise of `draw_noise`; for bits by Box and Muller, sqrt(-2 log u) e^(i pi v)."""
+    """Standard normal numbers (M, K, *shape) from noise of `draw_noise`: the numbers themselves, or made of bits."""
     if noise.is_floating_point():
         return noise
-    first, second = noise.to(torch.float32).unbind(-2)
-    # |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 stands for half a step.
-    radius = first.abs().clamp_min_(0.25).mul_(2.0**-31).log_().mul_(-2).sqrt_()
-    angle = second * (math.pi * 2.0**-31)
-    pairs = torch.cat([torch.cos(angle).mul_(radius), torch.sin(angle).mul_(radius)], -1)
+    pairs = torch.cat(normal_pairs(*noise.unbind(-2)), -1)
     return pairs[..., : math.prod(shape)].reshape(*noise.shape[:2], *shape)
+
+
+def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Two standard normal numbers from each two words of 32 bits, by Box and Muller: sqrt(-2 log u) e^(i pi v)."""
+    # |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 stands for half a step.
+    radius = first.to(torch.float32).abs().clamp_min_(0.25).mul_(2.0**-31).log_().mul_(-2).sqrt_()
+    angle = second.to(torch.float32) * (math.pi * 2.0**-31)
+    return torch.cos(angle).mul_(radius), torch.sin(angle).mul_(radius)
 
 
 @contextmanager

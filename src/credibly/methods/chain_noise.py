@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.rng import MANY, stream, stream_seed
+from credibly.compiling import Compile, compiled
+from credibly.rng import MANY, normal_pairs, stream, stream_seed
 
 BLOCK_VALUES = (
     2**16
@@ -44,9 +45,17 @@ class ChainNoise:
             self.block = block
         return self.values[:, place]
 
+    def of(self, place: int, iteration: int) -> Tensor:
+        """The numbers of one iteration for the chain in that place, (1, D)."""
+        return self.at(iteration)[place : place + 1]
+
     def holds(self, iteration: int, count: int) -> bool:
         """Whether so many iterations from this one on come from one block."""
-        return iteration % self.length + count <= self.length
+        return count <= self.left(iteration)
+
+    def left(self, iteration: int) -> int:
+        """Iterations from this one on that come from one block."""
+        return self.length - iteration % self.length
 
     def span(self, iteration: int, count: int) -> Tensor:
         """The numbers of iterations that one block holds, (C, count, D): a view."""
@@ -55,29 +64,40 @@ class ChainNoise:
         return self.values[:, place : place + count]
 
 
-class ChainBits:
-    """The same as bits, of which `credibly.rng.normal` makes the numbers inside a compiled step: for many numbers a chain.
+class LargeNoise:
+    """The same where a chain needs many numbers: those of one chain at a time, which stay in the caches until they are used.
 
-    torch draws normal numbers in one thread, which for a large network takes as long as the rest of a minibatch step.
+    torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch step. Here
+    raw bits come from one thread (SFC64, a quarter of that), and compiled code makes them normal in all threads.
     """
 
-    def __init__(self, seed: int, purpose: str, chains: range, dim: int) -> None:
-        self.seed, self.purpose, self.chains = seed, purpose, chains
+    def __init__(
+        self, seed: int, purpose: str, chains: range, dim: int, *, compile: Compile, calls: int, device: torch.device
+    ) -> None:
+        self.seed, self.purpose, self.chains, self.dim = seed, purpose, chains, dim
         self.pairs = -(-dim // 2)
+        self.values = torch.empty(1, 2 * self.pairs, device=device)
+        self.halves = self.values[0].split(self.pairs)
+        self.fill = compiled(_fill, compile, calls, device, dim)
 
-    def at(self, iteration: int) -> Tensor:
-        """Bits of one iteration, (C, 1, 2, pairs)."""
-        raw = [
-            np.random.SFC64(stream_seed(self.seed, self.purpose, chain, iteration)).random_raw(self.pairs)
-            for chain in self.chains
-        ]
-        return torch.from_numpy(np.stack(raw).view(np.int32)).reshape(len(raw), 1, 2, self.pairs)
+    def of(self, place: int, iteration: int) -> Tensor:
+        """The numbers of one iteration for the chain in that place, (1, D): a view that holds until the next call."""
+        name = stream_seed(self.seed, self.purpose, self.chains[place], iteration)
+        bits = torch.from_numpy(np.random.SFC64(name).random_raw(self.pairs).view(np.int32)).view(2, self.pairs)
+        self.fill(*bits.unbind(0), *self.halves)
+        return self.values[:, : self.dim]
+
+
+def _fill(first: Tensor, second: Tensor, low: Tensor, high: Tensor) -> None:
+    # Two tensors to write to, so that the compiler makes one loop of it. Joined, each half would compute the other's part too.
+    for half, numbers in zip((low, high), normal_pairs(first, second)):
+        half.copy_(numbers)
 
 
 def diffusion(
-    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype
-) -> ChainNoise | ChainBits:
-    """Bits where that is faster, numbers elsewhere."""
+    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, compile: Compile, calls: int
+) -> ChainNoise | LargeNoise:  # fmt: skip
+    """A chain at a time from bits where that is faster, all chains from torch's own numbers elsewhere."""
     if device.type == "cpu" and dtype == torch.float32 and dim >= MANY:
-        return ChainBits(seed, purpose, chains, dim)
+        return LargeNoise(seed, purpose, chains, dim, compile=compile, calls=calls, device=device)
     return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)

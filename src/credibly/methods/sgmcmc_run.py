@@ -14,13 +14,13 @@ from credibly.errors import SamplingError
 from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
-from credibly.methods.chain_noise import ChainNoise, diffusion
+from credibly.methods.chain_noise import ChainNoise, LargeNoise, diffusion
 from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
 from credibly.methods.steps import Batches
 from credibly.methods.trajectory import SMALL, UNROLLED, Stopped
-from credibly.rng import normal, stream
+from credibly.rng import stream
 from credibly.target import ProblemTarget, Target
 from credibly.world import Mesh
 
@@ -51,7 +51,12 @@ class SGMCMCRun(Process):
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.size = options.step_size or 0.0
         self.curvature = math.nan
-        self.noise = diffusion(seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype)
+        self.noise = diffusion(
+            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, compile=options.compile,
+            calls=self.total * options.chains,
+        )  # fmt: skip
+        # A large network's chains are taken in turn: a chain's state then stays in the caches from one part of a step to the next.
+        self.apart = target.looped or isinstance(self.noise, LargeNoise)
         self.batches: Batches | None = None
         self.scale = 1.0
         if isinstance(target, ProblemTarget):
@@ -59,14 +64,20 @@ class SGMCMCRun(Process):
             batch = options.batch(n)
             self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-        values = target.dim if target.looped else target.dim * options.chains  # as one process would have it
+        plain = not options.preconditioned and not self.apart and isinstance(self.noise, ChainNoise)
+        self.native = target.native if options.compile is not False and plain and target.go_native() else None
+        values = target.dim if self.apart else target.dim * options.chains  # as one process would have it
         self.step: Any = compiled(
-            self._step, options.compile, self.total * (options.chains if target.looped else 1), target.device, values
+            self._step,
+            options.compile if self.native is None else False,
+            self.total * (options.chains if self.apart else 1),
+            target.device,
+            values,
         )
-        self.compiled = self.step != self._step
+        self.compiled = self.step != self._step or self.native is not None
         small = options.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
         self.several: Any = None
-        if self.compiled and small and isinstance(self.noise, ChainNoise):
+        if self.compiled and small and isinstance(self.noise, ChainNoise) and self.native is None:
             self.several = compiled(self._few, True, self.total, target.device)
         on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
         self.replayed = Replayed(self.step, target.device) if on_gpu else None
@@ -94,8 +105,6 @@ class SGMCMCRun(Process):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """The state after a step; what a method does not have stays as it is."""
         size, heat, kept, learning = figures.unbind(0)
-        if not noise.is_floating_point():
-            noise = normal(noise, (self.target.dim,)).squeeze(1)
         preconditioner = self._preconditioner(squares) if self.options.preconditioned else None
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +152,8 @@ class SGMCMCRun(Process):
         with torch.no_grad():
             self._advance_to(upto, table.to(self.target.device))
         self.done = upto
-        if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(self.theta).all()):
+        ends = torch.stack(self.theta.aminmax())  # not finite where any weight is not, and allocates nothing
+        if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(ends).all()):
             chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
             raise SamplingError(
                 f"chain {self.own.start + chain} left the range of numbers by step {self.done} with step_size={self.size:.3g}. Try a tenth of "
@@ -157,14 +167,32 @@ class SGMCMCRun(Process):
         t = self.done
         while t < upto:
             here = table[t - self.done :]
+            if self.native is not None:
+                t += self._native_steps(t, here)
+                continue
             if self.several is not None and upto - t >= UNROLLED and self._side_by_side(t):
                 rows = self.batches.span(t, UNROLLED) if self.batches is not None else None
                 noise = self.noise.span(t, UNROLLED)  # type: ignore[union-attr]
                 self.several(*self._buffers(), rows, noise, here[:UNROLLED])
                 t += UNROLLED
                 continue
-            self._advance_one(self.batches.at(t) if self.batches is not None else None, self.noise.at(t), here[0])
+            self._advance_one(t, here[0])
             t += 1
+
+    def _native_steps(self, t: int, figures: Tensor) -> int:
+        """As many steps as have their rows and noise side by side, in one call of compiled code; how many those are."""
+        assert self.native is not None
+        assert isinstance(self.noise, ChainNoise)
+        count = min(len(figures), self.noise.left(t))
+        rows = None
+        if self.batches is not None:
+            count = min(count, self.batches.left(t))
+            rows = self.batches.span(t, count)
+        momentum, gradient = (self.momentum, self.gradient) if self.options.has_momentum else (None, None)
+        self.native.minibatch_steps(
+            self.theta, momentum, gradient, self.value, rows, self.scale, self.noise.span(t, count), figures[:count].contiguous()
+        )  # fmt: skip
+        return count
 
     def _side_by_side(self, t: int) -> bool:
         assert isinstance(self.noise, ChainNoise)
@@ -173,17 +201,16 @@ class SGMCMCRun(Process):
     def _buffers(self) -> tuple[Tensor, ...]:
         return self.theta, self.momentum, self.gradient, self.squares, self.value
 
-    def _advance_one(self, rows: Tensor | None, noise: Tensor, figures: Tensor) -> None:
-        buffers = self._buffers()
-        if self.replayed is not None:
-            self.replayed(buffers, (rows, noise, figures))
-            return
-        if not self.target.looped or self.chains == 1:
-            self.step(*buffers, rows, noise, figures)
+    def _advance_one(self, t: int, figures: Tensor) -> None:
+        buffers, rows = self._buffers(), self.batches.at(t) if self.batches is not None else None
+        if isinstance(self.noise, ChainNoise) and (not self.apart or self.chains == 1):
+            every = (rows, self.noise.at(t), figures)
+            self.step(*buffers, *every) if self.replayed is None else self.replayed(buffers, every)
             return
         for c in range(self.chains):
             one = slice(c, c + 1)
-            self.step(*(b[one] for b in buffers), rows[one] if rows is not None else None, noise[one], figures)
+            mine = rows[one] if rows is not None else None
+            self.step(*(b[one] for b in buffers), mine, self.noise.of(c, t), figures)
 
     def keeps(self) -> bool:
         """Whether the step just done is one whose point is kept."""
@@ -311,6 +338,12 @@ class SGMCMCRun(Process):
             "gradients": self.total * self.options.chains,
             "mesh": list(self.mesh.shape),
             "compiled": self.compiled,
+            "native": self.native is not None,
             "cuda_graph": self.replayed is not None and not self.replayed.failed,
-            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
+            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}"
+            + (
+                "; large, so steps are taken by one chain after another"
+                if self.apart and not self.target.looped
+                else ""
+            ),
         }
