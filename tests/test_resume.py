@@ -267,8 +267,10 @@ class TestSameBits:
         same(done, known)
         same(cr.load(path, problem.layout.module), known)
 
-    def test_noise_that_comes_as_bits(self, tmp_path, tight, crash, monkeypatch):
+    @pytest.mark.parametrize("large", [1, 10**9], ids=["chains in turn", "chains together"])
+    def test_noise_that_comes_as_bits(self, tmp_path, tight, crash, monkeypatch, large):
         monkeypatch.setattr(chain_noise, "MANY", 1)
+        monkeypatch.setattr(sgmcmc_run, "LARGE", large)
         method = sg(cr.SGHMC)
         known = method.fit(make(), seed=1)
         for after in (2, 9):

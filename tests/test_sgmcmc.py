@@ -14,7 +14,7 @@ from chains import assert_moments, assert_weighted_prior
 from conftest import mlp, randn
 from credibly.compiling import compiler_missing
 from credibly.likelihoods import Categorical, Gaussian
-from credibly.methods import chain_noise
+from credibly.methods import chain_noise, sgmcmc_run
 from credibly.target import to_target
 
 DOUBLE = torch.float64
@@ -145,20 +145,19 @@ def test_a_skewed_density(method, preconditioner):
 @BOTH
 def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
     monkeypatch.setattr(chain_noise, "MANY", 1)
+    monkeypatch.setattr(sgmcmc_run, "LARGE", 1)
     net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
     target = to_target(cr.Problem(net, (randn(24, 3), randn(24, 1, seed=1)), Gaussian(0.5), cr.priors.Normal(1.0)))
     options = method(chains=3, draws=4, warmup=0, thin=2, step_size=1e-2, batch_size=8, compile=False)
-    alone, together = (options.process(target, 5) for _ in range(2))
+    alone = options.process(target, 5)
+    monkeypatch.setattr(sgmcmc_run, "LARGE", 10**6)
+    together = options.process(target, 5)
     for process in (alone, together):
         process.start(0.3 * randn(3, target.dim, seed=2))
-    assert alone.apart
-    for t in range(8):
-        figures = torch.tensor(alone._figures(t), dtype=DOUBLE)
-        alone._advance_one(t, figures)
-        noise = torch.cat([together.noise.of(c, t).clone() for c in range(3)])
-        with torch.no_grad():
-            together.step(*together._buffers(), together.batches.at(t), noise, figures)
-    assert not torch.equal(noise[0], noise[1])
+        while process.done < 8:
+            process.advance(lambda: False)
+    assert (alone.apart, together.apart) == (True, False)
+    assert torch.equal(together.noise.at(5)[1:2], alone.noise.of(1, 5))
     torch.testing.assert_close(alone.theta, together.theta, rtol=1e-4, atol=1e-5)
 
 
@@ -166,9 +165,9 @@ def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
 def test_compiled_noise_is_the_same():
     """An odd number of them, the last chain's."""
     plain, fast = (
-        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, compile=c, calls=1, device=torch.device("cpu"))
+        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, apart=True, compile=c, calls=1, device=torch.device("cpu"))
         for c in (False, True)
-    )
+    )  # fmt: skip
     expected, found = plain.of(1, 7), fast.of(1, 7)
     assert found.shape == (1, 50_001)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -5,6 +5,8 @@ A chain's numbers do not depend on which other chains run beside it or where, an
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -65,26 +67,34 @@ class ChainNoise:
 
 
 class LargeNoise:
-    """The same where a chain needs many numbers: those of one chain at a time, which stay in the caches until they are used.
+    """The same where a chain needs many numbers: of all chains, or of one at a time (`apart`), which stay in the caches.
 
     torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch step. Here
     raw bits come from one thread (SFC64, a quarter of that), and compiled code makes them normal in all threads.
     """
 
     def __init__(
-        self, seed: int, purpose: str, chains: range, dim: int, *, compile: Compile, calls: int, device: torch.device
-    ) -> None:
+        self, seed: int, purpose: str, chains: range, dim: int, *, apart: bool, compile: Compile, calls: int, device: torch.device
+    ) -> None:  # fmt: skip
         self.seed, self.purpose, self.chains, self.dim = seed, purpose, chains, dim
         self.pairs = -(-dim // 2)
-        self.values = torch.empty(1, 2 * self.pairs, device=device)
-        self.halves = self.values[0].split(self.pairs)
+        self.values = torch.empty(1 if apart else len(chains), 2 * self.pairs, device=device)
+        self.halves = self.values.split(self.pairs, 1)
         self.fill = compiled(_fill, compile, calls, device, dim)
+
+    def at(self, iteration: int) -> Tensor:
+        """The numbers of one iteration, (C, D): a view that holds until the next call."""
+        return self._made(np.stack([self._bits(chain, iteration) for chain in self.chains]))
 
     def of(self, place: int, iteration: int) -> Tensor:
         """The numbers of one iteration for the chain in that place, (1, D): a view that holds until the next call."""
-        name = stream_seed(self.seed, self.purpose, self.chains[place], iteration)
-        bits = torch.from_numpy(np.random.SFC64(name).random_raw(self.pairs).view(np.int32)).view(2, self.pairs)
-        self.fill(*bits.unbind(0), *self.halves)
+        return self._made(self._bits(self.chains[place], iteration))
+
+    def _bits(self, chain: int, iteration: int) -> Any:
+        return np.random.SFC64(stream_seed(self.seed, self.purpose, chain, iteration)).random_raw(self.pairs)
+
+    def _made(self, raw: Any) -> Tensor:
+        self.fill(*torch.from_numpy(raw.view(np.int32)).view(-1, 2, self.pairs).unbind(1), *self.halves)
         return self.values[:, : self.dim]
 
 
@@ -95,9 +105,10 @@ def _fill(first: Tensor, second: Tensor, low: Tensor, high: Tensor) -> None:
 
 
 def diffusion(
-    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, compile: Compile, calls: int
+    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, apart: bool, compile: Compile,
+    calls: int,
 ) -> ChainNoise | LargeNoise:  # fmt: skip
-    """A chain at a time from bits where that is faster, all chains from torch's own numbers elsewhere."""
+    """From bits where that is faster, from torch's own numbers elsewhere."""
     if device.type == "cpu" and dtype == torch.float32 and dim >= MANY:
-        return LargeNoise(seed, purpose, chains, dim, compile=compile, calls=calls, device=device)
+        return LargeNoise(seed, purpose, chains, dim, apart=apart, compile=compile, calls=calls, device=device)
     return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from credibly.errors import SamplingError
 from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
-from credibly.methods.chain_noise import ChainNoise, LargeNoise, diffusion
+from credibly.methods.chain_noise import ChainNoise, diffusion
 from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
@@ -32,6 +32,7 @@ DECAY = 0.99  # of the running mean of squared gradients
 FLOOR = 1e-5  # added to its root
 POWER = 30  # iterations that look for the largest curvature
 PROBE_ROWS = 1024
+LARGE = 2**17  # weights of a chain from which on chains are taken in turn on a processor
 
 
 class SGMCMCRun(Process):
@@ -51,12 +52,14 @@ class SGMCMCRun(Process):
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.size = options.step_size or 0.0
         self.curvature = math.nan
+        # The chains of a large network are taken in turn: a chain's state then stays in the caches from one part of a step to the
+        # next. By the dimension alone, so that it does not depend on how chains are spread.
+        self.apart = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
+        calls = self.total * (options.chains if self.apart else 1)
         self.noise = diffusion(
-            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, compile=options.compile,
-            calls=self.total * options.chains,
+            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart,
+            compile=options.compile, calls=calls,
         )  # fmt: skip
-        # A large network's chains are taken in turn: a chain's state then stays in the caches from one part of a step to the next.
-        self.apart = target.looped or isinstance(self.noise, LargeNoise)
         self.batches: Batches | None = None
         self.scale = 1.0
         if isinstance(target, ProblemTarget):
@@ -67,13 +70,8 @@ class SGMCMCRun(Process):
         plain = not options.preconditioned and not self.apart and isinstance(self.noise, ChainNoise)
         self.native = target.native if options.compile is not False and plain and target.go_native() else None
         values = target.dim if self.apart else target.dim * options.chains  # as one process would have it
-        self.step: Any = compiled(
-            self._step,
-            options.compile if self.native is None else False,
-            self.total * (options.chains if self.apart else 1),
-            target.device,
-            values,
-        )
+        compile = options.compile if self.native is None else False
+        self.step: Any = compiled(self._step, compile, calls, target.device, values)
         self.compiled = self.step != self._step or self.native is not None
         small = options.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
         self.several: Any = None
@@ -203,7 +201,7 @@ class SGMCMCRun(Process):
 
     def _advance_one(self, t: int, figures: Tensor) -> None:
         buffers, rows = self._buffers(), self.batches.at(t) if self.batches is not None else None
-        if isinstance(self.noise, ChainNoise) and (not self.apart or self.chains == 1):
+        if self.replayed is not None or not self.apart:
             every = (rows, self.noise.at(t), figures)
             self.step(*buffers, *every) if self.replayed is None else self.replayed(buffers, every)
             return
