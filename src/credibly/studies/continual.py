@@ -166,12 +166,15 @@ def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
         f"Rates: {side.listed(chosen)}. Scale s: {side.listed(scales)}. First deviation of VCL: {SETTINGS['vcl'].init_scale:g}. They are the "
         "best of small grids on three permuted tasks of 800 steps, made of the training images from number "
         f"{LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were not trained on (0.894 for fine-tuning, 0.941 for VCL, "
-        "0.949 for online Laplace, 0.968 for joint training); test images had no part in it. Split MNIST takes the same settings, "
-        "which nobody chose for it.",
+        "0.949 for online Laplace, 0.968 for joint training); test images had no part in it. Split MNIST takes the same settings.",
+        "Looked at afterwards, again on training images that the study leaves out: on split tasks (about 1,400 images each, 800 steps, one seed) "
+        "six settings of rate, scale and first deviation give VCL 0.66 to 0.89, fine-tuning has 0.978, online Laplace 0.861, and 0.917 at a rate "
+        "of 0.001. So it is not the choice of settings alone. VCL's training is short: after 400 steps on the first task the "
+        "deviations of the first layer are still alike (mean 0.0889, largest 0.0890), and hardly tell which weights to keep, which may be why.",
         "Published: Nguyen et al. 2018, who train on all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. "
         "The figures for split MNIST (a random coreset) are read off a plot that comes with the authors' code, good to about 0.002; in "
-        "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are quoted from the article, where they are "
-        "told to a whole per cent, beside 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation, and were not checked again.",
+        "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are recalled from the article, "
+        "to a whole per cent, beside 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation, and were not checked.",
     )
 
 
