@@ -65,6 +65,12 @@ def conjugate() -> Conjugate:
     return Conjugate(net, x, y, noise=0.5, prior=0.7)
 
 
+@pytest.fixture
+def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks go through torch, as large ones do."""
+    monkeypatch.setattr("credibly.native.stack.library", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"

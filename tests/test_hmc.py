@@ -369,6 +369,7 @@ def test_a_run_can_be_cut_short_without_changing_its_beginning():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_native")
 def test_compiled_is_eager():
     """Eleven steps a trajectory: eight in one call and three alone."""
     settings = {**SHORT, "step_size": 0.05, "trajectory_length": 0.55, "warmup": 0}

@@ -163,6 +163,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_member_and_hint(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("no_native")
 def test_what_was_reached_before_a_blow_up_is_kept(tmp_path):
     p = problem()
     method = cr.MAP(steps=4000, optimiser="sgd", momentum=0.0, lr=1e-3, schedule="constant", batch_size=50)
@@ -193,6 +194,7 @@ def test_what_was_reached_before_a_blow_up_is_kept(tmp_path):
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("no_native")
 def test_compiled_training_equals_eager(options):
     runs = [
         cr.DeepEnsemble(members=3, steps=60, compile=c, **options).fit(problem(), seed=0).draws for c in (True, False)
@@ -201,6 +203,7 @@ def test_compiled_training_equals_eager(options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_native")
 def test_a_compiled_run_compiles_once():
     import torch._dynamo.utils as dynamo
 
@@ -211,6 +214,7 @@ def test_a_compiled_run_compiles_once():
     assert not dynamo.counters["graph_break"]
 
 
+@pytest.mark.usefixtures("no_native")
 def test_no_compiler_means_eager_with_one_line(monkeypatch, caplog):
     monkeypatch.setattr("credibly.compiling.compiler_missing", lambda device: "no C++ compiler was found")
     with caplog.at_level("INFO", logger="credibly"):
