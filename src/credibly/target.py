@@ -143,7 +143,7 @@ class ProblemTarget(Target):
         if self.native is not None:
             return self.native.likelihood_and_grad(theta)
         if self.whole(len(theta)):
-            return self._in_strips(theta)
+            return self._in_strips(theta, self.problem.x, self.problem.y, self.weights[1])
         prior, _ = grad_and_aux(self._prior_term, theta)
         gradient = torch.zeros_like(prior) if self.spread else prior
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
@@ -154,15 +154,15 @@ class ProblemTarget(Target):
             log_lik, gradient = self.mesh.sum_rows(log_lik), self.mesh.sum_rows(gradient.contiguous()) + prior
         return log_lik, gradient
 
-    def _in_strips(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """All rows; for stacks of layers on a processor in strips whose activations stay in its caches."""
-        x, y, n = self.problem.x, self.problem.y, self.problem.n
-        strips = min(MOST_STRIPS, self.work(len(theta)) // CACHED)
+    def _in_strips(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
+        """These rows; for stacks of layers on a processor in strips whose activations stay in its caches."""
+        n = len(y)
+        strips = min(MOST_STRIPS, len(theta) * n * self.problem.forward.row_width // CACHED)
         stack = self.device.type == "cpu" and self.problem.forward.stack is not None
         if not stack or not isinstance(x, Tensor) or strips <= 1:
-            return self._evaluate(theta, x, y, self.weights[1])
+            return self._evaluate(theta, x, y, prior_weight)
         rows = math.ceil(n / strips)
-        log_lik, gradient = self._evaluate(theta, x[:rows], y[:rows], self.weights[1])
+        log_lik, gradient = self._evaluate(theta, x[:rows], y[:rows], prior_weight)
         for start in range(rows, n, rows):
             lik, slope = self._evaluate(theta, x[start : start + rows], y[start : start + rows], 0.0)
             log_lik, gradient = log_lik + lik, gradient + slope
@@ -177,7 +177,7 @@ class ProblemTarget(Target):
         return self._compiled[key]
 
     def _piece(self, theta: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-        return self._evaluate(theta, x, y, 0.0)
+        return self._in_strips(theta, x, y, 0.0)
 
     def _evaluate(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
         def total(t: Tensor) -> tuple[Tensor, Tensor]:
