@@ -21,6 +21,7 @@ from credibly.likelihoods import (
     Poisson,
     StudentT,
 )
+from credibly.units import in_units
 
 f64 = torch.float64
 
@@ -58,6 +59,18 @@ def test_decomposition_identities(name):
         torch.testing.assert_close(p.variance, p.total)
     else:
         torch.testing.assert_close(p.variance, p.mean * (1 - p.mean))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_mean_asked_for_alone_is_that_of_the_summary(name):
+    posterior, x = make(*CASES[name], dtype=torch.float32), randn(5, 2, seed=3)
+    views = [lambda p: p] + ([lambda p: in_units(p, 7.0, 3.0)] if posterior.likelihood.support == "real" else [])
+    for view in views:
+        alone, first = view(posterior.predict(x)).mean, view(posterior.predict(x))
+        assert bool((first.variance > 0).all())
+        assert "_mean" not in vars(first)
+        assert torch.equal(first.mean, alone)
+        assert alone.dtype == first.mean.dtype
 
 
 @pytest.mark.parametrize("name", CASES)

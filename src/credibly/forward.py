@@ -24,6 +24,12 @@ Plan = Literal["auto", "batched", "looped"]
 log = logging.getLogger("credibly")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+# Small networks make arrays of a megabyte or so in every call. glibc gives memory at the top of its heap back to the system when
+# more than twice the largest block that it has mapped and freed is free there, and to get it anew, page by page, takes longer
+# than the arithmetic. One block of 32 MB (the most that counts; it is never touched) makes it keep up to 64 MB. Elsewhere this
+# does nothing, and the MALLOC_ variables of the environment go before it.
+torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
 
 class Forward:
     """(C, D) parameter vectors and N rows to outputs (C, N, ...).

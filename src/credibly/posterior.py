@@ -50,6 +50,8 @@ class Model:
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
         """The likelihood's own parameters in theta (S, D)."""
+        if not self.layout.extra:
+            return {}
         return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
 
 
