@@ -169,9 +169,7 @@ def cases() -> list[Case]:
     small_limits = (
         "drawing noise and rows for 8 chains, and the call of the compiled step; the arithmetic is a small part."
     )
-    large_limits = (
-        "the products of a batch of 64, then the random bits of half a million weights a chain, which one thread draws."
-    )
+    large_limits = "the products of a batch of 64, then memory, then the random bits, which one thread draws."
     return [
         Case(
             "sgmcmc-small", "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.", small_limits, partial(contest, small, [13, 50, 1]),
