@@ -1,5 +1,6 @@
 """Compiled code for small networks gives what the plain path gives, whatever the threads and the chains beside."""
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -243,6 +244,16 @@ class TestOutputs:
         wanted = given.forward.apply(given.layout.split(theta)[0], x)
         assert found.shape == wanted.shape
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+    def test_copies_have_places_in_memory_of_their_own(self):
+        given = problem()
+        theta, x = points(ProblemTarget(given), 40), torch.ones(600, 3, dtype=DOUBLE)
+        found = given.forward(theta, x)
+        again = copy.deepcopy(given)
+        assert again.forward.native is not given.forward.native
+        wanted = found.clone()
+        del given
+        assert torch.equal(again.forward(theta, x), wanted)
 
     def test_derivatives_still_come_through(self):
         given = problem()

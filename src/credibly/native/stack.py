@@ -37,11 +37,15 @@ class Stack:
     """
 
     def __init__(self, layers: Sequence[Sequence[int]], layout: Layout) -> None:
+        self.layers, self.layout = layers, layout
         self.dtype, self.dim = layout.dtype, layout.dim
         self.inputs, self.outputs = layers[0][0], layers[-1][1]
         columns = [(ctypes.c_int64 * len(layers))(*column) for column in zip(*layers)]
         self.struct = _Network(len(layers), *columns, layout.dim)
         self._kept = columns  # the structure only points at them
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stack, (self.layers, self.layout)  # places in memory are no use in a copy
 
     @staticmethod
     def of(module: nn.Module, layout: Layout) -> Stack | None:
