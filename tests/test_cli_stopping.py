@@ -38,7 +38,7 @@ from own_tables import (
 )
 
 LONG = (
-    "--method", "hmc", "--set", "draws=250", "--set", "warmup=30", "--set", "chains=2", "--set", "thin=1", "--hidden", "6",
+    "--method", "hmc", "--set", "draws=250", "--set", "warmup=30", "--set", "chains=2", "--set", "thin=30", "--hidden", "6",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ class TestSamplers:
         found = command("resume", "run", cwd=tmp_path)
         assert (found.returncode, found.stderr) == (0, "")
         assert "HMC, 2 chains of 250 draws, seed 0" in found.stdout
-        assert "of 280 iterations are done" in found.stdout
+        assert "of 7,530 iterations are done" in found.stdout
         assert found.stdout.splitlines()[-1] == "run/report.html"
         same(run, known)
 
