@@ -6,7 +6,8 @@ import logging
 import os
 import shutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,17 @@ def compiler_missing(device: torch.device) -> str | None:
         if not any(name and shutil.which(name) for name in names):
             return "no C++ compiler was found"
     return None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch's own operations in one thread, in this block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def compiled(

@@ -300,3 +300,8 @@ class WeightDraws:
     def row_width(self) -> int:
         """Values one row takes in the network."""
         return self.model.forward.row_width
+
+    def native_width(self) -> int | None:
+        """The same where compiled code does it, which keeps outputs alone; None where it does not."""
+        forward = self.model.forward
+        return forward.native.outputs if forward.stack is not None and forward.native is not None else None

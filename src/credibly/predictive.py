@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 BLOCK_VALUES = 2**22  # network values held at a time: 16 MiB in float32, which also stays near the caches
 GPU_BLOCK_VALUES = 2**28  # on a GPU, which wants large pieces and has the memory: 1 GiB in float32
+MANY = (
+    2**18
+)  # rows times draws from which on compiled code of our own is asked for, which may have to be compiled first
 CACHE_VALUES = 2**24  # outputs of all rows are kept when they are at most this many values (64 MiB in float32)
 
 
@@ -291,6 +294,9 @@ class Predictive:
         """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
         rows = row_count(x)
         width = self._source.row_width()
+        native: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
+        if native is not None and rows * self.draws >= MANY:
+            width = native() or width
         tile_rows = max(1, min(rows, self._most_values // width, 4096))
         tile_draws = max(1, min(self.draws, self._most_values // (tile_rows * width)))
         result: Tensor | None = None

@@ -95,6 +95,10 @@ class _Read:
     def row_width(self) -> int:
         return self.inner.row_width()
 
+    def native_width(self) -> int | None:
+        native = getattr(self.inner, "native_width", None)
+        return native() if native is not None else None
+
 
 class _Doubled(_Read):
     """A source whose outputs are float64."""

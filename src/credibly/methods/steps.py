@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from credibly.compiling import compiled
+from credibly.compiling import compiled, one_thread
 from credibly.inputs import Inputs
 from credibly.kernels.optimisers import clip_rows, learning_rates, optimiser
 from credibly.methods.objectives import Objective
@@ -61,7 +61,8 @@ class Batches:
             return self._all
         block, place = divmod(step, self.epochs * self.per_epoch)
         if block != self._block:
-            self._slab, self._block = self._shuffled(block), block
+            with one_thread():  # others would go on spinning for a while on the cores that the steps want
+                self._slab, self._block = self._shuffled(block), block
             self._order = self._slab.unbind(0)
         return self._order[place]
 

@@ -98,8 +98,11 @@ def _walk(module: nn.Module, prefix: str, places: Mapping[str, int], layers: lis
 
 def padded_columns(rows: Tensor) -> Tensor:
     """(N, K) as (K, N and zeros): a column for every lane of a vector of the processor."""
-    columns = rows.new_zeros(rows.shape[1], -(-len(rows) // GRAIN) * GRAIN)
-    columns[:, : len(rows)] = rows.T
+    columns = torch.empty(rows.shape[1], -(-len(rows) // GRAIN) * GRAIN, dtype=rows.dtype)
+    # By numpy, which has no threads: torch's go on spinning for a while after a copy, on the cores that the next call wants.
+    places = columns.numpy()
+    places[:, : len(rows)] = rows.detach().numpy().T
+    places[:, len(rows) :] = 0
     return columns
 
 
