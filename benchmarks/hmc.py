@@ -33,10 +33,10 @@ SIZES: list[dict[str, Any]] = [
     {"name": "hmc-large-1", "sizes": [784, 400, 400, 10], "rows": 5000, "chains": 1, "steps": 3, "iterations": 1, "goal": 1.0},
 ]  # fmt: skip
 LIMITS = {
-    "hmc-small-1": "the two products of a step are a quarter of a leapfrog step; the rest is the sigmoid and the calls themselves.",
-    "hmc-small-8": "products of 455 x 13 x 50 are too small for the full matrix rate, and SiLU with its derivative costs as much again.",
-    "hmc-small-64": "as with 8 chains: elementwise work on the hidden layer, in shares of chains that stay in the caches.",
-    "hmc-medium-8": "inner sizes of 8 and 50 keep products under half the matrix rate; SiLU and its derivative are the rest.",
+    "hmc-small-1": "one core: products at about half the matrix rate, sums over rows, SiLU; and 250 us of torch an iteration around them.",
+    "hmc-small-8": "products at about half the matrix rate, sums over rows for every weight, SiLU with its derivative.",
+    "hmc-small-64": "as with 8 chains.",
+    "hmc-medium-8": "products at two thirds of the matrix rate, and SiLU with its derivative.",
     "hmc-large-1": "the matrix products: both sides call the same kind of library.",
 }
 

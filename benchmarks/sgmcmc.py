@@ -166,9 +166,7 @@ def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], set
 
 
 def cases() -> list[Case]:
-    small_limits = (
-        "drawing noise and rows for 8 chains, and the call of the compiled step; the arithmetic is a small part."
-    )
+    small_limits = "a third is drawing noise and shuffling rows in one thread; sums over the 64 rows for every weight are most of the rest."
     large_limits = "the products of a batch of 64, then memory, then the random bits, which one thread draws."
     return [
         Case(

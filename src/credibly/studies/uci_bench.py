@@ -269,19 +269,16 @@ def _csv(cells: Cells) -> str:
 
 
 def _picture(cells: Cells) -> Picture:
-    names = list(dict.fromkeys(name for name, _ in cells))
     methods: Sequence[str] = [m for m in METHODS if any(method == m for _, method in cells)]
+    # A difference needs both: a data set that the last method was not run on is in the tables alone.
+    names = [name for name in dict.fromkeys(name for name, _ in cells) if (name, methods[-1]) in cells]
 
     def paint(ax: Any) -> None:
         for j, method in enumerate(methods):
             for i, name in enumerate(names):
                 if (name, method) not in cells:
                     continue
-                reference = (
-                    mean_error(_numbers(cells, name, methods[-1], "log_likelihood"))[0]
-                    if (name, methods[-1]) in cells
-                    else 0.0
-                )
+                reference = mean_error(_numbers(cells, name, methods[-1], "log_likelihood"))[0]
                 mean, error = mean_error(_numbers(cells, name, method, "log_likelihood"))
                 ax.errorbar(
                     mean - reference, len(names) - 1 - i + (j - len(methods) / 2) * 0.12, xerr=error if math.isfinite(error) else 0, fmt="o",
