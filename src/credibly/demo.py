@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from credibly import __version__, data, evaluation
 from credibly import methods as registry
+from credibly.compiling import one_thread
 from credibly.diagnostics import Diagnostics
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Gaussian, Likelihood
@@ -169,7 +168,7 @@ def run_demo(
         against=_by_task(), diagnostics=_by_task(),
     )  # fmt: skip
     total = len(TASKS) * len(names)
-    with _one_thread():
+    with one_thread():
         for done, (task, name) in enumerate((task, name) for task in TASKS for name in names):
             if progress is not None:
                 progress(f"{task}: {name}", done, total)
@@ -185,17 +184,6 @@ def run_demo(
     if progress is not None:
         progress("done", total, total)
     return result
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Steps of these networks take microseconds: threads that wait for each other on a busy machine cost far more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _by_task() -> dict[str, dict[str, Any]]:

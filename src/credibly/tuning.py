@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.compiling import one_thread
 from credibly.errors import InputError, TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
 from credibly.recipe import Recipe
@@ -133,7 +133,7 @@ def _held_back(recipe: Recipe, x: Array, y: Array, order: Array, classes: int | 
     train, others = order[:cut], order[cut:]
     problem = recipe.problem(x[train], y[train], classes=classes, seed=seed)
     try:
-        with _one_thread():
+        with one_thread():
             fitted = DeepEnsemble(**SETTINGS).fit(problem, seed=seed, progress=False)
     except TrainingError:
         return np.full(len(others), -np.inf)
@@ -147,7 +147,7 @@ def _evidence(recipe: Recipe, x: Array, y: Array, classes: int | None, seed: int
     """Log evidence a row of a fit to all rows."""
     problem = recipe.problem(x, y, classes=classes, seed=seed)
     try:
-        with _one_thread():
+        with one_thread():
             if recipe.method == "bbb":
                 bound = BayesByBackprop(**BOUND).fit(problem, seed=seed, progress=False).elbo(problem, seed=seed)
                 return _Judged(float(bound.value) / problem.n, float(bound.standard_error) / problem.n)
@@ -163,13 +163,3 @@ def _times(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
 
 def _error(values: Array) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,8 +12,7 @@ two of its standard errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credibly.compiling import one_thread as one_thread
 from credibly.data import uci
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Gaussian
@@ -163,17 +163,6 @@ def part_of(posterior: DrawsPosterior, draws: Tensor) -> DrawsPosterior:
 def acceptance_of(posterior: DrawsPosterior) -> float:
     """Mean acceptance of all chains and draws."""
     return float(posterior.statistics["acceptance"].double().mean())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Steps of these networks take microseconds: threads that wait for each other cost more than they bring."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # -- figures over repeats ------------------------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from credibly.compiling import one_thread as one_thread
 from credibly.demo import demo_settings
 from credibly.methods import METHODS
 from credibly.plot import style
@@ -47,17 +45,6 @@ def fit(method: str, problem: Problem, *, seed: int, quick: bool, **settings: An
     """A method fitted with the settings of `credibly demo`, and those given over them."""
     chosen = demo_settings(method, quick=quick) | settings
     return METHODS[method](**chosen).fit(problem, seed=seed, progress=False)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Steps of these networks take microseconds: threads that wait for each other on a busy machine cost far more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def panels(
