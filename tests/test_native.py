@@ -18,7 +18,7 @@ from credibly.methods.objectives import NegativeLogDensity, Perturbation
 from credibly.methods.training import Training
 from credibly.methods.trajectory import Trajectory
 from credibly.native import density
-from credibly.native.library import library
+from credibly.native.library import _folder, library
 from credibly.native.stack import Stack
 from credibly.target import ProblemTarget
 
@@ -319,7 +319,7 @@ class TestWho:
 CODE = """
 import torch, credibly as cr
 from credibly.native import density
-from credibly.native.library import library
+from credibly.native.library import _folder, library
 print("library", library() is not None)
 """
 
@@ -352,6 +352,18 @@ class TestLibrary:
         cache = tmp_path / "cache"
         assert not self.run(CREDIBLY_CACHE=str(cache), CXX=str(false))
         assert not list(cache.iterdir())
+
+    def test_a_user_without_a_home_has_it_for_one_process(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("CREDIBLY_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+
+        def nowhere():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr("pathlib.Path.home", nowhere)
+        assert _folder().parent == tmp_path
 
     def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
         tmp_path.chmod(0o777)

@@ -71,10 +71,10 @@ def _compile(compiler: str, out: str) -> None:
 def _folder() -> Path:
     """A folder that only the user can write to; refused otherwise, since what lies there is run."""
     given = os.environ.get("CREDIBLY_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "credibly"
     try:
+        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "credibly"
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written: for this process alone
+    except (OSError, RuntimeError):  # a home that cannot be written, or none: for this process alone
         return Path(tempfile.mkdtemp(prefix="credibly-"))
     found = base.stat()
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
