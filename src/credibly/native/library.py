@@ -17,7 +17,7 @@ from pathlib import Path
 
 log = logging.getLogger("credibly")
 
-SOURCE = Path(__file__).with_name("mlp.cpp")
+FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
 LIMIT = 300  # seconds that the compiler may take
 
@@ -43,7 +43,7 @@ def _names() -> list[str]:
 
 
 def _built(compiler: str) -> Path:
-    """The compiled file; made where this source, compiler and processor have none yet."""
+    """The compiled file; made where these sources, compiler and processor have none yet."""
     folder = _folder()
     target = folder / f"mlp-{_key(compiler)}.so"
     if target.exists():
@@ -61,9 +61,8 @@ def _built(compiler: str) -> Path:
 
 
 def _compile(compiler: str, out: str) -> None:
-    done = subprocess.run(
-        [compiler, *FLAGS, "-o", out, os.fspath(SOURCE)], capture_output=True, text=True, timeout=LIMIT
-    )
+    sources = [os.fspath(path) for path in sorted(FOLDER.glob("*.cpp"))]
+    done = subprocess.run([compiler, *FLAGS, "-o", out, *sources], capture_output=True, text=True, timeout=LIMIT)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, compiler, done.stdout, done.stderr)
 
@@ -83,12 +82,13 @@ def _folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    """Of the source, the flags, the compiler's version and the processor's abilities."""
+    """Of the sources, the flags, the compiler's version and the processor's abilities."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=LIMIT).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         abilities = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:
         abilities = platform.processor()
-    text = "\n".join([SOURCE.read_text(), *FLAGS, version, platform.machine(), abilities])
+    sources = [path.read_text() for ending in ("cpp", "h") for path in sorted(FOLDER.glob(f"*.{ending}"))]
+    text = "\n".join([*sources, *FLAGS, version, platform.machine(), abilities])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
