@@ -107,7 +107,7 @@ def cases() -> list[Case]:
     many = [
         Case(
             f"gpu-hmc-{size}", f"HMC, {'-'.join(map(str, own['sizes']))}, {', '.join(map(str, CHAINS))} chains.", small_limits,
-            partial(many_chains, size), 4.0, "cuda", "1 each", ("BlackJAX", "NumPyro"),
+            partial(many_chains, size), 4.0, "cuda", "1 each", tuple(hmc.ON_GPU.values()),
         )
         for size, own in NETWORKS.items()
     ]  # fmt: skip

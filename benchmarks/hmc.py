@@ -24,6 +24,7 @@ from benchmarks.timing import Goal, Row, Times, interleaved, options, report, sc
 from credibly.target import ProblemTarget
 
 PEERS = {"blackjax_hmc": "BlackJAX", "numpyro_hmc": "NumPyro"}
+ON_GPU = {"jax_hmc": "JAX scan and vmap", "numpyro_hmc": "NumPyro"}
 # name, sizes, rows, chains, leapfrog steps, iterations a call, goal, goal against NumPyro too, minutes
 SIZES: list[dict[str, Any]] = [
     {"name": "hmc-small-1", "sizes": [13, 50, 1], "rows": 455, "chains": 1, "steps": 50, "iterations": 20, "goal": 1.0},
@@ -101,7 +102,7 @@ def peers(
 ) -> dict[str, Callable[[], object]]:
     """The contestants of the other side that can be built."""
     found: dict[str, Callable[[], object]] = {}
-    for kind, name in PEERS.items():
+    for kind, name in (ON_GPU if target_problem.device.type == "cuda" else PEERS).items():
         if not side.has(kind.split("_")[0]):
             setting.note(f"{name} is not installed")
             continue

@@ -6,6 +6,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
+from credibly.kernels.integrators import LEAPFROG
 from credibly.likelihoods import (
     Categorical,
     Gaussian,
@@ -14,6 +15,8 @@ from credibly.likelihoods import (
     Poisson,
     StudentT,
 )
+from credibly.methods.trajectory import Trajectory
+from credibly.target import ProblemTarget
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 X, Y = randn(60, 3, dtype=torch.float64), randn(60, 3, dtype=torch.float64).sum(1)
@@ -96,3 +99,60 @@ def test_a_cuda_tensor_for_a_cpu_network_is_refused():
         cr.Problem(
             mlp(3, 6, 1, dtype=torch.float64), data=(X.cuda(), Y), likelihood=Gaussian(), prior=cr.priors.Normal()
         )
+
+
+KERNELS = {
+    "one block": (Gaussian(), 1, 60, (6,), torch.float64),
+    "many blocks": (Gaussian(0.3), 1, 3000, (50, 50), torch.float32),
+    "classes": (Categorical(), 3, 700, (20,), torch.float64),
+    "hetero": (HeteroscedasticGaussian(), 2, 500, (33,), torch.float32),
+}
+
+
+@pytest.mark.parametrize("chains", [1, 3, 200])
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernel_for_small_networks_equals_torch(name, chains):
+    likelihood, outputs, rows, hidden, dtype = KERNELS[name]
+    x = randn(rows, 4, dtype=dtype)
+    y = torch.arange(rows) % 3 if name == "classes" else x.sum(1)
+    net = cr.zoo.mlp(4, hidden, outputs).to(dtype)
+    problem = cr.Problem(net, data=(x, y), likelihood=likelihood, prior=cr.priors.Normal(0.8), device="cuda")
+    plain, fast = ProblemTarget(problem), ProblemTarget(problem)
+    assert fast.go_kernel()
+    theta = 0.3 * randn(chains, problem.dim, dtype=dtype).cuda()
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    expected, found = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
+    torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found[1], expected[1], rtol=tolerance, atol=tolerance * float(expected[1].abs().max()))
+    momentum, size = (
+        randn(chains, problem.dim, dtype=dtype, seed=1).cuda(),
+        torch.full((chains,), 1e-4, dtype=dtype).cuda(),
+    )
+    paths = [Trajectory(target, LEAPFROG, chains, False, 0) for target in (plain, fast)]
+    for path in paths:
+        path.run_each(theta, momentum, expected[1], size, None, [7] * chains)
+    for attribute in ("theta", "momentum", "log_likelihood"):
+        a, b = (getattr(path, attribute) for path in paths)
+        torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance * float(a.abs().max()))
+
+
+def test_hmc_by_the_kernel_repeats_its_bits_and_finds_the_posterior():
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
+    y = 1.5 * x[:, 0] - 0.5
+    problem = cr.Problem(
+        nn.Sequential(nn.Linear(1, 1)).double(),
+        data=(x, y),
+        likelihood=Gaussian(0.5),
+        prior=cr.priors.Normal(1.0),
+        device="cuda",
+    )
+    runs = [cr.HMC(chains=64, draws=200, warmup=100).fit(problem, seed=0) for _ in range(2)]
+    assert runs[0].record.history["native"]
+    assert torch.equal(runs[0].draws, runs[1].draws)
+    design = torch.cat([x, torch.ones_like(x)], 1)
+    covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(2, dtype=torch.float64))
+    mean = covariance @ design.T @ y / 0.25
+    draws = runs[0].draws.cpu()
+    # 64 chains of 200 draws: the standard error of a mean is below a deviation over the root of 64 * 200 / 10.
+    assert float(((draws.mean(0) - mean).abs() / covariance.diagonal().sqrt()).max()) < 4 / (64 * 20) ** 0.5
+    torch.testing.assert_close(draws.T.cov(), covariance, rtol=0.12, atol=0.12 * float(covariance.abs().max()))

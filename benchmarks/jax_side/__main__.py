@@ -26,7 +26,7 @@ import numpy as np  # noqa: E402
 
 # Each kind of work, and the module that has a function of that name.
 MODULES = {
-    "blackjax_hmc": "steps", "numpyro_hmc": "steps", "blackjax_sgld": "steps", "blackjax_sghmc": "steps",
+    "blackjax_hmc": "steps", "numpyro_hmc": "steps", "jax_hmc": "steps", "blackjax_sgld": "steps", "blackjax_sghmc": "steps",
     "numpyro_predictive": "predicting", "resnet_gradient": "resnet",
     "blackjax_nuts": "runs", "numpyro_nuts": "runs", "blackjax_mclmc": "runs",
 }  # fmt: skip

@@ -1,10 +1,9 @@
-"""Steps of samplers, many in one jitted scan: HMC by BlackJAX and by NumPyro, SGLD and SGHMC by BlackJAX.
+"""Steps of samplers, many in one jitted scan: HMC by BlackJAX, by NumPyro and by hand, SGLD and SGHMC by BlackJAX.
 
 Every maker gives a call that goes on from where the last one ended, and the words to tell about it. One chain runs as it is, many
 under `vmap`.
 """
 
-import blackjax
 import jax
 import jax.numpy as jnp
 from networks import data_of, log_density_of, log_likelihood, log_prior, unflatten
@@ -31,6 +30,8 @@ def going_on(some, states):
 
 def blackjax_hmc(case, arrays):
     """BlackJAX's HMC with a fixed step size and number of steps."""
+    import blackjax
+
     chains = len(arrays["theta"])
     positions, many = starts(case, arrays)
     kernel = blackjax.hmc(
@@ -50,6 +51,51 @@ def blackjax_hmc(case, arrays):
         return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
 
     return going_on(some, states), {}
+
+
+def jax_hmc(case, arrays):
+    """HMC as one writes it in JAX by hand: a scan over iterations of a scan over leapfrog steps, chains under `vmap`."""
+    positions, many = starts(case, arrays)
+    function, size = log_density_of(case, arrays), case["step_size"]
+    value_and_slope = jax.value_and_grad(function)
+
+    def one_chain(state, key):
+        position, value, slope = state
+        first, second = jax.random.split(key)
+        leaves, tree = jax.tree.flatten(position)
+        keys = jax.random.split(first, len(leaves))
+        momentum = tree.unflatten([jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves)])
+
+        def kinetic(m):
+            return 0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(m))
+
+        def step(carry, _):
+            q, m, _, g = carry
+            m = jax.tree.map(lambda a, b: a + 0.5 * size * b, m, g)
+            q = jax.tree.map(lambda a, b: a + size * b, q, m)
+            v, g = value_and_slope(q)
+            return (q, jax.tree.map(lambda a, b: a + 0.5 * size * b, m, g), v, g), None
+
+        (q, m, v, g), _ = jax.lax.scan(step, (position, momentum, value, slope), None, length=case["steps"])
+        chance = jnp.minimum(1.0, jnp.exp(v - value - kinetic(m) + kinetic(momentum)))
+        take = jax.random.uniform(second) < chance
+        return jax.tree.map(lambda a, b: jnp.where(take, a, b), (q, v, g), state), chance
+
+    def begin(position):
+        return position, *value_and_slope(position)
+
+    @jax.jit
+    def some(key, states):
+        def one(states, key):
+            if many:
+                states, chance = jax.vmap(one_chain)(states, jax.random.split(key, len(arrays["theta"])))
+            else:
+                states, chance = one_chain(states, key)
+            return states, chance.mean()
+
+        return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
+
+    return going_on(some, jax.vmap(begin)(positions) if many else begin(positions)), {}
 
 
 def numpyro_hmc(case, arrays):
@@ -119,11 +165,15 @@ def _stochastic(case, arrays, move):
 
 def blackjax_sgld(case, arrays):
     """BlackJAX's SGLD."""
+    import blackjax
+
     algorithm = blackjax.sgld(_minibatches(case, arrays)[1])
     return _stochastic(case, arrays, lambda key, tree, rows: algorithm.step(key, tree, rows, case["step_size"]))
 
 
 def blackjax_sghmc(case, arrays):
     """BlackJAX's SGHMC: `inner` steps on one minibatch after a fresh momentum, as it has them."""
+    import blackjax
+
     algorithm = blackjax.sghmc(_minibatches(case, arrays)[1], case["inner"])
     return _stochastic(case, arrays, lambda key, tree, rows: algorithm.step(key, tree, rows, case["step_size"]))

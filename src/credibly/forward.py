@@ -83,7 +83,12 @@ class Forward:
 
     @functools.cached_property
     def native(self) -> Stack | None:
-        """The network for our own compiled code, where it is one for it. Asking may compile that, once on a machine."""
+        """The network for our own compiled code, where there is such for it. Asking may compile that, once on a machine."""
+        return self.small if self.small is not None and self.small.compiled() else None
+
+    @functools.cached_property
+    def small(self) -> Stack | None:
+        """The network as a stack of small layers, on any device, where it is one."""
         plain = self.stack is not None and self.module is self.layout.module and self.precision is None
         return Stack.of(self.module, self.layout) if plain and not self.looped else None
 

@@ -15,6 +15,7 @@ from credibly.errors import InputError
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
 from credibly.native.density import NativeDensity
+from credibly.native.gpu import GpuDensity
 from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.world import Mesh
@@ -37,6 +38,7 @@ class Target(ABC):
     looped: bool = False  # whether the points have to be taken one at a time
     reason: str = ""
     native: NativeDensity | None = None  # compiled code that takes all chains and rows at once
+    kernel: GpuDensity | None = None  # the same on a GPU
 
     @abstractmethod
     def whole(self, points: int) -> bool:
@@ -65,6 +67,10 @@ class Target(ABC):
 
     def go_native(self) -> bool:
         """Has compiled code evaluate the density from here on, where there is such for it; whether it does."""
+        return False
+
+    def go_kernel(self) -> bool:
+        """Has one kernel for whole trajectories evaluate the density from here on, where there is such for it; whether it does."""
         return False
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
@@ -106,7 +112,8 @@ class ProblemTarget(Target):
 
     def whole(self, points: int) -> bool:
         """One block of rows holds all the data, and this process holds all the rows."""
-        return self.native is not None or (not self.spread and self.problem.block_rows(points) >= self.problem.n)
+        own = self.native is not None or self.kernel is not None
+        return own or (not self.spread and self.problem.block_rows(points) >= self.problem.n)
 
     def work(self, points: int) -> int:
         """Rows by activations."""
@@ -116,7 +123,7 @@ class ProblemTarget(Target):
         """As many chains as take all rows within the budget of activations, on a processor within its caches; at least one."""
         if self.looped:
             return 1
-        if self.native is not None:
+        if self.native is not None or self.kernel is not None:
             return chains
         rows = min(self.local.n, self.problem.micro_batch or self.local.n)
         most = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
@@ -131,6 +138,15 @@ class ProblemTarget(Target):
             )  # fmt: skip
         return self.native is not None
 
+    def go_kernel(self) -> bool:
+        """For the same on a GPU, where a lane can hold what it has to."""
+        problem = self.problem
+        if not self.spread and problem.micro_batch is None and self.device.type == "cuda":
+            self.kernel = GpuDensity.of(
+                problem.forward.small, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, self.weights
+            )  # fmt: skip
+        return self.kernel is not None
+
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
         """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))
@@ -142,6 +158,8 @@ class ProblemTarget(Target):
         """In one piece, or summed over blocks of rows, and over processes, with the prior's gradient by itself."""
         if self.native is not None:
             return self.native.likelihood_and_grad(theta)
+        if self.kernel is not None:
+            return self.kernel.likelihood_and_grad(theta)
         if self.whole(len(theta)):
             return self._in_strips(theta, self.problem.x, self.problem.y, self.weights[1])
         prior, _ = grad_and_aux(self._prior_term, theta)

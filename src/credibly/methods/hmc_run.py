@@ -41,7 +41,7 @@ class HMCRun(Process):
         self.total = self.warmup + options.draws * options.thin
         self.scheme = integrator(options.integrator)
         if options.compile is not False:
-            target.go_native()
+            target.go_native() or target.go_kernel()
         length = even_share(self.chains, target.at_once(self.chains))
         self.slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         self.length, self.kind = options.length(target), options.mass_kind(target)

@@ -27,7 +27,7 @@ class Stopped(Exception):
 class Trajectory:
     """Steps of an integrator for C chains, in place on buffers of its own.
 
-    Small networks on a processor go through code of our own (`native`), a whole trajectory in one call. Elsewhere, where the
+    Small networks go through code of our own (`native`), on a processor or on a GPU, a whole trajectory in one call. Elsewhere, where the
     target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
     micro-batches, the target's pieces are evaluated one after another. On a GPU the steps are captured once as a CUDA graph
     and replayed, which takes the launches out of small networks. How it is laid out is decided for `like` chains: as many as
@@ -46,7 +46,9 @@ class Trajectory:
         self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
         self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
         self.alone = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
-        self.native = target.native
+        self.native = target.native if target.kernel is None else target.kernel
+        if target.kernel is not None:
+            target.kernel.like = like
         self.graphs: dict[int, Any] = {}
         self.compiled, self.graphed = self.native is not None, False
         if self.native is not None:

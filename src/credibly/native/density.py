@@ -78,7 +78,7 @@ class NativeDensity:
         targets = y.to(stack.dtype)
         targets = targets.unsqueeze(1) if targets.ndim == 1 else targets
         count = stack.outputs if isinstance(likelihood, Categorical) else targets.shape[1]
-        scale, place, each = _noise(likelihood, layout, count)
+        scale, place, each = noise_scales(likelihood, layout, count)
         self.stack, self.rows_by_dim = stack, len(x) * stack.dim
         scales = (ctypes.c_double * count)(*scale)
         inputs, outputs = padded_columns(x.to(stack.dtype)), padded_columns(targets)
@@ -182,7 +182,7 @@ class NativeDensity:
         )  # fmt: skip
 
 
-def _noise(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
+def noise_scales(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
     """Fixed scales, the place of a learned one or -1, and whether there is one for each target."""
     if not isinstance(likelihood, Gaussian):
         return [1.0] * targets, -1, 0

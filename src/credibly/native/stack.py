@@ -49,8 +49,8 @@ class Stack:
 
     @staticmethod
     def of(module: nn.Module, layout: Layout) -> Stack | None:
-        """None where the network is more than such a stack, or not all of it is random, or there is no compiled code."""
-        if layout.device.type != "cpu" or layout.dtype not in SUFFIX:
+        """None where the network is more than such a stack, or not all of it is random."""
+        if layout.dtype not in SUFFIX:
             return None
         places = {e.name: e.start for e in layout.entries if e.name not in layout.extra}
         layers: list[list[int]] = []
@@ -60,9 +60,13 @@ class Stack:
         everything = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         if sorted(names) != sorted(everything) or len(set(names)) != len(names) or set(names) != set(places):
             return None
-        if any(max(layer[:2]) > WIDEST for layer in layers) or library() is None:
+        if any(max(layer[:2]) > WIDEST for layer in layers):
             return None
         return Stack(layers, layout)
+
+    def compiled(self) -> bool:
+        """Whether there is compiled code for it on a processor. Asking may compile that, once on a machine."""
+        return self.layout.device.type == "cpu" and library() is not None
 
     def function(self, name: str) -> Any:
         """A function of the library for this network's type of number."""
