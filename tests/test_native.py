@@ -245,6 +245,27 @@ class TestOutputs:
         assert found.shape == wanted.shape
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
+    @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.SiLU])
+    def test_exponentials_are_right_to_some_ulp(self, activation):
+        # In units of 2^-23: the polynomial 0.8, log(2) as one float 2.1 at 86, roundings of r, p, 1 + e and the quotient 1.5.
+        net = nn.Sequential(nn.Linear(1, 1, bias=False), activation())
+        x = torch.linspace(-86, 86, 100_001)[:, None]
+        given = cr.Problem(net, (x, x), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
+        found = given.forward(torch.ones(1, 1), x)[0].double()
+        assert given.forward.native is not None
+        wanted = torch.sigmoid(x.double()) * (x.double() if activation is nn.SiLU else 1)
+        error = ((found - wanted) / wanted).abs().nan_to_num(0)
+        assert error.max() < 4.5 * 2**-23
+        assert error[x.abs() < 10].max() < 2.5 * 2**-23
+
+    def test_what_is_no_number_stays_none(self):
+        net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.SiLU())
+        x = torch.zeros(20_000, 1)
+        x[3], x[4], x[5] = torch.nan, torch.inf, -200
+        given = cr.Problem(net, (x[10:], x[10:]), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
+        found = given.forward(torch.ones(1, 1), x)[0, :, 0]
+        assert found[3].isnan() and found[4] == torch.inf and -1e-30 < found[5] <= 0 and (found[6:] == 0).all()
+
     def test_copies_have_places_in_memory_of_their_own(self):
         given = problem()
         theta, x = points(ProblemTarget(given), 40), torch.ones(600, 3, dtype=DOUBLE)

@@ -40,13 +40,17 @@ inline void units(const T* w, int64_t sj, int64_t si, const T* b, const T* in, i
     for (int j = 0; j < J; ++j)
       for (int h = 0; h < 2; ++h) {
         const int64_t at = j * PITCH + r + h * L;
-        Vec<T> value = sum[j][h], rate;
-        if (times) value *= *(const Vec<T>*)(times + at);
-        if (act != NONE) {
-          activate<T>(act, sum[j][h], value, rate);
-          if (slope) *(Vec<T>*)(slope + at) = rate;
-        }
-        *(Vec<T>*)(out + at) = value;
+        *(Vec<T>*)(out + at) = times ? sum[j][h] * *(const Vec<T>*)(times + at) : sum[j][h];
+      }
+    // In a loop of its own: too long to be written out for each unit, it would have all sums in memory while they grow.
+    for (int j = 0; j < J && act != NONE; ++j)
+      for (int h = 0; h < 2; ++h) {
+        const int64_t at = j * PITCH + r + h * L;
+        Vec<T>& value = *(Vec<T>*)(out + at);
+        if (slope)
+          activate<T>(act, Vec<T>(value), value, *(Vec<T>*)(slope + at));
+        else
+          value = activated<T>(act, value);
       }
   }
 }
