@@ -152,7 +152,7 @@ def test_hmc_by_the_kernel_repeats_its_bits_and_finds_the_posterior():
     design = torch.cat([x, torch.ones_like(x)], 1)
     covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(2, dtype=torch.float64))
     mean = covariance @ design.T @ y / 0.25
-    draws = runs[0].draws.cpu()
+    draws = runs[0].draws.cpu().flatten(0, 1)
     # 64 chains of 200 draws: the standard error of a mean is below a deviation over the root of 64 * 200 / 10.
     assert float(((draws.mean(0) - mean).abs() / covariance.diagonal().sqrt()).max()) < 4 / (64 * 20) ** 0.5
     torch.testing.assert_close(draws.T.cov(), covariance, rtol=0.12, atol=0.12 * float(covariance.abs().max()))

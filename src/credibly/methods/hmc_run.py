@@ -60,6 +60,7 @@ class HMCRun(Process):
         self.state: State
         self.inverse_mass = options.inverse_mass(target)
         self.size = torch.full((self.chains,), options.step_size or 0.0, dtype=torch.float64)
+        self._placed = (self.size, self.size.to(target.device, target.dtype))
         self.dual = DualAveraging(torch.ones(1 if options.pooled else self.chains), options.target_accept)
         self.welford = Welford(self.chains, target.dim, target.device)
         self.trial: LengthTrial | None = None  # of trajectory lengths, while they are tried
@@ -181,12 +182,18 @@ class HMCRun(Process):
         for part in self.slices:
             path = self.trajectories[part.stop - part.start]
             theta, momentum, gradient = begun.theta[part], begun.momentum[part], begun.gradient[part]
-            size, counts = self.size[part].to(self.target.device, self.target.dtype), steps[part]
+            size, counts = self._sizes()[part], steps[part]
             path.run_each(theta, momentum, gradient, size, self.inverse_mass, counts, stop)
             prior = self.target.log_prior(path.theta)
             found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
             pieces.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
         return State(*pieces[0]) if len(pieces) == 1 else State(*(torch.cat(column) for column in zip(*pieces)))
+
+    def _sizes(self) -> Tensor:
+        """The step sizes where the chains are. Copied when they change: a copy has the host wait for all that a GPU has begun."""
+        if self._placed[0] is not self.size:
+            self._placed = self.size, self.size.to(self.target.device, self.target.dtype)
+        return self._placed[1]
 
     # -- adaptation ------------------------------------------------------------------------------------------------------
     def phase(self) -> tuple[str, int, int]:

@@ -168,6 +168,7 @@ class GpuDensity:
         self.kept = (*columns, *slots, scales, flat)
         self.rows, self.padded, self.weight, self.device = len(x), padded, weights[0], device
         self.like = 1
+        self._counts: tuple[tuple[int, ...], Tensor] = ((), flat)
         self._rooms: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     @staticmethod
@@ -246,12 +247,14 @@ class GpuDensity:
         steps: Sequence[int], kicks: Sequence[float], drifts: Sequence[float], room: tuple[Tensor, ...],
     ) -> tuple[Any, list[ctypes.c_void_p], Any]:  # fmt: skip
         """What the kernel is called with: its data, where its tensors lie, and what has to live until it has been called."""
-        counts = torch.tensor(list(steps), dtype=torch.int32).to(theta.device)
+        wanted = tuple(steps)
+        if self._counts[0] != wanted:  # a copy has the host wait for all that the GPU has begun
+            self._counts = wanted, torch.tensor(wanted, dtype=torch.int32).to(theta.device)
         data = arguments_struct(len(drifts))(
             *(t.data_ptr() for t in self.kept), self.rows, self.padded, self.form.stack.dim, self.weight,
             (ctypes.c_double * len(kicks))(*kicks), (ctypes.c_double * len(drifts))(*drifts),
         )  # fmt: skip
-        given = (theta, momentum, gradient, log_likelihood, size, inverse_mass, counts, *room)
+        given = (theta, momentum, gradient, log_likelihood, size, inverse_mass, self._counts[1], *room)
         assert all(t is None or t.is_contiguous() for t in given)
         return data, [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in given], given
 
