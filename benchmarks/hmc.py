@@ -24,7 +24,7 @@ from benchmarks.timing import Goal, Row, Times, interleaved, options, report, sc
 from credibly.target import ProblemTarget
 
 PEERS = {"blackjax_hmc": "BlackJAX", "numpyro_hmc": "NumPyro"}
-ON_GPU = {"jax_hmc": "JAX scan and vmap", "numpyro_hmc": "NumPyro"}
+ON_GPU = {"jax_hmc": "JAX scan and vmap"}
 # name, sizes, rows, chains, leapfrog steps, iterations a call, goal, goal against NumPyro too, minutes
 SIZES: list[dict[str, Any]] = [
     {"name": "hmc-small-1", "sizes": [13, 50, 1], "rows": 455, "chains": 1, "steps": 50, "iterations": 20, "goal": 1.0},

@@ -264,7 +264,10 @@ class TestOutputs:
         x[3], x[4], x[5] = torch.nan, torch.inf, -200
         given = cr.Problem(net, (x[10:], x[10:]), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
         found = given.forward(torch.ones(1, 1), x)[0, :, 0]
-        assert found[3].isnan() and found[4] == torch.inf and -1e-30 < found[5] <= 0 and (found[6:] == 0).all()
+        assert found[3].isnan()
+        assert found[4] == torch.inf
+        assert -1e-30 < found[5] <= 0
+        assert (found[6:] == 0).all()
 
     def test_copies_have_places_in_memory_of_their_own(self):
         given = problem()

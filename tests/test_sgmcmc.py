@@ -165,7 +165,7 @@ def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
 def test_compiled_noise_is_the_same():
     """An odd number of them, the last chain's."""
     plain, fast = (
-        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, apart=True, compile=c, calls=1, device=torch.device("cpu"))
+        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, apart=True, compile=c)
         for c in (False, True)
     )  # fmt: skip
     expected, found = plain.of(1, 7), fast.of(1, 7)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -17,13 +18,33 @@ def grad_and_aux(function: Callable[[Tensor], tuple[Tensor, Aux]], point: Tensor
     Inside `torch.compile` the derivative is taken by torch.func, in eager code by autograd, which has less overhead.
     """
     if torch.compiler.is_compiling():
-        gradient, aux = torch.func.grad(function, has_aux=True)(point)
+        with _noted():
+            gradient, aux = torch.func.grad(function, has_aux=True)(point)
         return gradient, aux
-    with torch.enable_grad():
+    with torch.enable_grad(), _noted():
         leaf = point.detach().requires_grad_()
         value, aux = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
     return gradient, aux
+
+
+class _Noted:
+    now = False
+
+
+@contextmanager
+def _noted() -> Iterator[None]:
+    before = _Noted.now
+    _Noted.now = True
+    try:
+        yield
+    finally:
+        _Noted.now = before
+
+
+def first_order() -> bool:
+    """Whether this runs inside `grad_and_aux`, where nobody asks for a second derivative."""
+    return _Noted.now
 
 
 def transformed() -> bool:

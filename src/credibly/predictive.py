@@ -19,6 +19,7 @@ from torch import Tensor
 from credibly.errors import InputError
 from credibly.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.likelihoods import Likelihood
+from credibly.native.moments import mean_of_draws, moments_of_draws
 from credibly.quantiles import mixture_quantiles
 from credibly.rng import check_seed, stream
 
@@ -26,9 +27,7 @@ T = TypeVar("T")
 
 BLOCK_VALUES = 2**22  # network values held at a time: 16 MiB in float32, which also stays near the caches
 GPU_BLOCK_VALUES = 2**28  # on a GPU, which wants large pieces and has the memory: 1 GiB in float32
-MANY = (
-    2**18
-)  # rows times draws from which on compiled code of our own is asked for, which may have to be compiled first
+MANY = 2**18  # rows times draws from which on compiled code of our own is asked for; it may have to be compiled first
 CACHE_VALUES = 2**24  # outputs of all rows are kept when they are at most this many values (64 MiB in float32)
 
 
@@ -134,11 +133,9 @@ class Predictive:
         likelihood, location, scale = self.likelihood.standardised() or (self.likelihood, None, None)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
-            # Sums in float64 without a copy of the whole block in it.
+            aleatoric = mean_of_draws(likelihood.spread(output, extra))
             means = likelihood.moments(output, extra)[0]
-            aleatoric = likelihood.spread(output, extra).mean(0, dtype=torch.float64)
-            mean = means.mean(0, dtype=torch.float64)
-            spread_of_means = torch.square(means - mean.to(means.dtype)).mean(0, dtype=torch.float64)
+            mean, spread_of_means = moments_of_draws(means, native=self._native_width is not None)
             total = likelihood.total(mean, spread_of_means, aleatoric)
             # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
@@ -269,6 +266,12 @@ class Predictive:
         return GPU_BLOCK_VALUES if tensors_of(self._x)[0][1].device.type == "cuda" else BLOCK_VALUES
 
     @cached_property
+    def _native_width(self) -> int | None:
+        """Values of a row that compiled code of our own keeps, where it does the work: there is enough of it, and it can."""
+        width: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
+        return width() if width is not None and self.rows * self.draws >= MANY else None
+
+    @cached_property
     def _outputs_a_row(self) -> int:
         known: int | None = getattr(self._source, "outputs_a_row", None)  # a source may know without a trial pass
         return known or self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
@@ -293,11 +296,8 @@ class Predictive:
     def _outputs(self, x: Inputs, first: int) -> Tensor:
         """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
         rows = row_count(x)
-        width = self._source.row_width()
-        native: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
-        if native is not None and rows * self.draws >= MANY:
-            width = native() or width
-        tile_rows = max(1, min(rows, self._most_values // width, 4096))
+        width = self._native_width or self._source.row_width()
+        tile_rows = max(1, min(rows, self._most_values // width, 4096 if self._native_width is None else rows))
         tile_draws = max(1, min(self.draws, self._most_values // (tile_rows * width)))
         result: Tensor | None = None
         for row in range(0, rows, tile_rows):

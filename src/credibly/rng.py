@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from credibly.errors import InputError
 
 MANY = 2**15  # numbers from which on drawing them weighs in a step
+CHUNK = 32  # normal numbers that come from 16 words of a stream by places
 
 
 def check_seed(seed: int) -> int:
@@ -36,6 +38,37 @@ def stream_seed(seed: int, purpose: str, *indices: int) -> int:
 def stream(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator at the start of the stream named by (seed, purpose, indices)."""
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *indices))
+
+
+def stream_keys(seed: int, purpose: str, *indices: int) -> tuple[int, int]:
+    """Two keys of 64 bits for one stream of numbers by their places."""
+    name = f"{seed}/{purpose}/{'/'.join(str(i) for i in indices)}".encode()
+    digest = hashlib.blake2b(name, digest_size=16).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def stream_words(keys: tuple[int, int], count: int) -> Any:
+    """The first words of a stream, an array of 64 bits each: word w depends on the keys and on w alone, as in native/noise.h.
+
+    They are those of SplitMix64 from the first key on, with the second key added halfway through its mixing.
+    """
+    z = np.arange(1, count + 1, dtype=np.uint64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(keys[0])
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z += np.uint64(keys[1])
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
+    """Standard normal numbers by their places into out (whole chunks,): of 16 words, eight give the radii and eight the angles."""
+    bits = torch.from_numpy(stream_words(keys, len(out) // 2).view(np.int32)).view(-1, 2, CHUNK // 2)
+    for place, numbers in enumerate(normal_pairs(*bits.unbind(1))):
+        out.view(-1, 2, CHUNK // 2)[:, place] = numbers
 
 
 def draw_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credibly.errors import InputError
+from credibly.fused_unit import unit
 from credibly.norms import FilterResponseNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -115,7 +116,7 @@ class ResNet20FRN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, H, W) -> (N, classes)."""
-        x = self.blocks(self.act(self.stem(x)))
+        x = self.blocks(self.stem(x, self.act))
         out: Tensor = self.head(x.mean((2, 3)))
         return out
 
@@ -142,25 +143,21 @@ class _Block(nn.Module):
         self.act = _activation(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.act(self.shortcut(x) + self.second(self.act(self.first(x))))
+        out: Tensor = self.second(self.first(x, self.act), self.act, self.shortcut(x))
         return out
 
 
 class _Unit(nn.Module):
-    """A convolution with "same" padding and its normalisation."""
+    """A convolution with "same" padding and its normalisation; then, where given, a sum with `other` and an activation."""
 
     def __init__(self, inputs: int, filters: int, kernel: int, stride: int, threshold: bool) -> None:
         super().__init__()
-        self.uneven = stride > 1 and kernel > 1
-        self.conv = nn.Conv2d(inputs, filters, kernel, stride, padding=0 if self.uneven else kernel // 2)
+        uneven = stride > 1 and kernel > 1
+        self.conv = nn.Conv2d(inputs, filters, kernel, stride, padding=0 if uneven else kernel // 2)
         self.norm = FilterResponseNorm(filters, threshold=threshold)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.uneven:  # 3 x 3 with stride 2: an even side needs one further row in all, an odd side two
-            height, width = x.shape[-2] % 2, x.shape[-1] % 2
-            x = F.pad(x, (width, 1, height, 1))
-        out: Tensor = self.norm(self.conv(x))
-        return out
+    def forward(self, x: Tensor, act: nn.Module | None = None, other: Tensor | None = None) -> Tensor:
+        return unit(self.conv, self.norm, x, act, other)
 
 
 class UnrolledLSTM(nn.Module):

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.compiling import Compile, compiled
-from credibly.rng import MANY, normal_pairs, stream, stream_seed
+from credibly.compiling import Compile
+from credibly.native import wide
+from credibly.native.library import library
+from credibly.rng import CHUNK, MANY, fill_normal, stream, stream_keys
 
 BLOCK_VALUES = (
     2**16
@@ -70,45 +72,39 @@ class LargeNoise:
     """The same where a chain needs many numbers: of all chains, or of one at a time (`apart`), which stay in the caches.
 
     torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch step. Here
-    raw bits come from one thread (SFC64, a quarter of that), and compiled code makes them normal in all threads.
+    each number is a function of the stream's keys and of its place: compiled code makes them in all threads, or where it
+    needs them, given the keys alone. Without compiled code the same words are made by numpy.
     """
 
-    def __init__(
-        self, seed: int, purpose: str, chains: range, dim: int, *, apart: bool, compile: Compile, calls: int, device: torch.device
-    ) -> None:  # fmt: skip
+    def __init__(self, seed: int, purpose: str, chains: range, dim: int, *, apart: bool, compile: Compile) -> None:
         self.seed, self.purpose, self.chains, self.dim = seed, purpose, chains, dim
-        self.pairs = -(-dim // 2)
-        self.values = torch.empty(1 if apart else len(chains), 2 * self.pairs, device=device)
-        self.halves = self.values.split(self.pairs, 1)
-        self.fill = compiled(_fill, compile, calls, device, dim)
+        self.values = torch.empty(1 if apart else len(chains), -(-dim // CHUNK) * CHUNK)
+        self.fill = wide.fill_normal if compile is not False and library() is not None else fill_normal
 
     def at(self, iteration: int) -> Tensor:
         """The numbers of one iteration, (C, D): a view that holds until the next call."""
-        return self._made(np.stack([self._bits(chain, iteration) for chain in self.chains]))
+        for row, chain in zip(self.values, self.chains):
+            self.fill(row, self._keys(chain, iteration))
+        return self.values[:, : self.dim]
 
     def of(self, place: int, iteration: int) -> Tensor:
         """The numbers of one iteration for the chain in that place, (1, D): a view that holds until the next call."""
-        return self._made(self._bits(self.chains[place], iteration))
+        self.fill(self.values[0], self._keys(self.chains[place], iteration))
+        return self.values[:1, : self.dim]
 
-    def _bits(self, chain: int, iteration: int) -> Any:
-        return np.random.SFC64(stream_seed(self.seed, self.purpose, chain, iteration)).random_raw(self.pairs)
+    def keys(self, iteration: int, count: int) -> Any:
+        """Of so many iterations from this one on, an array (count, C, 2)."""
+        every = [[self._keys(chain, t) for chain in self.chains] for t in range(iteration, iteration + count)]
+        return np.array(every, dtype=np.uint64)
 
-    def _made(self, raw: Any) -> Tensor:
-        self.fill(*torch.from_numpy(raw.view(np.int32)).view(-1, 2, self.pairs).unbind(1), *self.halves)
-        return self.values[:, : self.dim]
-
-
-def _fill(first: Tensor, second: Tensor, low: Tensor, high: Tensor) -> None:
-    # Two tensors to write to, so that the compiler makes one loop of it. Joined, each half would compute the other's part too.
-    for half, numbers in zip((low, high), normal_pairs(first, second)):
-        half.copy_(numbers)
+    def _keys(self, chain: int, iteration: int) -> tuple[int, int]:
+        return stream_keys(self.seed, self.purpose, chain, iteration)
 
 
 def diffusion(
-    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, apart: bool, compile: Compile,
-    calls: int,
+    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, apart: bool, compile: Compile
 ) -> ChainNoise | LargeNoise:  # fmt: skip
-    """From bits where that is faster, from torch's own numbers elsewhere."""
+    """By places where that is faster, from torch's own numbers elsewhere."""
     if device.type == "cpu" and dtype == torch.float32 and dim >= MANY:
-        return LargeNoise(seed, purpose, chains, dim, apart=apart, compile=compile, calls=calls, device=device)
+        return LargeNoise(seed, purpose, chains, dim, apart=apart, compile=compile)
     return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)

@@ -15,6 +15,7 @@ from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
 from credibly.methods.chain_noise import ChainNoise, diffusion
+from credibly.methods.native_chains import native_chains
 from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
@@ -57,8 +58,7 @@ class SGMCMCRun(Process):
         self.apart = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         calls = self.total * (options.chains if self.apart else 1)
         self.noise = diffusion(
-            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart,
-            compile=options.compile, calls=calls,
+            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart, compile=options.compile
         )  # fmt: skip
         self.batches: Batches | None = None
         self.scale = 1.0
@@ -67,8 +67,7 @@ class SGMCMCRun(Process):
             batch = options.batch(n)
             self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-        plain = not options.preconditioned and not self.apart and isinstance(self.noise, ChainNoise)
-        self.native = target.native if options.compile is not False and plain and target.go_native() else None
+        self.native = native_chains(self)
         values = target.dim if self.apart else target.dim * options.chains  # as one process would have it
         compile = options.compile if self.native is None else False
         self.step: Any = compiled(self._step, compile, calls, target.device, values)
@@ -166,7 +165,7 @@ class SGMCMCRun(Process):
         while t < upto:
             here = table[t - self.done :]
             if self.native is not None:
-                t += self._native_steps(t, here)
+                t += self.native.advance(t, here)
                 continue
             if self.several is not None and upto - t >= UNROLLED and self._side_by_side(t):
                 rows = self.batches.span(t, UNROLLED) if self.batches is not None else None
@@ -176,21 +175,6 @@ class SGMCMCRun(Process):
                 continue
             self._advance_one(t, here[0])
             t += 1
-
-    def _native_steps(self, t: int, figures: Tensor) -> int:
-        """As many steps as have their rows and noise side by side, in one call of compiled code; how many those are."""
-        assert self.native is not None
-        assert isinstance(self.noise, ChainNoise)
-        count = min(len(figures), self.noise.left(t))
-        rows = None
-        if self.batches is not None:
-            count = min(count, self.batches.left(t))
-            rows = self.batches.span(t, count)
-        momentum, gradient = (self.momentum, self.gradient) if self.options.has_momentum else (None, None)
-        self.native.minibatch_steps(
-            self.theta, momentum, gradient, self.value, rows, self.scale, self.noise.span(t, count), figures[:count].contiguous()
-        )  # fmt: skip
-        return count
 
     def _side_by_side(self, t: int) -> bool:
         assert isinstance(self.noise, ChainNoise)
@@ -341,7 +325,7 @@ class SGMCMCRun(Process):
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}"
             + (
                 "; large, so steps are taken by one chain after another"
-                if self.apart and not self.target.looped
+                if self.apart and not self.target.looped and self.native is None
                 else ""
             ),
         }

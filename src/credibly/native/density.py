@@ -23,7 +23,9 @@ SHARED = (
 )
 
 
-class _Rows(ctypes.Structure):
+class Rows(ctypes.Structure):
+    """Data and likelihood as the compiled code takes them."""
+
     _fields_ = [
         ("count", ctypes.c_int64), ("padded", ctypes.c_int64), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p),
         ("kind", ctypes.c_int64), ("targets", ctypes.c_int64), ("scale", ctypes.POINTER(ctypes.c_double)),
@@ -85,7 +87,7 @@ class NativeDensity:
         loc = prior.loc.to(stack.dtype).contiguous()
         precision = (weights[1] / prior.std.double() ** 2).to(stack.dtype).contiguous()
         self._kept = (inputs, outputs, loc, precision, scales)  # the structures only point at them
-        self.rows = _Rows(
+        self.rows = Rows(
             len(x), inputs.shape[1], inputs.data_ptr(), outputs.data_ptr(), KINDS[type(likelihood)], count, scales, place, each,
             weights[0],
         )  # fmt: skip

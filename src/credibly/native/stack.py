@@ -48,8 +48,8 @@ class Stack:
         return Stack, (self.layers, self.layout)  # places in memory are no use in a copy
 
     @staticmethod
-    def of(module: nn.Module, layout: Layout) -> Stack | None:
-        """None where the network is more than such a stack, or not all of it is random."""
+    def of(module: nn.Module, layout: Layout, widest: float = WIDEST) -> Stack | None:
+        """None where the network is more than such a stack, or has a layer wider than that, or not all of it is random."""
         if layout.dtype not in SUFFIX:
             return None
         places = {e.name: e.start for e in layout.entries if e.name not in layout.extra}
@@ -60,7 +60,7 @@ class Stack:
         everything = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         if sorted(names) != sorted(everything) or len(set(names)) != len(names) or set(names) != set(places):
             return None
-        if any(max(layer[:2]) > WIDEST for layer in layers):
+        if any(max(layer[:2]) > widest for layer in layers):
             return None
         return Stack(layers, layout)
 
