@@ -19,6 +19,7 @@ from credibly.methods.training import Training
 from credibly.methods.trajectory import Trajectory
 from credibly.native import density
 from credibly.native.library import _folder, library
+from credibly.native.moments import mean_of_draws, moments_of_draws
 from credibly.native.stack import Stack
 from credibly.target import ProblemTarget
 
@@ -289,6 +290,52 @@ class TestOutputs:
         again = torch.func.grad(lambda t: given.forward(t, x).sum())(theta)
         torch.testing.assert_close(slope, again)
         assert float(slope.abs().max()) > 0
+
+
+class TestMoments:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("shape", [(1, 3), (7, 256, 1), (300, 1001, 2)])
+    def test_as_the_plain_path(self, dtype, shape):
+        values = (100 + torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)).to(dtype)
+        # Sums of 300 in float64 in another order: 300 roundings of 1e-16. A square is of a gap that hangs on the mean's own rounding
+        # to float32 in both, which is the same but where the two sums fall on either side of the middle between two floats.
+        for found, wanted in zip(moments_of_draws(values, native=True), moments_of_draws(values), strict=True):
+            assert found.dtype == wanted.dtype == DOUBLE
+            torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
+
+    def test_threads_change_no_bit(self):
+        values = torch.randn(50, 3000, generator=torch.Generator().manual_seed(1))
+        before = torch.get_num_threads()
+        found = []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(torch.stack(moments_of_draws(values, native=True)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+    def test_numbers_that_repeat_are_looked_at_once(self):
+        values = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(1))
+        for given in (values.expand(5, 9, 2), values[:1].expand(5, 9, 2), torch.tensor(0.3).expand(5, 9, 2)):
+            torch.testing.assert_close(mean_of_draws(given), given.contiguous().double().mean(0), rtol=1e-15, atol=0)
+
+    def test_predictions_are_those_of_the_plain_path(self, monkeypatch):
+        given = problem(widths=(3, 7, 2), dtype=torch.float32)
+        theta = points(ProblemTarget(given), 90)
+        x = torch.randn(3001, 3, generator=torch.Generator().manual_seed(5))
+        model = cr.posterior.Model.of(given)
+        posterior = cr.DrawsPosterior(model, theta[None], cr.posterior.Record(method="test"))
+        fast = posterior.predict(x)
+        assert fast._native_width == 2
+        monkeypatch.setattr("credibly.predictive.MANY", 2**40)
+        monkeypatch.setattr("credibly.forward.worth_it", lambda *_: False)
+        plain = posterior.predict(x)
+        assert plain._native_width is None
+        for name in ("mean", "variance", "aleatoric", "epistemic"):
+            found, wanted = getattr(fast, name), getattr(plain, name)
+            torch.testing.assert_close(found, wanted, rtol=TOLERANCE[torch.float32], atol=TOLERANCE[torch.float32])
 
 
 class TestWho:
