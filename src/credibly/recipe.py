@@ -104,7 +104,7 @@ class Recipe:
         target = torch.from_numpy(np.ascontiguousarray(y, np.float32 if self.task == "regression" else np.int64))
         return Problem(
             net, data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
-            likelihood=self.likelihood(classes, targets), prior=Normal(self.scale, fan_in=True),
+            likelihood=self.likelihood(classes, targets), prior=Normal(self.scale, fan_in=True), device=device,
         )  # fmt: skip
 
     def resolved(self, rows: int, parameters: int) -> tuple[str, str]:
