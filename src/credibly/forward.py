@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from credibly.errors import InputError
+from credibly.fused_unit import fuses
 from credibly.images import channels_last, takes_channels_last, with_paired_pools
 from credibly.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 from credibly.layout import Layout
@@ -112,6 +113,15 @@ class Forward:
                 rows.append(self._one({k: v[c] for k, v in parameters.items()}, mine))
             return torch.stack(rows)
         return self._vmapped(parameters, x, shared)
+
+    def fuses(self, trial: Inputs) -> bool:
+        """Whether first derivatives in eager code run through kernels of our own (`fused_unit`)."""
+        if not self.looped or not isinstance(trial, Tensor):
+            return False
+        if self.precision is None:
+            return fuses(self.module, trial)
+        with torch.autocast(self.layout.device.type, PRECISIONS[self.precision], cache_enabled=False):
+            return fuses(self.module, trial)
 
     def arranged(self, x: Inputs) -> Inputs:
         """The inputs of one network as it likes them in memory: images channels last, where it takes them so."""

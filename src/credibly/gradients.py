@@ -18,8 +18,7 @@ def grad_and_aux(function: Callable[[Tensor], tuple[Tensor, Aux]], point: Tensor
     Inside `torch.compile` the derivative is taken by torch.func, in eager code by autograd, which has less overhead.
     """
     if torch.compiler.is_compiling():
-        with _noted():
-            gradient, aux = torch.func.grad(function, has_aux=True)(point)
+        gradient, aux = torch.func.grad(function, has_aux=True)(point)
         return gradient, aux
     with torch.enable_grad(), _noted():
         leaf = point.detach().requires_grad_()
@@ -43,8 +42,8 @@ def _noted() -> Iterator[None]:
 
 
 def first_order() -> bool:
-    """Whether this runs inside `grad_and_aux`, where nobody asks for a second derivative."""
-    return _Noted.now
+    """Whether this runs in eager code inside `grad_and_aux` alone, where nobody asks for more than one derivative."""
+    return _Noted.now and not transformed()
 
 
 def transformed() -> bool:

@@ -107,6 +107,7 @@ class Problem:
         if self.device.type == "cuda":  # all rows go through at once there: they are put in order once
             self.x = self.forward.arranged(self.x)
         self.micro_batch = micro_batch
+        self.fused = self.forward.fuses(trial)
 
     @property
     def dim(self) -> int:

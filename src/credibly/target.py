@@ -148,7 +148,12 @@ class ProblemTarget(Target):
         return self.kernel is not None
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be."""
+        """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be.
+
+        Not where they run through kernels of our own, which are faster than what the compiler makes of the plain layers.
+        """
+        if self.problem.fused:
+            return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))
         sample = compiled(self._piece, mode, calls * blocks, self.device, self.dim * chains)
         self._compile = sample != self._piece

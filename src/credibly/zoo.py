@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from credibly.errors import InputError
-from credibly.fused_unit import unit
+from credibly.fused_unit import Unit
 from credibly.norms import FilterResponseNorm
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -103,7 +103,7 @@ class ResNet20FRN(nn.Module):
         super().__init__()
         self.classes, self.channels = _count("classes", classes), _count("channels", channels)
         self.width, self.activation, self.threshold = _count("width", width), activation, bool(threshold)
-        self.stem = _Unit(channels, width, 3, 1, self.threshold)
+        self.stem = Unit(channels, width, 3, 1, self.threshold)
         self.act = _activation(activation)
         blocks, before = [], width
         for stage, place in itertools.product(range(3), range(3)):
@@ -137,27 +137,14 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, filters: int, halves: bool, activation: str, threshold: bool) -> None:
         super().__init__()
         stride = 2 if halves else 1
-        self.first = _Unit(inputs, filters, 3, stride, threshold)
-        self.second = _Unit(filters, filters, 3, 1, threshold)
-        self.shortcut = _Unit(inputs, filters, 1, stride, threshold) if halves else nn.Identity()
+        self.first = Unit(inputs, filters, 3, stride, threshold)
+        self.second = Unit(filters, filters, 3, 1, threshold)
+        self.shortcut = Unit(inputs, filters, 1, stride, threshold) if halves else nn.Identity()
         self.act = _activation(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.second(self.first(x, self.act), self.act, self.shortcut(x))
         return out
-
-
-class _Unit(nn.Module):
-    """A convolution with "same" padding and its normalisation; then, where given, a sum with `other` and an activation."""
-
-    def __init__(self, inputs: int, filters: int, kernel: int, stride: int, threshold: bool) -> None:
-        super().__init__()
-        uneven = stride > 1 and kernel > 1
-        self.conv = nn.Conv2d(inputs, filters, kernel, stride, padding=0 if uneven else kernel // 2)
-        self.norm = FilterResponseNorm(filters, threshold=threshold)
-
-    def forward(self, x: Tensor, act: nn.Module | None = None, other: Tensor | None = None) -> Tensor:
-        return unit(self.conv, self.norm, x, act, other)
 
 
 class UnrolledLSTM(nn.Module):
