@@ -136,7 +136,8 @@ class Recipe:
 
 def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
     """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
-    training: dict[str, Any] = {"compile": False}
+    # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good.
+    training: dict[str, Any] = {"compile": False, "clip_norm": 10.0}
     # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
     hmc: dict[str, Any] = {
         "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
