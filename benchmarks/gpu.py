@@ -105,7 +105,7 @@ def cases() -> list[Case]:
         "a step is a handful of kernels whose launches and waits outlast their work; with 512 chains, memory traffic."
     )
     resnet_limits = (
-        "memory traffic of normalisation and activation between convolutions, which are not fused with them."
+        "memory traffic: a unit's kernels write what its gradient reads again, and gather an image once for each tap."
     )
     many = [
         Case(

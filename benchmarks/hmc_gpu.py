@@ -2,7 +2,7 @@
 
     python -m benchmarks.hmc_gpu [--images 50000] [--quick]
 
-Reports milliseconds a full-batch gradient (tf32 and bf16, eager and compiled, by micro-batch) and microseconds a leapfrog step.
+Reports milliseconds a full-batch gradient (tf32 and bf16; plain layers, compiled, own kernels; by micro-batch) and microseconds a leapfrog step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 import credibly as cr
-from credibly import zoo
+from credibly import fused_unit, zoo
 from credibly.kernels.integrators import LEAPFROG
 from credibly.methods.trajectory import Trajectory
 from credibly.target import ProblemTarget
@@ -37,20 +37,25 @@ def resnet(images: int, quick: bool) -> None:
     x = torch.randn(images, 3, 32, 32, generator=generator, device="cuda")
     y = torch.randint(10, (images,), generator=generator, device="cuda")
     print(f"\n## ResNet-20-FRN (274,042 parameters), {images} images of 3 x 32 x 32: one full-batch gradient\n")
-    print("| precision | compiled | micro-batch | ms | first call s | peak GiB |")
+    print("| precision | run by | micro-batch | ms | first call s | peak GiB |")
     print("| --- | --- | --- | --- | --- | --- |")
-    cases = [(p, c, None) for p in (None, "bf16") for c in (False, True)]
+    has_triton = fused_unit.HAS_TRITON
+    ways = ("plain layers", "compiled", "own kernels")
+    cases = [(p, way, None) for p in (None, "bf16") for way in ways]
     if not quick:
-        cases += [(p, True, rows) for p in (None, "bf16") for rows in (1000, 2000, 5000)]
+        cases += [(p, ways[2], rows) for p in (None, "bf16") for rows in (1000, 2000, 5000)]
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    for precision, compile, rows in cases:
+    for precision, way, rows in cases:
         torch.cuda.reset_peak_memory_stats()
         net = zoo.resnet20_frn().cuda()
+        fused_unit.HAS_TRITON = has_triton
         problem = cr.Problem(
             net, (x, y), cr.likelihoods.Categorical(), cr.priors.Normal(0.3), precision=precision, micro_batch=rows
         )
+        fused_unit.HAS_TRITON = way == "own kernels"
+        problem.fused = problem.fused and way == "own kernels"
         target = ProblemTarget(problem)
-        target.compile_pieces(compile, 10**6, 1)
+        target.compile_pieces(way == "compiled", 10**6, 1)
         theta = problem.layout.read(net).unsqueeze(0)
         began = time.perf_counter()
         try:
@@ -60,11 +65,11 @@ def resnet(images: int, quick: bool) -> None:
                 first = time.perf_counter() - began
                 ms = 1e3 * timed(lambda: target.likelihood_and_grad(theta), 5)  # noqa: B023
         except torch.cuda.OutOfMemoryError:
-            print(f"| {precision or 'tf32'} | {compile} | {rows} | out of memory | | |", flush=True)
+            print(f"| {precision or 'tf32'} | {way} | {rows} | out of memory | | |", flush=True)
             continue
         peak = torch.cuda.max_memory_allocated() / 2**30
         shown = rows or problem.block_rows(1)
-        print(f"| {precision or 'tf32'} | {compile} | {shown} | {ms:.1f} | {first:.1f} | {peak:.1f} |", flush=True)
+        print(f"| {precision or 'tf32'} | {way} | {shown} | {ms:.1f} | {first:.1f} | {peak:.1f} |", flush=True)
 
 
 def small(sizes: tuple[int, ...], rows: int) -> None:

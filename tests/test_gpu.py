@@ -156,3 +156,41 @@ def test_hmc_by_the_kernel_repeats_its_bits_and_finds_the_posterior():
     # 64 chains of 200 draws: the standard error of a mean is below a deviation over the root of 64 * 200 / 10.
     assert float(((draws.mean(0) - mean).abs() / covariance.diagonal().sqrt()).max()) < 4 / (64 * 20) ** 0.5
     torch.testing.assert_close(draws.T.cov(), covariance, rtol=0.12, atol=0.12 * float(covariance.abs().max()))
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_kernels_of_residual_units_equal_the_plain_layers(precision, monkeypatch):
+    pytest.importorskip("triton")
+    net = cr.zoo.resnet20_frn()
+    x, y = randn(13, 3, 32, 32), torch.arange(13) % 10  # an odd number: some programs take two images
+    told = {"likelihood": Categorical(), "prior": cr.priors.Normal(0.3), "device": "cuda"}
+    problem = cr.Problem(net, data=(x, y), precision=precision, micro_batch=8, **told)
+    exact = cr.Problem(net, data=(x.double(), y), dtype=torch.float64, **told)
+    theta = problem.layout.read(problem.layout.module).unsqueeze(0)
+    target, wanted = ProblemTarget(problem), ProblemTarget(exact).likelihood_and_grad(theta.double())[1]
+    assert problem.fused
+    assert not exact.fused
+    assert not target.compile_pieces(True, 10**6, 1)
+
+    def apart():
+        return float((target.likelihood_and_grad(theta)[1] - wanted).norm() / wanted.norm())
+
+    found = apart()
+    monkeypatch.setattr("credibly.fused_unit.HAS_TRITON", False)
+    plain = apart()
+    assert plain != found  # another way was taken
+    assert found < 1.5 * plain  # either is as far from float64 as the precision puts it
+
+
+def test_residual_units_that_do_not_fit_stay_plain():
+    pytest.importorskip("triton")
+    x, y = randn(4, 3, 32, 32), torch.arange(4)
+    for net, data in (
+        (cr.zoo.resnet20_frn(activation="relu"), x),
+        (cr.zoo.resnet20_frn(width=32), x),
+        (cr.zoo.resnet20_frn(), x[..., :20, :20]),
+    ):
+        problem = cr.Problem(net, data=(data, y), likelihood=Categorical(), prior=cr.priors.Normal(0.3), device="cuda")
+        assert not problem.fused
+        theta = problem.layout.read(problem.layout.module).unsqueeze(0)
+        assert bool(torch.isfinite(ProblemTarget(problem).likelihood_and_grad(theta)[1]).all())

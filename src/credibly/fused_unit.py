@@ -50,8 +50,11 @@ class Unit(nn.Module):
             y = other + y
         return y if act is None else act(y)
 
-    def fits(self, x: Tensor, act: nn.Module | None) -> bool:
-        """Whether the kernels serve these images: float32 by tf32, or bfloat16, on a GPU; sizes that are powers of two."""
+    def fits(self, x: Tensor, act: nn.Module | None = None) -> bool:
+        """Whether the kernels serve these images: float32 by tf32, or bfloat16, on a GPU; sizes that are powers of two.
+
+        Colours, fewer than 16, have no slope.
+        """
         if not (HAS_TRITON and x.is_cuda and x.dim() == 4 and (act is None or type(act) is nn.SiLU)):
             return False
         low = torch.is_autocast_enabled("cuda")
@@ -61,16 +64,26 @@ class Unit(nn.Module):
             return False
         channels, filters, before = self.conv.in_channels, self.conv.out_channels, x.shape[-1]
         after = -(-before // self.conv.stride[0])
-        gather = _power(channels) and 16 <= channels <= 64 if x.requires_grad else channels <= 64
-        powers = _power(filters) and 16 <= filters <= 64 and _power(before) and _power(after) and after >= 4
-        values = max(before * before * channels if x.requires_grad else 0, after * after * filters)
-        return gather and powers and values <= MOST_VALUES and x.shape[-2] == before
+        powers = all(map(_power, (filters, before, after))) and (channels < 16 or _power(channels))
+        values = max(before * before * channels, after * after * filters)
+        within = channels <= 64 and 16 <= filters <= 64 and after >= 4 and values <= MOST_VALUES
+        return powers and within and x.shape[-2] == before and not (channels < 16 and x.requires_grad)
 
 
 def fuses(module: nn.Module, x: Tensor) -> bool:
-    """Whether a network's gradient runs through the kernels on such images: its first unit, which takes them, tells."""
-    units = (m for m in module.modules() if isinstance(m, Unit))
-    return any(unit.conv.in_channels == x.shape[1] and unit.fits(x, None) for unit in units if x.dim() == 4)
+    """Whether a network has units, and its gradient at such images runs through the kernels in every one of them."""
+    units = [m for m in module.modules() if isinstance(m, Unit)]
+    if not (units and HAS_TRITON and x.is_cuda):
+        return False
+    found: list[bool] = []
+    handles = [u.register_forward_pre_hook(lambda u, args: found.append(u.fits(*args[:2]))) for u in units]
+    try:
+        with torch.no_grad():
+            module(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return all(found)
 
 
 def _power(count: int) -> bool:
