@@ -48,12 +48,10 @@ def resnet(images: int, quick: bool) -> None:
     for precision, way, rows in cases:
         torch.cuda.reset_peak_memory_stats()
         net = zoo.resnet20_frn().cuda()
-        fused_unit.HAS_TRITON = has_triton
+        fused_unit.HAS_TRITON = has_triton and way == "own kernels"
         problem = cr.Problem(
             net, (x, y), cr.likelihoods.Categorical(), cr.priors.Normal(0.3), precision=precision, micro_batch=rows
         )
-        fused_unit.HAS_TRITON = way == "own kernels"
-        problem.fused = problem.fused and way == "own kernels"
         target = ProblemTarget(problem)
         target.compile_pieces(way == "compiled", 10**6, 1)
         theta = problem.layout.read(net).unsqueeze(0)
