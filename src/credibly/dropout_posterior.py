@@ -9,6 +9,7 @@ per_row=True every row has masks of its own, as in training.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,6 +19,8 @@ from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.masks import MaskedDropout, Site, find_sites, masked_copy, repeated_width
+from credibly.native.outputs import FEWEST_MASKED, native_passes
+from credibly.native.stack import Stack
 from credibly.posterior import Model, Posterior, Record
 from credibly.predictive import BLOCK_VALUES, Predictive
 from credibly.problem import try_network
@@ -131,6 +134,17 @@ class MaskPlan:
         with torch.no_grad():
             output = self.forward.apply({name: mask[:1] for name, mask in varied.items()}, trial)
         self.outputs_a_row = output.numel()
+        self.layout = posterior.layout
+
+    @cached_property
+    def native(self) -> tuple[Stack, list[str | None]] | None:
+        """The network for our own compiled code and the mask of each of its layers, where masks are on the inputs of Linear layers."""
+        stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
+        if stack is None or any(site.alpha or not site.direct or len(site.weights) != 1 for site in self.sites):
+            return None
+        starts = {entry.name: entry.start for entry in self.layout.entries}
+        masks = {starts[site.weights[0]]: site.mask for site in self.sites}
+        return (stack, [masks.get(layer[2]) for layer in stack.layers]) if len(masks) == len(self.sites) else None
 
 
 class MaskDraws:
@@ -141,7 +155,7 @@ class MaskDraws:
         self.likelihood = posterior.likelihood
         plan = posterior.plan(x)
         self.sites, self.shapes, self.forward = plan.sites, plan.shapes, plan.forward
-        self.outputs_a_row = plan.outputs_a_row
+        self.plan, self.outputs_a_row = plan, plan.outputs_a_row
         self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
         # A tile has few rows and all passes, so that what lies before the first mask is computed once for its rows; where
         # the rest of one row is too wide for that, as many passes as fit. The loop takes the passes one by one anyway.
@@ -165,6 +179,17 @@ class MaskDraws:
 
     def _tiled(self, masks: dict[str, Tensor], x: Inputs, passes: int) -> Tensor:
         rows, few, some = row_count(x), self.rows_at_once, self.passes_at_once
+        if (
+            not self.per_row
+            and isinstance(x, Tensor)
+            and x.ndim == 2
+            and passes * rows >= FEWEST_MASKED
+            and self.plan.native
+        ):
+            stack, names = self.plan.native
+            return native_passes(
+                stack, self.posterior.theta, x, [None if name is None else masks[name] for name in names]
+            )
         if rows <= few and passes <= some:
             return self.forward.apply(masks, x)
         strips = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from credibly.gradients import transformed
 from credibly.native.stack import Stack, checked, padded_columns, pointer
 
 FEWEST = 2**14  # rows times parameter vectors, below which the call itself takes as long
+FEWEST_MASKED = 2**12  # rows times passes with dropout, for which the plain path has more to do
 
 
 def worth_it(theta: Tensor, x: Tensor) -> bool:
@@ -29,6 +31,24 @@ def native_outputs(stack: Stack, theta: Tensor, x: Tensor) -> Tensor:
         stack.function("outputs")(
             ctypes.byref(stack.struct), pointer(columns), ctypes.c_int64(len(x)), ctypes.c_int64(columns.shape[1]),
             ctypes.c_int64(len(theta)), ctypes.c_int64(torch.get_num_threads()), pointer(theta), ctypes.c_int64(stack.dim),
+            pointer(out),
+        )
+    )  # fmt: skip
+    return out
+
+
+def native_passes(stack: Stack, theta: Tensor, x: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
+    """(P, N, K) for theta (D,) and masks (P, 1, inputs) of the layers, parts of one tensor (P, 1, all of them); None for no mask."""
+    first = next(mask for mask in masks if mask is not None)
+    assert all(mask is None or (mask.stride(0), mask.stride(2)) == (first.stride(0), 1) for mask in masks)
+    places = (ctypes.c_void_p * len(masks))(*(None if mask is None else mask.data_ptr() for mask in masks))
+    theta, columns = theta.detach().contiguous(), padded_columns(x.detach())
+    out = torch.empty(len(first), len(x), stack.outputs, dtype=stack.dtype)
+    threads = 1 if len(first) * len(x) < FEWEST else torch.get_num_threads()
+    checked(
+        stack.function("passes")(
+            ctypes.byref(stack.struct), pointer(columns), ctypes.c_int64(len(x)), ctypes.c_int64(columns.shape[1]),
+            ctypes.c_int64(len(first)), ctypes.c_int64(threads), pointer(theta), places, ctypes.c_int64(first.stride(0)),
             pointer(out),
         )
     )  # fmt: skip
