@@ -36,8 +36,6 @@ POINTS = 300  # of a toy's grid at which predictions are compared, at most
 # have two inputs at most and a wave to follow, which smaller weights would rule out.
 PRIOR_SCALE = {"diabetes": 1.0, "breast_cancer": 1.0, "gap_regression": 3.0, "star_classification": 2.0}
 
-# The wave with its small noise asks for steps so small that 90,000 of them are taken: the one fit that pays for a compiler.
-LONG = {("gap_regression", "hmc")}
 
 Progress = Callable[[str, int, int], None]
 
@@ -93,8 +91,7 @@ def _finite(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[s
 
 def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     """Settings of a method in the demo; a method without an entry runs with its own defaults."""
-    # Runs of this length end before a compiler would have paid for itself.
-    training: dict[str, Any] = {"steps": 150 if quick else 1500, "compile": False}
+    training: dict[str, Any] = {"steps": 150 if quick else 1500}
     # Randomised members spread over the posterior. Started alike and drawn to one prior centre, they would mostly agree.
     spread = {"members": 10, "anchored": True, "init": "prior"}
     # The demo networks have no dropout of their own. It is put before the last layer: the toys have one or two inputs, and
@@ -102,11 +99,11 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     drop = training | {"insert": "2", "rate": 0.1}
     # Short trajectories that keep most of their momentum: on these tasks about twice the effective draws a gradient of long
     # ones that begin anew.
-    hmc: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh", "compile": False}
+    hmc: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh"}
     many = {"chains": 16, "warmup": 80, "draws": 80, "thin": 2}
     few = {"chains": 4, "warmup": 20, "draws": 20, "max_steps": 40}
     # Steps by their own rule, which are small: on the wave these chains hardly leave the fits they begin at.
-    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "compile": False}
+    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}
     if quick:
         minibatch |= {"warmup": 100, "draws": 20, "thin": 5}
     known = {
@@ -156,9 +153,8 @@ def run_demo(
     names = check_methods(methods)
     check_seed(seed)
     settings = {name: demo_settings(name, quick=quick) for name in names}
-    long = set() if quick else LONG
     fitters = {  # made here, so that bad settings are refused before any work
-        (task, name): registry.METHODS[name](**settings[name] | ({"compile": True} if (task, name) in long else {}))
+        (task, name): registry.METHODS[name](**settings[name])
         for task in TASKS
         for name in names
     }

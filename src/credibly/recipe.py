@@ -137,13 +137,13 @@ class Recipe:
 def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
     """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
     # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good.
-    training: dict[str, Any] = {"compile": False, "clip_norm": 10.0}
+    training: dict[str, Any] = {"clip_norm": 10.0}
     # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
     hmc: dict[str, Any] = {
         "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
         "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh",
     }  # fmt: skip
-    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "compile": False}
+    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}
     known: dict[str, dict[str, Any]] = {
         "mle": training,
         "map": training,
