@@ -19,6 +19,7 @@ from credibly.rng import CHUNK, MANY, fill_normal, stream, stream_keys
 BLOCK_VALUES = (
     2**16
 )  # numbers of one chain that come from one stream: seeding a stream costs as much as a thousand of them
+SOME = 2**11  # weights from which on steps that make their own noise are ahead of those that take it from memory
 
 
 class ChainNoise:
@@ -102,9 +103,10 @@ class LargeNoise:
 
 
 def diffusion(
-    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, apart: bool, compile: Compile
+    seed: int, purpose: str, chains: range, dim: int, *, device: torch.device, dtype: torch.dtype, apart: bool, compile: Compile,
+    inside: bool,
 ) -> ChainNoise | LargeNoise:  # fmt: skip
-    """By places where that is faster, from torch's own numbers elsewhere."""
-    if device.type == "cpu" and dtype == torch.float32 and dim >= MANY:
+    """By places where that is faster, from torch's own numbers elsewhere; `inside` is whether compiled steps may make them."""
+    if device.type == "cpu" and dtype == torch.float32 and dim >= (min(SOME, MANY) if inside else MANY):
         return LargeNoise(seed, purpose, chains, dim, apart=apart, compile=compile)
     return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from credibly.methods.chain_noise import ChainNoise, LargeNoise
 from credibly.native.density import NativeDensity
+from credibly.native.library import library
 from credibly.native.stack import Stack
-from credibly.native.wide import WideDensity
-from credibly.target import ProblemTarget
+from credibly.native.wide import WideDensity, takes
+from credibly.target import ProblemTarget, Target
 
 if TYPE_CHECKING:
+    from credibly.methods.sgmcmc import _SGMCMC
     from credibly.methods.sgmcmc_run import SGMCMCRun
 
 
@@ -45,24 +47,28 @@ class NativeChains:
         return count
 
 
-def native_chains(run: SGMCMCRun) -> NativeChains | None:
-    """None where there is no compiled code for the network and the method, or it was not wanted."""
-    if run.options.compile is False or run.options.preconditioned or run.target.looped:
-        return None
-    if isinstance(run.noise, LargeNoise):
-        wide = _wide(run)
-        return None if wide is None else NativeChains(run, wide)
-    if run.apart or not run.target.go_native() or run.target.native is None:
-        return None
-    return NativeChains(run, run.target.native)
-
-
-def _wide(run: SGMCMCRun) -> WideDensity | None:
-    target = run.target
-    if not isinstance(target, ProblemTarget) or target.spread:
+def wide_stack(target: Target, options: _SGMCMC) -> Stack | None:
+    """The network, where steps go through the code for wide ones if that is at hand: what decides about the noise."""
+    if not isinstance(target, ProblemTarget) or target.spread or target.looped or options.preconditioned:
         return None
     problem, forward = target.problem, target.problem.forward
     if forward.stack is None or forward.module is not problem.layout.module or forward.precision is not None:
         return None
     stack = Stack.of(forward.module, problem.layout, widest=math.inf)
-    return WideDensity.of(stack, problem.x, problem.y, problem.likelihood, problem.prior, target.weights)
+    return stack if takes(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None
+
+
+def native_chains(run: SGMCMCRun, stack: Stack | None) -> NativeChains | None:
+    """None where there is no compiled code for the network and the method, or it was not wanted; the stack is that of a wide one."""
+    target = run.target
+    if run.options.compile is False or run.options.preconditioned:
+        return None
+    if isinstance(run.noise, LargeNoise):
+        if stack is None or library() is None or not isinstance(target, ProblemTarget):
+            return None
+        problem = target.problem
+        parts = (problem.x, problem.y, problem.likelihood, problem.prior, target.weights)
+        return NativeChains(run, WideDensity(stack, *parts))
+    if run.apart or not target.go_native() or target.native is None:
+        return None
+    return NativeChains(run, target.native)

@@ -15,7 +15,7 @@ from credibly.inputs import map_inputs
 from credibly.kernels.langevin import langevin
 from credibly.kernels.sghmc import sghmc
 from credibly.methods.chain_noise import ChainNoise, diffusion
-from credibly.methods.native_chains import native_chains
+from credibly.methods.native_chains import native_chains, wide_stack
 from credibly.methods.replaying import Replayed
 from credibly.methods.sampling import Process
 from credibly.methods.starts import evaluate_start
@@ -57,8 +57,10 @@ class SGMCMCRun(Process):
         # next. By the dimension alone, so that it does not depend on how chains are spread.
         self.apart = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         calls = self.total * (options.chains if self.apart else 1)
+        stack = wide_stack(target, options)
         self.noise = diffusion(
-            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart, compile=options.compile
+            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart,
+            compile=options.compile, inside=stack is not None,
         )  # fmt: skip
         self.batches: Batches | None = None
         self.scale = 1.0
@@ -67,7 +69,7 @@ class SGMCMCRun(Process):
             batch = options.batch(n)
             self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-        self.native = native_chains(self)
+        self.native = native_chains(self, stack)
         values = target.dim if self.apart else target.dim * options.chains  # as one process would have it
         compile = options.compile if self.native is None else False
         self.step: Any = compiled(self._step, compile, calls, target.device, values)

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from credibly.flat_prior import BoundPrior
 from credibly.likelihoods import Categorical, Likelihood
-from credibly.native.density import KINDS, Rows, noise_scales
+from credibly.native.density import KINDS, SHARED, Rows, noise_scales
 from credibly.native.library import library
 from credibly.native.stack import Stack, checked, pointer
 from credibly.rng import CHUNK
 
+ALONE = 2**16  # normal numbers that one thread makes before others have started
 CALL = 2e10  # multiplications in one call, a fraction of a second: Ctrl-C is looked at in between
 
 
@@ -34,10 +35,10 @@ class _Steps(ctypes.Structure):
 
 
 class WideDensity:
-    """weights[0] * log likelihood + weights[1] * log prior of a stack, for steps of SGLD and SGHMC on some of its rows."""
+    """weights[0] * log likelihood + weights[1] * log prior of a stack that `takes` knows, for steps on some of its rows."""
 
     def __init__(
-        self, stack: Stack, x: Tensor, y: Tensor, likelihood: Likelihood, prior: BoundPrior, weights: tuple[float, float]
+        self, stack: Stack, x: Any, y: Tensor, likelihood: Likelihood, prior: Any, weights: tuple[float, float]
     ) -> None:  # fmt: skip
         targets = y.to(stack.dtype)
         targets = (targets.unsqueeze(1) if targets.ndim == 1 else targets).contiguous()
@@ -54,19 +55,6 @@ class WideDensity:
         self._prior = _Prior(*(v.data_ptr() for v in (*vectors, *chunks)))
         self._function = _function("wide_steps")
 
-    @staticmethod
-    def of(
-        stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood, prior: Any, weights: tuple[float, float]
-    ) -> WideDensity | None:
-        """None where the compiled code is not there, or does not know the network, the likelihood, the prior or the data's form."""
-        if stack is None or stack.dtype != torch.float32 or stack.layout.device.type != "cpu" or library() is None:
-            return None
-        if type(likelihood) not in KINDS or not isinstance(prior, BoundPrior) or not prior.is_normal:
-            return None
-        if not isinstance(x, Tensor) or x.ndim != 2 or y.ndim > 2 or likelihood.axis not in (-1, 1):
-            return None
-        return WideDensity(stack, x, y, likelihood, prior, weights)
-
     def steps_in_a_call(self, chains: int, batch: int) -> int:
         """So many that the user's wish to stop is seen soon."""
         return max(1, int(CALL / (3 * chains * batch * self.stack.dim)))
@@ -77,24 +65,34 @@ class WideDensity:
     ) -> None:  # fmt: skip
         """As those of `NativeDensity`, with the keys of the noise, an array (K, C, 2), instead of the noise."""
         assert keys.flags.c_contiguous
+        batch = self.n if rows is None else rows.shape[-1]
+        threads = torch.get_num_threads() if keys.size // 2 * batch * self.stack.dim > SHARED else 1
         plan = _Steps(
-            len(figures), momentum is not None, pointer(rows), self.n if rows is None else rows.shape[-1], scale, keys.ctypes.data,
-            pointer(figures),
+            len(figures), momentum is not None, pointer(rows), batch, scale, keys.ctypes.data, pointer(figures)
         )  # fmt: skip
         checked(
             self._function(
                 ctypes.byref(self.stack.struct), ctypes.byref(self._rows), ctypes.byref(self._table), ctypes.byref(self._prior),
-                ctypes.c_int64(len(theta)), ctypes.c_int64(torch.get_num_threads()), ctypes.byref(plan), pointer(theta), pointer(momentum),
+                ctypes.c_int64(len(theta)), ctypes.c_int64(threads), ctypes.byref(plan), pointer(theta), pointer(momentum),
                 pointer(gradient), pointer(value),
             )
         )  # fmt: skip
 
 
+def takes(stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
+    """Whether the compiled code knows the network, the likelihood, the prior and the form of the data; it may yet be missing."""
+    if stack is None or stack.dtype != torch.float32 or stack.layout.device.type != "cpu":
+        return False
+    if type(likelihood) not in KINDS or not isinstance(prior, BoundPrior) or not prior.is_normal:
+        return False
+    return isinstance(x, Tensor) and x.ndim == 2 and y.ndim <= 2 and likelihood.axis in (-1, 1)
+
+
 def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
     """The numbers of `rng.fill_normal` into out (whole chunks,), by all threads."""
     assert len(out) % CHUNK == 0
-    pair = (ctypes.c_uint64 * 2)(*keys)
-    _function("normal_numbers")(pair, ctypes.c_int64(len(out)), ctypes.c_int64(torch.get_num_threads()), pointer(out))
+    pair, threads = (ctypes.c_uint64 * 2)(*keys), torch.get_num_threads() if len(out) >= ALONE else 1
+    _function("normal_numbers")(pair, ctypes.c_int64(len(out)), ctypes.c_int64(threads), pointer(out))
 
 
 def _function(name: str) -> Any:
