@@ -309,9 +309,11 @@ class TestDemo:
             f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
         }
 
-    def test_nothing_is_compiled_in_a_quick_run(self, result):
+    def test_no_compiler_is_waited_for_in_a_quick_run(self, result):
         for task, posteriors in result.posteriors.items():
-            assert not any(p.record.history.get("compiled") for p in posteriors.values()), task
+            for name, posterior in posteriors.items():
+                said = posterior.record.history  # our own compiled code is there already
+                assert not said.get("compiled") or said["native"], (task, name)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["diabetes", "breast_cancer", "star_classification"])
