@@ -167,7 +167,7 @@ def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], set
 
 def cases() -> list[Case]:
     small_limits = "a third is drawing noise and shuffling rows in one thread; sums over the 64 rows for every weight are most of the rest."
-    large_limits = "the products of a batch of 64, three quarters; the rest is the update and its noise, in the same threads."
+    large_limits = "the products of a batch of 64, then the update and its noise, all in the same threads."
     return [
         Case(
             "sgmcmc-small", "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.", small_limits, partial(contest, small, [13, 50, 1]),
