@@ -146,7 +146,7 @@ GOALS: dict[str, dict[str, float]] = {
     "last": {},
 }
 LIMITS = {
-    "small": "arrays of a megabyte go through memory between layers, and the masks have to be drawn.",
+    "small": "checks and calls are half of a prediction; then the passes, which one thread takes in turn, and drawing the masks.",
     "wide": "the products of 100 passes, with a weight of their own each.",
     "last": "the last layer: all before the dropout is computed once.",
 }
