@@ -153,8 +153,10 @@ class TestSteps:
 @compiled
 class TestBits:
     @BOTH
-    def test_threads_and_chains_beside_change_none(self, method, any_size):
-        """More threads than chains share one chain's work; a chain by itself is the one beside others."""
+    @pytest.mark.parametrize("together", [0, 2**60], ids=["threads share a chain", "a thread for each"])
+    def test_threads_and_chains_beside_change_none(self, method, together, any_size, monkeypatch):
+        """A chain by itself is the one beside others, however many threads work on it."""
+        monkeypatch.setattr(wide, "TOGETHER", together)
         given, before = problem(widths=(5, 90, 70, 4), rows=300), torch.get_num_threads()
         first = [0.3 * randn(4, given.dim, seed=seed) for seed in range(3)]
 

@@ -23,6 +23,7 @@ constexpr int64_t PIECE = 128;  // chunks of a job
 
 struct WideSteps {
   int64_t count, friction;     // whether there is a momentum: SGHMC, else SGLD
+  int64_t apart;               // whether a chain is too small for several threads
   const int64_t* rows;         // [step][chain][batch], or null for all rows in each
   int64_t batch;
   double scale;                // of a batch's likelihood to that of all rows
@@ -131,12 +132,12 @@ class WideChain {
 
 }  // namespace
 
-// A thread for each chain where they come out even or there are many; else all threads for one after another.
+// A thread for each chain where they are small, come out even or are many; else all threads for one after another.
 extern "C" int64_t wide_steps(const Network* net, const Rows* data, const Table* table, const WidePrior* prior, int64_t chains,
                               int64_t threads, const WideSteps* plan, float* theta, float* momentum, float* gradient, double* value) try {
-  Team team(threads);
+  Team team(plan->apart && chains < threads ? chains : threads);
   const int64_t D = net->dim, crew = team.size();
-  const bool apart = chains % crew == 0 || chains >= 4 * crew;
+  const bool apart = plan->apart || chains % crew == 0 || chains >= 4 * crew;
   std::vector<std::unique_ptr<Batch>> batches;
   std::vector<std::vector<float>> slopes;  // SGLD keeps no gradient
   for (int64_t g = 0; g < (apart ? crew : 1); ++g) {

@@ -16,6 +16,7 @@ from credibly.native.stack import Stack, checked, pointer
 from credibly.rng import CHUNK
 
 ALONE = 2**16  # normal numbers that one thread makes before others have started
+TOGETHER = 2**24  # rows of a batch times parameters from which on several threads may share a chain
 CALL = 2e10  # multiplications in one call, a fraction of a second: Ctrl-C is looked at in between
 
 
@@ -29,8 +30,8 @@ class _Prior(ctypes.Structure):
 
 class _Steps(ctypes.Structure):
     _fields_ = [
-        ("count", ctypes.c_int64), ("friction", ctypes.c_int64), ("rows", ctypes.c_void_p), ("batch", ctypes.c_int64),
-        ("scale", ctypes.c_double), ("keys", ctypes.c_void_p), ("figures", ctypes.c_void_p),
+        ("count", ctypes.c_int64), ("friction", ctypes.c_int64), ("apart", ctypes.c_int64), ("rows", ctypes.c_void_p),
+        ("batch", ctypes.c_int64), ("scale", ctypes.c_double), ("keys", ctypes.c_void_p), ("figures", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -68,7 +69,8 @@ class WideDensity:
         batch = self.n if rows is None else rows.shape[-1]
         threads = torch.get_num_threads() if keys.size // 2 * batch * self.stack.dim > SHARED else 1
         plan = _Steps(
-            len(figures), momentum is not None, pointer(rows), batch, scale, keys.ctypes.data, pointer(figures)
+            len(figures), momentum is not None, batch * self.stack.dim < TOGETHER, pointer(rows), batch, scale, keys.ctypes.data,
+            pointer(figures),
         )  # fmt: skip
         checked(
             self._function(
