@@ -102,10 +102,12 @@ def check_resnet(side: JaxSide, problem: cr.Problem, theta: torch.Tensor, precis
 
 def cases() -> list[Case]:
     small_limits = (
-        "a step is a handful of kernels whose launches and waits outlast their work; with 512 chains, memory traffic."
+        "loads from a multiprocessor's own memory, each as long as four multiplications; and some forty small operations of an iteration "
+        "around the kernel."
     )
     resnet_limits = (
-        "memory traffic: a unit's kernels write what its gradient reads again, and gather an image once for each tap."
+        "loads of a few filters' inputs inside our kernels: one for convolution, normalisation and activation, three for the gradient; "
+        "about three times what the bytes need in bf16."
     )
     many = [
         Case(
