@@ -30,6 +30,7 @@ SIZES: list[dict[str, Any]] = [
     {"name": "hmc-small-1", "sizes": [13, 50, 1], "rows": 455, "chains": 1, "steps": 50, "iterations": 20, "goal": 1.0},
     {"name": "hmc-small-8", "sizes": [13, 50, 1], "rows": 455, "chains": 8, "steps": 50, "iterations": 10, "goal": 1.5},
     {"name": "hmc-small-64", "sizes": [13, 50, 1], "rows": 455, "chains": 64, "steps": 50, "iterations": 2, "goal": 1.5},
+    {"name": "hmc-medium-1", "sizes": [8, 50, 50, 1], "rows": 7000, "chains": 1, "steps": 20, "iterations": 2, "goal": 1.0},
     {"name": "hmc-medium-8", "sizes": [8, 50, 50, 1], "rows": 7000, "chains": 8, "steps": 20, "iterations": 1, "goal": 1.3},
     {"name": "hmc-large-1", "sizes": [784, 400, 400, 10], "rows": 5000, "chains": 1, "steps": 3, "iterations": 1, "goal": 1.0},
 ]  # fmt: skip
@@ -37,6 +38,7 @@ LIMITS = {
     "hmc-small-1": "one core: products at about half the matrix rate, sums over rows, SiLU; and 250 us of torch an iteration around them.",
     "hmc-small-8": "products at about half the matrix rate, sums over rows for every weight, SiLU with its derivative.",
     "hmc-small-64": "as with 8 chains.",
+    "hmc-medium-1": "as with 8 chains; threads share the rows of the one.",
     "hmc-medium-8": "products at two thirds of the matrix rate, and SiLU with its derivative.",
     "hmc-large-1": "the matrix products: both sides call the same kind of library.",
 }

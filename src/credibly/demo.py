@@ -154,9 +154,7 @@ def run_demo(
     check_seed(seed)
     settings = {name: demo_settings(name, quick=quick) for name in names}
     fitters = {  # made here, so that bad settings are refused before any work
-        (task, name): registry.METHODS[name](**settings[name])
-        for task in TASKS
-        for name in names
+        (task, name): registry.METHODS[name](**settings[name]) for task in TASKS for name in names
     }
     sets = {task: _load(task, seed) for task in TASKS}
     result = DemoResult(
