@@ -135,7 +135,7 @@ def cases() -> list[Case]:
             f"{size['steps']} leapfrog steps.",
             LIMITS[size["name"]],
             partial(contest, size),
-            0.45,
+            0.35,
             goals=f"{size['goal']:g}",
             peers=tuple(PEERS.values()),
         )
