@@ -25,7 +25,7 @@ from credibly.gaussian_posterior import GaussianPosterior
 from credibly.gaussian_prior import signature
 from credibly.gradients import grad_and_aux
 from credibly.inputs import Inputs, map_inputs
-from credibly.methods.method import Method, fit_together, initial, partial_result
+from credibly.methods.method import Method, fit_with_rows, initial, partial_result
 from credibly.methods.objectives import NegativeLogDensity, Objective
 from credibly.methods.reparameterise import LayerNoise, choose_estimator
 from credibly.methods.training import Training, split, train
@@ -33,7 +33,7 @@ from credibly.posterior import Model
 from credibly.priors import positive
 from credibly.problem import Problem
 from credibly.rng import draw_noise, normal, stream
-from credibly.world import Mesh, World
+from credibly.world import Mesh
 
 FINAL_SAMPLES = 32  # draws behind the ELBO that is reported at the end
 
@@ -96,11 +96,7 @@ class BayesByBackprop(Training, Method):
         progress: bool | None = None,
     ) -> GaussianPosterior:
         """The fitted Gaussian; `posterior.record.history` holds the free energy, its parts and the ELBO in nats."""
-
-        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> GaussianPosterior:
-            return self._fit(problem, seed, world.all_rows(), mine, shown)
-
-        return fit_together(self, problem, seed, out, progress, work)
+        return fit_with_rows(self, problem, seed, out, progress, self._fit)
 
     def _fit(
         self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None

@@ -33,13 +33,13 @@ from credibly.dropout_posterior import DropoutPosterior
 from credibly.errors import InputError, TrainingError
 from credibly.likelihoods import Likelihood
 from credibly.methods.dropout_objective import DropoutObjective, Dropped
-from credibly.methods.method import Method, fit_together, initial, partial_result
+from credibly.methods.method import Method, fit_with_rows, initial, partial_result
 from credibly.methods.training import Data, Trained, Training, split, train
 from credibly.norms import find_running_statistics, replace_batchnorm
 from credibly.posterior import Model
 from credibly.priors import Normal
 from credibly.problem import Problem
-from credibly.world import Mesh, World
+from credibly.world import Mesh
 
 Choice = tuple[float | None, float | None]  # a rate and a precision; None for the network's own, or learned
 
@@ -94,11 +94,7 @@ class MCDropout(Training, Method):
         progress: bool | None = None,
     ) -> DropoutPosterior:
         """Dropout training with the derived decay; the history has the objective and its two parts."""
-
-        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> DropoutPosterior:
-            return self._fit(problem, seed, world.all_rows(), mine, shown)
-
-        return fit_together(self, problem, seed, out, progress, work)
+        return fit_with_rows(self, problem, seed, out, progress, self._fit)
 
     def _fit(
         self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None

@@ -22,12 +22,12 @@ from credibly.errors import InputError
 from credibly.inputs import blank_row, describe
 from credibly.laplace_posterior import LaplacePosterior
 from credibly.methods.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
-from credibly.methods.method import Method, fit_together, initial, partial_result
+from credibly.methods.method import Method, fit_with_rows, initial, partial_result
 from credibly.methods.objectives import NegativeLogDensity
 from credibly.methods.training import Training, split, train
 from credibly.posterior import DrawsPosterior, Model
 from credibly.problem import Problem
-from credibly.world import Mesh, World
+from credibly.world import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +88,7 @@ class Laplace(Training, Method):
         progress: bool | None = None,
     ) -> LaplacePosterior:
         """The Gaussian; `posterior.log_evidence` is its evidence, and what `tune` chose is in `record.history`."""
-
-        def work(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> LaplacePosterior:
-            return self._fit(problem, seed, world.all_rows(), mine, shown)
-
-        return fit_together(self, problem, seed, out, progress, work)
+        return fit_with_rows(self, problem, seed, out, progress, self._fit)
 
     def _fit(
         self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None

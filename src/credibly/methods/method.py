@@ -18,7 +18,7 @@ from credibly.posterior import DrawsPosterior, Model, Posterior, Record
 from credibly.problem import Problem
 from credibly.rng import check_seed, stream
 from credibly.specs import to_spec
-from credibly.world import World, current
+from credibly.world import Mesh, World, current
 
 Fitted = TypeVar("Fitted", bound=Posterior)
 
@@ -111,6 +111,20 @@ def fit_together(
         if out is not None:
             world.barrier()
     return posterior
+
+
+def fit_with_rows(
+    method: Method,
+    problem: Problem,
+    seed: int,
+    out: str | os.PathLike[str] | None,
+    progress: bool | None,
+    work: Callable[[Problem, int, Mesh, str | os.PathLike[str] | None, bool | None], Fitted],
+) -> Fitted:
+    """As `fit_together`, for work whose rows all processes share: it gets the problem, the seed and the mesh of them."""
+    return fit_together(
+        method, problem, seed, out, progress, lambda world, mine, shown: work(problem, seed, world.all_rows(), mine, shown)
+    )  # fmt: skip
 
 
 def fit_draws(
