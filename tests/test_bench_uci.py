@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from credibly.cli import app
-from credibly.errors import InputError
+from credibly.errors import InputError, TrainingError
 from credibly.studies import uci_bench, uci_cell
 from credibly.studies.published import PUBLISHED
 
@@ -162,6 +162,31 @@ def test_the_command_writes_its_tables(root, tmp_path):
     stored = json.loads((out / "cells" / "mine-00-map.json").read_text())
     assert float(next(r for r in rows if r["method"] == "map" and r["split"] == "0")["rmse"]) == stored["rmse"]
     assert "| mine | 2 |" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_fit_that_fails_is_told_and_the_table_goes_on(root, tmp_path, monkeypatch, every):
+    real = uci_cell.run_cell
+
+    def failing(folder, name, split, method, chosen, **options):
+        if every or (method, split) == ("map", 1):
+            raise TrainingError("MAP: the loss was not finite", step=3, member=0)
+        return real(folder, name, split, method, chosen, **options)
+
+    monkeypatch.setattr(uci_bench, "run_cell", failing)
+    mine = plan(tmp_path, methods=("map", "ensemble"))
+    found = uci_bench.run(mine)
+    uci_bench.write_all(found, mine, "the command")
+    text = (mine.out / "README.md").read_text()
+    assert f"mine: map failed on {2 if every else 1} of 2 splits. MAP: the loss was not finite" in text
+    assert ("| mine | 2 |" in text) == (not every)
+    rows = list(csv.DictReader(io.StringIO((mine.out / "results.csv").read_text())))
+    assert sum(bool(r["error"]) for r in rows) == (4 if every else 1)
+
+
+def test_the_picture_of_differences_leaves_out_sets_without_the_last_method():
+    drawn = uci_bench._picture(cells([-3.0, -2.0]) | cells([-3.1, -2.2], "map") | cells([5.0, 6.0], "map", "naval"))
+    assert drawn.alt == "Log-likelihood of map, hmc on concrete, as differences from hmc."
 
 
 @pytest.mark.parametrize(

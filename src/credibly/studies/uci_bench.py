@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from credibly import __version__, data, world
-from credibly.errors import InputError
+from credibly.errors import InputError, SamplingError, TrainingError
 from credibly.report.page import Column, Page, Section, Table, Value, write
 from credibly.report.pictures import Picture, picture
 from credibly.studies.published import NAMES, PUBLISHED
@@ -120,7 +120,10 @@ def _split(plan: Plan, name: str, split: int) -> None:
         _write(place, choose(plan.root, name, split, **options))
     chosen = json.loads(place.read_text(encoding="utf-8"))
     for method in missing:
-        found = run_cell(plan.root, name, split, method, chosen, device=plan.device, **options)
+        try:
+            found = run_cell(plan.root, name, split, method, chosen, device=plan.device, **options)
+        except (TrainingError, SamplingError) as error:  # one fit that fails is told, and the table goes on without it
+            found = {"data": name, "split": split, "method": method, "seed": plan.seed, "error": str(error)}
         _write(_place(folder, name, split, method), found)
 
 
@@ -146,6 +149,12 @@ def collect(plan: Plan) -> Cells:
             if place.is_file():
                 found.setdefault((name, method), []).append(json.loads(place.read_text(encoding="utf-8")))
     return found
+
+
+def fitted(cells: Cells) -> Cells:
+    """The cells whose fit did not fail."""
+    there = {key: [cell for cell in values if "error" not in cell] for key, values in cells.items()}
+    return {key: values for key, values in there.items() if values}
 
 
 # -- what is told --------------------------------------------------------------------------------------------------------
@@ -176,8 +185,13 @@ def _known(source: str, name: str, figure: str) -> str:
 
 
 def findings(cells: Cells) -> tuple[str, ...]:
-    """What the numbers say about the three goals, each data set by itself."""
+    """What the numbers say about the three goals, each data set by itself; and which fits failed."""
     said = []
+    for (name, method), values in cells.items():
+        lost = [cell for cell in values if "error" in cell]
+        if lost:
+            said.append(f"{name}: {method} failed on {len(lost)} of {len(values)} splits. {lost[0]['error']}")
+    cells = fitted(cells)
     names = list(dict.fromkeys(name for name, _ in cells))
     for method, source in (("dropout", "dropout"), ("ensemble", "ensemble")):
         for figure, place, sign in (("log_likelihood", 1, 1), ("rmse", 0, -1)):
@@ -198,7 +212,9 @@ def findings(cells: Cells) -> tuple[str, ...]:
         if "hmc" not in scores or len(scores) < 2 or len(scores["hmc"]) < 2:
             continue
         best = max((m for m in scores if m != "hmc"), key=lambda m: mean_error(scores[m])[0])
-        gap, error = mean_error([a - b for a, b in zip(scores["hmc"], scores[best])])
+        other = {v["split"]: float(v["log_likelihood"]) for v in cells[name, best]}
+        pairs = [(float(v["log_likelihood"]), other[v["split"]]) for v in cells[name, "hmc"] if v["split"] in other]
+        gap, error = mean_error([a - b for a, b in pairs])
         word = "ahead of" if gap > 2 * error else "behind" if gap < -2 * error else "tied with"
         said.append(
             f"{name}: HMC is {word} the best of the others, {best}, by {gap:.3f} ± {error:.3f} nats a row over paired splits."
@@ -212,6 +228,8 @@ def _numbers(cells: Cells, name: str, method: str, figure: str) -> list[float]:
 
 def write_all(cells: Cells, plan: Plan, command: str) -> Path:
     """index.html, README.md, results.csv and the picture; the path of the page."""
+    said = findings(cells)
+    every, cells = cells, fitted(cells)
     digits = 3
     tables = {
         "Log-likelihood of a test row": table_of(cells, "log_likelihood", digits),
@@ -222,7 +240,6 @@ def write_all(cells: Cells, plan: Plan, command: str) -> Path:
         "Seconds a fit": table_of(cells, "seconds", 1),
     }
     drawn = _picture(cells)
-    said = findings(cells)
     text = [
         "# UCI regression benchmark",
         "",
@@ -235,7 +252,7 @@ def write_all(cells: Cells, plan: Plan, command: str) -> Path:
     text += [f"![{drawn.alt}]({drawn.name}.svg)", ""]
     (plan.out / "README.md").write_text("\n".join(text), encoding="utf-8")
     (plan.out / f"{drawn.name}.svg").write_text(standalone(drawn), encoding="utf-8")
-    (plan.out / "results.csv").write_text(_csv(cells), encoding="utf-8")
+    (plan.out / "results.csv").write_text(_csv(every), encoding="utf-8")
     sections = [Section(title, (), table) for title, table in tables.items()]
     sections[0] = Section("Log-likelihood of a test row", (), tables["Log-likelihood of a test row"], (drawn,), said)
     lead = (
@@ -259,6 +276,7 @@ def _csv(cells: Cells) -> str:
         "noise",
         "rhat",
         "seed",
+        "error",
     )
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, keys, extrasaction="ignore", restval="")
@@ -269,7 +287,7 @@ def _csv(cells: Cells) -> str:
 
 
 def _picture(cells: Cells) -> Picture:
-    methods: Sequence[str] = [m for m in METHODS if any(method == m for _, method in cells)]
+    methods: Sequence[str] = [m for m in METHODS if any(method == m for _, method in cells)] or METHODS[-1:]
     # A difference needs both: a data set that the last method was not run on is in the tables alone.
     names = [name for name in dict.fromkeys(name for name, _ in cells) if (name, methods[-1]) in cells]
 
@@ -287,7 +305,8 @@ def _picture(cells: Cells) -> Picture:
         ax.set_yticks(range(len(names)), names[::-1])
         ax.axvline(0, lw=0.8, ls=":")
         ax.set(xlabel=f"log-likelihood of a test row, less that of {methods[-1]}")
-        ax.legend()
+        if names:
+            ax.legend()
 
     return picture(
         "uci", paint, title="Log-likelihood by method", size=(6.0, 1.5 + 0.7 * len(names)),
