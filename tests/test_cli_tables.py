@@ -103,7 +103,7 @@ class TestFit:
             monkeypatch.setattr(recipe, "AFFORDABLE", limit)
         quick = {"hmc": {"draws": 10, "warmup": 20, "chains": 2}, "ensemble": {"steps": 20, "members": 2}}
         plain = recipe.settings_for
-        monkeypatch.setattr(recipe, "settings_for", lambda name, layers=1: plain(name, layers) | quick[name])
+        monkeypatch.setattr(recipe, "settings_for", lambda name, *about: plain(name, *about) | quick[name])
         table = write(cancer(80), tmp_path / "cancer.csv")
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", "--hidden", "4")
         assert found.exit_code == 0, found.output

@@ -49,6 +49,15 @@ def test_settings_are_those_of_the_method_and_plain_values(method, layers):
     assert "compile" not in settings  # whether that pays is each method's own rule
 
 
+def test_gradients_are_clipped_sooner_where_noisy_weights_predict_a_variance():
+    def clip(method, **given):
+        return Recipe(method=method, **given).fitter(10, 10).clip_norm
+
+    assert clip("bbb", noise="heteroscedastic") == 10
+    assert clip("bbb") == clip("ensemble", noise="heteroscedastic") == 100
+    assert clip("bbb", noise="heteroscedastic", settings={"clip_norm": 3.0}) == 3
+
+
 def test_settings_are_a_copy_and_give_way():
     settings_for("hmc")["chains"] = 99
     assert settings_for("hmc")["chains"] == 8

@@ -131,13 +131,15 @@ class Recipe:
         for key in self.settings:
             if key not in known:
                 raise InputError("settings", f"{kind.__name__} has no {key!r}", f"It has {', '.join(sorted(known))}")
-        return kind(**settings_for(name, len(self.hidden)) | dict(self.settings))
+        return kind(**settings_for(name, len(self.hidden), self.noise) | dict(self.settings))
 
 
-def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
+def settings_for(method: str, layers: int = 1, noise: str | float = "learned") -> dict[str, Any]:
     """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
-    # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good.
-    training: dict[str, Any] = {"clip_norm": 10.0}
+    # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good. With noise
+    # on the weights it comes near zero more often; elsewhere a norm of 10 would already hold a precise fit back.
+    training: dict[str, Any] = {"clip_norm": 100.0}
+    noisy = {"clip_norm": 10.0} if noise == "heteroscedastic" else {}
     # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
     hmc: dict[str, Any] = {
         "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
@@ -152,7 +154,7 @@ def settings_for(method: str, layers: int = 1) -> dict[str, Any]:
         "ensemble": training | {"members": 10, "anchored": True, "init": "prior", "validation": 0.2},
         # Before the last layer: a table's columns are few, and dropping one of them drops its whole question.
         "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
-        "bbb": training,
+        "bbb": training | noisy,
         "laplace": training,
         "swag": training,
         "hmc": hmc,

@@ -18,7 +18,7 @@ import torch
 
 from credibly import data
 from credibly.posterior import SampledPosterior
-from credibly.recipe import Recipe, settings_for
+from credibly.recipe import Recipe
 from credibly.tuning import tune
 from credibly.units import in_units
 
@@ -30,7 +30,7 @@ PRECISIONS = tuple(1.5 * 2**k for k in range(10))  # of the standardised target;
 
 
 def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
-    """Settings of a method, by the number of training rows alone."""
+    """Settings of a method beside those of its recipe, by the number of training rows alone."""
     steps = max(5_000, 40 * max(1, rows // 128))
     training: dict[str, Any] = {"steps": 50 if quick else steps, "compile": False if quick else "auto"}
     few = {"chains": 2, "warmup": 20, "draws": 10, "thin": 1, "max_steps": 5, "compile": False}
@@ -43,6 +43,7 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
             "rate": RATES[:1] if quick else RATES,
             "tau": PRECISIONS[:2] if quick else PRECISIONS,
             "insert": "*",  # inputs are dropped too, as published
+            "clip_norm": 10.0,
         },
         "bbb": training | {"steps": 50 if quick else 2 * steps},
         # As published: fresh starts, and a variance that the network predicts. A fifth of the rows says when to stop.
@@ -50,7 +51,7 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
         "sghmc": {"warmup": 30, "draws": 10, "thin": 2, "compile": False} if quick else {"chains": 8, "draws": 200},
         "hmc": few if quick else {"chains": 4, "warmup": 100, "draws": 100, "max_steps": 400, "compile": True},
     }
-    return settings_for(method) | known[method]
+    return known[method]
 
 
 def choose(root: Path, name: str, split: int, *, seed: int = 0, quick: bool = False) -> dict[str, Any]:
