@@ -42,8 +42,6 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
             "steps": 50 if quick else 2 * steps,
             "rate": RATES[:1] if quick else RATES,
             "tau": PRECISIONS[:2] if quick else PRECISIONS,
-            "insert": "*",  # inputs are dropped too, as published
-            "clip_norm": 10.0,
         },
         "bbb": training | {"steps": 50 if quick else 2 * steps},
         # As published: fresh starts, and a variance that the network predicts. A fifth of the rows says when to stop.
