@@ -61,10 +61,24 @@ def _built(compiler: str) -> Path:
 
 
 def _compile(compiler: str, out: str) -> None:
-    sources = [os.fspath(path) for path in sorted(FOLDER.glob("*.cpp"))]
-    done = subprocess.run([compiler, *FLAGS, "-o", out, *sources], capture_output=True, text=True, timeout=LIMIT)
-    if done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, compiler, done.stdout, done.stderr)
+    """Every source by a compiler of its own, all at once, and then the library of them."""
+    with tempfile.TemporaryDirectory(prefix="credibly-") as folder:
+        parts = {os.path.join(folder, f"{source.stem}.o"): source for source in sorted(FOLDER.glob("*.cpp"))}
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for part, source in parts.items():
+                words = [compiler, *FLAGS, "-c", "-o", part, os.fspath(source)]
+                running.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            for one in running:
+                one.wait(LIMIT)
+        finally:
+            for one in running:
+                one.kill()
+                one.wait()
+        failed = next((one.returncode for one in running if one.returncode), 0)
+        if failed:
+            raise subprocess.CalledProcessError(failed, compiler)
+        subprocess.run([compiler, *FLAGS, "-o", out, *parts], capture_output=True, timeout=LIMIT, check=True)
 
 
 def _folder() -> Path:
