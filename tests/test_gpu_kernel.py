@@ -149,3 +149,35 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
     assert form(cr.zoo.mlp(2, (100, 100), 1)) is None  # too many sums for the registers of a lane
     assert form(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))) is None
     assert form(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())) is None
+
+
+@pytest.mark.parametrize(("hidden", "rows", "inputs"), [((50,), 455, 13), ((50, 50), 7000, 8), ((5,), 20, 3)])
+def test_plan_gives_every_row_a_warp_and_asks_for_no_more_than_there_is(
+    hidden: tuple[int, ...], rows: int, inputs: int
+) -> None:
+    given = problem("gaussian", hidden, rows, inputs, "silu", torch.float32)
+    form = gpu.form_of(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
+    assert form is not None
+    density = gpu.GpuDensity.__new__(gpu.GpuDensity)
+    density.form, density.padded, density._plans = form, -(-rows // 32) * 32, {}
+    density.processors, density.most_shared = 132, 232_448
+    for chains in (1, 2, 3, 16, 100, 132, 133, 512):
+        warps, group = density.plan(chains)
+        assert form.shared(warps) <= density.most_shared
+        assert group == 1 or chains * group <= density.processors  # blocks that meet have to run at the same time
+        assert warps <= gpu.MOST_WARPS
+        assert 32 * warps * (group - 1) < rows  # no block without rows
+    busy = [density.plan(chains)[1] for chains in (1, 16, 512)]
+    assert busy == sorted(busy, reverse=True)
+    assert busy[-1] == 1
+
+
+def test_blocks_that_meet_have_helpers_that_add_up(tmp_path: Path) -> None:
+    given = problem("gaussian", (40,), 300, 12, "silu", torch.float64)  # more slots than a share of a warp
+    target, density = ProblemTarget(given), Emulated(given, tmp_path, 1, 10, "leapfrog")
+    assert gpu.team(1, 10) == gpu.HELPERS < 10
+    theta = torch.randn(1, given.dim, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    value, gradient = target.likelihood_and_grad(theta)
+    found = density.likelihood_and_grad(theta)
+    assert torch.allclose(found[0], value, rtol=1e-11, atol=0)
+    assert torch.allclose(found[1], gradient, rtol=1e-11, atol=1e-11 * float(gradient.abs().max()))

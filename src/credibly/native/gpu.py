@@ -29,6 +29,8 @@ HEAD = """
 template <class T> __device__ inline T fresh(const T* from) { return __ldcg(from); }
 """
 MOST_SUMS = 160  # numbers that a lane can keep in its registers beside what it works with
+MOST_WARPS = 16  # of a block
+HELPERS = 8  # warps of a block at least, where blocks meet and their sums have to be added up
 FEW_SUMS = 56  # so many leave room for sixteen warps, more for eight
 MOST_TARGETS = 32
 CALL = 2e11  # multiplications in one call, about a tenth of a second: Ctrl-C is looked at in between
@@ -96,8 +98,8 @@ class Form:
         return [0, *values[:-1]], values, slopes, at
 
     def space(self) -> int:
-        """Numbers in a warp's memory: values, and sums in their place afterwards."""
-        return max(self.memory()[3], self.stack.inputs * self.pitch + len(self.slots()[3]))
+        """Numbers in a warp's memory: values, and sums in their place afterwards, those over blocks with a few numbers more."""
+        return max(self.memory()[3], self.stack.inputs * self.pitch + len(self.slots()[3]) + MOST_WARPS)
 
     def shared(self, warps: int) -> int:
         """Bytes of a block's memory."""
@@ -115,13 +117,18 @@ class Form:
         }  # fmt: skip
         numbers = {
             "LAYERS": len(self.stack.layers), "SLOTS": len(flat), "KIND": self.kind, "TARGETS": self.targets, "LOG_SCALE": scale,
-            "PER_TARGET": int(self.per_target), "WARPS": warps, "GROUP": group, "SPACE": self.space(), "DRIFTS": drifts,
+            "PER_TARGET": int(self.per_target), "WARPS": warps, "TEAM": team(warps, group), "GROUP": group, "SPACE": self.space(), "DRIFTS": drifts,
             "INPUT_SIZE": self.stack.inputs * self.pitch,
         }  # fmt: skip
         lines = [f"typedef {'float' if self.bytes == 4 else 'double'} REAL;"]
         lines += [f"constexpr int {name} = {value};" for name, value in numbers.items()]
         lines += [f"__device__ constexpr int {name}[] = {{{', '.join(map(str, v))}}};" for name, v in arrays.items()]
         return "\n".join([*lines, SOURCE.read_text()])
+
+
+def team(warps: int, group: int) -> int:
+    """Warps of a block, those that take rows and those that only add up."""
+    return warps if group == 1 else max(warps, HELPERS)
 
 
 def arguments_struct(drifts: int) -> type[ctypes.Structure]:
@@ -149,6 +156,7 @@ class GpuDensity:
         self.most_shared = int(getattr(properties, "shared_memory_per_block_optin", 2**15 + 2**14))
         self.capability = (int(properties.major), int(properties.minor))
         self._kernels: dict[tuple[int, int, int], Kernel] = {}
+        self._plans: dict[int, tuple[int, int]] = {}
 
     def prepare(
         self, form: Form, x: Tensor, y: Tensor, prior: BoundPrior, weights: tuple[float, float], scale: list[float]
@@ -190,16 +198,17 @@ class GpuDensity:
         return found
 
     def plan(self, chains: int) -> tuple[int, int]:
-        """Warps of a block and blocks of a chain."""
-        tiles, form = self.padded // 32, self.form
-        most = 16 if form.sums() <= FEW_SUMS else 8
-        while most > 1 and form.shared(most) > self.most_shared:
-            most -= 1
-        group = min(max(1, self.processors // chains), -(-tiles // most))
-        if tiles <= 2 * most:  # what a second block saves, meeting costs
-            group = 1
-        rounds = -(-tiles // (most * group))
-        return min(most, -(-tiles // (rounds * group))), group
+        """Warps of a block and blocks of a chain: as many multiprocessors as there are for it, two warps on each at least."""
+        if chains not in self._plans:
+            tiles, form = self.padded // 32, self.form
+            most = MOST_WARPS if form.sums() <= FEW_SUMS else MOST_WARPS // 2
+            while most > 1 and form.shared(most) > self.most_shared:
+                most -= 1
+            group = min(max(1, self.processors // chains), -(-tiles // 2))
+            rounds = -(-tiles // (most * group))
+            warps = min(most, -(-tiles // (rounds * group)))
+            self._plans[chains] = warps, -(-tiles // (rounds * warps))
+        return self._plans[chains]
 
     def kernel(self, chains: int, drifts: int = 1) -> tuple[Kernel, int]:
         """The kernel for so many chains, compiled when first asked for, and the blocks of a chain."""
@@ -208,7 +217,7 @@ class GpuDensity:
         if key not in self._kernels:
             with torch.cuda.device(self.device):
                 code = compiled(HEAD + self.form.source(warps, group, drifts), self.capability)
-                self._kernels[key] = Kernel(code, "trajectories", 32 * warps, self.form.shared(warps))
+                self._kernels[key] = Kernel(code, "trajectories", 32 * team(warps, group), self.form.shared(warps))
         return self._kernels[key], group
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@
 //
 // The sizes come before this text as constants (gpu.py): REAL, LAYERS, IN, OUT, ACT (of each layer), WEIGHT, BIAS (their places in a
 // parameter vector whose rows are padded to whole 16 bytes), SLOTS (its length), KIND, TARGETS, LOG_SCALE (place or -1),
-// PER_TARGET, WARPS, GROUP (blocks of a chain), INPUT, PLACE, SLOPE (of each layer, in a warp's memory), SPACE (of a warp), DRIFTS.
+// PER_TARGET, WARPS (of a block, that take rows), TEAM (with those that only add up), GROUP (blocks of a chain), INPUT, PLACE, SLOPE (of each layer, in a warp's memory), SPACE (of a warp), DRIFTS.
 
 enum { NONE, RELU, TANH, SILU, SIGMOID };
 enum { GAUSSIAN, HETEROSCEDASTIC, CATEGORICAL, BERNOULLI };
@@ -272,7 +272,7 @@ __device__ inline double likelihood(const Data& data, const REAL* theta, REAL* o
 
 // -- a chain ------------------------------------------------------------------------------------------------------------------
 constexpr int LEARNED = LOG_SCALE < 0 ? 0 : PER_TARGET ? TARGETS : 1;
-constexpr int THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * TEAM;
 
 // All blocks of a chain wait for each other.
 __device__ inline void meet(unsigned* counter, unsigned& reached) {
@@ -329,7 +329,7 @@ trajectories(Data data, REAL* theta, REAL* momentum, REAL* gradient, double* log
     __syncthreads();
     const bool wanted = s + 1 == count;
     double value = 0;
-    {
+    if (warp < WARPS) {
       Layers<0> layers;
       REAL by_scale[LEARNED + 1];
       layers.clear();
@@ -378,12 +378,21 @@ trajectories(Data data, REAL* theta, REAL* momentum, REAL* gradient, double* log
     }
     if (GROUP > 1) {
       meet(counters + chain, reached);
-      constexpr int SHARE = parts(SLOTS, GROUP);  // each block adds up a share of the slots for all of them
-      for (int p = me * SHARE + threadIdx.x; p < (me + 1) * SHARE && p < SLOTS; p += THREADS) {
+      // Each block adds up a share of the slots for all of them: its warps some blocks each, side by side, for a load takes long.
+      constexpr int SHARE = parts(SLOTS, GROUP), FEW = GROUP < TEAM ? GROUP : TEAM;
+      REAL* sums = spaces + INPUT_SIZE;  // [warp][slot of the share]
+      for (int p = lane; p < SHARE && me * SHARE + p < SLOTS && warp < FEW; p += 32) {
         REAL sum = 0;
-#pragma unroll 8
-        for (int g = 0; g < GROUP; ++g) sum += fresh(partial + g * SLOTS + p);
-        whole[p] = sum;
+#pragma unroll 16
+        for (int g = warp; g < GROUP; g += FEW) sum += fresh(partial + g * SLOTS + me * SHARE + p);
+        sums[warp * SHARE + p] = sum;
+      }
+      __syncthreads();
+      for (int p = threadIdx.x; p < SHARE && me * SHARE + p < SLOTS; p += THREADS) {
+        REAL sum = 0;
+#pragma unroll
+        for (int w = 0; w < FEW; ++w) sum += sums[w * SHARE + p];
+        whole[me * SHARE + p] = sum;
       }
       if (wanted && me == 0 && threadIdx.x == 0) {
         double sum = 0;
