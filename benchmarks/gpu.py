@@ -88,16 +88,20 @@ def names(problem: cr.Problem) -> list[list[Any]]:
 
 
 def check_resnet(side: JaxSide, problem: cr.Problem, theta: torch.Tensor, precision: str) -> None:
-    """The gradients of both sides on the first images agree, as far as the precision goes."""
+    """On the first images both gradients are near that of float64, ours about as near as JAX's."""
     few = problem.subset(torch.arange(32, device=problem.device))
     words = {"precision": precision, "micro_batch": 32, "names": names(problem)}
     _, found = side.fetch(density="resnet", **words, x=few.x, y=few.y, theta=theta)
-    evaluation = few.log_density_and_grad(theta)
-    prior = -theta / 0.3**2  # over there the likelihood alone is differentiated, as it is timed
-    ours = (evaluation.gradient - prior)[0].cpu().double()
-    apart = float((torch.from_numpy(found["gradient"].astype(np.float64)) - ours).norm() / ours.norm())
-    if not apart < {"tf32": 1e-2, "bf16": 0.1}[precision]:
-        raise SystemExit(f"JAX has another gradient ({apart:.2g} away): nothing to compare")
+    theirs = torch.from_numpy(found["gradient"].astype(np.float64))  # of the likelihood alone, as it is timed
+    ours = (few.log_density_and_grad(theta).gradient + theta / 0.3**2)[0].cpu().double()
+    net = cr.zoo.resnet20_frn().double()
+    data = (few.x.cpu().double(), few.y.cpu())
+    plain = cr.Problem(net, data, cr.likelihoods.Categorical(), cr.priors.Normal(0.3), device="cpu")
+    exact_at = theta.cpu().double()
+    exact = (plain.log_density_and_grad(exact_at).gradient + exact_at / 0.3**2)[0]
+    apart = [float((g - exact).norm() / exact.norm()) for g in (ours, theirs)]
+    if max(apart) > {"tf32": 3e-2, "bf16": 0.1}[precision] or apart[0] > 2 * apart[1]:
+        raise SystemExit(f"from float64 our gradient is {apart[0]:.2g} away and JAX's {apart[1]:.2g}: nothing to compare")
 
 
 def cases() -> list[Case]:
