@@ -981,6 +981,7 @@ def poison(monkeypatch, after, member=0):
         return torch.where(hurt.unsqueeze(1), math.nan, value) if len(calls) > after else value
 
     monkeypatch.setattr(DropoutObjective, "log_likelihood", poisoned)
+    monkeypatch.setattr(shared_steps, "native_step", lambda *rest: None)  # which does not call it
 
 
 @pytest.mark.parametrize("concrete", [False, True])

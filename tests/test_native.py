@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from torch import nn
 
 import credibly as cr
 from credibly.kernels.integrators import LEAPFROG, MINIMUM_ERROR
+from credibly.methods.dropout_objective import DropoutObjective, Dropped
 from credibly.methods.native_steps import native_step
 from credibly.methods.objectives import NegativeLogDensity, Perturbation
 from credibly.methods.training import Training
@@ -30,7 +32,7 @@ TOLERANCE = {torch.float32: 2e-5, DOUBLE: 1e-13}
 
 
 def problem(
-    widths=(3, 7, 5, 4), rows=70, activation=nn.SiLU, kind="gaussian", dtype=DOUBLE, temperature=0.7, **options
+    widths=(3, 7, 5, 4), rows=70, activation=nn.SiLU, kind="gaussian", dtype=DOUBLE, temperature=0.7, loc=0.2, **options
 ):
     generator = torch.Generator().manual_seed(3)
     layers: list[nn.Module] = []
@@ -45,7 +47,7 @@ def problem(
         "categorical": (real.argmax(-1), cr.likelihoods.Categorical()),
         "bernoulli": ((real > 0.3).to(dtype), cr.likelihoods.Bernoulli()),
     }[kind]
-    return cr.Problem(net, (x, y), likelihood, cr.priors.Normal(1.3, loc=0.2), temperature=temperature)
+    return cr.Problem(net, (x, y), likelihood, cr.priors.Normal(1.3, loc=loc), temperature=temperature)
 
 
 def both(given):
@@ -161,13 +163,24 @@ FITS = {
 }
 
 
+DROPOUT_FITS = {
+    "minibatches": cr.MCDropout(insert="*", rate=0.2, steps=60, batch_size=16),
+    "all rows": cr.MCDropout(insert="*", rate=0.2, steps=60, clip_norm=0.05),
+    "one place": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
+    "held out": cr.MCDropout(insert="*", rate=0.1, steps=60, batch_size=16, validation=0.3),
+    "several rates": cr.MCDropout(insert="*", rate=(0.1, 0.4), steps=60, batch_size=16),
+}
+
+
 class TestTraining:
     """Fits by compiled code and by torch go the same way; 60 steps carry the rounding of the first to some 1e-12."""
 
     @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
     @pytest.mark.parametrize("name", FITS)
     def test_as_step_by_step(self, name, kind, monkeypatch):
-        given, method = problem(kind=kind), FITS[name]
+        self.assert_same_fit(FITS[name], problem(kind=kind), monkeypatch)
+
+    def assert_same_fit(self, method, given, monkeypatch):
         used = []
         take = density.NativeDensity.training_steps
         monkeypatch.setattr(
@@ -183,6 +196,40 @@ class TestTraining:
         assert mine["step"] == theirs["step"]
         for part, values in theirs["parts"].items():
             torch.testing.assert_close(torch.tensor(mine["parts"][part]), torch.tensor(values), rtol=1e-7, atol=1e-10)
+        return fast
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    @pytest.mark.parametrize("activation", [nn.SiLU, nn.Identity])
+    @pytest.mark.parametrize("name", DROPOUT_FITS)
+    def test_dropout_as_step_by_step(self, name, activation, kind, monkeypatch):
+        self.assert_same_fit(DROPOUT_FITS[name], problem(kind=kind, activation=activation, loc=0.0), monkeypatch)
+
+    @pytest.mark.parametrize("tau", [None, 4.0])
+    def test_dropout_of_more_rows_than_a_tile_and_a_noise_scale_that_is_learned_or_fixed(self, tau, monkeypatch):
+        given = problem(rows=1100, loc=0.0, scale="learned", temperature=1.0)
+        method = cr.MCDropout(insert="*", rate=0.2, tau=tau, steps=20, batch_size=1100)
+        fast = self.assert_same_fit(method, given, monkeypatch)
+        assert (float(fast.theta[-1]) == -0.5 * math.log(4.0)) == (tau is not None)
+
+    def test_dropout_layers_of_the_network_itself(self, monkeypatch):
+        net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, 1)).double()
+        x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+        given = cr.Problem(net, (x, x.sum(1)), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
+        self.assert_same_fit(cr.MCDropout(steps=40, batch_size=16), given, monkeypatch)
+
+    def test_dropout_that_the_compiled_code_does_not_know_keeps_the_plain_path(self):
+        net = nn.Sequential(nn.Linear(3, 6), nn.SELU(), nn.AlphaDropout(0.4), nn.Linear(6, 1)).double()
+        x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+        for module, concrete in ((net, False), (problem(loc=0.0).layout.module, True)):
+            y = torch.zeros(50, 1 if module is net else 4, dtype=DOUBLE)
+            given = cr.Problem(module, (x, y), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
+            network = Dropped(given, None if module is net else "*", None)
+            rates = torch.tensor([network.rate_row(None)], dtype=DOUBLE)
+            objective = DropoutObjective(
+                given, network, 50, rates, batch=8, seed=0, concrete=concrete, fixed_scale=False
+            )
+            theta = torch.zeros(1, given.dim, dtype=DOUBLE)
+            assert native_step(given, objective, Training(), 10, theta, 8) is None
 
     def test_a_loss_that_is_not_finite_is_told_with_its_step(self):
         given = problem()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
-from credibly.masks import MaskedDropout, Site, find_sites, masked_copy, repeated_width
+from credibly.masks import MaskedDropout, Site, find_sites, masked_copy, repeated_width, sites_of_layers
 from credibly.native.outputs import FEWEST_MASKED, native_passes
 from credibly.native.stack import Stack
 from credibly.posterior import Model, Posterior, Record
@@ -140,11 +140,10 @@ class MaskPlan:
     def native(self) -> tuple[Stack, list[str | None]] | None:
         """The network for our own compiled code and the mask of each of its layers, where masks are on the inputs of Linear layers."""
         stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
-        if stack is None or any(site.alpha or not site.direct or len(site.weights) != 1 for site in self.sites):
+        places = None if stack is None else sites_of_layers(stack.layers, self.layout, self.sites)
+        if stack is None or places is None:
             return None
-        starts = {entry.name: entry.start for entry in self.layout.entries}
-        masks = {starts[site.weights[0]]: site.mask for site in self.sites}
-        return (stack, [masks.get(layer[2]) for layer in stack.layers]) if len(masks) == len(self.sites) else None
+        return stack, [None if place is None else self.sites[place].mask for place in places]
 
 
 class MaskDraws:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from credibly.errors import InputError
 from credibly.inputs import Inputs, call, row_count
+from credibly.layout import Layout
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -235,3 +236,12 @@ def _masked_forward(self: Any, x: Tensor) -> Tensor:
     plain: Any = type(self).__bases__[0]
     result: Tensor = plain.forward(self, x * self.mask)
     return result
+
+
+def sites_of_layers(layers: Sequence[Sequence[int]], layout: Layout, sites: Sequence[Site]) -> list[int | None] | None:
+    """For layers as `native.Stack` has them, which site drops the inputs of each, or None; None where a site is more than that."""
+    if any(site.alpha or not site.direct or len(site.weights) != 1 for site in sites):
+        return None
+    starts = {entry.name: entry.start for entry in layout.entries}
+    places = {starts[site.weights[0]]: place for place, site in enumerate(sites)}
+    return [places.get(layer[2]) for layer in layers] if len(places) == len(sites) else None

@@ -127,13 +127,16 @@ class DropoutObjective(Objective):
 
         The decay of every weight by its prior and its sites' keep, less the entropy of masks with learned rates.
         """
-        keep = torch.exp(torch.log1p(-rates) @ self.network.groups.T)
-        square = torch.square(weights - self.centre) * self.precision
-        decay = 0.5 / self.problem.tempering.prior * (square / keep[:, self.network.owner]).sum(-1)
+        decay = 0.5 * (torch.square(weights - self.centre) * self.decay(rates)).sum(-1)
         if not self.concrete:
             return decay
         entropy: Tensor = torch.special.entr(rates) + torch.special.entr(1 - rates)
         return decay - (self.inputs * entropy).sum(-1)
+
+    def decay(self, rates: Tensor) -> Tensor:
+        """Of every coordinate (M, D): its prior's precision over the keep of its sites, tempered."""
+        keep = torch.exp(torch.log1p(-rates) @ self.network.groups.T)
+        return self.precision / (self.problem.tempering.prior * keep[:, self.network.owner])
 
     def masks(self, rates: Tensor, noise: tuple[Tensor, ...], *, hard: bool = False) -> dict[str, Tensor]:
         """Masks (M, B, *shape) from uniform numbers: hard ones, or relaxed ones that the rates have a gradient through."""

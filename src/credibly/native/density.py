@@ -49,7 +49,8 @@ class _Training(ctypes.Structure):
         ("count", ctypes.c_int64), ("batch", ctypes.c_int64), ("rows", ctypes.c_void_p), ("step_pitch", ctypes.c_int64),
         ("member_pitch", ctypes.c_int64), ("figures", ctypes.c_void_p), ("figure_pitch", ctypes.c_int64), ("adam", ctypes.c_int64),
         ("first", ctypes.c_double), ("second", ctypes.c_double), ("tiny", ctypes.c_double), ("clip", ctypes.c_double),
-        ("weight", ctypes.c_double), ("constant", ctypes.c_double),
+        ("weight", ctypes.c_double), ("constant", ctypes.c_double), ("uniform", ctypes.c_void_p), ("rates", ctypes.c_void_p),
+        ("precision", ctypes.c_void_p), ("fixed", ctypes.c_int64),
     ]  # fmt: skip
 
 
@@ -65,6 +66,16 @@ class Descent:
     clip: float
     weight: float
     constant: float
+
+
+@dataclass(frozen=True, eq=False)
+class Dropping:
+    """Dropout on the inputs of layers in training steps: rates (M, layers), the prior's precision for each member (M, D), and from
+    which parameter on they stay as they are. The prior of the density itself then has no weight."""
+
+    rates: Tensor
+    precision: Tensor
+    fixed: int
 
 
 class NativeDensity:
@@ -149,11 +160,12 @@ class NativeDensity:
 
     def training_steps(
         self, how: Descent, theta: Tensor, state: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, rows: Tensor | None,
-        figures: Tensor, active: Tensor,
+        figures: Tensor, active: Tensor, dropping: Dropping | None = None, uniform: Sequence[Tensor | None] = (),
     ) -> None:  # fmt: skip
         """K steps that minimise -how.weight * log likelihood + the prior's part, in place, for members theta (M, D).
 
         rows (K, M, B), (K, B) or None for all of them; figures (K, 4 or more): learning rate, corrections and number of the step.
+        uniform: of each layer (K, inputs, rows padded as `padded_rows` has it), or None for a layer without dropout.
         """
         assert rows is None or rows.stride(-1) == 1
         pitches = (0, 0) if rows is None else (rows.stride(0), rows.stride(1) if rows.ndim == 3 else 0)
@@ -163,6 +175,10 @@ class NativeDensity:
             len(figures), batch, place, *pitches, figures.data_ptr(), figures.stride(0), how.adam, how.first, how.second, how.tiny,
             how.clip, how.weight, how.constant,
         )  # fmt: skip
+        places = (ctypes.c_void_p * len(uniform))(*(pointer(u) for u in uniform))
+        if dropping is not None:
+            plan.uniform, plan.fixed = ctypes.cast(places, ctypes.c_void_p), dropping.fixed
+            plan.rates, plan.precision = pointer(dropping.rates), pointer(dropping.precision)
         head = self._head(len(theta), max(1, len(figures) * batch // self.rows.count))
         second = state[1] if how.adam else None
         checked(

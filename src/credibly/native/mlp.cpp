@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "likelihood.h"
+#include "masks.h"
 #include "network.h"
 #include "team.h"
 #include "vectors.h"
@@ -122,7 +123,7 @@ template <class T, int J> inline void row_sums(const T* delta, int64_t rows, T* 
 template <class T> class Workspace {
  public:
   Workspace(const Network& net) : net(net), values(new T*[net.layers]), slopes(new T*[net.layers]) {
-    int64_t widest = 1, size = 0;
+    int64_t widest = 1, size = net.inputs[0];
     for (int64_t l = 0; l < net.layers; ++l) {
       widest = net.outputs[l] > widest ? net.outputs[l] : widest;
       size += 2 * net.outputs[l];
@@ -134,7 +135,7 @@ template <class T> class Workspace {
       values[l] = at, at += net.outputs[l] * PITCH;
       slopes[l] = at, at += net.outputs[l] * PITCH;
     }
-    delta[0] = at, delta[1] = at + widest * PITCH;
+    delta[0] = at, delta[1] = at + widest * PITCH, shown = at + 2 * widest * PITCH;
   }
   ~Workspace() {
     std::free(memory);
@@ -152,6 +153,7 @@ template <class T> class Workspace {
       affine<T>(theta + net.weight[l], net.inputs[l], 1, bias, in, pitch, net.inputs[l], net.outputs[l], rows, values[l],
                 back ? slopes[l] : nullptr, net.activation[l], nullptr);
       in = values[l], pitch = PITCH;
+      if (masked(l + 1)) dropped(l + 1, values[l], PITCH, rows, values[l], slopes[l]);
     }
   }
 
@@ -167,14 +169,20 @@ template <class T> class Workspace {
   // Adds the gradient of the tile's log likelihood to `gradient`, and returns its value where wanted.
   double evaluate(const Rows& data, const T* theta, int64_t first, int64_t rows, bool value, T* gradient) {
     const T* x = static_cast<const T*>(data.x) + first;
-    forward(x, data.padded, theta, rows, true);
+    int64_t pitch = data.padded;
+    this->first = first;
+    if (masked(0)) {
+      dropped(0, x, pitch, rows, shown, nullptr);
+      x = shown, pitch = PITCH;
+    }
+    forward(x, pitch, theta, rows, true);
     const int64_t last = net.layers - 1;
     T* step = values[last];
     const double sum = likelihood<T>(data, theta, step, first, rows, value, gradient);
     if (net.activation[last] != NONE)
       for (int64_t k = 0; k < net.outputs[last] * PITCH; ++k) step[k] *= slopes[last][k];
     for (int64_t l = last; l >= 0; --l) {
-      outer_product<T>(step, net.outputs[l], l ? values[l - 1] : x, l ? PITCH : data.padded, net.inputs[l], rows,
+      outer_product<T>(step, net.outputs[l], l ? values[l - 1] : x, l ? PITCH : pitch, net.inputs[l], rows,
                        gradient + net.weight[l]);
       if (net.bias[l] >= 0) {
         T* bias = gradient + net.bias[l];
@@ -184,7 +192,7 @@ template <class T> class Workspace {
       }
       if (l) {
         T* next = delta[l % 2];
-        const T* times = net.activation[l - 1] == NONE ? nullptr : slopes[l - 1];
+        const T* times = net.activation[l - 1] == NONE && !masked(l) ? nullptr : slopes[l - 1];
         affine<T>(theta + net.weight[l], 1, net.inputs[l], nullptr, step, PITCH, net.outputs[l], net.inputs[l], rows, next,
                   nullptr, NONE, times);
         step = next;
@@ -194,9 +202,18 @@ template <class T> class Workspace {
   }
 
   const Network& net;
+  const Masks<T>* masks = nullptr;  // of the inputs of its layers, in `evaluate`
   T **values, **slopes;
-  T* delta[2];
+  T *delta[2], *shown;
   T* memory;
+
+ private:
+  bool masked(int64_t l) const { return masks && l < net.layers && masks->uniform[l]; }
+  void dropped(int64_t l, const T* from, int64_t pitch, int64_t rows, T* to, T* slope) {
+    drop<T>(masks->uniform[l] + first, masks->padded, masks->rate[l], net.inputs[l], rows, from, pitch, to, slope,
+            l == 0 || net.activation[l - 1] == NONE);
+  }
+  int64_t first = 0;
 };
 
 inline int64_t tile_rows(int64_t padded) {
@@ -219,7 +236,8 @@ template <class T> class Chain {
   }
   Chain(const Chain&) = delete;
 
-  double evaluate(const T* theta, T* gradient, bool value) {
+  double evaluate(const T* theta, T* gradient, bool value, const Masks<T>* masks = nullptr) {
+    for (auto& space : spaces) space->masks = masks;
     std::memset(gradient, 0, net.dim * sizeof(T));
     if (!team) {
       for (int64_t t = 0; t < tiles; ++t) sums[t] = tile(0, t, theta, value, gradient);
@@ -338,20 +356,22 @@ template <class T> class Batch {
   }
 
   // The gradient of the log density, and the log likelihood of these rows where it is wanted.
-  double evaluate(const T* theta, T* gradient, const int64_t* rows, bool value) {
+  double evaluate(const T* theta, T* gradient, const int64_t* rows, bool value, const Masks<T>* masks = nullptr) {
     if (rows) {
       take(static_cast<const T*>(data.x), net.inputs[0], x, rows);
       take(static_cast<const T*>(data.y), targets, y, rows);
     }
-    return density->evaluate(theta, gradient, value);
+    return density->evaluate(theta, gradient, value, masks);
   }
+  int64_t padded() const { return own.padded; }
+
+  const Network& net;
 
  private:
   void take(const T* from, int64_t count, T* to, const int64_t* rows) {
     for (int64_t i = 0; i < count; ++i)
       for (int64_t r = 0; r < size; ++r) to[i * own.padded + r] = from[i * data.padded + rows[r]];
   }
-  const Network& net;
   const Rows& data;
   int64_t size, targets;
   Rows own;
@@ -418,6 +438,9 @@ struct Training {
   double first, second, tiny;  // the decays, and what is added to the root
   double clip;                 // largest norm of a gradient; 0 for any
   double weight, constant;     // of a row's likelihood in the loss; of the prior's part of it
+  const void* const* uniform;  // of each layer [step][input][padded row], or null where nothing is dropped; null without dropout
+  const void *rates, *precision;  // with dropout [member][layer], and the prior's precision [member][dim] in place of the other
+  int64_t fixed;               // with dropout: parameters from here on stay as they are
 };
 
 // Minimises -weight * log likelihood + prior part of one member. `first_bad` gets the number of the first step whose loss is not finite.
@@ -425,10 +448,22 @@ template <class T>
 void descend(Batch<T>& batch, const Prior& prior, const Training& plan, int64_t D, int64_t member, double active, T* theta, T* m, T* v,
              T* gradient, T* parts, double* first_bad) {
   const T *loc = static_cast<const T*>(prior.loc), *precision = static_cast<const T*>(prior.precision);
+  const int64_t layers = batch.net.layers;
+  std::vector<const T*> uniform(layers);
+  Masks<T> masks = {uniform.data(), nullptr, batch.padded()};
+  if (plan.uniform) precision = static_cast<const T*>(plan.precision) + member * D, masks.rate = static_cast<const T*>(plan.rates) + member * layers;
   for (int64_t k = 0; k < plan.count; ++k) {
     const double* figure = plan.figures + k * plan.figure_pitch;
+    for (int64_t l = 0; l < layers && plan.uniform; ++l) {
+      const T* all = static_cast<const T*>(plan.uniform[l]);
+      uniform[l] = all ? all + k * batch.net.inputs[l] * batch.padded() : nullptr;
+    }
     const int64_t* rows = plan.rows ? plan.rows + k * plan.step_pitch + member * plan.member_pitch : nullptr;
-    double misfit = -plan.weight * batch.evaluate(theta, gradient, rows, true), complexity = 0;
+    double misfit = -plan.weight * batch.evaluate(theta, gradient, rows, true, plan.uniform ? &masks : nullptr), complexity = 0;
+    if (plan.uniform) {
+      for (int64_t d = 0; d < D; ++d) gradient[d] -= (theta[d] - loc[d]) * precision[d];
+      for (int64_t d = plan.fixed; d < D; ++d) gradient[d] = 0;
+    }
     double squares[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     for (int64_t d = 0; d < D; ++d) squares[d % 8] += double(precision[d]) * (double(theta[d]) - loc[d]) * (double(theta[d]) - loc[d]);
     for (double one : squares) complexity += 0.5 * one;

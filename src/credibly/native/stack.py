@@ -100,9 +100,14 @@ def _walk(module: nn.Module, prefix: str, places: Mapping[str, int], layers: lis
     return type(module) in SILENT
 
 
+def padded_rows(rows: int) -> int:
+    """As many as there is room for."""
+    return -(-rows // GRAIN) * GRAIN
+
+
 def padded_columns(rows: Tensor) -> Tensor:
     """(N, K) as (K, N and zeros): a column for every lane of a vector of the processor."""
-    columns = torch.empty(rows.shape[1], -(-len(rows) // GRAIN) * GRAIN, dtype=rows.dtype)
+    columns = torch.empty(rows.shape[1], padded_rows(len(rows)), dtype=rows.dtype)
     # By numpy, which has no threads: torch's go on spinning for a while after a copy, on the cores that the next call wants.
     places = columns.numpy()
     places[:, : len(rows)] = rows.detach().numpy().T
