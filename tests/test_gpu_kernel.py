@@ -151,7 +151,7 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
     assert form(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())) is None
 
 
-@pytest.mark.parametrize(("hidden", "rows", "inputs"), [((50,), 455, 13), ((50, 50), 7000, 8), ((5,), 20, 3)])
+@pytest.mark.parametrize("hidden, rows, inputs", [((50,), 455, 13), ((50, 50), 7000, 8), ((5,), 20, 3)])
 def test_plan_gives_every_row_a_warp_and_asks_for_no_more_than_there_is(
     hidden: tuple[int, ...], rows: int, inputs: int
 ) -> None:

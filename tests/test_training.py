@@ -112,7 +112,7 @@ def test_batches_use_every_row_once_an_epoch_and_members_differ():
 
 
 def test_bootstrap_gives_each_member_its_own_rows():
-    rows = cr.DeepEnsemble(members=3, bootstrap=True).perturbation(problem(), 0).rows
+    rows = cr.DeepEnsemble(members=3, bootstrap=True).rows(problem(), 0, range(3)).resampled
     assert rows.shape == (3, 50)
     assert not torch.equal(rows[0], rows[1])
     assert 20 < len(rows[0].unique()) < 45  # with replacement: about 63 % of the rows
@@ -125,7 +125,7 @@ def test_early_stopping_keeps_the_best_on_held_out_rows():
     """An overfitting fit: pure noise targets. What is kept is the best member by held-out likelihood, not the last."""
     noise = randn(40, seed=3)
     p = cr.Problem(mlp(3, 50, 1), data=(randn(40, 3), noise), likelihood=Gaussian(0.3), prior=cr.priors.Normal(10.0))
-    method = cr.DeepEnsemble(members=3, steps=2000, lr=0.02, validation=0.25, patience=5, batch_size=10)
+    method = cr.DeepEnsemble(members=3, steps=2000, lr=0.02, validation=0.25, patience=5, batch_size=10, rotate=False)
     posterior = method.fit(p, seed=0)
     history = posterior.record.history
     assert history["steps"] < 2000
@@ -135,6 +135,37 @@ def test_early_stopping_keeps_the_best_on_held_out_rows():
     order = torch.randperm(40, generator=stream(0, "validation split"))[:10].sort().values
     kept = p.subset(order).log_likelihood_rows(posterior.draws[:, 0], p.x[order], p.y[order]).mean(1)
     torch.testing.assert_close(kept, best, rtol=1e-4, atol=1e-4)
+
+
+def test_members_hold_out_rows_in_turn_and_stop_by_them():
+    noise = randn(40, seed=3)
+    p = cr.Problem(mlp(3, 50, 1), data=(randn(40, 3), noise), likelihood=Gaussian(0.3), prior=cr.priors.Normal(10.0))
+    method = cr.DeepEnsemble(members=5, steps=2000, lr=0.02, validation=0.25, patience=5, batch_size=10)
+    posterior = method.fit(p, seed=0)
+    best = torch.tensor(posterior.record.history["validation"]).max(0).values
+    order = torch.randperm(40, generator=stream(0, "validation split"))
+    for member in range(5):
+        part = member % 4
+        held = order[10 * part : 10 * part + 10].sort().values
+        kept = p.subset(held).log_likelihood_rows(posterior.draws[member], p.x[held], p.y[held]).mean()
+        torch.testing.assert_close(kept, best[member], rtol=1e-4, atol=1e-4)
+    rows = method.rows(p, 0, range(5)).resampled
+    assert rows.shape == (5, 30)
+    assert sorted(set(rows[0].tolist()) | set(rows[1].tolist())) == list(range(40))  # what one has not seen another has
+    assert torch.equal(rows[0], rows[4])
+    assert torch.equal(method.rows(p, 0, range(3, 5)).resampled, rows[3:])  # however members are spread over processes
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+def test_held_out_rows_do_not_touch_their_own_members(rotate):
+    p, changed = problem(), problem()
+    held = torch.randperm(50, generator=stream(0, "validation split"))[10:20]  # by member 1, where they go round
+    changed.y = changed.y.clone()
+    changed.y[held] += 100.0
+    method = cr.DeepEnsemble(members=3, steps=30, validation=0.2, patience=1000, batch_size=8, rotate=rotate)
+    a, b = (torch.tensor(method.fit(given, seed=0).record.history["loss"]) for given in (p, changed))
+    untouched = [bool(torch.equal(a[:, m], b[:, m])) for m in range(3)]
+    assert untouched == ([False, True, False] if rotate else [False, False, False])
 
 
 def test_held_out_rows_do_not_touch_the_parameters():

@@ -22,8 +22,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 import torch
@@ -39,11 +40,16 @@ from credibly.norms import find_running_statistics, replace_batchnorm
 from credibly.posterior import Model
 from credibly.priors import Normal
 from credibly.problem import Problem
+from credibly.rng import stream
 from credibly.world import Mesh
 
-Choice = tuple[float | None, float | None]  # a rate and a precision; None for the network's own, or learned
+Rate = float | Mapping[str, float]
+Choice = tuple[Rate | None, float | None]  # rates and a precision; None for the network's own, or learned
 
-GRID_VALIDATION = 0.2  # rows held out to choose rate and tau, unless `validation` says otherwise
+GRID_VALIDATION = 0.2  # rows held out to choose rate and tau, unless `validation` or `folds` says otherwise
+HELD_OUT = "held-out"
+SCALES = 51  # noise scales that are tried by held-out rows, a factor of 1.16 apart, up to 1.6 times the spread of the targets
+LOWEST, HIGHEST = -7.0, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +57,25 @@ class MCDropout(Training, Method):
     """MC-Dropout: dropout kept on at prediction, as a draw of the weights; the weight decay follows from the prior.
 
     Args:
-        rate: probability of dropping; None keeps the rates of the network's own layers (0.05 for inserted ones). Several
-            rates are compared by held-out log-likelihood, trained as one batch, and the best is fitted again on all rows.
+        rate: probability of dropping; None keeps the rates of the network's own layers (0.05 for inserted ones). Or rates by
+            place, {"0": 0.0, "*": 0.1}: of the first pattern that a layer's name matches, 0 to spare it. A list of several
+            is compared by held-out log-likelihood, trained as one batch, and the best is fitted again on all rows.
         insert: name patterns of Linear and convolution layers before which dropout is inserted, "*" for all of them.
         tau: observation precision for a Gaussian likelihood with learned scale: a number fixes it, several are compared as
-            the rates are. None learns it with the weights, or takes the likelihood's own fixed scale.
+            the rates are. None learns it with the weights, or takes the likelihood's own fixed scale. "held-out" takes, for
+            each rate, the one that gives held-out rows the highest density, and fits again with it: a noise learned with
+            the weights is that of the training rows, which is too small where the network has taken some of it for signal.
+        folds: parts of the rows that are held out in turn to compare by, each part by fits to the others. 1 holds out the
+            fraction `validation`, a fifth by default, once.
         concrete: learn the rate of each place by Concrete Dropout; `rate` is then where it starts.
         init: "network", "fresh", "prior" or a (1, D) tensor.
     """
 
     name: ClassVar[str] = "dropout"
-    rate: float | Sequence[float] | None = None
+    rate: Rate | Sequence[Rate] | None = None
     insert: str | Sequence[str] | None = None
-    tau: float | Sequence[float] | None = None
+    tau: float | Sequence[float] | str | None = None
+    folds: int = 1
     concrete: bool = False
     init: str | Tensor = "network"
 
@@ -73,11 +85,14 @@ class MCDropout(Training, Method):
             if value is not None and not _several(value):
                 raise InputError(name, f"found {value!r}", "Pass a number, or several of them")
         for rate in _several(self.rate):
-            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1:
-                raise InputError("rate", f"found {rate!r}", "Pass a number between 0 and 1")
-        for tau in _several(self.tau):
+            _check_rate(rate, self.concrete)
+        if isinstance(self.tau, str) and self.tau != HELD_OUT:
+            raise InputError("tau", f"found {self.tau!r}", f"Pass a positive number, several of them, or {HELD_OUT!r}")
+        for tau in self._taus():
             if isinstance(tau, bool) or not isinstance(tau, (int, float)) or not math.isfinite(tau) or tau <= 0:
                 raise InputError("tau", f"found {tau!r}", "Pass a positive number")
+        if isinstance(self.folds, bool) or not isinstance(self.folds, int) or self.folds < 1:
+            raise InputError("folds", f"found {self.folds!r}", "Pass a whole number from 1 up")
         if self.concrete and len(_several(self.rate)) > 1:
             raise InputError(
                 "rate",
@@ -99,14 +114,16 @@ class MCDropout(Training, Method):
     def _fit(
         self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
     ) -> DropoutPosterior:
-        network = Dropped(problem, self.insert, _several(self.rate)[0] if self.rate is not None else None)
+        network = Dropped(
+            problem, self.insert, next((r for r in _several(self.rate) if isinstance(r, (int, float))), None)
+        )
         self._check(problem, network)
-        choices: list[Choice] = list(itertools.product(_several(self.rate) or (None,), _several(self.tau) or (None,)))
+        choices: list[Choice] = list(itertools.product(_several(self.rate) or (None,), self._taus() or (None,)))
         history: dict[str, Any] = {}
         best = choices[0]
         data = split(problem, self, seed)
         start = initial(problem, self.init, 1, seed)
-        if len(choices) > 1:
+        if len(choices) > 1 or self.tau == HELD_OUT:
             best, history = self._search(problem, network, choices, start, seed, progress, out, mesh)
         done, objective = self._train(problem, network, [best], start, data, seed, "MC-Dropout", progress, out, mesh)
         rates = objective.final_rates(done.theta)[0]
@@ -149,8 +166,19 @@ class MCDropout(Training, Method):
                 f"found {self.tau!r} with {name}",
                 'It is for likelihoods with a learned scale, such as Gaussian("learned")',
             )
+        names = [site.name for site in network.sites]
+        for pattern in {pattern for rate in _several(self.rate) if isinstance(rate, Mapping) for pattern in rate}:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise InputError(
+                    "rate", f"pattern {pattern!r} matches no place of dropout", f"They are {', '.join(names)}"
+                )
+        if self.folds > problem.n:
+            raise InputError(
+                "folds", f"found {self.folds} for {problem.n} rows", "Pass at most as many as there are rows"
+            )
         alpha = next((site.name for site in network.sites if site.alpha), None)
-        if alpha is not None and (self.concrete or len(_several(self.rate)) > 1):
+        by_place = any(isinstance(rate, Mapping) for rate in _several(self.rate))
+        if alpha is not None and (self.concrete or by_place or len(_several(self.rate)) > 1):
             raise InputError(
                 "rate",
                 f"{alpha!r} is alpha dropout, whose rescaling goes with one rate",
@@ -167,7 +195,7 @@ class MCDropout(Training, Method):
             if tau is not None:
                 theta[row, problem.layout.network_dim :] = -0.5 * math.log(tau)
         batch = self.plan(data.count)[1]
-        fixed = self.tau is not None
+        fixed = choices[0][1] is not None
         objective = DropoutObjective(
             problem, network, data.count, rates, batch=batch, seed=seed, concrete=self.concrete, fixed_scale=fixed
         )
@@ -190,21 +218,57 @@ class MCDropout(Training, Method):
         self, problem: Problem, network: Dropped, choices: list[Choice], start: Tensor, seed: int, progress: bool | None,
         out: str | os.PathLike[str] | None, mesh: Mesh,
     ) -> tuple[Choice, dict[str, Any]]:  # fmt: skip
-        """Every pair of rate and tau trained side by side on part of the rows, scored on the rest."""
-        options = Training(validation=self.validation or GRID_VALIDATION, batch_size=None)
-        held = split(problem, options, seed)
-        rows = Data(held.rows, None)
+        """Every pair of rate and tau trained side by side on part of the rows, scored on the rest; and that for every fold."""
+        parts = self._parts(problem, seed)
+        data = Data(parts[0].rows, None)
+        if len(parts) > 1:
+            resampled = torch.stack([torch.as_tensor(part.rows) for part in parts for _ in choices])
+            data = Data(resampled.shape[1], None, resampled=resampled)
+        title = f"grid of {len(choices)}" + (f" by {len(parts)} folds" if len(parts) > 1 else "")
         done, objective = self._train(
-            problem, network, choices, start, rows, seed, f"grid of {len(choices)}", progress, out, mesh
+            problem, network, choices * len(parts), start, data, seed, title, progress, out, mesh
         )
-        assert held.held_out is not None
+        scales = self._scales(problem)
+        scores = torch.zeros(
+            1 if scales is None else len(scales), len(choices), dtype=done.theta.dtype, device=problem.device
+        )
         with torch.no_grad():
-            scores = objective.score(done.theta, held.held_out)
+            for place, part in enumerate(parts):
+                assert part.held_out is not None
+                mine = slice(place * len(choices), (place + 1) * len(choices))
+                scores += objective.densities(done.theta, mine, part.held_out, scales) / len(parts)
+        if scales is not None:
+            choices = [
+                (rate, float(torch.exp(-2 * scales[scores[:, k].argmax()]))) for k, (rate, _) in enumerate(choices)
+            ]
+        best = scores.amax(0)
         table = [
-            {"rate": rate, "tau": tau, "held_out_log_density": float(score)}
-            for (rate, tau), score in zip(choices, scores)
+            {"rate": rate if rate is None else _plain(rate), "tau": tau, "held_out_log_density": float(score)}
+            for (rate, tau), score in zip(choices, best)
         ]
-        return choices[int(scores.argmax())], {"grid": table}
+        return choices[int(best.argmax())], {"grid": table}
+
+    def _parts(self, problem: Problem, seed: int) -> list[Data]:
+        """Rows to train on and those held out, for every fold; as many in each."""
+        if self.folds == 1:
+            return [split(problem, Training(validation=self.validation or GRID_VALIDATION, batch_size=None), seed)]
+        order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
+        size = problem.n // self.folds
+        held = [slice(k * size, (k + 1) * size) for k in range(self.folds)]
+        return [
+            Data(torch.cat([order[: s.start], order[s.stop :]]).sort().values, problem.subset(order[s].sort().values))
+            for s in held
+        ]
+
+    def _taus(self) -> tuple[float, ...]:
+        return () if isinstance(self.tau, str) else _several(self.tau)
+
+    def _scales(self, problem: Problem) -> Tensor | None:
+        """Log noise scales to try on held-out rows."""
+        if self.tau != HELD_OUT:
+            return None
+        spread = problem.y.double().std().log()
+        return spread + torch.linspace(LOWEST, HIGHEST, SCALES, dtype=torch.float64, device=problem.device)
 
     def _posterior(
         self, problem: Problem, network: Dropped, theta: Tensor, rates: dict[str, float], seed: int, history: dict[str, Any], status: str = "complete"
@@ -213,8 +277,24 @@ class MCDropout(Training, Method):
         return DropoutPosterior(Model.of(problem), theta[: problem.dim].clone(), rates, network.inserted, record)
 
 
-def _several(value: float | Sequence[float] | None) -> tuple[float, ...]:
-    return () if value is None else (value,) if isinstance(value, (int, float)) else tuple(value)
+def _several(value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, (int, float, Mapping)) else tuple(value)
+
+
+def _plain(rate: Rate) -> Any:
+    return dict(rate) if isinstance(rate, Mapping) else rate
+
+
+def _check_rate(rate: Any, concrete: bool) -> None:
+    values = list(rate.values()) if isinstance(rate, Mapping) else [rate]
+    for value in values:
+        number = not isinstance(value, bool) and isinstance(value, (int, float))
+        if not number or not 0 <= value < 1 or (value == 0 and (concrete or not isinstance(rate, Mapping))):
+            raise InputError("rate", f"found {value!r}", "Pass a number between 0 and 1")
+    if not any(values):
+        raise InputError("rate", f"found {rate!r}", "Pass a rate above 0 for one of the places at least")
 
 
 def _with_best_scale(posterior: DropoutPosterior, problem: Problem) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from credibly.problem import Problem
 from credibly.rng import stream
 
 SCORING_PASSES = 20
+GRID_PASSES = 200
+GRID_VALUES = 2**31  # that passes over held-out rows compute, beyond which there are fewer of them
 CONCRETE_TEMPERATURE = 0.1
 
 
@@ -52,8 +55,11 @@ class Dropped:
             self.owner[entry.start : entry.stop] = rows.index(row)
         self.groups = torch.tensor(rows, dtype=layout.dtype, device=problem.device)
 
-    def rate_row(self, rate: float | None) -> list[float]:
-        """The rate of every site, all the same where one is given."""
+    def rate_row(self, rate: float | Mapping[str, float] | None) -> list[float]:
+        """The rate of every site: all the same where one is given, or of the first pattern that its name matches."""
+        if isinstance(rate, Mapping):
+            found = [[r for pattern, r in rate.items() if fnmatchcase(site.name, pattern)] for site in self.sites]
+            return [rates[0] if rates else site.rate for rates, site in zip(found, self.sites)]
         return [rate if rate is not None else site.rate for site in self.sites]
 
 
@@ -154,13 +160,32 @@ class DropoutObjective(Objective):
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
         """Mean log predictive density a row over passes, each with masks shared by all rows."""
-        weights, rates = self._split(theta, self.own[0])
+        return self.densities(theta, slice(0, len(theta)), held_out, passes=SCORING_PASSES)[0]
+
+    def densities(
+        self, theta: Tensor, members: slice, held_out: Problem, log_scales: Tensor | None = None, passes: int | None = None
+    ) -> Tensor:  # fmt: skip
+        """The same (S, M) for some of the members, with each of these noise scales in place of their own; (1, M) without."""
+        weights, rates = (values[members] for values in self._split(theta, self.own[0]))
+        count, network = len(weights), self.problem.layout.network_dim
+        if passes is None:  # a mean over few passes has a log that is too low, most where they differ most
+            affordable = GRID_VALUES // (count * held_out.n * max(1, self.network.forward.row_width))
+            passes = max(SCORING_PASSES, min(GRID_PASSES, affordable))
         generator = stream(self.seed, "dropout scoring", device=self.problem.device)
-        passes = [self.masks(rates, self.uniforms(len(theta), 1, generator), hard=True) for _ in range(SCORING_PASSES)]
-        total = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
-        for x, y in held_out.blocks(len(theta)):
-            rows = torch.stack([self.log_likelihood(weights, masks, x, y) for masks in passes])
-            total += (torch.logsumexp(rows, 0) - math.log(SCORING_PASSES)).flatten(1).sum(1)
+        drawn = [self.masks(rates, self.uniforms(count, 1, generator), hard=True) for _ in range(passes)]
+        likelihood, own = self.problem.likelihood, weights.clone()
+        total = torch.zeros(1 if log_scales is None else len(log_scales), count, dtype=theta.dtype, device=theta.device)
+        parameters = self.problem.layout.split(weights)[0]
+        for x, y in held_out.blocks(count):
+            sums: list[Tensor | None] = [None] * len(total)
+            for masks in drawn:
+                output = likelihood.arrange(self.network.forward.apply({**parameters, **masks}, x), 1)
+                for place in range(len(total)):
+                    if log_scales is not None:
+                        own[:, network:] = log_scales[place].to(own)
+                    rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[place]
+                    sums[place] = rows if before is None else torch.logaddexp(before, rows)
+            total += torch.stack([(s - math.log(passes)).flatten(1).sum(1) for s in sums if s is not None])
         return total / held_out.n
 
     def final_rates(self, theta: Tensor) -> list[dict[str, float]]:

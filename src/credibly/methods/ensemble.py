@@ -7,6 +7,7 @@ minimiser is then an exact draw of the posterior (and of the tempered one: both 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
 from credibly.methods.method import Method, fit_draws, initial
 from credibly.methods.objectives import NegativeLogDensity, Perturbation
-from credibly.methods.training import Training, split, train
+from credibly.methods.training import Data, Training, rotated, split, train
 from credibly.posterior import DrawsPosterior
 from credibly.problem import Problem
 from credibly.rng import stream
@@ -32,6 +33,8 @@ class DeepEnsemble(Training, Method):
 
     Args:
         members: how many.
+        rotate: with `validation`, members hold out different rows, in turn, so that every row trains most of them; False has
+            all hold out the same.
         bootstrap: each member sees N rows drawn with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
@@ -40,6 +43,7 @@ class DeepEnsemble(Training, Method):
 
     name: ClassVar[str] = "ensemble"
     members: int = 10
+    rotate: bool = True
     bootstrap: bool = False
     anchored: bool = False
     prior: bool = True
@@ -68,30 +72,37 @@ class DeepEnsemble(Training, Method):
             mesh = world.mesh(self.members)
             own = mesh.chains(self.members)
             theta = initial(problem, self.init, self.members, seed)[own.start : own.stop].clone()
-            data, perturbation = split(problem, self, seed), self.perturbation(problem, seed, own)
+            perturbation = self.perturbation(problem, seed, own)
+            data = self.rows(problem, seed, own)
             objective = NegativeLogDensity(problem, data.count, float(self.prior), perturbation)
             done = train(
                 problem, objective, theta, self, data, seed=seed, title=f"ensemble of {self.members}",
-                resampled=perturbation.rows, progress=shown, first=own.start, peers=world,
+                progress=shown, first=own.start, peers=world,
             )  # fmt: skip
             return mesh.all_chains(done.theta, self.members).unsqueeze(1), join_histories(mesh, done.history)
 
         return fit_draws(self, problem, seed, out, progress, work)
 
+    def rows(self, problem: Problem, seed: int, own: range) -> Data:
+        """What these members train on, and the rows that they stop by."""
+        if self.validation and self.bootstrap:
+            raise InputError(
+                "validation",
+                "found with bootstrap=True",
+                "The held-out rows would be drawn into training; choose one",
+            )
+        if self.validation and self.rotate:
+            return rotated(problem, self, seed, own)
+        data = split(problem, self, seed)
+        if not self.bootstrap:
+            return data
+        drawn = [torch.randint(problem.n, (problem.n,), generator=stream(seed, "bootstrap", m)) for m in own]
+        return dataclasses.replace(data, resampled=torch.stack(drawn).to(problem.device))
+
     def perturbation(self, problem: Problem, seed: int, own: range | None = None) -> Perturbation:
         """What sets the members (or some of them) apart beside their starts, each from the member's own stream."""
         members, device = own if own is not None else range(self.members), problem.device
-        rows = targets = anchors = None
-        if self.bootstrap:
-            if self.validation:
-                raise InputError(
-                    "validation",
-                    "found with bootstrap=True",
-                    "The held-out rows would be drawn into training; choose one",
-                )
-            rows = torch.stack(
-                [torch.randint(problem.n, (problem.n,), generator=stream(seed, "bootstrap", m)) for m in members]
-            ).to(device)
+        targets = anchors = None
         if self.anchored:
             if not problem.prior.is_normal:
                 raise InputError("anchored", "the prior is not Normal", "Use priors.Normal, or anchored=False")
@@ -114,7 +125,7 @@ class DeepEnsemble(Training, Method):
                     for m in members
                 ]
                 targets = problem.y + scale * torch.stack(noise)
-        return Perturbation(rows, targets, anchors)
+        return Perturbation(targets, anchors)
 
 
 def join_histories(mesh: Mesh, history: dict[str, Any]) -> dict[str, Any]:

@@ -53,9 +53,8 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Perturbation:
-    """How members differ beyond their start: rows drawn again (M, N), shifted targets (M, N, ...), shifted prior (M, D)."""
+    """How members differ beyond their start: shifted targets (M, N, ...), shifted prior (M, D)."""
 
-    rows: Tensor | None = None
     targets: Tensor | None = None
     anchors: Tensor | None = None
 

@@ -35,7 +35,7 @@ class Batches:
         batch: rows in a batch; all of them makes every step a full-batch step.
         seed: of the shuffles.
         members: how many shuffles; 0 for one that all members share.
-        resampled: (M, N) rows drawn again for each member (bootstrap).
+        resampled: (M, N) rows of each member's own: drawn again (bootstrap), or those of its fold.
         first: the number of the first member.
     """
 
@@ -90,9 +90,9 @@ class Batches:
         order = torch.stack(shuffles).to(self.rows.device)
         order = (order if self.every else self.rows[order]).reshape(len(streams), -1)
         if self.resampled is not None:
-            order = self.resampled.gather(1, order)
-        order = order.reshape(len(streams), -1, self.batch).transpose(0, 1).contiguous()
-        return order if self.members else order.squeeze(1)
+            order = self.resampled.gather(1, order.expand(len(self.resampled), -1))
+        order = order.reshape(len(order), -1, self.batch).transpose(0, 1).contiguous()
+        return order.squeeze(1) if self.resampled is None and not self.members else order
 
 
 class Step:

@@ -100,15 +100,39 @@ class Trained:
 
 @dataclass(frozen=True)
 class Data:
-    """The rows that train and the problem of those held out; None for all rows and for none."""
+    """The rows that train and the problem of those held out; None for all rows and for none.
+
+    Attributes:
+        parts: where members hold out rows of their own, the problems of all such parts, and `held` the part of each member.
+        resampled: the rows (M, N) that each member trains on, where they are its own; `rows` is then their number.
+    """
 
     rows: Tensor | int
     held_out: Problem | None
+    parts: tuple[Problem, ...] = ()
+    held: tuple[int, ...] = ()
+    resampled: Tensor | None = None
 
     @property
     def count(self) -> int:
         """Number of training rows."""
         return self.rows if isinstance(self.rows, int) else len(self.rows)
+
+    @property
+    def stops(self) -> bool:
+        """Whether there are rows to stop by."""
+        return self.held_out is not None or bool(self.parts)
+
+    def score(self, objective: Objective, theta: Tensor) -> Tensor:
+        """Of each member (M,) on the rows that it has not seen."""
+        if self.held_out is not None:
+            return objective.score(theta, self.held_out)
+        scores = torch.empty(len(theta), dtype=theta.dtype, device=theta.device)
+        for place, part in enumerate(self.parts):
+            members = [m for m, held in enumerate(self.held) if held == place]
+            if members:
+                scores[members] = objective.score(theta[members], part)
+        return scores
 
 
 def split(problem: Problem, options: Training, seed: int) -> Data:
@@ -130,9 +154,20 @@ def split(problem: Problem, options: Training, seed: int) -> Data:
     return data
 
 
+def rotated(problem: Problem, options: Training, seed: int, members: range) -> Data:
+    """Rows held out by members in turn, as many each as `split` holds out: every row trains most of the members."""
+    held = problem.n - split(problem, options, seed).count
+    order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
+    parts = [slice(k * held, (k + 1) * held) for k in range(problem.n // held)]
+    mine = tuple(m % len(parts) for m in members)
+    rows = [torch.cat([order[: part.start], order[part.stop :]]).sort().values for part in parts]
+    problems = tuple(problem.subset(order[part].sort().values) for part in parts)
+    return Data(problem.n - held, None, problems, mine, torch.stack([rows[k] for k in mine]))
+
+
 def train(
     problem: Problem, objective: Objective, theta: Tensor, options: Training, data: Data, *, seed: int, title: str,
-    resampled: Tensor | None = None, shared_batches: bool = False, progress: bool | None = None, first: int = 0,
+    shared_batches: bool = False, progress: bool | None = None, first: int = 0,
     mesh: Mesh | None = None, peers: World | None = None,
 ) -> Trained:  # fmt: skip
     """Minimises an objective from theta (M, P), which is changed in place.
@@ -147,10 +182,10 @@ def train(
     steps, batch, per_epoch = options.plan(data.count)
     members = 0 if shared_batches else len(theta)
     batches = Batches(
-        data.rows, batch, seed=seed, members=members, resampled=resampled, first=first, device=problem.device
+        data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
     )
     step = make_step(problem, objective, options, steps, theta, batch, mesh)
-    run = _Run(theta, steps, options, step, objective, data.held_out, first)
+    run = _Run(theta, steps, options, step, objective, data, first)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     until: int | None = None
@@ -159,14 +194,14 @@ def train(
         done = 0
         while done < steps:
             limit = min(steps, (done // check_every + 1) * check_every)
-            if data.held_out is not None:
+            if data.stops:
                 limit = min(limit, (done // evaluate_every + 1) * evaluate_every)
             done = step.advance_to(theta, batches, done, limit, run.active)
             company.tick()
             if done % check_every == 0 or done == steps:
                 figures = run.check(done, title)
                 line.update(done, final=done == steps, **figures)
-            if data.held_out is not None and (done % evaluate_every == 0 or done == steps):
+            if data.stops and (done % evaluate_every == 0 or done == steps):
                 stopped = run.evaluate(done) or done == steps
                 if stopped and until is None:
                     company.wait()
@@ -181,14 +216,13 @@ class _Run:
     """The state around the steps: the last parameters known to be good, the best on held-out rows, the history."""
 
     def __init__(
-        self, theta: Tensor, steps: int, options: Training, step: Step, objective: Objective, held_out: Problem | None,
-        first: int = 0,
+        self, theta: Tensor, steps: int, options: Training, step: Step, objective: Objective, data: Data, first: int = 0,
     ) -> None:  # fmt: skip
-        self.theta, self.step, self.options, self.objective, self.held_out = theta, step, options, objective, held_out
+        self.theta, self.step, self.options, self.objective, self.data = theta, step, options, objective, data
         self.first = first
         self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
         self.good: Tensor | None = None
-        self.best = theta.clone() if held_out is not None else theta
+        self.best = theta.clone() if data.stops else theta
         self.best_score = torch.full((len(theta),), -math.inf, dtype=theta.dtype, device=theta.device)
         self.waited = torch.zeros(len(theta), device=theta.device)
         self.figures: dict[str, float] = {}
@@ -219,9 +253,8 @@ class _Run:
 
     def evaluate(self, done: int) -> bool:
         """Scores the members on the held-out rows and keeps their best; True when all of them have stopped."""
-        assert self.held_out is not None
         with torch.no_grad():
-            score = self.objective.score(self.theta, self.held_out)
+            score = self.data.score(self.objective, self.theta)
             better = (score > self.best_score) & (self.active > 0)
             self.best = torch.where(better.unsqueeze(1), self.theta, self.best)
             self.best_score = torch.where(better, score, self.best_score)
