@@ -72,6 +72,19 @@ def test_anchored_and_bootstrap_on_cuda():
         assert bool(torch.isfinite(draws).all())
 
 
+def test_dropout_chosen_by_folds_on_cuda():
+    problem = cr.Problem(
+        mlp(3, 6, 1, dtype=torch.float64), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal(), device="cuda"
+    )
+    method = cr.MCDropout(insert="*", rate=[0.1, {"0": 0.0, "*": 0.3}], tau="held-out", folds=3, steps=60)
+    posterior = method.fit(problem, seed=0)
+    table = posterior.record.history["grid"]
+    best = max(table, key=lambda row: row["held_out_log_density"])
+    assert posterior.record.history["tau"] == best["tau"]
+    assert len({row["held_out_log_density"] for row in table}) == 2
+    assert bool(torch.isfinite(posterior.predict(X).mean).all())
+
+
 @pytest.mark.slow
 def test_compiled_on_cuda_equals_eager():
     problem = cr.Problem(

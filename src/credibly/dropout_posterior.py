@@ -140,7 +140,8 @@ class MaskPlan:
     def native(self) -> tuple[Stack, list[str | None]] | None:
         """The network for our own compiled code and the mask of each of its layers, where masks are on the inputs of Linear layers."""
         stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
-        places = None if stack is None else sites_of_layers(stack.layers, self.layout, self.sites)
+        starts = {entry.name: entry.start for entry in self.layout.entries}
+        places = None if stack is None else sites_of_layers(stack.layers, starts, self.sites)
         if stack is None or places is None:
             return None
         return stack, [None if place is None else self.sites[place].mask for place in places]

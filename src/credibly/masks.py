@@ -8,7 +8,7 @@ mask is computed once.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from credibly.errors import InputError
 from credibly.inputs import Inputs, call, row_count
-from credibly.layout import Layout
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -238,10 +237,14 @@ def _masked_forward(self: Any, x: Tensor) -> Tensor:
     return result
 
 
-def sites_of_layers(layers: Sequence[Sequence[int]], layout: Layout, sites: Sequence[Site]) -> list[int | None] | None:
-    """For layers as `native.Stack` has them, which site drops the inputs of each, or None; None where a site is more than that."""
+def sites_of_layers(
+    layers: Sequence[Sequence[int]], starts: Mapping[str, int], sites: Sequence[Site]
+) -> list[int | None] | None:
+    """For layers as `native.Stack` has them, which site drops the inputs of each, or None; None where a site is more than that.
+
+    starts: the place of each weight in a parameter vector, by name.
+    """
     if any(site.alpha or not site.direct or len(site.weights) != 1 for site in sites):
         return None
-    starts = {entry.name: entry.start for entry in layout.entries}
     places = {starts[site.weights[0]]: place for place, site in enumerate(sites)}
     return [places.get(layer[2]) for layer in layers] if len(places) == len(sites) else None

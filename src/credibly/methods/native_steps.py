@@ -103,7 +103,8 @@ def _dropout_step(
     problem: Problem, objective: DropoutObjective, options: Training, steps: int, theta: Tensor, batch: int
 ) -> NativeDropoutStep | None:
     stack, network = problem.forward.native, objective.network
-    places = None if stack is None else sites_of_layers(stack.layers, problem.layout, network.sites)
+    starts = {entry.name: entry.start for entry in problem.layout.entries}
+    places = None if stack is None else sites_of_layers(stack.layers, starts, network.sites)
     weight = 1 / problem.tempering.likelihood
     density = NativeDensity.of(
         stack, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, (weight, 0.0)

@@ -18,7 +18,7 @@ from credibly import __version__, data, world
 from credibly.errors import InputError, SamplingError, TrainingError
 from credibly.report.page import Column, Page, Section, Table, Value, write
 from credibly.report.pictures import Picture, picture
-from credibly.studies.published import NAMES, PUBLISHED
+from credibly.studies.published import DIGITS, NAMES, PUBLISHED
 from credibly.studies.shared_cells import share_out
 from credibly.studies.study import markdown_table, mean_error, plus_minus, standalone
 from credibly.studies.uci_cell import METHODS, choose, one_thread, run_cell
@@ -181,7 +181,7 @@ def _known(source: str, name: str, figure: str) -> str:
     if name not in PUBLISHED[source] or figure not in ("rmse", "log_likelihood"):
         return "–"
     mean, error = PUBLISHED[source][name][0 if figure == "rmse" else 1]
-    return plus_minus(mean, error, 2)
+    return plus_minus(mean, error, DIGITS[source])
 
 
 def findings(cells: Cells) -> tuple[str, ...]:
