@@ -142,7 +142,7 @@ class MaskPlan:
         stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
         starts = {entry.name: entry.start for entry in self.layout.entries}
         places = None if stack is None else sites_of_layers(stack.layers, starts, self.sites)
-        if stack is None or places is None:
+        if stack is None or places is None or not stack.compiled():
             return None
         return stack, [None if place is None else self.sites[place].mask for place in places]
 
