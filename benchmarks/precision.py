@@ -1,6 +1,6 @@
 """What bf16 does to HMC: acceptance and energy error of the same trajectories in float32 and in bf16.
 
-    python -m benchmarks.precision [--device cuda] [--rows 500]
+    python -m benchmarks.precision [--device cuda] [--rows 500] [--sizes 2.5e-4 1e-3]
 
 A convolutional network on images made here. Gradients in bf16 are off by some per cent, which Metropolis pays for: the energy at the
 two ends of a trajectory is computed in bf16 too, so its error has a floor that no step size goes below.
@@ -35,12 +35,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--draws", type=int, default=60)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[2.5e-4, 5e-4, 1e-3, 2e-3], help="step sizes")
     options = parser.parse_args()
     fitted = cr.MAP(steps=300, lr=1e-3).fit(problem(options.rows, None, options.device), seed=0, progress=False)
     start = fitted.sample(1, seed=0)
     print("| step size | precision | acceptance | energy error: median | its 90th percentile | ms a gradient |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for size in (2.5e-4, 5e-4, 1e-3, 2e-3):
+    for size in options.sizes:
         for precision in (None, "bf16"):
             run = cr.HMC(
                 chains=1, draws=10**6, warmup=0, step_size=size, trajectory_length=STEPS * size, init="network", mass="identity",
