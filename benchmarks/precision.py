@@ -2,8 +2,8 @@
 
     python -m benchmarks.precision [--device cuda] [--rows 500] [--sizes 2.5e-4 1e-3]
 
-A convolutional network on images made here. Gradients in bf16 are off by some per cent, which Metropolis pays for: the energy at the
-two ends of a trajectory is computed in bf16 too, so its error has a floor that no step size goes below.
+A convolutional network on images made here. Gradients in bf16 are off by some per cent. Energies at the ends of a trajectory are those of
+the network in its own precision, so that the draws are exact for that; what the gradients' error adds to the energy's, Metropolis pays for.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from credibly.adapt import LengthTrial
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.chain_noise import ChainNoise
 from credibly.methods.hmc_run import even_share
-from credibly.target import to_target
+from credibly.target import ProblemTarget, to_target
 
 DOUBLE = torch.float64
 
@@ -793,3 +793,23 @@ def test_simulation_based_calibration_of_a_tiny_network():
     for column in ranks.T:
         counts = torch.bincount(column, minlength=kept + 1).numpy()
         assert stats.chisquare(counts).pvalue > 1e-4
+
+
+def test_gradients_in_bf16_have_energies_in_full_precision():
+    """Draws are exact for the network as it is: what decides about them is its own log likelihood, not that of rounded outputs."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(1))
+    y = x.sum(1)
+    net = mlp(3, 20, 1)
+    low, full = (
+        cr.Problem(net, (x, y), cr.likelihoods.Gaussian(0.1), cr.priors.Normal(1.0), precision=p)
+        for p in ("bf16", None)
+    )
+    method = cr.HMC(chains=2, draws=6, warmup=0, step_size=2e-3, trajectory_length=2e-2, init="network", compile=False)
+    posterior = method.fit(low, seed=0, progress=False)
+    theta = posterior.draws.flatten(0, 1)
+    found = posterior.statistics["log_likelihood"].flatten()
+    exact = ProblemTarget(full).likelihood_and_grad(theta)[0]
+    rounded = ProblemTarget(low).likelihood_and_grad(theta)[0]
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-4)
+    assert float((rounded - exact).abs().max()) > 0.1
+    assert ProblemTarget(full).full_likelihood(theta) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Iterator
@@ -92,6 +93,14 @@ class Forward:
         """The network as a stack of small layers, on any device, where it is one."""
         plain = self.stack is not None and self.module is self.layout.module and self.precision is None
         return Stack.of(self.module, self.layout) if plain and not self.looped else None
+
+    def in_full_precision(self) -> Forward:
+        """The same with the network in its own type of number."""
+        other = copy.copy(self)
+        other.precision = None
+        for known in ("native", "small"):
+            other.__dict__.pop(known, None)
+        return other
 
     def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:
         """The same for named tensors (C, *shape): parameters of the network, or buffers such as masks."""

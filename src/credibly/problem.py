@@ -66,7 +66,8 @@ class Problem:
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how many parameter vectors are evaluated together: "auto", "batched" or "looped".
         micro_batch: rows in one piece of a full-batch pass; None chooses by memory.
-        precision: "bf16" or "fp16" runs the network in that type (autocast); parameters, likelihood and energies keep theirs.
+        precision: "bf16" or "fp16" runs the network in that type (autocast); parameters and the likelihood of its outputs keep
+            theirs, and so do the energies of HMC, by a pass of the network in its own type at the end of every trajectory.
     """
 
     def __init__(
@@ -118,6 +119,12 @@ class Problem:
     def device(self) -> torch.device:
         """Where the data and the density live."""
         return self.layout.device
+
+    def in_full_precision(self) -> Problem:
+        """The same with the network in its own type of number."""
+        other = copy.copy(self)
+        other.forward = self.forward.in_full_precision()
+        return other
 
     def subset(self, rows: Tensor) -> Self:
         """The same problem on some of its rows; N is then their number."""

@@ -65,6 +65,13 @@ class Target(ABC):
     def fingerprint(self) -> str:
         """A short hash of what the density was made of."""
 
+    def full_likelihood(self, theta: Tensor) -> Tensor | None:
+        """Log likelihood (C,) in float64 by a network in its own type of number; None where `likelihood_and_grad` has just that.
+
+        A trajectory by gradients of any precision can be taken back and keeps volumes, so energies that are right make it exact.
+        """
+        return None
+
     def go_native(self) -> bool:
         """Has compiled code evaluate the density from here on, where there is such for it; whether it does."""
         return False
@@ -107,6 +114,7 @@ class ProblemTarget(Target):
         self.dim, self.device, self.dtype = problem.dim, problem.device, problem.layout.dtype
         self.weights = (1 / problem.tempering.likelihood, 1 / problem.tempering.prior)
         self.looped, self.reason = problem.forward.looped, problem.forward.reason
+        self._full: Problem | None = None
         self._compile = False
         self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor]]] = {}
 
@@ -176,6 +184,18 @@ class ProblemTarget(Target):
         if self.mesh is not None and self.spread:
             log_lik, gradient = self.mesh.sum_rows(log_lik), self.mesh.sum_rows(gradient.contiguous()) + prior
         return log_lik, gradient
+
+    def full_likelihood(self, theta: Tensor) -> Tensor | None:
+        """Summed over blocks of rows, and over processes, for a problem whose network runs in a lower precision."""
+        if self.local.forward.precision is None:
+            return None
+        if self._full is None:
+            self._full = self.local.in_full_precision()
+        total = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
+        with torch.no_grad():
+            for x, y in self._full.blocks(len(theta)):
+                total += self._full.log_likelihood_rows(theta, x, y).flatten(1).sum(1, dtype=torch.float64)
+        return self.mesh.sum_rows(total) if self.mesh is not None and self.spread else total
 
     def _in_strips(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
         """These rows; for stacks of layers on a processor in strips whose activations stay in its caches."""

@@ -185,7 +185,8 @@ class HMCRun(Process):
             size, counts = self._sizes()[part], steps[part]
             path.run_each(theta, momentum, gradient, size, self.inverse_mass, counts, stop)
             prior = self.target.log_prior(path.theta)
-            found = (path.theta, path.gradient, path.log_likelihood, prior, path.momentum)
+            exact = self.target.full_likelihood(path.theta)
+            found = (path.theta, path.gradient, path.log_likelihood if exact is None else exact, prior, path.momentum)
             pieces.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
         return State(*pieces[0]) if len(pieces) == 1 else State(*(torch.cat(column) for column in zip(*pieces)))
 

@@ -80,6 +80,10 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
         log_lik, gradient = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         log_prior = target.log_prior(theta)
         again = target.likelihood_and_grad(theta[slices[0]])[0]
+        gap = (again - log_lik[slices[0]]).abs().max()
+        exact = [target.full_likelihood(theta[part]) for part in slices]
+        full = [value for value in exact if value is not None]
+        log_lik = torch.cat(full) if full else log_lik
     for name, values in (("likelihood", log_lik), ("prior", log_prior), ("gradient", gradient.sum(-1))):
         bad = ~torch.isfinite(values)
         if bool(bad.any()):
@@ -89,7 +93,6 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
                 f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
                 'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for values that are not finite',
             )
-    gap = (again - log_lik[slices[0]]).abs().max()
     if bool(gap > 1e-4 * (1 + log_lik.abs().max())):
         raise InputError(
             "net",
