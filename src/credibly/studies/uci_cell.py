@@ -3,7 +3,7 @@
 Inputs and targets are standardised by the training rows; figures are in the target's own units. One hidden layer, 50 wide unless
 the data set says otherwise. The prior's scale and the noise model are chosen by `credibly.tuning` inside the training part, once
 for a split and for all methods but two: MC-Dropout has its rate, whether inputs are dropped too, and its precision chosen by five
-folds of the training part, a single noise scale and a wide prior, and a deep ensemble predicts the variance of every row, as their
+folds of the training part, a single noise scale, a wide prior and rectified units, and a deep ensemble predicts the variance of every row, as their
 papers have it.
 """
 
@@ -27,6 +27,7 @@ from credibly.units import in_units
 METHODS = ("map", "dropout", "bbb", "ensemble", "sghmc", "hmc")
 RATES = (0.005, 0.01, 0.05, 0.1)
 PUBLISHED_NOISE = {"dropout": "learned", "ensemble": "heteroscedastic"}  # what these methods' papers have
+PUBLISHED_ACTIVATION = {"dropout": "relu"}
 PUBLISHED_SCALE = {"dropout": 100.0}  # the prior's length-scale of 0.01, which leaves the masks to regularise
 PASSES = 1_000  # with a hundred the log of their mean is 0.015 nats too low on Boston
 PLACES: tuple[Any, ...] = (*RATES, *({"0": 0.0, "*": rate} for rate in RATES))  # everywhere, or with the inputs spared
@@ -84,8 +85,8 @@ def run_cell(
     noise = PUBLISHED_NOISE.get(method, chosen["noise"])
     scale = PUBLISHED_SCALE.get(method, chosen["prior_scale"])
     recipe = Recipe(
-        hidden=(known.n_hidden or 50,), prior_scale=scale, noise=noise, method=method,
-        settings=settings_of(method, len(known.x_train), quick),
+        hidden=(known.n_hidden or 50,), activation=PUBLISHED_ACTIVATION.get(method, "silu"), prior_scale=scale, noise=noise,
+        method=method, settings=settings_of(method, len(known.x_train), quick),
     )  # fmt: skip
     problem = recipe.problem(known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed, device=device)
     started = time.perf_counter()
