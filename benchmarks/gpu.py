@@ -101,7 +101,9 @@ def check_resnet(side: JaxSide, problem: cr.Problem, theta: torch.Tensor, precis
     exact = (plain.log_density_and_grad(exact_at).gradient + exact_at / 0.3**2)[0]
     apart = [float((g - exact).norm() / exact.norm()) for g in (ours, theirs)]
     if max(apart) > {"tf32": 3e-2, "bf16": 0.1}[precision] or apart[0] > 2 * apart[1]:
-        raise SystemExit(f"from float64 our gradient is {apart[0]:.2g} away and JAX's {apart[1]:.2g}: nothing to compare")
+        raise SystemExit(
+            f"from float64 our gradient is {apart[0]:.2g} away and JAX's {apart[1]:.2g}: nothing to compare"
+        )
 
 
 def cases() -> list[Case]:
