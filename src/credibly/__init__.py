@@ -51,12 +51,12 @@ if TYPE_CHECKING:
         MCDropout,
     )
     from credibly.norms import replace_batchnorm
+    from credibly.plain_density import Density
     from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
     from credibly.predictive import Predictive
     from credibly.problem import Problem, Tempering
     from credibly.resuming import resume
     from credibly.store import load
-    from credibly.target import Density
 
 __version__ = "0.1.0"
 
@@ -148,7 +148,7 @@ _HOMES = {
     "credibly.problem": ("Problem", "Tempering"),
     "credibly.resuming": ("resume",),
     "credibly.store": ("load",),
-    "credibly.target": ("Density",),
+    "credibly.plain_density": ("Density",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = (

@@ -17,13 +17,14 @@ from credibly.manifest import load_tensors, parse_manifest
 from credibly.methods import METHODS
 from credibly.methods.same_problem import arithmetic, check_fixed, check_same
 from credibly.methods.sampler import open_together, resume_sampler
+from credibly.plain_density import Density
 from credibly.posterior import SampledPosterior
 from credibly.priors import PRIORS
 from credibly.problem import Problem, Tempering
 from credibly.run_folder import LOCK, OURS, RunFolder, resume_command
 from credibly.specs import from_spec, kinds_of, to_spec
 from credibly.store import load, network_of
-from credibly.target import Density, to_target
+from credibly.target import to_target
 from credibly.world import current
 
 log = logging.getLogger("credibly")

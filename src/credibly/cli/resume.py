@@ -16,9 +16,9 @@ from credibly.cli.processes import speaks
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
+    from credibly.plain_density import Density
     from credibly.posterior import SampledPosterior
     from credibly.problem import Problem
-    from credibly.target import Density
 
 JUDGED_ROWS = 32  # training rows whose predictions the verdict looks at
 

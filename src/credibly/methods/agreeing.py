@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
+from credibly.plain_density import Density
 from credibly.problem import Problem
 from credibly.specs import to_spec
-from credibly.target import Density, to_target
+from credibly.target import to_target
 from credibly.world import World
 
 log = logging.getLogger("credibly")

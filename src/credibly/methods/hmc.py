@@ -24,10 +24,11 @@ from credibly.methods.hmc_run import HMCRun
 from credibly.methods.method import Method
 from credibly.methods.sampler import check_counts, check_dtype, fit_sampler
 from credibly.methods.starts import check_init
+from credibly.plain_density import Density
 from credibly.posterior import Posterior, SampledPosterior
 from credibly.priors import positive
 from credibly.problem import Problem
-from credibly.target import Density, DensityTarget, Target
+from credibly.target import DensityTarget, Target
 from credibly.world import Mesh, World
 
 LEAST_TRIAL = 60  # iterations of a warm-up in which trajectory lengths can be told apart

@@ -11,12 +11,12 @@ import torch
 
 from credibly.errors import StoreError
 from credibly.inputs import map_inputs, row_count
+from credibly.plain_density import Density
 from credibly.posterior import Model, Record
 from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.specs import to_spec
 from credibly.store import difference, header
-from credibly.target import Density
 
 ROWS, VALUES = 4, 16  # rows and outputs that tell one network from another of the same shape
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; tensor cores and other machines round in other ways

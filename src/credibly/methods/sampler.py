@@ -23,12 +23,13 @@ from credibly.methods.same_problem import check_same, identity
 from credibly.methods.sampling import Process, run
 from credibly.methods.starts import refuse_random_layers, starts
 from credibly.methods.trajectory import Stopped
+from credibly.plain_density import Density
 from credibly.posterior import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
 from credibly.problem import Problem
 from credibly.run_folder import RunFolder, resume_command, state_files
 from credibly.specs import to_spec
 from credibly.store import header
-from credibly.target import Density, Target, to_target
+from credibly.target import Target, to_target
 from credibly.world import Mesh, World, current
 
 SHARED = "Put the run folder on storage that all hosts share"

@@ -26,10 +26,11 @@ from credibly.methods.method import Method
 from credibly.methods.sampler import check_counts, check_dtype, fit_sampler
 from credibly.methods.sgmcmc_run import SGMCMCRun
 from credibly.methods.starts import check_init
+from credibly.plain_density import Density
 from credibly.posterior import Posterior, SampledPosterior
 from credibly.priors import positive
 from credibly.problem import Problem
-from credibly.target import Density, Target
+from credibly.target import Target
 from credibly.world import Mesh, World
 
 

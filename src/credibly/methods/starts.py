@@ -9,10 +9,11 @@ from credibly.errors import InputError
 from credibly.methods.method import initial
 from credibly.methods.objectives import NegativeLogDensity
 from credibly.methods.training import Training, split, train
+from credibly.plain_density import Density
 from credibly.posterior import Posterior
 from credibly.problem import Problem
 from credibly.rng import stream
-from credibly.target import Density, Target
+from credibly.target import Target
 
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
 FIT = Training(steps=1000)  # of a MAP start; it need not be at the mode
