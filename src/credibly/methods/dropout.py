@@ -35,12 +35,11 @@ from credibly.errors import InputError, TrainingError
 from credibly.likelihoods import Likelihood
 from credibly.methods.dropout_objective import DropoutObjective, Dropped
 from credibly.methods.method import Method, fit_with_rows, initial, partial_result
-from credibly.methods.training import Data, Trained, Training, split, train
+from credibly.methods.training import Data, Trained, Training, folds, split, train
 from credibly.norms import find_running_statistics, replace_batchnorm
 from credibly.posterior import Model
 from credibly.priors import Normal
 from credibly.problem import Problem
-from credibly.rng import stream
 from credibly.world import Mesh
 
 Rate = float | Mapping[str, float]
@@ -252,13 +251,7 @@ class MCDropout(Training, Method):
         """Rows to train on and those held out, for every fold; as many in each."""
         if self.folds == 1:
             return [split(problem, Training(validation=self.validation or GRID_VALIDATION, batch_size=None), seed)]
-        order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
-        size = problem.n // self.folds
-        held = [slice(k * size, (k + 1) * size) for k in range(self.folds)]
-        return [
-            Data(torch.cat([order[: s.start], order[s.stop :]]).sort().values, problem.subset(order[s].sort().values))
-            for s in held
-        ]
+        return folds(problem, problem.n // self.folds, seed)[: self.folds]
 
     def _taus(self) -> tuple[float, ...]:
         return () if isinstance(self.tau, str) else _several(self.tau)

@@ -154,15 +154,22 @@ def split(problem: Problem, options: Training, seed: int) -> Data:
     return data
 
 
+def folds(problem: Problem, size: int, seed: int) -> list[Data]:
+    """Parts of so many rows, one after another in a shuffle, each held out from all the others."""
+    order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
+    parts = [slice(k * size, (k + 1) * size) for k in range(problem.n // size)]
+    rows = [torch.cat([order[: part.start], order[part.stop :]]).sort().values for part in parts]
+    return [Data(own, problem.subset(order[part].sort().values)) for own, part in zip(rows, parts)]
+
+
 def rotated(problem: Problem, options: Training, seed: int, members: range) -> Data:
     """Rows held out by members in turn, as many each as `split` holds out: every row trains most of the members."""
-    held = problem.n - split(problem, options, seed).count
-    order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
-    parts = [slice(k * held, (k + 1) * held) for k in range(problem.n // held)]
-    mine = tuple(m % len(parts) for m in members)
-    rows = [torch.cat([order[: part.start], order[part.stop :]]).sort().values for part in parts]
-    problems = tuple(problem.subset(order[part].sort().values) for part in parts)
-    return Data(problem.n - held, None, problems, mine, torch.stack([rows[k] for k in mine]))
+    size = problem.n - split(problem, options, seed).count
+    parts = folds(problem, size, seed)
+    held = tuple(m % len(parts) for m in members)
+    rows = torch.stack([torch.as_tensor(parts[k].rows) for k in held])
+    problems = tuple(part.held_out for part in parts if part.held_out is not None)
+    return Data(problem.n - size, None, problems, held, rows)
 
 
 def train(
