@@ -145,7 +145,7 @@ def settings_for(method: str, layers: int = 1, noise: str | float = "learned") -
         "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
         "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh",
     }  # fmt: skip
-    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}
+    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "start_steps": 5000}
     known: dict[str, dict[str, Any]] = {
         "mle": training,
         "map": training,

@@ -55,6 +55,7 @@ class HMC(Method):
         max_steps: of a trajectory where the step size is found in warm-up; longer ones are cut, and the record says so.
         thin: iterations a draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
+        start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: of the draws that are kept, such as "float16" for less disk; None takes the network's.
         compile: True, False or "auto".
     """
@@ -75,11 +76,12 @@ class HMC(Method):
     max_steps: int = 1000
     thin: int = 1
     init: str | Tensor | Posterior = "ensemble"
+    start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(self, chains=1, draws=1, warmup=0, max_steps=1, thin=1)
+        check_counts(self, chains=1, draws=1, warmup=0, max_steps=1, thin=1, start_steps=1)
         if self.step_size is not None:
             positive("step_size", self.step_size)
         if isinstance(self.trajectory_length, str):

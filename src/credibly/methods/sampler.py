@@ -173,7 +173,13 @@ def _begin(
     try:
         own = recorder.own
         theta = starts(
-            problem, method.init, method.chains, seed, progress if recorder.mesh.world.leader else False, own
+            problem,
+            method.init,
+            method.chains,
+            seed,
+            progress if recorder.mesh.world.leader else False,
+            own,
+            getattr(method, "start_steps", 1000),
         )
         process.start(theta)
     except KeyboardInterrupt:

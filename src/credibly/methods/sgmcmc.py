@@ -49,6 +49,8 @@ class _SGMCMC(Method):
         exploration: share of a cycle that is spent looking for a mode, without noise and without draws.
         preconditioner: None or "rmsprop": every weight's step is scaled by the root of its mean squared gradient.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
+        start_steps: training steps of the MAP fits of "ensemble" and "map". These chains go slowly from where they begin: a
+            network that is hard to fit needs more.
         draw_dtype: of the draws that are kept; None takes the network's.
         compile: True, False or "auto".
     """
@@ -65,11 +67,12 @@ class _SGMCMC(Method):
     exploration: float = 0.5
     preconditioner: str | None = None
     init: str | Tensor | Posterior = "ensemble"
+    start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(self, chains=1, draws=1, warmup=0, thin=1, cycles=1)
+        check_counts(self, chains=1, draws=1, warmup=0, thin=1, cycles=1, start_steps=1)
         if self.batch_size is not None:
             check_counts(self, batch_size=1)
         if self.step_size is not None:

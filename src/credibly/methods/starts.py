@@ -16,7 +16,6 @@ from credibly.rng import stream
 from credibly.target import Target
 
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
-FIT = Training(steps=1000)  # of a MAP start; it need not be at the mode
 
 
 def check_init(init: object) -> None:
@@ -28,12 +27,13 @@ def check_init(init: object) -> None:
 
 def starts(
     problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None,
-    own: range | None = None,
+    own: range | None = None, steps: int = 1000,
 ) -> Tensor:  # fmt: skip
     """Starting points (C, D) of all chains, or of some.
 
     "prior": draws of the prior, which are spread wider than the posterior, as R-hat wants them. "map": all chains at one MAP
     fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of its own.
+    `steps` is of those fits, which need not be at the mode.
     """
     mine = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):
@@ -47,14 +47,15 @@ def starts(
     first = 0
     if init != "map" and own is not None:
         theta, first = theta[mine].clone(), own.start
-    data = split(problem, FIT, seed)
+    fit = Training(steps=steps)
+    data = split(problem, fit, seed)
     objective = NegativeLogDensity(problem, data.count)
     title = "MAP start" if members == 1 else f"{members} MAP starts"
     done = train(
         problem,
         objective,
         theta,
-        FIT,
+        fit,
         data,
         seed=seed,
         title=title,
