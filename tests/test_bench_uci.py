@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from credibly.cli import app
 from credibly.errors import InputError, TrainingError
+from credibly.methods import MCDropout
 from credibly.studies import uci_bench, uci_cell
 from credibly.studies.published import PUBLISHED
 
@@ -49,7 +50,8 @@ def test_every_method_runs_by_the_protocol(root, method):
     assert ("rhat" in cell) == (method in ("sghmc", "hmc"))
 
 
-def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["map", "dropout"])
+def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch, method):
     """Other test targets and inputs give another RMSE by the same fit: what is fitted and chosen knows nothing of them."""
     seen = []
     real = uci_cell.tune
@@ -77,11 +79,43 @@ def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch
     for place, how in (("a", None), ("b", change)):
         folder = make(tmp_path / place, "mine", splits=1, change=how)
         chosen = uci_cell.choose(folder, "mine", 0)
-        found.append(uci_cell.run_cell(folder, "mine", 0, "map", chosen, quick=True))
+        found.append(uci_cell.run_cell(folder, "mine", 0, method, chosen, quick=True))
     for (x, y), (x2, y2) in (seen, fits):
         assert np.array_equal(x, x2)
         assert np.array_equal(y, y2)
     assert found[1]["rmse"] > found[0]["rmse"] + 100
+
+
+def test_the_rates_that_held_out_rows_are_for_are_fitted_whole(root, monkeypatch):
+    """All pairs by short fits of small batches, then the best of them, and no others, by whole ones."""
+    fits = []
+    real = MCDropout.fit
+
+    def watched(self, problem, **kwargs):
+        posterior = real(self, problem, **kwargs)
+        fits.append((self, posterior))
+        return posterior
+
+    monkeypatch.setattr(MCDropout, "fit", watched)
+    uci_cell.run_cell(root, "mine", 0, "dropout", {"prior_scale": 1.0, "noise": "learned"}, quick=True)
+    (short, first), (whole, _) = fits
+    scores = {str(trial["rate"]): trial["held_out_log_density"] for trial in first.record.history["grid"]}
+    assert len(short.rate) == len(scores) == 5
+    assert short.steps == whole.steps // 2
+    worst_taken = min(scores[str(rate)] for rate in whole.rate)
+    others = [score for rate, score in scores.items() if rate not in {str(taken) for taken in whole.rate}]
+    assert len(whole.rate) == uci_cell.FINALISTS
+    assert len(others) == 2
+    assert max(others) <= worst_taken
+
+
+def test_dropout_has_whole_batches_of_half_the_rows_at_most():
+    assert uci_cell.settings_of("dropout", 277)["batch_size"] == 138
+    settings = uci_cell.settings_of("dropout", 41_157)
+    assert settings["batch_size"] == 512
+    assert uci_cell.short(settings)["batch_size"] == 128
+    assert {"0": 0.0, "*": 0.005} in settings["rate"]
+    assert {"0": 0.1, "*": 0.05} in settings["rate"]
 
 
 def test_a_stopped_run_goes_on_with_the_cells_it_has(root, tmp_path, monkeypatch):

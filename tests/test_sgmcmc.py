@@ -576,3 +576,25 @@ def test_a_wrong_problem_seed_or_folder(method, tmp_path):
         method().fit(problem(), seed=-1)
     with pytest.raises(cr.StoreError, match="out: .* exists already"):
         method().fit(problem(), seed=0, out=tmp_path)
+
+
+# -- where chains begin --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", [cr.SGHMC, cr.HMC])
+def test_more_steps_of_the_start_begin_nearer_to_the_mode(method):
+    """A step so small that a chain stays where it began shows the start: the gradient of the log density falls towards zero."""
+    options = {"chains": 2, "draws": 1, "warmup": 0, "thin": 1, "step_size": 1e-9, "init": "ensemble"}
+    options |= {"max_steps": 1} if method is cr.HMC else {}
+    net = mlp(3, 5, 1)
+    p = cr.Problem(net, data=(X.float(), Y.float()), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
+    norms = []
+    for steps in (1, 30, 3000):
+        theta = fit(method, p, start_steps=steps, **options).draws[:, 0]
+        norms.append(p.log_density_and_grad(theta)[1].norm(dim=-1))
+    assert bool((norms[1] < 0.8 * norms[0]).all())
+    assert bool((norms[2] < 0.05 * norms[1]).all())
+
+
+@pytest.mark.parametrize("method", [cr.SGLD, cr.SGHMC, cr.HMC])
+def test_a_start_of_no_steps_is_refused(method):
+    with pytest.raises(cr.InputError, match="start_steps: found 0"):
+        method(start_steps=0)
