@@ -2,8 +2,8 @@
 
 Inputs and targets are standardised by the training rows; figures are in the target's own units. One hidden layer, 50 wide unless
 the data set says otherwise. The prior's scale and the noise model are chosen by `credibly.tuning` inside the training part, once
-for a split and for all methods but two. A deep ensemble predicts the variance of every row, as its paper has it. MC-Dropout has
-rectified units, a wide prior and a single noise scale, as its papers have it; its rates, of inputs and of hidden units apart, and
+for a split and for all methods but two. A deep ensemble has rectified units and predicts the variance of every row, as its paper
+has it. MC-Dropout has rectified units, a wide prior and a single noise scale, as its papers have it; its rates, of inputs and of hidden units apart, and
 its precision are chosen by five folds of the training part: all pairs of rates by short fits, then the best three by whole ones.
 """
 
@@ -27,7 +27,7 @@ from credibly.units import in_units
 METHODS = ("map", "dropout", "bbb", "ensemble", "sghmc", "hmc")
 RATES = (0.005, 0.01, 0.05, 0.1)
 PUBLISHED_NOISE = {"dropout": "learned", "ensemble": "heteroscedastic"}  # what these methods' papers have
-PUBLISHED_ACTIVATION = {"dropout": "relu"}
+PUBLISHED_ACTIVATION = {"dropout": "relu", "ensemble": "relu"}
 PUBLISHED_SCALE = {"dropout": 100.0}  # the prior's length-scale of 0.01, which leaves the masks to regularise
 PASSES = 1_000  # with a hundred the log of their mean is 0.015 nats too low on Boston
 PAIRS = tuple({"0": inputs, "*": hidden} for inputs in (0.0, *RATES) for hidden in RATES)  # inputs may be spared
