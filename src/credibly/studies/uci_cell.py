@@ -3,8 +3,9 @@
 Inputs and targets are standardised by the training rows; figures are in the target's own units. One hidden layer, 50 wide unless
 the data set says otherwise. The prior's scale and the noise model are chosen by `credibly.tuning` inside the training part, once
 for a split and for all methods but two. A deep ensemble has rectified units and predicts the variance of every row, as its paper
-has it. MC-Dropout has rectified units, a wide prior and a single noise scale, as its papers have it; its rates, of inputs and of hidden units apart, and
-its precision are chosen by five folds of the training part: all pairs of rates by short fits, then the best three by whole ones.
+has it. MC-Dropout has rectified units, a wide prior and a single noise scale, as its papers have it; its rates, of inputs and of
+hidden units apart, and its precision are chosen by five folds of the training part: all pairs of rates by short fits, then the best
+three by whole ones.
 """
 
 from __future__ import annotations
