@@ -15,6 +15,8 @@ from credibly.problem import Problem
 from credibly.rng import stream
 from credibly.target import Target
 
+# A predicted variance that comes near zero makes gradients of any size, and one such step can lose a chain for good.
+CLIP_NORM = 100.0
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
 
 
@@ -47,7 +49,7 @@ def starts(
     first = 0
     if init != "map" and own is not None:
         theta, first = theta[mine].clone(), own.start
-    fit = Training(steps=steps)
+    fit = Training(steps=steps, clip_norm=CLIP_NORM)
     data = split(problem, fit, seed)
     objective = NegativeLogDensity(problem, data.count)
     title = "MAP start" if members == 1 else f"{members} MAP starts"
