@@ -27,7 +27,7 @@ from conftest import mlp, randn
 from credibly import run_folder
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from credibly.manifest import load_tensors, read_manifest
-from credibly.methods import chain_noise, recording, sampler, sgmcmc_run, starts
+from credibly.methods import chain_noise, recording, sampler, sgmcmc_run
 from credibly.methods.hmc_run import HMCRun
 from credibly.methods.recording import FolderRecorder
 from credibly.methods.sampling import _polite_interrupt
@@ -309,7 +309,6 @@ class TestSameBits:
 
     def test_starts_that_take_time_are_found_again(self, tmp_path, tight, monkeypatch):
         """Ended while the MAP fits were on: the network passed later has other weights, and the starts are the same."""
-        monkeypatch.setattr(starts, "FIT", cr.MAP(steps=15, compile=False))
         begun = sampler.starts
 
         def ends(*args):
@@ -317,7 +316,7 @@ class TestSameBits:
             raise Crash
 
         for init in ("map", "ensemble", "network"):
-            method, path = quick(init=init), tmp_path / init
+            method, path = quick(init=init, start_steps=15), tmp_path / init
             known = method.fit(make(seed=0), seed=1)
             monkeypatch.setattr(sampler, "starts", ends)
             with pytest.raises(Crash):
