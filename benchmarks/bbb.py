@@ -23,10 +23,10 @@ from benchmarks.floors import Floor, gradient_flops
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report
 from benchmarks.vi_steps import Ours, convolutional, plain_map, small, wide
-from credibly.families import MeanField
+from credibly.gaussians.families import MeanField
+from credibly.inference.method import initial
+from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.methods.bbb import FreeEnergy
-from credibly.methods.method import initial
-from credibly.methods.reparameterise import choose_estimator
 
 SCALE = 0.03  # standard deviation of every weight at the start
 TASKS = {"small": small, "wide": wide, "cnn": convolutional}

@@ -26,9 +26,9 @@ from benchmarks.floors import Floor, forward_flops
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report, show
 from benchmarks.vi_steps import Loop, Ours, own_copy, same, small, wide
-from credibly.dropout_posterior import DropoutPosterior, MaskDraws, draw_masks
-from credibly.methods.dropout_objective import DropoutObjective, Dropped
-from credibly.methods.method import initial
+from credibly.inference.method import initial
+from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
+from credibly.posterior.dropout import DropoutPosterior, MaskDraws, draw_masks
 
 RATE = 0.05
 PASSES = 100

@@ -3,7 +3,7 @@
     python -m benchmarks.efficiency --jax PYTHON --root DIR       # DIR holds uci/concrete.npz; without it, diabetes; two minutes
 
 The same density for all (inputs-50-1, SiLU, known noise, Normal prior), the same starting points, and everything from the first
-step of warm-up to the last draw in the time. Then the same function, `credibly.convergence.ess`, looks at the predictions of all
+step of warm-up to the last draw in the time. Then the same function, `credibly.diagnostics.convergence.ess`, looks at the predictions of all
 draws at held-out rows. Reported is the time an effective sample takes, by the median row and by the worst. MCLMC has no Metropolis
 correction, so its draws have a bias that this figure does not see; that is in its favour.
 """
@@ -26,10 +26,10 @@ from benchmarks.case import Case, Setting
 from benchmarks.jax_client import JaxSide, PeerError, check_density
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, cold_compiler, options, report
-from credibly import compiling
-from credibly.convergence import measure
-from credibly.native.library import library
-from credibly.posterior import Model, Record
+from credibly.backends.cpp.library import library
+from credibly.core import compilation as compiling
+from credibly.diagnostics.convergence import measure
+from credibly.posterior.base import Model, Record
 
 NOISE, HIDDEN, CHAINS, HELD_OUT = 0.3, 50, 4, 100
 PEERS = {"numpyro_nuts": "NumPyro NUTS", "blackjax_nuts": "BlackJAX NUTS", "blackjax_mclmc": "BlackJAX MCLMC"}

@@ -4,7 +4,7 @@
     python -m benchmarks.ensemble --json out.json
 
 The baseline is the training loop that anybody would write for one member: a fresh permutation every epoch, a gather of the
-minibatch, the loss, backward, fused Adam. Ours is what `credibly.methods.training.train` runs, through the `Batches` and the step
+minibatch, the loss, backward, fused Adam. Ours is what `credibly.inference.training.loop.train` runs, through the `Batches` and the step
 that it makes: every member has its own permutation and its own minibatch. Both make the same moves, which is checked before
 the clock starts. What `train` does once in 150 to 500 steps (looking at the loss) is left out on both sides.
 
@@ -28,12 +28,12 @@ from benchmarks import peers
 from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, gradient_flops
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, scaled, show, table
-from credibly.methods.method import initial
-from credibly.methods.native_steps import NativeStep
-from credibly.methods.objectives import NegativeLogDensity
-from credibly.methods.shared_steps import make_step
-from credibly.methods.steps import Batches
-from credibly.methods.training import Training
+from credibly.inference.method import initial
+from credibly.inference.training.loop import Training
+from credibly.inference.training.native_steps import NativeStep
+from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.inference.training.shared_steps import make_step
+from credibly.inference.training.steps import Batches
 
 LR = 1e-3
 NOISE = 0.5  # standard deviation of the Gaussian likelihood

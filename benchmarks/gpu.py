@@ -22,7 +22,7 @@ from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor
 from benchmarks.jax_client import JaxSide
 from benchmarks.timing import Goal, Row, interleaved
-from credibly.target import ProblemTarget
+from credibly.inference.target import ProblemTarget
 
 IMAGES = 50_000
 CHAINS = (1, 16, 128, 512)

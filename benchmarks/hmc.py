@@ -21,7 +21,7 @@ from benchmarks.floors import Floor, gradient_flops
 from benchmarks.jax_client import JaxSide, PeerError, check_density
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, Times, interleaved, options, report, scaled
-from credibly.target import ProblemTarget
+from credibly.inference.target import ProblemTarget
 
 PEERS = {"blackjax_hmc": "BlackJAX", "numpyro_hmc": "NumPyro"}
 ON_GPU = {"jax_hmc": "JAX scan and vmap"}

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import torch
 
 import credibly as cr
-from credibly import fused_unit, zoo
-from credibly.kernels.integrators import LEAPFROG
-from credibly.methods.trajectory import Trajectory
-from credibly.target import ProblemTarget
+from credibly.inference.kernels.integrators import LEAPFROG
+from credibly.inference.sampling.trajectory import Trajectory
+from credibly.inference.target import ProblemTarget
+from credibly.networks import fused_unit, zoo
 
 
 def timed(function: Callable[[], object], repeats: int) -> float:

@@ -38,8 +38,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credibly as cr
 from benchmarks.timing import Goal, Row, Times, options, report, show, table
+from credibly.core.inputs import blank_row, describe
 from credibly.curvature import Block, choose_names, curvature_blocks, find_parts
-from credibly.inputs import blank_row, describe
 
 PRIOR_SCALE = 0.5
 NOISE = 0.3

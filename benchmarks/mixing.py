@@ -18,7 +18,7 @@ from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report
-from credibly import convergence
+from credibly.diagnostics import convergence
 
 CHAINS, DRAWS, COLUMNS = 4, 1_000, 10_000
 

@@ -14,7 +14,7 @@ import time
 import torch
 
 import credibly as cr
-from credibly.target import to_target
+from credibly.inference.target import to_target
 
 STEPS = 10
 

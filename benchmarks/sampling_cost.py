@@ -21,12 +21,12 @@ import torch
 
 import credibly as cr
 from benchmarks.timing import Goal, Row, options, report, show, table
-from credibly.methods.hmc_run import HMCRun
-from credibly.methods.recording import FolderRecorder
-from credibly.methods.sampler import _create
-from credibly.methods.sampling import run
-from credibly.target import ProblemTarget
-from credibly.world import Mesh, World
+from credibly.distributed.world import Mesh, World
+from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.loop import run
+from credibly.inference.sampling.recording import FolderRecorder
+from credibly.inference.sampling.run import _create
+from credibly.inference.target import ProblemTarget
 
 
 def problem() -> cr.Problem:

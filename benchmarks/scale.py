@@ -30,16 +30,16 @@ import torch
 import torch.distributed as dist
 
 import credibly as cr
+from benchmarks import cost_model as cost
 from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, gradient_flops
 from benchmarks.hmc import problem
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, duration, interleaved, options, report, scaled, table
-from credibly import cost
-from credibly.methods.recording import Recorder
-from credibly.methods.sampling import never, run
-from credibly.target import to_target
-from credibly.world import Mesh, World, current
+from credibly.distributed.world import Mesh, World, current
+from credibly.inference.sampling.loop import never, run
+from credibly.inference.sampling.recording import Recorder
+from credibly.inference.target import to_target
 
 PATIENCE = 900  # seconds that anybody waits for another
 CASES: dict[str, dict[str, Any]] = {

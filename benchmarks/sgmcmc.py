@@ -26,7 +26,7 @@ from benchmarks.floors import Floor, gradient_flops
 from benchmarks.jax_client import JaxSide, check_density
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report, scaled
-from credibly.target import ProblemTarget
+from credibly.inference.target import ProblemTarget
 
 CHAINS, BATCH = 8, 64
 STEPS = 20  # of a call

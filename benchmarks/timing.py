@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.floors import Floor
-from credibly.native.library import library
+from credibly.backends.cpp.library import library
 
 Times = list[float]  # seconds a call, one number a turn
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks import peers
 from benchmarks.ensemble import NOISE, PRIOR, Task
 from benchmarks.vi_steps import Loop, own_copy, same
-from credibly.families import inverse_softplus
+from credibly.gaussians.families import inverse_softplus
 from credibly.methods.bbb import FreeEnergy
 
 

@@ -1,7 +1,7 @@
 """What the benchmarks of variational inference and of dropout share: tasks, our training step, and plain training loops.
 
 All training steps, ours and the peers', take the same shuffled rows from the same `Batches`, gather them, draw their noise, and
-end with Adam. Ours run through the objects that `credibly.methods.training.train` makes.
+end with Adam. Ours run through the objects that `credibly.inference.training.loop.train` makes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.nn import functional as F
 import credibly as cr
 from benchmarks import ensemble
 from benchmarks.ensemble import LR, PRIOR, Task
-from credibly.methods.objectives import Objective
-from credibly.methods.steps import Batches, Step
-from credibly.methods.training import Training
+from credibly.inference.training.loop import Training
+from credibly.inference.training.objectives import Objective
+from credibly.inference.training.steps import Batches, Step
 
 BATCH = 128
 TABLE_STEPS = 100_000  # length of the run whose steps are timed: only the table of learning rates is as long

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import credibly as cr
-from credibly import cost
+from benchmarks import cost_model as cost
 
 mpl.use("svg")
 SEED = 0

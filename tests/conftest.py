@@ -68,7 +68,7 @@ def conjugate() -> Conjugate:
 @pytest.fixture
 def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small networks go through torch, as large ones do."""
-    monkeypatch.setattr("credibly.native.stack.library", lambda: None)
+    monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
 
 
 @pytest.fixture(scope="session")

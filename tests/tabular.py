@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 import credibly as cr
-from credibly.posterior import SampledPosterior
-from credibly.recipe import Recipe
+from credibly.posterior.base import SampledPosterior
+from credibly.predictive.rescaling import in_units
 from credibly.tables.facts import Facts, View
-from credibly.units import in_units
+from credibly.tables.recipe import Recipe
 
 TINY: dict[str, dict[str, Any]] = {
     "map": {"steps": 60},

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import credibly as cr
 from conftest import mlp, randn
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from credibly.priors import Laplace, Normal, ScaleMixture
-from credibly.priors import StudentT as StudentTPrior
+from credibly.priors.elementwise import Laplace, Normal, ScaleMixture
+from credibly.priors.elementwise import StudentT as StudentTPrior
 
 f64 = torch.float64
 

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpyro
-from networks import outputs, unflatten
 from numpyro.infer import Predictive
+
+from networks import outputs, unflatten
 
 
 def numpyro_predictive(case, arrays):

@@ -9,6 +9,7 @@ import time
 import blackjax
 import jax
 import jax.numpy as jnp
+
 from networks import flatten, log_density_of, unflatten
 
 READY = {}  # compiled runs and the seconds that took, by kind and lengths: a process has one set of data

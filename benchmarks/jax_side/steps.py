@@ -6,6 +6,7 @@ under `vmap`.
 
 import jax
 import jax.numpy as jnp
+
 from networks import data_of, log_density_of, log_likelihood, log_prior, unflatten
 
 

@@ -8,35 +8,15 @@ p = posterior.predict(x_new)      # p.mean, p.aleatoric, p.epistemic, p.interval
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
+from credibly import runtime
+
 if TYPE_CHECKING:
-    from credibly import (
-        active,
-        comparing,
-        continual,
-        data,
-        decide,
-        diagnostics,
-        evaluation,
-        information,
-        likelihoods,
-        metrics,
-        plot,
-        plot_chains,
-        priors,
-        zoo,
-    )
+    from credibly import active, comparing, continual, data, decide, diagnostics, likelihoods, metrics, plot, priors
     from credibly.comparing import compare_models
-    from credibly.dropout_posterior import DropoutPosterior
     from credibly.errors import InputError, Interrupted, PeerError, SamplingError, StoreError, TrainingError
-    from credibly.estimators import BayesianClassifier, BayesianRegressor
-    from credibly.evaluation import evaluate
-    from credibly.gaussian_posterior import GaussianPosterior
-    from credibly.gaussian_prior import GaussianPrior
-    from credibly.laplace_posterior import LaplacePosterior
-    from credibly.layout import Layout
+    from credibly.inference.density import Density
     from credibly.methods import (
         HMC,
         MAP,
@@ -50,19 +30,24 @@ if TYPE_CHECKING:
         Laplace,
         MCDropout,
     )
-    from credibly.norms import replace_batchnorm
-    from credibly.plain_density import Density
-    from credibly.posterior import DensityPosterior, DrawsPosterior, Posterior
-    from credibly.predictive import Predictive
+    from credibly.methods.resuming import resume
+    from credibly.metrics import evaluation, information
+    from credibly.metrics.evaluation import evaluate
+    from credibly.networks import zoo
+    from credibly.networks.layout import Layout
+    from credibly.networks.normalisation import replace_batchnorm
+    from credibly.plot import chains as plot_chains
+    from credibly.posterior.base import DensityPosterior, DrawsPosterior, Posterior
+    from credibly.posterior.dropout import DropoutPosterior
+    from credibly.posterior.gaussian import GaussianPosterior
+    from credibly.posterior.laplace import LaplacePosterior
+    from credibly.posterior.store import load
+    from credibly.predictive.base import Predictive
+    from credibly.priors.gaussian import GaussianPrior
     from credibly.problem import Problem, Tempering
-    from credibly.resuming import resume
-    from credibly.store import load
+    from credibly.tables.estimators import BayesianClassifier, BayesianRegressor
 
 __version__ = "0.1.0"
-
-# Matrix products then round alike wherever their numbers lie in memory, so that a chain has the same bits among any others and on
-# any process. It costs nothing that could be measured. Read by the library at its first product; what is set already stays.
-os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __all__ = [
     "HMC",
@@ -118,17 +103,11 @@ __all__ = [
     "zoo",
 ]
 
-# Where each public name lives. They are looked up when first used, so that `credibly --help` starts without torch.
+# Where each public name is defined. Names are resolved on first use, so that `credibly --help` starts without torch.
 _HOMES = {
     "credibly.comparing": ("compare_models",),
-    "credibly.dropout_posterior": ("DropoutPosterior",),
     "credibly.errors": ("InputError", "Interrupted", "PeerError", "SamplingError", "StoreError", "TrainingError"),
-    "credibly.estimators": ("BayesianClassifier", "BayesianRegressor"),
-    "credibly.evaluation": ("evaluate",),
-    "credibly.gaussian_posterior": ("GaussianPosterior",),
-    "credibly.gaussian_prior": ("GaussianPrior",),
-    "credibly.laplace_posterior": ("LaplacePosterior",),
-    "credibly.layout": ("Layout",),
+    "credibly.inference.density": ("Density",),
     "credibly.methods": (
         "HMC",
         "MAP",
@@ -142,23 +121,52 @@ _HOMES = {
         "Laplace",
         "MCDropout",
     ),
-    "credibly.norms": ("replace_batchnorm",),
-    "credibly.posterior": ("DensityPosterior", "DrawsPosterior", "Posterior"),
-    "credibly.predictive": ("Predictive",),
+    "credibly.methods.resuming": ("resume",),
+    "credibly.metrics.evaluation": ("evaluate",),
+    "credibly.networks.layout": ("Layout",),
+    "credibly.networks.normalisation": ("replace_batchnorm",),
+    "credibly.posterior.base": ("DensityPosterior", "DrawsPosterior", "Posterior"),
+    "credibly.posterior.dropout": ("DropoutPosterior",),
+    "credibly.posterior.gaussian": ("GaussianPosterior",),
+    "credibly.posterior.laplace": ("LaplacePosterior",),
+    "credibly.posterior.store": ("load",),
+    "credibly.predictive.base": ("Predictive",),
+    "credibly.priors.gaussian": ("GaussianPrior",),
     "credibly.problem": ("Problem", "Tempering"),
-    "credibly.resuming": ("resume",),
-    "credibly.store": ("load",),
-    "credibly.plain_density": ("Density",),
+    "credibly.tables.estimators": ("BayesianClassifier", "BayesianRegressor"),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = (
-    "active", "comparing", "continual", "data", "decide", "diagnostics", "evaluation", "information", "likelihoods", "metrics",
-    "plot", "plot_chains", "priors", "zoo",
-)  # fmt: skip
+_PACKAGES = (
+    "active",
+    "comparing",
+    "continual",
+    "data",
+    "decide",
+    "diagnostics",
+    "likelihoods",
+    "metrics",
+    "plot",
+    "priors",
+    "tables",
+)
+# Public modules that live inside a package. `credibly.zoo` and `import credibly.zoo` both give credibly.networks.zoo.
+_ALIASES = {
+    "estimators": "credibly.tables.estimators",
+    "evaluation": "credibly.metrics.evaluation",
+    "information": "credibly.metrics.information",
+    "plot_chains": "credibly.plot.chains",
+    "recipe": "credibly.tables.recipe",
+    "tuning": "credibly.tables.tuning",
+    "units": "credibly.predictive.rescaling",
+    "zoo": "credibly.networks.zoo",
+}
+
+runtime.set_up()
+runtime.alias_modules({f"credibly.{name}": home for name, home in _ALIASES.items()})
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _PACKAGES or name in _ALIASES:
         return importlib.import_module(f"credibly.{name}")
     if name in _NAMES:
         value = getattr(importlib.import_module(_NAMES[name]), name)

@@ -13,24 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from credibly import runtime
+from credibly.backends.cpp.outputs import native_outputs, worth_it
+from credibly.backends.cpp.stack import Stack
+from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 from credibly.errors import InputError
-from credibly.fused_unit import fuses
-from credibly.images import channels_last, takes_channels_last, with_paired_pools
-from credibly.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
-from credibly.layout import Layout
-from credibly.native.outputs import native_outputs, worth_it
-from credibly.native.stack import Stack
-from credibly.stacked import stacked_forward
+from credibly.networks.channels_last import channels_last, takes_channels_last, with_paired_pools
+from credibly.networks.fused_unit import fuses
+from credibly.networks.layout import Layout
+from credibly.networks.stacked import stacked_forward
 
 Plan = Literal["auto", "batched", "looped"]
 log = logging.getLogger("credibly")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-# Small networks make arrays of a megabyte or so in every call. glibc gives memory at the top of its heap back to the system when
-# more than twice the largest block that it has mapped and freed is free there, and to get it anew, page by page, takes longer
-# than the arithmetic. One block of 32 MB (the most that counts; it is never touched) makes it keep up to 64 MB. Elsewhere this
-# does nothing, and the MALLOC_ variables of the environment go before it.
-torch.empty(2**25 - 2**16, dtype=torch.uint8)
+runtime.keep_freed_memory()
 
 
 class Forward:

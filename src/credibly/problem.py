@@ -17,15 +17,15 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from credibly.core.autodiff import grad_and_aux
+from credibly.core.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.errors import InputError
-from credibly.flat_prior import bind
 from credibly.forward import Forward, Plan
-from credibly.gaussian_prior import GaussianPrior
-from credibly.gradients import grad_and_aux
-from credibly.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
-from credibly.layout import Layout, Patterns
 from credibly.likelihoods import Likelihood
-from credibly.priors import Prior, positive
+from credibly.networks.layout import Layout, Patterns
+from credibly.priors.elementwise import Prior, positive
+from credibly.priors.flat import bind
+from credibly.priors.gaussian import GaussianPrior
 
 ACTIVATION_BUDGET = 2**28  # values that a full-batch pass may hold before it goes in micro-batches: 1 GiB in float32
 

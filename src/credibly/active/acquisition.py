@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from credibly.core.inputs import map_inputs
+from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.inputs import map_inputs
 from credibly.likelihoods import Categorical, Likelihood
 from credibly.likelihoods.base import Extra
-from credibly.predictive import BLOCK_VALUES, Predictive
-from credibly.rng import check_seed, stream
+from credibly.predictive.base import BLOCK_VALUES, Predictive
 
 Acquisition = Callable[..., Tensor]  # a Predictive, and keywords of its own, to scores (N,)
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from credibly.active.acquisition import bald, check_fits, log_probabilities, rows_of
+from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.predictive import Predictive
-from credibly.rng import check_seed, stream
+from credibly.predictive.base import Predictive
 
 CANDIDATES = 1_000  # rows of highest BALD that a batch is chosen from
 CACHED_VALUES = 2**18  # probabilities looked at together: what caches hold

@@ -17,15 +17,15 @@ from typing import Any, Self
 from torch import Tensor
 
 from credibly.active.labels import fingerprint
+from credibly.core.inputs import Inputs, tensors_of
 from credibly.errors import StoreError
-from credibly.inputs import Inputs, tensors_of
-from credibly.manifest import load_tensors, sha256
+from credibly.inference.sampling.identity import identity
 from credibly.methods import Method
-from credibly.methods.same_problem import identity
-from credibly.posterior import Model
+from credibly.posterior.base import Model
+from credibly.posterior.store import header
 from credibly.problem import Problem
-from credibly.run_folder import MANIFEST, RunFolder, checksum
-from credibly.store import header
+from credibly.storage.manifest import load_tensors, sha256
+from credibly.storage.run_folder import MANIFEST, RunFolder, checksum
 
 FORMAT, VERSION = "credibly-active", 1
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.inputs import Inputs, map_inputs, tensors_of, to_tensor
 from credibly.errors import InputError
-from credibly.inputs import Inputs, map_inputs, tensors_of, to_tensor
 from credibly.problem import Problem
 
 

@@ -18,19 +18,19 @@ from credibly.active.acquisition import ACQUISITIONS, FITS, check_fits, epig, ra
 from credibly.active.batch import batch_bald, stochastic, top
 from credibly.active.folder import LoopFolder, check_facts, check_new, facts_of
 from credibly.active.labels import as_given, named, prepared, with_rows
-from credibly.dropout_posterior import DropoutPosterior
+from credibly.core.inputs import Inputs, map_inputs, row_count
+from credibly.core.progress import Progress
+from credibly.core.rng import check_seed, stream, stream_seed
+from credibly.core.specs import from_spec, kinds_of
 from credibly.errors import InputError
-from credibly.gaussian_posterior import GaussianPosterior
-from credibly.inputs import Inputs, map_inputs, row_count
+from credibly.inference.method import initial
+from credibly.inference.sampling.identity import check_same
 from credibly.methods import METHODS, DeepEnsemble, MCDropout, Method
-from credibly.methods.method import initial
-from credibly.methods.same_problem import check_same
-from credibly.posterior import DrawsPosterior, Model, Posterior, WeightDraws
-from credibly.predictive import Predictive
+from credibly.posterior.base import DrawsPosterior, Model, Posterior, WeightDraws
+from credibly.posterior.dropout import DropoutPosterior
+from credibly.posterior.gaussian import GaussianPosterior
+from credibly.predictive.base import Predictive
 from credibly.problem import Problem
-from credibly.progress import Progress
-from credibly.rng import check_seed, stream, stream_seed
-from credibly.specs import from_spec, kinds_of
 
 Oracle = Callable[[Tensor, Inputs], Any]  # rows of the pool and their inputs to their labels
 Evaluate = Callable[[Posterior], float | Mapping[str, float]]

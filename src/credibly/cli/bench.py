@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
+from credibly.cli.checkout import checkout_module, find_checkout
 from credibly.cli.demo import progress_line
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.processes import several, speaks
@@ -76,17 +77,18 @@ def run(
         if root is None:
             raise InputError("--root", "is missing", "Name the folder that holds uci/NAME.npz, or NAME.npz")
         out = out or Path("bench-uci")
+
+        bench = checkout_module("studies.uci_bench", "credibly bench uci")
         from credibly.data import uci_names
-        from credibly.studies.uci_bench import Plan, check, write_all
-        from credibly.studies.uci_bench import run as run_bench
-        from credibly.studies.uci_cell import METHODS
 
         names = options.listed(data) or uci_names(root)
         if jobs not in (None, 1) and several():
             raise InputError("--jobs", f"found {jobs} under torchrun", "Leave it out: each of its processes runs cells")
         processes = jobs if jobs is not None else 1 if device != "cpu" or several() else os.cpu_count() or 1
-        plan = Plan(root, out, names, options.listed(methods) or METHODS, splits, seed, quick, device, processes)
-        check(plan)
+        plan = bench.Plan(
+            root, out, names, options.listed(methods) or bench.METHODS, splits, seed, quick, device, processes
+        )
+        bench.check(plan)
         words = [
             f"credibly bench uci --root DIR --splits {splits} --seed {seed}",
             *([f"--data {data}"] if data else []),
@@ -94,16 +96,14 @@ def run(
         words += [*([f"--methods {methods}"] if methods else []), *(["--quick"] if quick else [])]
         try:
             with progress_line(quiet) as report:
-                cells = run_bench(plan, report)
+                cells = bench.run(plan, report)
         except KeyboardInterrupt:
             stopped(f"the cells so far are in {out}; the same command goes on")
         if not speaks():
             return
-        page = write_all(cells, plan, " ".join(words))
+        page = bench.write_all(cells, plan, " ".join(words))
         if not quiet:
-            from credibly.studies.uci_bench import findings
-
-            say(*findings(cells))
+            say(*bench.findings(cells))
         typer.echo(os.fspath(page))
         if open_page:
             show_page(page)
@@ -111,20 +111,10 @@ def run(
 
 def _speed(root: Path | None, out: Path | None, device: str, quick: bool, more: list[str]) -> int:
     """Runs the suite of the checkout that this package, or the current folder, belongs to; its exit status."""
-    found = next((place for place in _checkouts() if (place / "benchmarks" / "suite.py").is_file()), None)
-    if found is None:
-        raise InputError(
-            "bench speed",
-            "the benchmarks are not part of the installed package",
-            "Run it in a checkout of the repository, with credibly installed from there: pip install -e '.[peers]'",
-        )
+    found = find_checkout("benchmarks", "credibly bench speed")
     words = ["--device", device, *(["--quick"] if quick else [])]
     words += [] if root is None else ["--root", os.fspath(root)]
     words += [] if out is None else ["--out", os.fspath(out)]
     paths = os.pathsep.join([os.fspath(found), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "benchmarks", *words, *more]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode
-
-
-def _checkouts() -> list[Path]:
-    return [Path(__file__).resolve().parents[3], Path.cwd()]

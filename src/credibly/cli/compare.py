@@ -77,7 +77,7 @@ def run(
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
         configs = _configs(base, names, settings or [])
-        from credibly import world
+        from credibly.distributed import world
         from credibly.tables.reading import read_table
         from credibly.tables.run import prepare
 
@@ -141,7 +141,7 @@ def _staged(out: Path) -> Iterator[Path]:
 
 
 def _names(words: str | None) -> tuple[str, ...]:
-    from credibly.demo import check_methods
+    from credibly.demo.fits import check_methods
 
     return check_methods(None if words is None else options.listed(words))
 
@@ -162,8 +162,8 @@ def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str
 
 
 def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, Facts]:
-    from credibly import world
     from credibly.cli.fit import write_results
+    from credibly.distributed import world
     from credibly.tables.run import fit_table
 
     found = {}

@@ -18,7 +18,7 @@ from credibly.cli.words import check_folder, show_page
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from credibly.demo import DemoResult, Progress
+    from credibly.demo.fits import DemoResult, Progress
 
 TITLES = {
     "diabetes": "Diabetes (regression, test rows, original units)",
@@ -54,7 +54,7 @@ def run(
     """
     with plainly():
         check_folder(out, force)
-        from credibly.demo import check_methods, run_demo
+        from credibly.demo.fits import check_methods, run_demo
         from credibly.report import demo_page, write
 
         # Unknown names are refused before any work is done.

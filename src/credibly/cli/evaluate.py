@@ -29,7 +29,7 @@ def run(
     with plainly():
         import torch
 
-        from credibly import evaluation
+        from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.telling import baseline

@@ -85,7 +85,7 @@ def run(
 def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
     """What was prepared, with the settings that did best, which are said."""
     from credibly.tables.tuned import tuned
-    from credibly.tuning import RULES
+    from credibly.tables.tuning import RULES
 
     if rule not in RULES:
         raise InputError("--tune", f"found {rule!r}", f"Pass {' or '.join(RULES)}")
@@ -104,7 +104,7 @@ def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
 
 def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
     """Writes the page and the results of a run, and says what came out; of many processes the first one does."""
-    from credibly import world
+    from credibly.distributed import world
 
     if not speaks():
         return

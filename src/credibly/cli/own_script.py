@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from credibly.errors import InputError
 
 if TYPE_CHECKING:
-    from credibly.plain_density import Density
+    from credibly.inference.density import Density
     from credibly.problem import Problem
 
 OPTION = "--problem"
@@ -77,7 +77,7 @@ def _told(script: Path) -> Iterator[None]:
 
 
 def _is_problem(value: object) -> bool:
-    from credibly.plain_density import Density
+    from credibly.inference.density import Density
     from credibly.problem import Problem
 
     return isinstance(value, (Problem, Density))

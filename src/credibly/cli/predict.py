@@ -47,7 +47,7 @@ def run(
     with plainly(shared=True):
         if draws is not None and draws < 1:
             raise InputError("--draws", f"found {draws}", "Pass a number from 1 up")
-        from credibly.progress import Progress
+        from credibly.core.progress import Progress
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
         from credibly.tables.writing import TableWriter

@@ -18,7 +18,7 @@ import typer
 from credibly.errors import PeerError
 
 if TYPE_CHECKING:
-    from credibly.world import World
+    from credibly.distributed.world import World
 
 NAMES = ("RANK", "WORLD_SIZE")  # by which a process knows that it was started with others
 
@@ -37,7 +37,7 @@ def speaks() -> bool:
 @contextmanager
 def taking_part() -> Iterator[None]:
     """A command that all processes carry out: one's error ends it for all, and only the first is heard meanwhile."""
-    from credibly import world
+    from credibly.distributed import world
 
     everyone = world.current()
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def one_of_many() -> Iterator[None]:
         return
     if not speaks():
         raise typer.Exit(0)
-    from credibly import world
+    from credibly.distributed import world
 
     there = {name: os.environ.pop(name) for name in NAMES}  # so that what is started from here is alone too
     try:
@@ -96,7 +96,7 @@ def _told_to_stop() -> Iterator[None]:
 
 def _first_word(everyone: World) -> dict[str, Any]:
     """What the process has left whose error is shown; nothing where one was lost without a word."""
-    from credibly.world import WORD
+    from credibly.distributed.world import WORD
 
     try:
         found: dict[str, Any] = json.loads(everyone.store.get(WORD)) if everyone.store.check([WORD]) else {}

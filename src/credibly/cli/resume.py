@@ -16,8 +16,8 @@ from credibly.cli.processes import speaks
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
-    from credibly.plain_density import Density
-    from credibly.posterior import SampledPosterior
+    from credibly.inference.density import Density
+    from credibly.posterior.base import SampledPosterior
     from credibly.problem import Problem
 
 JUDGED_ROWS = 32  # training rows whose predictions the verdict looks at
@@ -63,8 +63,8 @@ def run(
 
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:
-    from credibly import world
-    from credibly.resuming import go_on, sampled
+    from credibly.distributed import world
+    from credibly.methods.resuming import go_on, sampled
 
     manifest = sampled(folder)
     ended = manifest["status"] == "complete"
@@ -90,7 +90,7 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
 
 def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:
     from credibly.cli.fit import tell
-    from credibly.manifest import parse_manifest
+    from credibly.storage.manifest import parse_manifest
     from credibly.tables.folder import read_facts
     from credibly.tables.run import resume_table
 
@@ -137,7 +137,7 @@ def _how_far(manifest: dict[str, Any]) -> str:
 
 def _stopped(folder: Path, script: str | None) -> str:
     """How far it came and how to go on."""
-    from credibly.resuming import sampled
+    from credibly.methods.resuming import sampled
 
     words = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:
@@ -157,7 +157,7 @@ def _verdict(posterior: SampledPosterior, problem: Problem | Density | None) -> 
     """Whether the draws can be used: by the predictions at some training rows where there is a network."""
     import textwrap
 
-    from credibly.inputs import map_inputs
+    from credibly.core.inputs import map_inputs
     from credibly.problem import Problem
 
     x, seen = None, ""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from credibly.cli import options
+from credibly.cli.checkout import checkout_module
 from credibly.cli.demo import progress_line, staged
 from credibly.cli.failures import plainly, stopped
 from credibly.cli.words import check_folder, say, show_page
 from credibly.errors import InputError
 
-if TYPE_CHECKING:
-    from credibly.studies.study import Options
+COMMAND = "credibly study"
 
 
 def _names(incomplete: str) -> list[str]:
-    from credibly.studies import MODULES
-
-    return [name for name in MODULES if name.startswith(incomplete)]
+    try:
+        names = checkout_module("studies", COMMAND).MODULES
+    except InputError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def run(
@@ -55,25 +58,23 @@ def run(
     credibly study temperature --root data/
     """
     with plainly():
-        from credibly.studies import MODULES, find
-
+        studies = checkout_module("studies", COMMAND)
         if name is None:
-            for each in MODULES:
-                say(f"{each}: {find(each).title}")
+            for each in studies.MODULES:
+                say(f"{each}: {studies.find(each).title}")
             return
-        study = find(name)
+        study = studies.find(name)
         folder = out if out is not None else Path(f"study-{name}")
         check_folder(folder, force)
-        from credibly.studies.study import Options, write_result
-
-        chosen = Options(root, seed, quick, device, None, _pairs(settings or []))
+        module = checkout_module("studies.study", COMMAND)
+        chosen = module.Options(root, seed, quick, device, None, _pairs(settings or []))
         for file in study.files:  # what is missing shows before any work
             chosen.file(file)
         started = time.perf_counter()
         try:
             with staged(folder) as place, progress_line(quiet or as_json) as report:
-                result = study.run(_with(chosen, report))
-                write_result(study, result, chosen, time.perf_counter() - started, place)
+                result = study.run(dataclasses.replace(chosen, progress=report))
+                module.write_result(study, result, chosen, time.perf_counter() - started, place)
         except KeyboardInterrupt:
             stopped("nothing was kept")
         if as_json:
@@ -84,12 +85,6 @@ def run(
             typer.echo(os.fspath(folder / "index.html"))
         if open_page:
             show_page(folder / "index.html")
-
-
-def _with(chosen: Options, report: object) -> Options:
-    import dataclasses
-
-    return dataclasses.replace(chosen, progress=report)  # type: ignore[arg-type]
 
 
 def _pairs(pairs: list[str]) -> dict[str, str]:

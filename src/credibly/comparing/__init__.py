@@ -14,10 +14,10 @@ from credibly.comparing.entries import Entry, entries_of, same_inputs
 from credibly.comparing.pareto import LeaveOneOut, WidelyApplicable, loo, psis, waic
 from credibly.comparing.scores import HAVE_EVIDENCE, Figure, Scores, has_evidence, scores_of
 from credibly.comparing.table import TITLES, Comparison, Difference
+from credibly.core.rng import check_seed
 from credibly.errors import InputError
-from credibly.posterior import Posterior
+from credibly.posterior.base import Posterior
 from credibly.problem import Problem
-from credibly.rng import check_seed
 
 __all__ = [
     "Comparison",

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from credibly.core.inputs import tensors_of
+from credibly.core.specs import from_spec, kinds_of
 from credibly.errors import InputError, StoreError
-from credibly.inputs import tensors_of
-from credibly.posterior import Posterior
-from credibly.priors import PRIORS, Normal
+from credibly.posterior.base import Posterior
+from credibly.priors.elementwise import PRIORS, Normal
 from credibly.problem import Problem, Tempering
-from credibly.specs import from_spec, kinds_of
 
 
 @dataclass(frozen=True, eq=False)

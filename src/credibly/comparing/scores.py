@@ -17,14 +17,14 @@ from torch import Tensor
 
 from credibly.comparing.entries import Entry
 from credibly.comparing.pareto import MIN_DRAWS, limit, loo, waic
-from credibly.convergence import MIN_DRAWS as MIN_CHAIN
-from credibly.convergence import ess
+from credibly.core.inputs import map_inputs
+from credibly.diagnostics.convergence import MIN_DRAWS as MIN_CHAIN
+from credibly.diagnostics.convergence import ess
 from credibly.errors import InputError
-from credibly.gaussian_posterior import GaussianPosterior
-from credibly.inputs import map_inputs
-from credibly.laplace_posterior import LaplacePosterior
-from credibly.posterior import SampledPosterior
-from credibly.predictive import Predictive
+from credibly.posterior.base import SampledPosterior
+from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.laplace import LaplacePosterior
+from credibly.predictive.base import Predictive
 
 PROBES = 64  # rows by which the efficiency of a sampler's draws is judged
 UNSTEADY = 0.4  # variance of a row's log likelihood above which WAIC is not to be relied on

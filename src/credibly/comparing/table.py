@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from credibly.comparing.pareto import WORST
 from credibly.comparing.scores import Scores
-from credibly.plot_style import axes_of
+from credibly.plot.style import axes_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.progress import Progress
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
 from credibly.curvature.output_fisher import fisher_root
 from credibly.curvature.parts import Captured, Parts, RowPass
 from credibly.curvature.prior_precision import prior_beside, prior_precision
 from credibly.errors import InputError
-from credibly.inputs import Inputs, map_inputs
 from credibly.problem import Problem
-from credibly.progress import Progress
 
 STRUCTURES = ("kron", "diag", "full")
 BLOCK_VALUES = 2**22  # network values, or gradients of rows, that are held at a time

@@ -13,7 +13,7 @@ from torch import Tensor
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Likelihood
 from credibly.likelihoods.base import Extra, IndependentTargets
-from credibly.likelihoods.real import LocationScale
+from credibly.likelihoods.continuous import LocationScale
 
 
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:

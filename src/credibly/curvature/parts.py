@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credibly.core.inputs import Inputs, call, map_inputs
 from credibly.errors import InputError
 from credibly.forward import Forward
-from credibly.inputs import Inputs, call, map_inputs
-from credibly.layout import Layout
 from credibly.likelihoods import Likelihood
+from credibly.networks.layout import Layout
 
 LAST = "last layer"
 

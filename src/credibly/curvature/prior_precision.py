@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.flat_prior import BoundPrior
-from credibly.gaussian_prior import BoundGaussianPrior
-from credibly.priors import Normal, Prior, Shrink
+from credibly.priors.elementwise import Normal, Prior, Shrink
+from credibly.priors.flat import BoundPrior
+from credibly.priors.gaussian import BoundGaussianPrior
 
 WIDEST = 10.0  # deviations of the prior that a Gaussian in its place may have at most
 

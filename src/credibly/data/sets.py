@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from credibly.core.rng import check_seed
 from credibly.errors import InputError
-from credibly.rng import check_seed
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass"]
 Array: TypeAlias = npt.NDArray[Any]

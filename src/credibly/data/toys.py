@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credibly.core.rng import check_seed
 from credibly.data.sets import Array, Task, float32
 from credibly.errors import InputError
-from credibly.rng import check_seed
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.gaussian_posterior import GaussianPosterior
-from credibly.posterior import Posterior, WeightDraws
-from credibly.predictive import Predictive
-from credibly.rng import check_seed, stream
+from credibly.posterior.base import Posterior, WeightDraws
+from credibly.posterior.gaussian import GaussianPosterior
+from credibly.predictive.base import Predictive
 
 Goal = str  # "max" or "min"
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.rng import check_seed, stream, stream_seed
 from credibly.decide.bandits import Goal, one_value, sign_of, thompson
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
-from credibly.likelihoods.real import LocationScale
-from credibly.posterior import Posterior
-from credibly.predictive import Predictive
-from credibly.rng import check_seed, stream, stream_seed
+from credibly.likelihoods.continuous import LocationScale
+from credibly.posterior.base import Posterior
+from credibly.predictive.base import Predictive
 
 KINDS = ("function", "gaussian", "observation")
 Acquisition = Callable[[Predictive, float], Tensor]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from credibly.decide.utility import expected_utility
 from credibly.errors import InputError
-from credibly.predictive import Predictive
+from credibly.predictive.base import Predictive
 
 GRID, STARTS = 100, 5  # thresholds that are tested, and where chains of tests begin
 

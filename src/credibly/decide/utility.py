@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.predictive import Predictive
-from credibly.rng import check_seed, stream
+from credibly.predictive.base import Predictive
 
 Utility = Callable[[Any, Any], Any]
 TOGETHER = 2**20  # values of y that are drawn at a time, where the outputs are fewer

@@ -1,8 +1,8 @@
 """Likelihoods: what y is, given the network's output."""
 
 from credibly.likelihoods.base import Likelihood, Parameter
+from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
-from credibly.likelihoods.real import Gaussian, HeteroscedasticGaussian, StudentT
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     c.__name__: c

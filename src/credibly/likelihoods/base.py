@@ -17,9 +17,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from credibly.core.inputs import check_finite
 from credibly.errors import InputError
-from credibly.inputs import check_finite
-from credibly.priors import Prior
+from credibly.priors.elementwise import Prior
 
 Extra = Mapping[str, Tensor]
 

@@ -1,11 +1,11 @@
 """Methods: each turns a Problem into a Posterior. METHODS names those that the demo, the command line and the tests use."""
 
+from credibly.inference.method import Method
 from credibly.methods.bbb import BayesByBackprop
 from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
 from credibly.methods.laplace import Laplace
-from credibly.methods.method import Method
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
 from credibly.methods.swag import SWAG

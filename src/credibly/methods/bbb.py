@@ -19,21 +19,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from credibly.core.autodiff import grad_and_aux
+from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.rng import draw_noise, normal, stream
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
-from credibly.families import Family, MeanField, Parts, family
-from credibly.gaussian_posterior import GaussianPosterior
-from credibly.gaussian_prior import signature
-from credibly.gradients import grad_and_aux
-from credibly.inputs import Inputs, map_inputs
-from credibly.methods.method import Method, fit_with_rows, initial, partial_result
-from credibly.methods.objectives import NegativeLogDensity, Objective
-from credibly.methods.reparameterise import LayerNoise, choose_estimator
-from credibly.methods.training import Training, split, train
-from credibly.posterior import Model
-from credibly.priors import positive
+from credibly.gaussians.families import Family, MeanField, Parts, family
+from credibly.inference.method import Method, fit_with_rows, initial, partial_result
+from credibly.inference.training.loop import Training, split, train
+from credibly.inference.training.objectives import NegativeLogDensity, Objective
+from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
+from credibly.posterior.base import Model
+from credibly.posterior.gaussian import GaussianPosterior
+from credibly.priors.elementwise import positive
+from credibly.priors.gaussian import signature
 from credibly.problem import Problem
-from credibly.rng import draw_noise, normal, stream
-from credibly.world import Mesh
 
 FINAL_SAMPLES = 32  # draws behind the ELBO that is reported at the end
 

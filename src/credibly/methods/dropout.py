@@ -30,17 +30,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from credibly.dropout_posterior import DropoutPosterior
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
+from credibly.inference.method import Method, fit_with_rows, initial, partial_result
+from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
+from credibly.inference.training.loop import Data, Trained, Training, folds, split, train
 from credibly.likelihoods import Likelihood
-from credibly.methods.dropout_objective import DropoutObjective, Dropped
-from credibly.methods.method import Method, fit_with_rows, initial, partial_result
-from credibly.methods.training import Data, Trained, Training, folds, split, train
-from credibly.norms import find_running_statistics, replace_batchnorm
-from credibly.posterior import Model
-from credibly.priors import Normal
+from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
+from credibly.posterior.base import Model
+from credibly.posterior.dropout import DropoutPosterior
+from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
-from credibly.world import Mesh
 
 Rate = float | Mapping[str, float]
 Choice = tuple[Rate | None, float | None]  # rates and a precision; None for the network's own, or learned

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from credibly.core.rng import stream
+from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.inference.method import Method, fit_draws, initial
+from credibly.inference.training.loop import Data, Training, rotated, split, train
+from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
 from credibly.likelihoods import Gaussian
-from credibly.methods.method import Method, fit_draws, initial
-from credibly.methods.objectives import NegativeLogDensity, Perturbation
-from credibly.methods.training import Data, Training, rotated, split, train
-from credibly.posterior import DrawsPosterior
+from credibly.posterior.base import DrawsPosterior
 from credibly.problem import Problem
-from credibly.rng import stream
-from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)

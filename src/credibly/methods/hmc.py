@@ -17,19 +17,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from credibly.compiling import Compile
+from credibly.core.compilation import Compile
+from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
-from credibly.kernels.integrators import integrator
-from credibly.methods.hmc_run import HMCRun
-from credibly.methods.method import Method
-from credibly.methods.sampler import check_counts, check_dtype, fit_sampler
-from credibly.methods.starts import check_init
-from credibly.plain_density import Density
-from credibly.posterior import Posterior, SampledPosterior
-from credibly.priors import positive
+from credibly.inference.density import Density
+from credibly.inference.kernels.integrators import integrator
+from credibly.inference.method import Method
+from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.run import check_counts, check_dtype, fit_sampler
+from credibly.inference.sampling.starts import check_init
+from credibly.inference.target import DensityTarget, Target
+from credibly.posterior.base import Posterior, SampledPosterior
+from credibly.priors.elementwise import positive
 from credibly.problem import Problem
-from credibly.target import DensityTarget, Target
-from credibly.world import Mesh, World
 
 LEAST_TRIAL = 60  # iterations of a warm-up in which trajectory lengths can be told apart
 

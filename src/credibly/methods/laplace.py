@@ -15,19 +15,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from credibly.core.inputs import blank_row, describe
 from credibly.curvature import STRUCTURES, choose_names, curvature_blocks, find_parts
+from credibly.curvature.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
 from credibly.curvature.gauss_newton import refuse_large
 from credibly.curvature.prior_precision import prior_precision
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError
-from credibly.inputs import blank_row, describe
-from credibly.laplace_posterior import LaplacePosterior
-from credibly.methods.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
-from credibly.methods.method import Method, fit_with_rows, initial, partial_result
-from credibly.methods.objectives import NegativeLogDensity
-from credibly.methods.training import Training, split, train
-from credibly.posterior import DrawsPosterior, Model
+from credibly.inference.method import Method, fit_with_rows, initial, partial_result
+from credibly.inference.training.loop import Training, split, train
+from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.posterior.base import DrawsPosterior, Model
+from credibly.posterior.laplace import LaplacePosterior
 from credibly.problem import Problem
-from credibly.world import Mesh
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from credibly.methods.method import Method, fit_draws, initial
-from credibly.methods.objectives import NegativeLogDensity
-from credibly.methods.training import Training, split, train
-from credibly.posterior import DrawsPosterior
+from credibly.distributed.world import World
+from credibly.inference.method import Method, fit_draws, initial
+from credibly.inference.training.loop import Training, split, train
+from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.posterior.base import DrawsPosterior
 from credibly.problem import Problem
-from credibly.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,18 +20,18 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from credibly.compiling import Compile
+from credibly.core.compilation import Compile
+from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
-from credibly.methods.method import Method
-from credibly.methods.sampler import check_counts, check_dtype, fit_sampler
-from credibly.methods.sgmcmc_run import SGMCMCRun
-from credibly.methods.starts import check_init
-from credibly.plain_density import Density
-from credibly.posterior import Posterior, SampledPosterior
-from credibly.priors import positive
+from credibly.inference.density import Density
+from credibly.inference.method import Method
+from credibly.inference.sampling.run import check_counts, check_dtype, fit_sampler
+from credibly.inference.sampling.sgmcmc import SGMCMCRun
+from credibly.inference.sampling.starts import check_init
+from credibly.inference.target import Target
+from credibly.posterior.base import Posterior, SampledPosterior
+from credibly.priors.elementwise import positive
 from credibly.problem import Problem
-from credibly.target import Target
-from credibly.world import Mesh, World
 
 
 @dataclass(frozen=True, kw_only=True)

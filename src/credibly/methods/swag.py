@@ -18,20 +18,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from credibly.adapt import Welford
+from credibly.core.progress import Progress
+from credibly.core.rng import stream
+from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError, TrainingError
-from credibly.families import LowRank
-from credibly.gaussian_posterior import GaussianPosterior
-from credibly.methods.method import Method, fit_together, initial
-from credibly.methods.objectives import NegativeLogDensity
-from credibly.methods.shared_steps import make_step
-from credibly.methods.steps import Batches
-from credibly.methods.training import Data, Training, split, train
-from credibly.posterior import Model
+from credibly.gaussians.families import LowRank
+from credibly.inference.adaptation import Welford
+from credibly.inference.method import Method, fit_together, initial
+from credibly.inference.training.loop import Data, Training, split, train
+from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.inference.training.shared_steps import make_step
+from credibly.inference.training.steps import Batches
+from credibly.posterior.base import Model
+from credibly.posterior.gaussian import GaussianPosterior
 from credibly.problem import Problem
-from credibly.progress import Progress
-from credibly.rng import stream
-from credibly.world import Mesh, World
 
 LEAST_BATCHES = 8  # minibatches in an epoch by default: with all rows in one there would be no noise to learn from
 LEAST_STEPS = 10  # between two iterates that are kept, by default

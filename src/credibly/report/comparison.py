@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from credibly import metrics, plot
-from credibly.demo import summary
+from credibly import plot
+from credibly.demo.fits import summary
 from credibly.errors import InputError
-from credibly.report import figures
-from credibly.report.evidence import density_of_rows, loss_of_rows, standard_error
+from credibly.metrics import scores as metrics
+from credibly.report import tables as figures
 from credibly.report.judgement import VERDICTS, assess
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
+from credibly.report.row_statistics import density_of_rows, loss_of_rows, standard_error
 from credibly.tables.facts import Facts
 
 if TYPE_CHECKING:

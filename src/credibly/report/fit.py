@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from credibly import metrics, plot
-from credibly.demo import summary
-from credibly.report import figures, inside
-from credibly.report.evidence import confidence_gap, shares_inside, some_rows
+from credibly import plot
+from credibly.demo.fits import summary
+from credibly.metrics import scores as metrics
+from credibly.report import inside
+from credibly.report import tables as figures
 from credibly.report.judgement import MARKS, VERDICTS, Judgement, assess
 from credibly.report.page import Column, Page, Section, Step, Table, Value
 from credibly.report.pictures import Picture, picture
+from credibly.report.row_statistics import confidence_gap, shares_inside, some_rows
 from credibly.tables.facts import Facts
 
 if TYPE_CHECKING:

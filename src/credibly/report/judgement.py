@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from credibly import metrics
+from credibly.diagnostics.verdict import E_BFMI_LOW, ESS_PER_CHAIN, ESS_TOTAL, RHAT_POOR, RHAT_USABLE
+from credibly.metrics import scores as metrics
 from credibly.report.counsel import again, compare, noise_of, sample, vary_noise
-from credibly.report.evidence import (
+from credibly.report.page import Step
+from credibly.report.row_statistics import (
     confidence_gap,
     density_of_rows,
     error_with_size,
@@ -22,10 +24,8 @@ from credibly.report.evidence import (
     standard_error,
     told_apart,
 )
-from credibly.report.figures import LEVEL, number
-from credibly.report.page import Step
+from credibly.report.tables import LEVEL, number
 from credibly.tables.facts import Facts
-from credibly.verdict import E_BFMI_LOW, ESS_PER_CHAIN, ESS_TOTAL, RHAT_POOR, RHAT_USABLE
 
 FOR, NOTE, CARE, STOP = range(4)  # how much a finding weighs
 ORDER = (STOP, CARE, FOR, NOTE)  # what speaks against a fit first, then what speaks for it

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from credibly.errors import InputError
-from credibly.recipe import TASKS, Recipe
+from credibly.tables.recipe import TASKS, Recipe
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from credibly.diagnostics import Diagnostics
-    from credibly.posterior import Posterior
-    from credibly.predictive import Predictive
+    from credibly.diagnostics.summary import Diagnostics
+    from credibly.posterior.base import Posterior
+    from credibly.predictive.base import Predictive
 
 Array = npt.NDArray[Any]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from credibly.errors import InputError, Interrupted, PeerError, StoreError
-from credibly.manifest import parse_manifest
-from credibly.run_folder import RunFolder, resume_command
+from credibly.storage.manifest import parse_manifest
+from credibly.storage.run_folder import RunFolder, resume_command
 
 FORMAT = "credibly-table-run"
 FORMAT_VERSION = 1

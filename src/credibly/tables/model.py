@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly import world
+from credibly.distributed import world
 from credibly.errors import InputError
-from credibly.posterior import DrawsPosterior, Posterior
-from credibly.predictive import CACHE_VALUES, Predictive
+from credibly.posterior.base import DrawsPosterior, Posterior
+from credibly.predictive.base import CACHE_VALUES, Predictive
+from credibly.predictive.rescaling import in_units
 from credibly.tables.pieces import shared_writer
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import batches, header
-from credibly.units import in_units
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table

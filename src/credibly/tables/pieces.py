@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from credibly.distributed.world import World
 from credibly.tables.writing import TableWriter, as_array
-from credibly.world import World
 
 
 class Writer(Protocol):

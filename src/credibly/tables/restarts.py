@@ -8,12 +8,12 @@ import os
 import shutil
 from pathlib import Path
 
-from credibly import world
+from credibly.distributed import world
+from credibly.distributed.world import World
 from credibly.errors import StoreError
-from credibly.manifest import parse_manifest
+from credibly.storage.manifest import parse_manifest
 from credibly.tables.folder import beside, check_out, is_table_run, read_facts, swap
 from credibly.tables.run import Prepared, TableRun, fit_table, resume_table, stored_config
-from credibly.world import World
 
 
 def check_place(folder: Path, force: bool) -> None:

@@ -24,27 +24,29 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly import __version__, evaluation, world
+from credibly import __version__
+from credibly.core.specs import to_spec
+from credibly.distributed import world
 from credibly.errors import InputError, StoreError
-from credibly.manifest import parse_manifest, sha256
-from credibly.methods.method import Method
+from credibly.inference.method import Method
+from credibly.methods.resuming import go_on
+from credibly.metrics import evaluation
+from credibly.posterior.store import load
 from credibly.problem import Problem
-from credibly.recipe import Recipe
-from credibly.resuming import go_on
-from credibly.run_folder import resume_command
-from credibly.specs import to_spec
-from credibly.store import load
+from credibly.storage.manifest import parse_manifest, sha256
+from credibly.storage.run_folder import resume_command
 from credibly.tables.config import Config, as_options, write_config
 from credibly.tables.folder import check_out, has_ended, making, read_facts, write_facts, write_whole, writing
 from credibly.tables.model import TableModel, doubt, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
+from credibly.tables.recipe import Recipe
 from credibly.tables.threads import threads, threads_for
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
-    from credibly.posterior import Posterior
+    from credibly.posterior.base import Posterior
 
 Array = npt.NDArray[Any]
 

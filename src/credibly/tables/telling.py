@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from credibly.errors import InputError
-from credibly.posterior import SampledPosterior
-from credibly.recipe import Recipe
+from credibly.posterior.base import SampledPosterior
 from credibly.tables.facts import Array, Facts, View
 from credibly.tables.model import TableModel
+from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
-    from credibly.predictive import Predictive
+    from credibly.predictive.base import Predictive
 
 JUDGED = 200  # rows at which chains are judged, at most
 GRID = 400  # rows predicted for a picture's doubt, at most

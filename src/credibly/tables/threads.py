@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from credibly.methods.method import Method
+from credibly.inference.method import Method
 from credibly.problem import Problem
 
 SMALL = 500_000  # values in a layer up to which threads cost more than they give

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from credibly.tables.run import Prepared, fitter_of
-from credibly.tuning import Trial, tune
+from credibly.tables.tuning import Trial, tune
 
 
 def tuned(
@@ -16,7 +16,7 @@ def tuned(
 
     Args:
         prepared: as `prepare` gives it.
-        rule: "rows" or "evidence", as in `credibly.tuning`.
+        rule: "rows" or "evidence", as in `credibly.tables.tuning`.
         progress: called with the fits done and those in all.
     """
     config, known, problem = prepared.config, prepared.preparation, prepared.problem

@@ -1,0 +1,1 @@
+"""Triton kernels for the units of a residual network."""

@@ -1,0 +1,1 @@
+"""What everything else stands on: inputs, random streams, specs, autodiff, compilation, progress."""

@@ -1,0 +1,1 @@
+"""Gaussians over the flat parameter vector: precision structures and variational families."""

@@ -1,0 +1,1 @@
+"""The machinery that methods share: target densities, kernels, adaptation, training and sampling."""

@@ -1,0 +1,113 @@
+"""Before processes work on one fit together: that they have the same data, problem, settings, seed and versions.
+
+The one thing that may differ is the network's weights: a script that makes its network without a seed makes another one in
+every process. Then all take the leader's, as one process would have had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.core.specs import to_spec
+from credibly.distributed.world import World
+from credibly.errors import InputError
+from credibly.inference.density import Density
+from credibly.inference.target import to_target
+from credibly.problem import Problem
+
+log = logging.getLogger("credibly")
+
+ADVICE = {
+    "credibly": "Install the same version of credibly for every process",
+    "torch": "Install the same version of torch for every process",
+    "data": "Check the data that each of them reads: all need the same rows in the same order",
+    "problem": "Give every process the same network, likelihood, prior and temperature",
+    "settings": "Give every process the same method with the same settings",
+    "seed": "Give every process the same seed",
+}
+
+
+def check_same_everywhere(world: World, problem: Problem | Density, method_settings: Any, seed: int) -> None:
+    """Refuses processes that would not do the same fit, naming two of them and what sets them apart.
+
+    Args:
+        world: the processes.
+        problem: what is fitted. Where networks differ in their weights only, all take those of the leader.
+        method_settings: the method, or what `to_spec` makes of it.
+        seed: of the fit.
+    """
+    if world.size == 1:
+        return
+    from credibly import __version__
+
+    network = _network(problem)
+    mine = {
+        "credibly": __version__,
+        "torch": torch.__version__,
+        "data": (problem if isinstance(problem, Problem) else to_target(problem)).fingerprint(),
+        "problem": _plain(_describe(problem)),
+        "settings": _plain(to_spec(method_settings)),
+        "seed": seed,
+        "network": _hash(network),
+    }
+    told = world.gather(mine)
+    for what, advice in ADVICE.items():
+        other = next((rank for rank, theirs in enumerate(told) if theirs[what] != told[0][what]), None)
+        if other is not None:
+            here, there = _difference(told[0][what], told[other][what])
+            raise InputError(what, f"differs: process 0 has {here}, process {other} has {there}", advice)
+    if any(theirs["network"] != told[0]["network"] for theirs in told):
+        log.info("the processes made different networks; all of them take the weights of process 0")
+        for tensor in network:
+            world.from_leader(tensor)
+
+
+def _describe(problem: Problem | Density) -> Any:
+    if not isinstance(problem, Problem):
+        return {"kind": type(problem).__name__, "dim": problem.dim}
+    network = [f"{e['role']} {e['name']} {tuple(e['shape'])}" for e in problem.layout.signature()]
+    return {
+        "network": network, "dtype": str(problem.layout.dtype), "likelihood": to_spec(problem.likelihood),
+        "prior": to_spec(problem.prior_spec), "temperature": to_spec(problem.tempering),
+    }  # fmt: skip
+
+
+def _network(problem: Problem | Density) -> list[Tensor]:
+    """The weights and buffers of a problem's own copy of its network."""
+    if not isinstance(problem, Problem):
+        return []
+    module = problem.layout.module
+    return [*(p.detach() for p in module.parameters()), *module.buffers()]
+
+
+def _hash(tensors: list[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    """A description without the places in memory that the text of foreign objects may have."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", value) if isinstance(value, str) else value
+
+
+def _difference(here: Any, there: Any) -> tuple[str, str]:
+    """The part in which two descriptions differ, as text."""
+    if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
+        key = next(k for k in here if here[k] != there[k])
+        first, second = _difference(here[key], there[key])
+        return f"{key} {first}", f"{key} {second}"
+    if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+        return _difference(*next((a, b) for a, b in zip(here, there) if a != b))
+    return repr(here)[:200], repr(there)[:200]

@@ -1,0 +1,1 @@
+"""Running chains: starts, noise, trajectories, the loop, recording and resume."""

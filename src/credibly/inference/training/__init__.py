@@ -1,0 +1,1 @@
+"""Training many parameter vectors at once: objectives, steps and the loop around them."""

@@ -1,0 +1,204 @@
+"""The objective of MC-Dropout: -ELBO / N of networks whose dropout acts through masks. The derivation is in `dropout`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from credibly.core.autodiff import grad_and_aux
+from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.rng import stream
+from credibly.errors import InputError
+from credibly.forward import Forward
+from credibly.inference.training.objectives import Objective
+from credibly.networks.dropout_masks import find_sites, masked_copy
+from credibly.problem import Problem
+
+SCORING_PASSES = 20
+GRID_PASSES = 200
+GRID_VALUES = 2**31  # that passes over held-out rows compute, beyond which there are fewer of them
+CONCRETE_TEMPERATURE = 0.1
+
+
+class Dropped:
+    """A problem's network with its dropout made visible: the masked copy, the sites, and which weights each one drops."""
+
+    def __init__(self, problem: Problem, insert: str | Sequence[str] | None, rate: float | None) -> None:
+        self.module, self.rates = masked_copy(problem.layout.module, insert, rate)
+        if not self.rates:
+            silenced = problem.layout.silenced
+            also = f" ({', '.join(silenced)} drop inside, where it cannot be controlled)" if silenced else ""
+            raise InputError(
+                "net",
+                f"has no dropout layer{also}",
+                'Add nn.Dropout layers, or pass insert="*" to have dropout before every layer',
+            )
+        trial = map_inputs(lambda t: t[:2], problem.x)
+        self.sites, self.shapes = find_sites(self.module, self.rates, trial)
+        self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
+        self.forward = Forward(
+            problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module
+        )
+        # Which sites drop the inputs of each coordinate, as a row of `groups`, (groups, sites); the first row is none.
+        # Alpha dropout is left out: it keeps the variance, and with it E_q ||w||^2 = ||W||^2 + ||b||^2, as without dropout.
+        layout = problem.layout
+        dropped = [{layout.aliases[w] for w in site.weights} if not site.alpha else set() for site in self.sites]
+        rows: list[tuple[bool, ...]] = [(False,) * len(self.sites)]
+        self.owner = torch.zeros(problem.dim, dtype=torch.int64, device=problem.device)
+        for entry in layout.entries:
+            row = tuple(entry.name in names for names in dropped)
+            rows += [row] if row not in rows else []
+            self.owner[entry.start : entry.stop] = rows.index(row)
+        self.groups = torch.tensor(rows, dtype=layout.dtype, device=problem.device)
+
+    def rate_row(self, rate: float | Mapping[str, float] | None) -> list[float]:
+        """The rate of every site: all the same where one is given, or of the first pattern that its name matches."""
+        if isinstance(rate, Mapping):
+            found = [[r for pattern, r in rate.items() if fnmatchcase(site.name, pattern)] for site in self.sites]
+            return [rates[0] if rates else site.rate for rates, site in zip(found, self.sites)]
+        return [rate if rate is not None else site.rate for site in self.sites]
+
+
+class DropoutObjective(Objective):
+    """-ELBO / N of M dropout networks, each with its own rates (and its own noise scale, where that is on a grid)."""
+
+    part_names = ("misfit", "decay")
+
+    def __init__(
+        self, problem: Problem, network: Dropped, n: int, rates: Tensor, *, batch: int, seed: int, concrete: bool, fixed_scale: bool
+    ) -> None:  # fmt: skip
+        self.problem, self.network, self.n, self.batch, self.seed = problem, network, n, batch, seed
+        self.concrete, self.fixed_scale = concrete, fixed_scale
+        self.own = (rates,)
+        self.looped = network.forward.looped
+        self.precision = 1 / torch.square(problem.prior.std)
+        self.centre = problem.prior.loc
+        self.inputs = torch.tensor(
+            [math.prod(network.shapes[s.name]) for s in network.sites], dtype=rates.dtype, device=rates.device
+        )
+
+    def noise(self, step: int) -> tuple[Tensor, ...]:
+        """Uniform numbers (M, B, *shape) for the masks of each site."""
+        generator = stream(self.seed, "dropout", step, device=self.problem.device)
+        return self.uniforms(len(self.own[0]), self.batch, generator)
+
+    def uniforms(self, members: int, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Uniform numbers for `rows` masks of each site; members share them, so that a grid is compared on equal noise."""
+        shapes = [self.network.shapes[site.name] for site in self.network.sites]
+        dtype = self.problem.layout.dtype
+        drawn = [
+            torch.rand((1, rows, *shape), generator=generator, dtype=dtype, device=self.problem.device)
+            for shape in shapes
+        ]
+        return tuple(u.expand(members, *u.shape[1:]) for u in drawn)
+
+    def evaluate(
+        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Misfit under masks and decay, and the gradient of their sum."""
+        if rows is not None:
+            x, y = map_inputs(lambda t: t[rows], x), y[rows]
+        count = self.n if rows is None else rows.shape[-1]
+        if self.share is not None:
+            noise = tuple(u[:, self.share] for u in noise)
+
+        def total(values: Tensor) -> tuple[Tensor, Tensor]:
+            weights, rates = self._split(values, own[0])
+            log_lik = self.log_likelihood(weights, self.masks(rates, noise), x, y).flatten(1).sum(1)
+            misfit = -log_lik / (count * self.problem.tempering.likelihood)
+            decay = self.complexity(weights, rates) / self.n
+            parts = torch.stack([misfit, decay], -1)
+            return parts.sum(), parts
+
+        gradient, parts = grad_and_aux(total, theta)
+        if self.fixed_scale:  # the noise scale stays where the grid put it
+            dim, network = self.problem.dim, self.problem.layout.network_dim
+            gradient = torch.cat(
+                [gradient[:, :network], torch.zeros_like(gradient[:, network:dim]), gradient[:, dim:]], -1
+            )
+        return parts.detach(), gradient
+
+    def log_likelihood(self, weights: Tensor, masks: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        """Log likelihood of rows (M, B, ...) of each member under its masks."""
+        parameters = {**self.problem.layout.split(weights)[0], **masks}
+        output = self.problem.likelihood.arrange(self.network.forward.apply(parameters, x), 1)
+        return self.problem.likelihood.log_prob(output, y, self.problem.extra(weights))
+
+    def complexity(self, weights: Tensor, rates: Tensor) -> Tensor:
+        """E_q[log q - (1/T_prior) log p] up to a constant, (M,): at T_prior = 1 it is KL(q || p).
+
+        The decay of every weight by its prior and its sites' keep, less the entropy of masks with learned rates.
+        """
+        decay = 0.5 * (torch.square(weights - self.centre) * self.decay(rates)).sum(-1)
+        if not self.concrete:
+            return decay
+        entropy: Tensor = torch.special.entr(rates) + torch.special.entr(1 - rates)
+        return decay - (self.inputs * entropy).sum(-1)
+
+    def decay(self, rates: Tensor) -> Tensor:
+        """Of every coordinate (M, D): its prior's precision over the keep of its sites, tempered."""
+        keep = torch.exp(torch.log1p(-rates) @ self.network.groups.T)
+        return self.precision / (self.problem.tempering.prior * keep[:, self.network.owner])
+
+    def masks(self, rates: Tensor, noise: tuple[Tensor, ...], *, hard: bool = False) -> dict[str, Tensor]:
+        """Masks (M, B, *shape) from uniform numbers: hard ones, or relaxed ones that the rates have a gradient through."""
+        masks = {}
+        for place, (site, u) in enumerate(zip(self.network.sites, noise)):
+            rate = rates[:, place].reshape(-1, *(1,) * (u.ndim - 1))
+            if self.concrete and not hard:
+                u = u.clamp(1e-6, 1 - 1e-6)
+                logit = torch.log(rate) - torch.log1p(-rate) + torch.log(u) - torch.log1p(-u)
+                kept = 1 - torch.sigmoid(logit / CONCRETE_TEMPERATURE)
+            else:
+                kept = (u < 1 - rate).to(u.dtype)
+            masks[site.mask] = kept if site.alpha else kept / (1 - rate)
+        return masks
+
+    def score(self, theta: Tensor, held_out: Problem) -> Tensor:
+        """Mean log predictive density a row over passes, each with masks shared by all rows."""
+        return self.densities(theta, slice(0, len(theta)), held_out, passes=SCORING_PASSES)[0]
+
+    def densities(
+        self, theta: Tensor, members: slice, held_out: Problem, log_scales: Tensor | None = None, passes: int | None = None
+    ) -> Tensor:  # fmt: skip
+        """The same (S, M) for some of the members, with each of these noise scales in place of their own; (1, M) without."""
+        weights, rates = (values[members] for values in self._split(theta, self.own[0]))
+        count, network = len(weights), self.problem.layout.network_dim
+        if passes is None:  # a mean over few passes has a log that is too low, most where they differ most
+            affordable = GRID_VALUES // (count * held_out.n * max(1, self.network.forward.row_width))
+            passes = max(SCORING_PASSES, min(GRID_PASSES, affordable))
+        generator = stream(self.seed, "dropout scoring", device=self.problem.device)
+        drawn = [self.masks(rates, self.uniforms(count, 1, generator), hard=True) for _ in range(passes)]
+        likelihood, own = self.problem.likelihood, weights.clone()
+        total = torch.zeros(1 if log_scales is None else len(log_scales), count, dtype=theta.dtype, device=theta.device)
+        parameters = self.problem.layout.split(weights)[0]
+        for x, y in held_out.blocks(count):
+            sums: list[Tensor | None] = [None] * len(total)
+            for masks in drawn:
+                output = likelihood.arrange(self.network.forward.apply({**parameters, **masks}, x), 1)
+                for place in range(len(total)):
+                    if log_scales is not None:
+                        own[:, network:] = log_scales[place].to(own)
+                    rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[place]
+                    sums[place] = rows if before is None else torch.logaddexp(before, rows)
+            total += torch.stack([(s - math.log(passes)).flatten(1).sum(1) for s in sums if s is not None])
+        return total / held_out.n
+
+    def final_rates(self, theta: Tensor) -> list[dict[str, float]]:
+        """The rates of each member by site: learned ones, or as they were given."""
+        rates = self._split(theta, self.own[0])[1].detach()
+        return [{site.name: float(rate) for site, rate in zip(self.network.sites, row)} for row in rates]
+
+    def _split(self, values: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (M, D) and rates (M, sites)."""
+        dim = self.problem.dim
+        return values[:, :dim], torch.sigmoid(values[:, dim:]) if self.concrete else rates
+
+
+def _is_dropout(module: nn.Module, name: str) -> bool:
+    """Whether that submodule is a dropout layer of the network itself, not a layer before which dropout was inserted."""
+    return "Dropout" in type(module.get_submodule(name) if name else module).__name__

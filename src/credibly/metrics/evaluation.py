@@ -1,0 +1,93 @@
+"""How good a predictive is on known targets, and how far from another: figures chosen by what kind of y it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.metrics import scores as metrics
+from credibly.predictive.base import Predictive
+
+SAMPLES = 400  # predictive draws behind the continuous ranked probability score
+CELLS = 128  # that the range of y is cut into where two predictives are compared
+OUTSIDE = 1e-3  # probability that either predictive leaves outside that range; it is counted, as two cells more
+
+
+def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 0) -> dict[str, float]:
+    """Figures of merit on targets y.
+
+    Every kind of y has `log_density` (mean log predictive density a row, higher is better) and `coverage` (share of targets
+    inside the `level` interval, or inside the prediction set for labels; near `level` is right). Real targets and counts add
+    rmse, crps and width, real ones calibration_error as well (mean gap between nominal and observed frequencies); labels add
+    accuracy, brier, ece and the mean set size.
+    """
+    target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+    target = target.to(predictive.mean.device)
+    figures = {"log_density": float(predictive.log_prob(target).double().mean())}
+    if predictive.likelihood.ordered:
+        return figures | _ordered(predictive, target.to(predictive.mean.dtype), level, seed)
+    return figures | _labels(predictive, target, level)
+
+
+def compare(predictive: Predictive, reference: Predictive) -> dict[str, float]:
+    """How far a predictive is from a reference at the same inputs, such as HMC's. Both must be of one kind of y.
+
+    `total_variation` (mean over rows of half the integral of |p - q|) is the largest difference between the probabilities that
+    the two give to any event: 0 where they are the same, 1 where they have nothing in common. Labels add `agreement`, the
+    share of rows whose most probable class is the same; real targets and counts add `mean_shift`, the mean distance between
+    the two means in standard deviations of the reference.
+    """
+    if (predictive.mean.shape, predictive.likelihood.support) != (reference.mean.shape, reference.likelihood.support):
+        shapes = [f"{p.likelihood.support} of shape {tuple(p.mean.shape)}" for p in (predictive, reference)]
+        raise InputError(
+            "reference", f"is {shapes[1]}, the predictive {shapes[0]}", "Predict at the same inputs with both"
+        )
+    if not reference.likelihood.ordered:
+        p, q = predictive.probabilities, reference.probabilities
+        return {
+            "total_variation": float(metrics.total_variation(p, q)),
+            "agreement": float(metrics.agreement(p, q)),
+        }
+    ends = [p.interval(1 - OUTSIDE) for p in (predictive, reference)]
+    low, high = torch.minimum(ends[0][0], ends[1][0]), torch.maximum(ends[0][1], ends[1][1])
+    points = [low + (high - low) * (i / CELLS) for i in range(CELLS + 1)]
+    if reference.likelihood.support == "count":
+        points = [at.floor() for at in points]
+    p, q = (torch.stack([one.cdf(at) for at in points]) for one in (predictive, reference))
+    shift = (predictive.mean - reference.mean).abs() / reference.std
+    return {
+        "total_variation": float(metrics.total_variation_from_cdf(p, q)),
+        "mean_shift": float(shift.double().mean()),
+    }
+
+
+def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict[str, float]:
+    lower, upper = predictive.interval(level)
+    samples = predictive.sample(SAMPLES, seed=seed)
+    # The distribution function at the targets is uniform where predictions are calibrated; for counts it is not even then.
+    calibration = {}
+    if predictive.likelihood.support == "real":
+        calibration["calibration_error"] = float(metrics.regression_calibration_error(predictive.cdf(y).flatten()))
+    return {
+        "rmse": float(metrics.rmse(predictive.mean, y)),
+        "crps": float(metrics.crps_from_samples(samples, y)),
+        "coverage": float(metrics.coverage(lower, upper, y)),
+        "width": float(metrics.width(lower, upper)),
+        **calibration,
+    }
+
+
+def _labels(predictive: Predictive, y: Tensor, level: float) -> dict[str, float]:
+    p = predictive.probabilities
+    labels = y.long()
+    chosen = predictive.prediction_set(level)
+    return {
+        "accuracy": float(metrics.accuracy(p, labels)),
+        "brier": float(metrics.brier(p, labels)),
+        "ece": float(metrics.ece(p, labels)),
+        "coverage": float(chosen.gather(-1, labels.unsqueeze(-1)).double().mean()),
+        "set_size": float(chosen.sum(-1).double().mean()),
+    }

@@ -1,0 +1,1 @@
+"""Networks: a module as one flat vector, normalisation policy, dropout masks, memory layout, the zoo, architectures as JSON."""

@@ -1,0 +1,227 @@
+"""A network as plain JSON, and back: what lets a stored run be opened without the code that built its network.
+
+A blueprint names each layer, its arguments and its place. Only the layers of `layer_table` can stand in one, each known by
+its exact type, and nothing is imported or run by a name from the file. The dtype is part of it. Values come with
+`load_state_dict`; the device, training mode and which parameters require gradients are the caller's.
+
+{"blueprint": 1, "dtype": "float32", "network": {"kind": "nn.Sequential", "children": [
+    ["0", {"kind": "nn.Linear", "arguments": {"in_features": 8, "out_features": 50, "bias": true}}],
+    ["1", {"kind": "nn.SiLU", "arguments": {"inplace": false}}],
+    ["2", {"kind": "same", "as": "0"}]]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from credibly.core.rng import global_stream
+from credibly.errors import InputError, StoreError
+from credibly.networks.layer_table import LAYERS, SHOWN_BY, TABLE, layer_kind
+
+VERSION = 1
+DEEPEST = 32  # Sequential inside Sequential
+LARGEST = 2**32  # values in all, so that an altered number is an error and not a machine out of memory
+_DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+# -- describing --------------------------------------------------------------------------------------------------------
+class _Undescribable(Exception):
+    """The first thing found that a blueprint cannot hold."""
+
+
+def describe_network(module: nn.Module) -> dict[str, Any] | None:
+    """The blueprint of a network, ready for `json.dumps`; None where it has something a blueprint cannot hold."""
+    try:
+        return _blueprint(module)
+    except _Undescribable:
+        return None
+
+
+def why_not(module: nn.Module) -> str | None:
+    """What keeps a network from having a blueprint, with the layer's name; None where nothing does."""
+    try:
+        _blueprint(module)
+    except _Undescribable as reason:
+        return str(reason)
+    return None
+
+
+def _blueprint(module: nn.Module) -> dict[str, Any]:
+    if not isinstance(module, nn.Module):
+        raise InputError("module", f"found {type(module).__name__}", "Pass a torch.nn.Module")
+    owners: dict[int, str] = {}
+    network = _describe(module, "", {}, owners)
+    dtypes = {str(t.dtype).removeprefix("torch.") for t in (*module.parameters(), *module.buffers())}
+    if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
+        raise _Undescribable(f"its tensors are {', '.join(sorted(dtypes))}, where a blueprint has one floating dtype")
+    return {"blueprint": VERSION, "dtype": dtypes.pop() if dtypes else "float32", "network": network}
+
+
+def _describe(module: nn.Module, path: str, seen: dict[int, str], owners: dict[int, str]) -> dict[str, Any]:
+    if id(module) in seen:
+        return {"kind": "same", "as": seen[id(module)]}
+    cls, here = type(module), _called(path, type(module).__name__)
+    if cls is nn.Sequential:
+        _check_same(module, nn.Sequential(), here, children=False)
+        if path.count(".") + 1 >= DEEPEST:
+            raise _Undescribable(f"{here} lies deeper than {DEEPEST} levels")
+        children = []
+        for name, child in module._modules.items():
+            if child is None:
+                raise _Undescribable(f"{here} has an empty place {name!r}")
+            children.append([name, _describe(child, f"{path}.{name}" if path else name, seen, owners)])
+        described: dict[str, Any] = {"kind": "nn.Sequential", "children": children}
+    else:
+        if cls not in TABLE:
+            known = any(isinstance(module, k) for k in (*TABLE, nn.Sequential))
+            raise _Undescribable(
+                f"{here} is " + ("a class derived from a layer" if known else "not a layer known here")
+            )
+        arguments = {}
+        for name, (test, expected) in TABLE[cls].items():
+            shown = SHOWN_BY.get((cls, name))
+            value = _plain(getattr(module, shown or name, None))
+            value = value if shown is None else value is not None
+            if not test(value):
+                raise _Undescribable(f"{here} has {name} = {value!r}, where a blueprint takes {expected}")
+            arguments[name] = value
+        try:
+            with torch.device("meta"):
+                fresh = cls(**_given(arguments))
+        except Exception as error:  # a layer whose attributes were changed to what its class would refuse
+            raise _Undescribable(f"{here} cannot be built from its own arguments ({error})") from error
+        _check_same(module, fresh, here, children=True)
+        _check_untied(module, path, owners)
+        described = {"kind": layer_kind(cls), "arguments": arguments}
+    seen[id(module)] = path
+    return described
+
+
+def _check_same(module: nn.Module, fresh: nn.Module, here: str, *, children: bool) -> None:
+    """Refuses a layer that is not what its arguments would build: hooks, parametrisations, attributes set by hand."""
+    if type(module) is not type(fresh):
+        raise _Undescribable(f"{here} is {type(module).__name__}, where the arguments give {type(fresh).__name__}")
+    mine, theirs = vars(module), vars(fresh)
+    for name in {**theirs, **mine}:
+        if name in ("training", "_parameters", "_buffers", "_modules"):
+            continue
+        a, b = _plain(mine.get(name)), _plain(theirs.get(name))
+        if name not in mine or name not in theirs or type(a) is not type(b) or a != b:
+            what = "hooks" if "hook" in name else f"an attribute {name} of its own ({str(a)[:40]})"
+            raise _Undescribable(f"{here} has {what}, which a blueprint cannot hold")
+    if _tensor_facts(module) != _tensor_facts(fresh):
+        raise _Undescribable(f"{here} does not have the tensors that its arguments give")
+    if children:
+        if list(module._modules) != list(fresh._modules):
+            raise _Undescribable(f"{here} has other parts than its arguments give")
+        for (name, child), other in zip(module._modules.items(), fresh._modules.values()):
+            if child is not None and other is not None:
+                _check_same(child, other, f"{name!r} in {here}", children=True)
+            elif child is not other:
+                raise _Undescribable(f"{here} has other parts than its arguments give")
+
+
+def _tensor_facts(module: nn.Module) -> list[tuple[str, Any]]:
+    every = [*module._parameters.items(), *module._buffers.items()]
+    return [(name, None if t is None else (type(t), tuple(t.shape))) for name, t in every]
+
+
+def _check_untied(module: nn.Module, path: str, owners: dict[int, str]) -> None:
+    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    for name, tensor in every:
+        full = f"{path}.{name}" if path else name
+        if id(tensor) in owners:
+            raise _Undescribable(f"{full} is tied to {owners[id(tensor)]}, which a blueprint cannot hold")
+        owners[id(tensor)] = full
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+# -- building ----------------------------------------------------------------------------------------------------------
+def build_network(blueprint: Mapping[str, Any]) -> nn.Module:
+    """The network of a blueprint, on the CPU, with initial values that are always the same.
+
+    Every entry is checked before anything is allocated; one that is unknown or altered gives a `StoreError` that names it.
+    """
+    _check_keys(blueprint, ("blueprint", "dtype", "network"), "the blueprint")
+    if blueprint["blueprint"] != VERSION or type(blueprint["blueprint"]) is not int:
+        raise StoreError(f"the blueprint has version {blueprint['blueprint']!r}, this release reads {VERSION}")
+    if not isinstance(blueprint["dtype"], str) or blueprint["dtype"] not in _DTYPES:
+        raise StoreError(f"the blueprint has dtype {blueprint['dtype']!r}, known are {', '.join(_DTYPES)}")
+    with torch.device("meta"):
+        trial = _build(blueprint["network"], "", {})
+    count = sum(t.numel() for t in (*trial.parameters(), *trial.buffers()))
+    if count > LARGEST:
+        raise StoreError(f"the network of the blueprint has {count} values, more than the {LARGEST} that are built")
+    with global_stream(0, "blueprint"), torch.device("cpu"):
+        return _build(blueprint["network"], "", {}).to(_DTYPES[blueprint["dtype"]])
+
+
+def _build(entry: Any, path: str, built: dict[str, nn.Module]) -> nn.Module:
+    where = f"entry {path!r} of the blueprint" if path else "the network of the blueprint"
+    kind = entry.get("kind") if isinstance(entry, Mapping) else None
+    if kind == "same":
+        _check_keys(entry, ("kind", "as"), where)
+        if not isinstance(entry["as"], str) or entry["as"] not in built:
+            raise StoreError(f"{where} is the same as {entry['as']!r}, and there is no such entry before it")
+        return built[entry["as"]]
+    if kind == "nn.Sequential":
+        _check_keys(entry, ("kind", "children"), where)
+        if path.count(".") + 1 >= DEEPEST:
+            raise StoreError(f"{where} lies deeper than {DEEPEST} levels")
+        module: nn.Module = nn.Sequential()
+        pairs = entry["children"] if isinstance(entry["children"], list) else [None]
+        for pair in pairs:
+            if not (isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str)):
+                raise StoreError(f"{where} has children that are not a list of [name, entry]")
+            name, child = pair
+            if not name or "." in name or name in module._modules:
+                raise StoreError(f"{where} has a child named {name!r}, which is empty, holds a dot or is there twice")
+            _attempt(where, module.add_module, name, _build(child, f"{path}.{name}" if path else name, built))
+    elif isinstance(kind, str) and kind in LAYERS:
+        _check_keys(entry, ("kind", "arguments"), where)
+        cls = LAYERS[kind]
+        _check_keys(entry["arguments"], tuple(TABLE[cls]), f"{where} ({kind})")
+        for name, (test, expected) in TABLE[cls].items():
+            if not test(entry["arguments"][name]):
+                raise StoreError(f"{where} ({kind}) has {name} = {entry['arguments'][name]!r}, expected {expected}")
+        module = _attempt(f"{where} ({kind})", cls, **_given(entry["arguments"]))
+    else:
+        raise StoreError(f"{where} is {kind!r}, which is no layer that this release knows")
+    built[path] = module
+    return module
+
+
+def _attempt(where: str, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Arguments of the right form can still be at odds with one another; torch's layers raise many kinds of error then.
+    try:
+        return make(*args, **kwargs)
+    except Exception as error:
+        raise StoreError(f"{where} cannot be built: {error}") from error
+
+
+def _check_keys(entry: Any, keys: tuple[str, ...], where: str) -> None:
+    if not isinstance(entry, Mapping):
+        raise StoreError(
+            f"{where} is {type(entry).__name__}, expected an object with {', '.join(keys) or 'nothing in it'}"
+        )
+    odd = [f"{k!r} is missing" for k in keys if k not in entry] + [f"{k!r} is unknown" for k in entry if k not in keys]
+    if odd:
+        raise StoreError(f"{where} is altered: {odd[0]}")
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+
+
+def _called(path: str, kind: str) -> str:
+    return f"layer {path!r} ({kind})" if path else f"the network ({kind})"

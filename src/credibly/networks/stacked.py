@@ -1,0 +1,217 @@
+"""A direct batched forward for plain stacks of layers: what vmap would compute, with less dispatch.
+
+`nn.Sequential` of Linear layers and elementwise activations is by far the commonest network in this field. For those the
+batch of C parameter vectors goes through `baddbmm` layer by layer; every other network takes the general path (vmap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from credibly.core.autodiff import transformed
+from credibly.networks.dropout_masks import MaskedDropout, MaskedInput
+
+Parameters = Mapping[str, Tensor]
+Stage = Callable[
+    [Parameters, Tensor, bool], tuple[Tensor, bool]
+]  # (parameters, values, batched?) -> (values, batched?)
+
+_ELEMENTWISE = (
+    nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU6,
+    nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
+)  # fmt: skip
+
+WHOLE_VECTORS = 32  # numbers that torch's loops take at a time on a processor, at most
+LARGE_WEIGHT = 2**10  # values of a weight whose gradient's layout matters
+FOLD_RATIO = 4  # rows for each output of a layer from which on a mask is put on its weight
+
+
+def stacked_forward(
+    module: nn.Module, aliases: Mapping[str, str]
+) -> Callable[[Parameters, Tensor, bool], Tensor] | None:
+    """The forward of a stack for parameters (C, *shape), or None where the module is more than a stack.
+
+    The returned function takes (parameters, x, batched): x is (N, ...) for all, or (C, N, ...) with batched=True, and gives
+    (C, N, K). `aliases` maps every parameter name to the one it goes by in `parameters`.
+    """
+    stages = _stages(module, "", aliases)
+    if not stages:
+        return None
+    stages = _folded(stages)
+
+    def forward(parameters: Parameters, x: Tensor, batched: bool) -> Tensor:
+        for stage in stages:
+            x, batched = stage(parameters, x, batched)
+        count = next(iter(parameters.values())).shape[0]
+        return x if batched else x.expand(count, *x.shape)
+
+    return forward
+
+
+def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[Stage] | None:
+    # Exact types only: a subclass, a hook or a parametrisation may compute something else.
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) is nn.Sequential:
+        found: list[Stage] = []
+        for name, child in module._modules.items():  # not named_children, which leaves out a module used twice
+            inner = _stages(child, f"{prefix}{name}.", aliases)
+            if inner is None:
+                return None
+            found += inner
+        return found
+    if isinstance(module, MaskedDropout):
+        return [_Mask(f"{prefix}mask", module)]
+    if type(module) is nn.Linear or (isinstance(module, nn.Linear) and isinstance(module, MaskedInput)):
+        weight = aliases[f"{prefix}weight"]
+        bias = aliases[f"{prefix}bias"] if module.bias is not None else None
+        mask = [_Mask(f"{prefix}mask", None)] if isinstance(module, MaskedInput) else []
+        return [*mask, _Linear(module, weight, bias)]
+    if type(module) is nn.SiLU:
+        return [lambda _, h, batched: (_silu(h), batched)]
+    if type(module) in _ELEMENTWISE:
+        return [lambda _, h, batched: (module(h), batched)]
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return [lambda _, h, batched: (h.flatten(2 if batched else 1), batched)]
+    return None
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Values times a mask, where there is one; `layer` knows how where that is not all."""
+
+    name: str
+    layer: MaskedDropout | None
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask = parameters.get(self.name)
+        if mask is None:
+            return h, batched
+        return (h * mask if self.layer is None else self.layer.apply_mask(h, mask)), True
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """A Linear layer, whose weight and bias are the layer's own where no others are given."""
+
+    layer: nn.Linear
+    weight: str
+    bias: str | None
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        layer, weight = self.layer, parameters.get(self.weight)
+        bias = parameters.get(self.bias) if self.bias is not None else None
+        if weight is None:  # this layer's weight is fixed: one product for all
+            h = F.linear(h, layer.weight, layer.bias if bias is None else None)
+            return (h, batched) if bias is None else (h + _between(bias, h, batched), True)
+        h = h if batched else h.expand(weight.shape[0], *h.shape)
+        shape = h.shape
+        h = h.flatten(1, -2) if h.ndim > 3 else h
+        held: Tensor | None = layer.bias if bias is None else bias
+        if layer.in_features > h.shape[1] and layer.weight.numel() >= LARGE_WEIGHT:
+            # W h' in place of h W': its gradient of W lies as W does in the flat vector, and is not copied over transposed.
+            # It is worth it where W is larger than the layer's outputs, which then lie transposed.
+            h = h.mT
+            h = torch.bmm(weight, h) if held is None else torch.baddbmm(held.unsqueeze(-1), weight, h)
+            h = h.mT
+        elif layer.out_features == 1 and len(h) == 1 and h.device.type == "cpu" and not torch.compiler.is_compiling():
+            # One chain alone would take another routine than it takes among others, which rounds otherwise.
+            pair, twice = h.expand(2, -1, -1), weight.mT.expand(2, -1, -1)
+            both = (
+                torch.bmm(pair, twice)
+                if held is None
+                else torch.baddbmm(held.unsqueeze(-2).expand(2, -1, -1), pair, twice)
+            )
+            h = both[:1]
+        elif held is None:
+            h = torch.bmm(h, weight.mT)
+        else:
+            h = torch.baddbmm(held.unsqueeze(-2), h, weight.mT)
+        return h if len(shape) == 3 else h.reshape(*shape[:-1], h.shape[-1]), True
+
+
+@dataclass(frozen=True)
+class _MaskedLinear:
+    """A mask and the Linear layer right after it. (h z) W' is h (z W)', which is less work where W has few rows."""
+
+    mask: _Mask
+    linear: _Linear
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        mask, layer = parameters.get(self.mask.name), self.linear.layer
+        fixed = self.linear.weight not in parameters and self.linear.bias not in parameters
+        plain = h.ndim == 2 + batched and mask is not None and mask.shape[1:] == (1, h.shape[-1])
+        if mask is None or not (fixed and plain) or FOLD_RATIO * layer.out_features > h.shape[-2]:
+            return self.linear(parameters, *self.mask(parameters, h, batched))
+        weight = layer.weight * mask  # (C, out, in)
+        if not batched:  # the values before the mask are the same for all: one product with all the weights
+            out = F.linear(h, weight.flatten(0, 1)).reshape(len(h), *weight.shape[:2]).transpose(0, 1)
+            return out if layer.bias is None else out + layer.bias, True
+        return torch.bmm(h, weight.mT) if layer.bias is None else torch.baddbmm(layer.bias, h, weight.mT), True
+
+
+def _folded(stages: list[Stage]) -> list[Stage]:
+    """Every mask joined with the Linear layer right after it."""
+    found: list[Stage] = []
+    for stage in stages:
+        last = found[-1] if found else None
+        if isinstance(stage, _Linear) and isinstance(last, _Mask) and not (last.layer is not None and last.layer.alpha):
+            found[-1] = _MaskedLinear(last, stage)
+        else:
+            found.append(stage)
+    return found
+
+
+def _between(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
+    """bias (C, K) with axes put in to broadcast against h (..., K), whose first axis is C if batched."""
+    return bias.reshape(bias.shape[0], *(1,) * (h.ndim - (2 if batched else 1)), bias.shape[-1])
+
+
+def _silu(h: Tensor) -> Tensor:
+    """h sigmoid(h), (C, ...), such that a chain's values do not depend on the chains beside it.
+
+    In compiled code it is written out: the derivative then uses the sigmoid again, where silu's own computes a second exp.
+    """
+    if torch.compiler.is_compiling():
+        return h * torch.sigmoid(h)
+    if h.device.type != "cpu" or h.numel() % WHOLE_VECTORS == 0 or transformed():
+        return F.silu(h)
+    return cast(Tensor, _WholeSilu.apply(h))  # type: ignore[no-untyped-call]
+
+
+class _WholeSilu(torch.autograd.Function):
+    """torch's silu rounds the last few numbers of a tensor otherwise than the rest, where they do not fill a vector of the
+    processor: so the last chain of several would not have the bits that it has among others. This one rounds all alike."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        """The values."""
+        ctx.save_for_backward(h)
+        return _in_whole_vectors(F.silu, h)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        """Of the values."""
+        (h,) = ctx.saved_tensors
+        if torch.is_grad_enabled() and gradient.requires_grad:  # a derivative of the derivative
+            s = torch.sigmoid(h)
+            return cast(Tensor, gradient * (s * (1 + h * (1 - s))))
+        return _in_whole_vectors(torch.ops.aten.silu_backward, gradient, h)
+
+
+def _in_whole_vectors(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """An elementwise function, with the tail that does not fill a vector computed again among as many numbers as do."""
+    flat = [t.contiguous().view(-1) for t in tensors]
+    result = function(*flat)
+    count, over = len(result), len(result) % WHOLE_VECTORS
+    if count < WHOLE_VECTORS:
+        flat = [F.pad(t, (0, WHOLE_VECTORS - count)) for t in flat]
+        return function(*flat)[:count].view(tensors[0].shape)
+    result[count - over :] = function(*(t[count - WHOLE_VECTORS :].clone() for t in flat))[WHOLE_VECTORS - over :]
+    return result.view(tensors[0].shape)

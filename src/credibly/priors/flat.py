@@ -1,0 +1,179 @@
+"""The prior of a whole flat vector, (C, D) -> (C,): priors by name pattern and fan-in laid out over the coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from credibly.errors import InputError
+from credibly.networks.layout import Layout
+from credibly.priors.elementwise import Normal, Prior, Shrink
+from credibly.priors.gaussian import BoundGaussianPrior, GaussianPrior
+
+_ADVICE = "Pass one of credibly.priors.elementwise (Normal, Laplace, StudentT, ScaleMixture), a Prior of your own or posterior.as_prior()"
+
+
+@dataclass(frozen=True)
+class _Segment:
+    start: int
+    stop: int
+    prior: Prior
+    shrink: Shrink
+
+
+class BoundPrior:
+    """The prior of a whole flat vector: a few contiguous segments, each of one family.
+
+    The first `groups` of the segments are the network's; what follows is the likelihood's own (all are the network's by default).
+    """
+
+    def __init__(
+        self, segments: list[_Segment], dim: int, device: torch.device, dtype: torch.dtype, groups: int | None = None
+    ) -> None:
+        self.segments = tuple(segments)
+        self.groups = len(segments) if groups is None else groups
+        self.dim = dim
+        self.device = device
+        self.dtype = dtype
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Normalised log density: (C, D) -> (C,)."""
+        if len(self.segments) == 1:
+            return self.segments[0].prior.total_log_prob(theta, self.segments[0].shrink)
+        parts = [s.prior.total_log_prob(theta[..., s.start : s.stop], s.shrink) for s in self.segments]
+        return torch.stack(parts).sum(0)
+
+    def expected_log_prob(
+        self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None, factor: Tensor | None = None
+    ) -> Tensor:
+        """E_q log p(w), (M,), for Gaussians q with that mean and variance (M, D).
+
+        In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, groups)
+        multiplies the scale of each of the network's segments, where that is learned. What lies beside the diagonal of the
+        covariance, `factor`, plays no part here: the coordinates of this prior are independent.
+        """
+        parts = []
+        for place, segment in enumerate(self.segments):
+            here = slice(segment.start, segment.stop)
+            scale = segment.shrink
+            if stretch is not None and place < self.groups:
+                scale = scale * stretch[:, place : place + 1]
+            if isinstance(segment.prior, Normal):
+                spread = (variance[:, here] / (segment.prior.scale * scale) ** 2).sum(-1)
+                parts.append(segment.prior.total_log_prob(loc[:, here], scale) - 0.5 * spread)
+            else:
+                wide = scale.unsqueeze(1) if isinstance(scale, Tensor) and scale.ndim == 2 else scale
+                parts.append(segment.prior.log_prob(draws[..., here], wide).sum(-1).mean(1))
+        return torch.stack(parts).sum(0)
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws (count, D)."""
+        parts = [
+            s.prior.sample((count, s.stop - s.start), generator, dtype=self.dtype, shrink=s.shrink)
+            for s in self.segments
+        ]
+        return torch.cat(parts, -1)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of every coordinate, (D,)."""
+        ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
+        return torch.cat([ones[s.start : s.stop] * s.prior.std * s.shrink for s in self.segments])
+
+    @property
+    def loc(self) -> Tensor:
+        """Centre of every coordinate, (D,)."""
+        ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
+        return torch.cat([ones[s.start : s.stop] * s.prior.centre for s in self.segments])
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether every coordinate has a normal prior."""
+        return all(isinstance(s.prior, Normal) for s in self.segments)
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether `expected_log_prob` needs no draws."""
+        return self.is_normal
+
+
+def bind(
+    prior: Prior | Mapping[str, Prior] | GaussianPrior, layout: Layout, extra: Mapping[str, Prior] | None = None
+) -> BoundPrior | BoundGaussianPrior:
+    """The prior of a layout's flat vector.
+
+    Args:
+        prior: one prior for all, or {name pattern: prior}; the first pattern that matches a name decides. A Gaussian over
+            the whole vector, as a posterior gives it, is of the extra tensors too.
+        layout: where each parameter lies.
+        extra: priors of the layout's extra tensors by name.
+    """
+    if isinstance(prior, GaussianPrior):
+        return prior.bind(layout)
+    groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
+    for pattern, member in groups.items():
+        missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
+        if missing:
+            raise InputError(
+                "prior",
+                f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
+                _ADVICE,
+            )
+        absent = [a for a in ("fan_in", "total_log_prob") if not hasattr(member, a)]
+        if absent:
+            raise InputError(
+                "prior", f"{type(member).__name__} for {pattern!r} has no {' and no '.join(absent)}", _ADVICE
+            )
+    names = [e.name for e in layout.entries if e.name not in layout.extra]
+    used = set()
+    segments: list[_Segment] = []
+    for entry in layout.entries:
+        if entry.name in layout.extra:
+            chosen = (extra or {})[entry.name]
+        else:
+            chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
+            if chosen_pattern is None:
+                raise InputError(
+                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one for it, or "*" for the rest'
+                )
+            used.add(chosen_pattern)
+            chosen = groups[chosen_pattern]
+        shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
+        segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
+    unused = [p for p in groups if p not in used]
+    if unused and not (len(unused) == 1 and unused[0] == "*"):
+        raise InputError(
+            "prior",
+            f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
+            f"The names are {', '.join(names[:12])}",
+        )
+    merged = _merge(segments, layout)
+    own = sum(s.stop <= layout.network_dim for s in merged)
+    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, own)
+
+
+def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
+    """Neighbours of the same prior become one segment; fan-in factors that differ become a vector.
+
+    The network's coordinates and the likelihood's stay apart.
+    """
+    runs: list[list[_Segment]] = []
+    for segment in segments:
+        if runs and runs[-1][-1].prior == segment.prior and segment.start != layout.network_dim:
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    merged = []
+    for run in runs:
+        shrinks = {float(s.shrink) for s in run}
+        shrink: Shrink = shrinks.pop()
+        if shrinks:
+            shrink = torch.cat([torch.full((s.stop - s.start,), float(s.shrink), dtype=layout.dtype) for s in run]).to(
+                layout.device
+            )
+        merged.append(_Segment(run[0].start, run[-1].stop, run[0].prior, shrink))
+    return merged

@@ -1,0 +1,63 @@
+"""What credibly changes in the process that imports it, in one place.
+
+- `MKL_CBWR=AUTO,STRICT` is set unless the variable is set already. Matrix products then round in the same way wherever their
+  operands lie in memory, so a chain is bit-for-bit identical whichever chains and processes run beside it. MKL reads the
+  variable at its first product; no cost was measurable.
+- glibc is made to keep up to 64 MB of freed memory (`keep_freed_memory`, when the first network is about to be evaluated).
+- A module finder for a few public names (`credibly.zoo`) whose modules live inside a package (`credibly.networks.zoo`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+
+def set_up() -> None:
+    """Set the environment variables that the numerical libraries read on their first call."""
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+def keep_freed_memory() -> None:
+    """Allocate and free one untouched block of 32 MB, so that glibc keeps freed memory instead of returning it.
+
+    Small networks allocate arrays of about a megabyte in every call. glibc returns memory at the top of its heap to the system
+    once more than twice the largest block it has mapped and freed is free there, and getting it back page by page takes longer
+    than the arithmetic. 32 MB is the largest block that counts. On other platforms this does nothing, and the MALLOC_
+    environment variables take precedence.
+    """
+    import torch
+
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
+
+def alias_modules(homes: Mapping[str, str]) -> None:
+    """Make `import alias` return the module at `homes[alias]`, imported on first use."""
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_AliasFinder(homes))
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self.homes = homes
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(fullname, self) if fullname in self.homes else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        home = importlib.import_module(self.homes[spec.name])
+        spec.loader_state = home.__spec__
+        return home
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Undo what the import system wrote over: the module keeps the spec of its home."""
+        spec = module.__spec__
+        if spec is not None and spec.loader_state is not None:
+            module.__spec__ = spec.loader_state

@@ -1,0 +1,1 @@
+"""Run folders on disk: files, manifest, lock, and draws that stay there."""

@@ -1,0 +1,310 @@
+"""`mushroom-bandit`: to eat or not to eat. Does Thompson sampling with Bayes by Backprop pay less for what it learns?
+
+An agent sees one mushroom at a time. It eats, for +5 if that is edible and for +5 or -35 with equal chance if it is poisonous, or
+passes, for 0. A network with two hidden layers of 100 takes the mushroom and the action and predicts the reward; it is trained on
+the last 4,096 mushrooms between any two decisions. Agents of all policies and repeats train side by side, as rows of two tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credibly import plot
+from credibly.core.autodiff import grad_and_aux
+from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.rng import draw_noise, global_stream, normal, stream
+from credibly.errors import InputError
+from credibly.gaussians.families import MeanField
+from credibly.inference.method import initial
+from credibly.inference.training.loop import Training
+from credibly.inference.training.objectives import NegativeLogDensity, Objective
+from credibly.inference.training.steps import Step
+from credibly.likelihoods import Gaussian
+from credibly.networks.zoo import mlp
+from credibly.priors.elementwise import Normal
+from credibly.problem import Problem
+from credibly.report.page import Column, Table
+from credibly.report.pictures import Picture
+from studies import side_by_side as side
+from studies.study import Options, Result, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FILE = "mushroom.npz"
+EPSILONS = (0.0, 0.01, 0.05)
+POLICIES = ("Bayes by Backprop", "greedy", "1 % at random", "5 % at random")
+PASSED, GOOD, BAD = 0, 1, 2  # what may come of a mushroom, and the reward for each
+REWARDS = (0.0, 5.0, -35.0)
+COSTS = {True: 15.0, False: 5.0}  # regret: eating a poisonous one (it is -15 on average), passing an edible one
+UNIT = 10.0  # rewards are divided by it for the network
+NOISE = 0.5  # deviation of a reward that the networks assume
+MEMORY, BATCH = 4096, 64
+HIDDEN = (100, 100)
+
+
+class Sizes(NamedTuple):
+    """Mushrooms met, minibatches between two of them, and repeats."""
+
+    steps: int
+    updates: int
+    repeats: int
+
+
+def sizes_of(options: Options) -> Sizes:
+    """The study's size: its own, a tiny one, or what --set says."""
+    given = dict(options.extra)
+    usual = Sizes(40, 2, 2) if options.quick else Sizes(5000, 8, 5)
+    chosen = []
+    for name, value in zip(Sizes._fields, usual):
+        text = given.pop(name, str(value))
+        if not text.isdecimal() or int(text) < (2 if name == "repeats" else 1):
+            raise InputError(f"--set {name}", f"found {text!r}", "Pass a whole number, at least 2 repeats")
+        chosen.append(int(text))
+    if given:
+        raise InputError("--set", f"found {', '.join(given)}", f"This study has {', '.join(Sizes._fields)}")
+    return Sizes(*chosen)
+
+
+def load(options: Options) -> tuple[Tensor, Tensor]:
+    """Mushrooms as 0 and 1 for every value of every column, and which are poisonous."""
+    with np.load(options.file(FILE), allow_pickle=False) as archive:
+        if not {"X", "y"} <= set(archive.files):
+            raise InputError("--root", f"{FILE} has no X or no y", f"It holds {', '.join(archive.files) or 'nothing'}")
+        letters, poisonous = archive["X"], archive["y"]
+    columns = [letters[:, j : j + 1] == np.unique(letters[:, j])[None] for j in range(letters.shape[1])]
+    return torch.from_numpy(np.concatenate(columns, 1)).float(), torch.from_numpy(poisonous == 1)
+
+
+def problem_of(mushrooms: Tensor, options: Options) -> Problem:
+    """Everything that can be remembered, a row each: a mushroom, what was done, what it brought; so a memory is row numbers."""
+    count = len(mushrooms)
+    eaten = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]).repeat_interleave(count, 0)
+    x = torch.cat([mushrooms.repeat(3, 1), eaten], 1)
+    y = torch.tensor(REWARDS).repeat_interleave(count) / UNIT
+    with global_stream(options.seed, "bandit network"):
+        net = mlp(x.shape[1], HIDDEN, 1, activation="relu").to(options.device)
+    return Problem(net, data=(x, y), likelihood=Gaussian(NOISE / UNIT), prior=Normal(1.0, fan_in=True))
+
+
+class FreeEnergies(Objective):
+    """VFE / N of mean-field Gaussians that have each its own minibatch, where N is what the memories hold by then."""
+
+    part_names = ("misfit", "complexity")
+
+    def __init__(self, problem: Problem, agents: int, updates: int, seed: int) -> None:
+        self.problem, self.agents, self.updates, self.seed = problem, agents, updates, seed
+        self.family = MeanField()
+
+    def figures(self, step: int) -> tuple[float, ...]:
+        """One over the number of mushrooms remembered."""
+        return (1 / min(step // self.updates + 1, MEMORY),)
+
+    def noise(self, step: int) -> tuple[Tensor, ...]:
+        """Standard normal numbers of one draw for each agent."""
+        generator = stream(self.seed, "bandit weights", step, device=self.problem.device)
+        return (draw_noise((self.agents, 1, self.problem.dim), generator, self.problem.layout.dtype),)
+
+    def evaluate(
+        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Misfit and complexity of each agent, and the gradient of their sum."""
+        assert rows is not None
+        x, y = map_inputs(lambda t: t[rows], x), y[rows]
+        drawn = normal(noise[0], (self.problem.dim,))
+
+        def total(phi: Tensor) -> tuple[Tensor, Tensor]:
+            mu, sigma = self.family.parts(phi)
+            weights = self.family.draw((mu, sigma), drawn)
+            log_lik = self.problem.log_likelihood_rows(weights[:, 0], x, y, shared=False).flatten(1).mean(1)
+            prior = self.problem.prior.expected_log_prob(mu, torch.square(sigma), weights, None)
+            complexity = figures[0] * (-self.family.entropy((mu, sigma)) - prior)
+            parts = torch.stack([-log_lik, complexity.to(log_lik.dtype)], -1)
+            return parts.sum(), parts
+
+        gradient, parts = grad_and_aux(total, theta)
+        return parts.detach(), gradient
+
+    def score(self, theta: Tensor, held_out: Problem) -> Tensor:
+        """Nothing is held out here."""
+        raise NotImplementedError
+
+
+class Agents:
+    """Agents of one kind: their networks, their memories, and how they choose."""
+
+    def __init__(self, problem: Problem, sizes: Sizes, seed: int, *, bayesian: bool) -> None:
+        self.problem, self.sizes, self.bayesian, self.seed = problem, sizes, bayesian, seed
+        count = sizes.repeats if bayesian else sizes.repeats * len(EPSILONS)
+        start = initial(problem, "fresh", count, seed)
+        total = sizes.steps * sizes.updates
+        objective: Objective
+        if bayesian:
+            objective = FreeEnergies(problem, count, sizes.updates, seed)
+            self.theta = MeanField().init(start, 0.03)
+        else:
+            objective = NegativeLogDensity(problem, MEMORY, prior_weight=0.0)
+            self.theta = start
+        options = Training(steps=total, lr=1e-3, schedule="constant")
+        self.step = Step(problem, objective, options, total, self.theta)
+        self.active = torch.ones(count, device=problem.device)
+        self.memory = torch.zeros(count, MEMORY, dtype=torch.long)
+
+    def values(self, t: int, x: Tensor) -> Tensor:
+        """What each agent expects of passing and of eating, (agents, 2), from x (agents, 2, columns): by one draw of its weights."""
+        weights = self.theta
+        if self.bayesian:
+            generator = stream(self.seed, "thompson", t, device=self.problem.device)
+            noise = torch.randn(
+                len(weights), 1, self.problem.dim, generator=generator, device=weights.device, dtype=weights.dtype
+            )
+            weights = MeanField().draw(weights, noise)[:, 0]
+        with torch.no_grad():
+            return self.problem.forward(weights, x, shared=False)[..., 0].cpu()
+
+    def learn(self, t: int, rows: Tensor) -> None:
+        """Remembers what came of mushroom t, (agents,) rows of the problem, and trains on minibatches of the memory."""
+        self.memory[:, t % MEMORY] = rows
+        held, (_, updates, _) = min(t + 1, MEMORY), self.sizes
+        generator = stream(self.seed, f"replay of {len(self.memory)}", t)
+        places = torch.randint(held, (updates, len(self.memory), BATCH), generator=generator)
+        batches = self.memory.expand(updates, -1, -1).gather(2, places).to(self.problem.device)
+        for place, batch in enumerate(batches):
+            self.step.advance(self.theta, batch, t * updates + place, self.active)
+
+
+def run(options: Options) -> Result:
+    """All agents through the same mushrooms."""
+    sizes = sizes_of(options)
+    mushrooms, poisonous = load(options)
+    problem = problem_of(mushrooms, options)
+    with side.one_thread():
+        regret = play(problem, poisonous, sizes, options)
+    return told(regret, sizes, (len(mushrooms), problem.x.shape[1]))  # type: ignore[union-attr]
+
+
+def play(problem: Problem, poisonous: Tensor, sizes: Sizes, options: Options) -> Tensor:
+    """The expected regret of every decision, (policies, repeats, steps); repeats of a number see the same mushrooms and luck."""
+    steps, _, repeats = sizes
+    count, known = len(poisonous), problem.x
+    assert isinstance(known, Tensor)
+    met = torch.stack(
+        [torch.randint(count, (steps,), generator=stream(options.seed, "mushrooms", r)) for r in range(repeats)]
+    )
+    luck = torch.stack([torch.rand(steps, generator=stream(options.seed, "poison", r)) < 0.5 for r in range(repeats)])
+    whims = torch.rand(len(EPSILONS), repeats, steps, 2, generator=stream(options.seed, "whims"))
+    kinds = [Agents(problem, sizes, options.seed, bayesian=bayesian) for bayesian in (True, False)]
+    regret = torch.zeros(len(POLICIES), repeats, steps)
+    every = max(1, steps // 20)
+    for t in range(steps):
+        if t % every == 0:
+            options.tell("mushrooms", t, steps)
+        now, bad = met[:, t], poisonous[met[:, t]]
+        pairs = torch.stack(
+            [now + PASSED * count, now + GOOD * count], 1
+        )  # the columns of eating do not depend on what comes
+        x = known[pairs.to(problem.device)]
+        by_draw = kinds[0].values(t, x).argmax(-1)
+        by_mean = kinds[1].values(t, x.repeat(len(EPSILONS), 1, 1)).argmax(-1).reshape(len(EPSILONS), repeats)
+        at_random = whims[..., t, 0] < torch.tensor(EPSILONS).unsqueeze(1)
+        by_mean = torch.where(at_random, (whims[..., t, 1] < 0.5).long(), by_mean)
+        eats = torch.cat([by_draw.unsqueeze(0), by_mean]) == 1
+        regret[..., t] = torch.where(eats & bad, COSTS[True], 0.0) + torch.where(~eats & ~bad, COSTS[False], 0.0)
+        came = torch.where(eats, torch.where(bad & ~luck[:, t], BAD, GOOD), PASSED)
+        rows = came * count + now
+        kinds[0].learn(t, rows[0])
+        kinds[1].learn(t, rows[1:].reshape(-1))
+    return regret
+
+
+def told(regret: Tensor, sizes: Sizes, table_size: tuple[int, int]) -> Result:
+    """The answer, by a rule fixed before the runs.
+
+    The finding holds when the cumulative regret of Thompson sampling at the end is below that of each of the three others, by more
+    than two standard errors of the difference over the repeats.
+    """
+    sums = regret.double().cumsum(-1)
+    last = {name: sums[place, :, -1].tolist() for place, name in enumerate(POLICIES)}
+    window = max(1, sizes.steps // 5)
+    late = {name: regret[place, :, -window:].mean(-1).double().tolist() for place, name in enumerate(POLICIES)}
+    first = {name: regret[place, :, :window].mean(-1).double().tolist() for place, name in enumerate(POLICIES)}
+    ours, others = POLICIES[0], POLICIES[1:]
+    gaps = {name: side.difference(last[name], last[ours]) for name in others}
+    held = all(mean - 2 * error > 0 for mean, error in gaps.values())
+    sentences = (
+        f"{side.first_words(held)}: after {sizes.steps:,} mushrooms Thompson sampling with Bayes by Backprop has a cumulative regret of "
+        f"{side.told(last[ours], 0)}, and {side.listed([f'{name} {side.told(last[name], 0)}' for name in others])} (mean ± standard error "
+        f"over {sizes.repeats} repeats).",
+        "The others lost more than Thompson sampling by "
+        f"{side.listed([f'{mean:,.0f} ± {error:,.0f} ({name})' for name, (mean, error) in gaps.items()])}, repeat by repeat.",
+        f"Regret a mushroom, in the first {window:,} and the last {window:,}: "
+        f"{side.listed([f'{name} {side.told(first[name])} and {side.told(late[name])}' for name in POLICIES])}.",
+    )  # fmt: skip
+    table = Table(
+        tuple(Column(c) for c in ("policy", "cumulative regret", f"a mushroom, first {window:,}", f"a mushroom, last {window:,}")),
+        tuple((name, side.told(last[name], 0), side.told(first[name]), side.told(late[name])) for name in POLICIES),
+    )  # fmt: skip
+    marks = sorted({round(sizes.steps * i / 20) for i in range(1, 21)} - {0})
+    numbers = {
+        "cumulative_regret": last, "late_regret_a_step": late, "early_regret_a_step": first, "difference": gaps,
+        "curve": {"mushrooms": marks, **{n: sums[i][:, [m - 1 for m in marks]].mean(0).tolist() for i, n in enumerate(POLICIES)}},
+    }  # fmt: skip
+    return Result(sentences, held, table, (_curves(sums),), numbers, notes(sizes, *table_size))
+
+
+def notes(sizes: Sizes, mushrooms: int, inputs: int) -> tuple[str, ...]:
+    """How it was run, and where it falls short."""
+    minibatches = sizes.steps * sizes.updates
+    return (
+        f"{mushrooms:,} mushrooms, {sizes.steps:,} met at random; a network {inputs}-100-100-1 with ReLU of the mushroom and the action (one-hot); a "
+        f"memory of the last {MEMORY:,}; {sizes.updates} minibatches of {BATCH} between two decisions, by Adam at a constant rate of 0.001; "
+        f"rewards divided by {UNIT:g}; noise of deviation {NOISE:g} before that, prior N(0, 1) divided by the fan-in. Thompson sampling "
+        "decides by one draw of the weights. The greedy networks are trained by maximum likelihood, and act at random in 0, 1 or 5 % of cases.",
+        "The noise of Thompson sampling was chosen from 10, 1, 0.5 and 0.3 after a look at two repeats of 1,000 mushrooms with another seed; "
+        "with 10 its posterior stays at the prior for 1,500 mushrooms, and it learns nothing. A rate of 0.003 and, with a noise of 1, a "
+        "scale-mixture prior were looked at as well, and were no better late in those runs. Adam's steps for the greedy networks do not "
+        "depend on the noise, and nothing was chosen for them.",
+        "Regret is the expected one: 15 for eating a poisonous mushroom, 5 for passing an edible one. Agents of a repeat meet the same "
+        "mushrooms in the same order.",
+        "Published (Blundell et al. 2015, a figure only; settings as remembered): 50,000 steps with 64 minibatches each; Bayes by "
+        "Backprop's regret flattens well below that of the three others. Here there are "
+        f"{minibatches:,} minibatches in all, 1 for {50_000 * 64 / minibatches:,.0f} of theirs, and a normal prior.",
+    )  # fmt: skip
+
+
+def _curves(sums: Tensor) -> Picture:
+    def paint(axes: list[Axes]) -> None:
+        steps = sums.shape[-1]
+        at = np.unique(np.linspace(0, steps - 1, min(steps, 200)).round().astype(int))
+        repeats = sums.shape[1]
+        for place, name in enumerate(POLICIES):
+            mean = sums[place].mean(0).numpy()[at]
+            error = sums[place].std(0).numpy()[at] / math.sqrt(repeats)
+            colour = plot.PALETTE[place]
+            axes[0].fill_between(at + 1, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+            axes[0].plot(at + 1, mean, color=colour, linestyle=plot.DASHES[place], linewidth=1.6, label=name)
+        axes[0].set(xlabel="mushrooms met", ylabel="cumulative regret", xlim=(0, steps))
+        axes[0].set_ylim(bottom=0)
+
+    return side.panels(
+        "mushroom-bandit", paint, size=(7.6, 4.2), legend=4,
+        alt="Cumulative regret against mushrooms met, for Thompson sampling and three greedy policies",
+        caption="Lower is better; a flat curve makes no more mistakes. Bands are one standard error over repeats.",
+    )  # fmt: skip
+
+
+STUDIES = {
+    "mushroom-bandit": Study(
+        "mushroom-bandit",
+        "Mushrooms: what does it cost to learn which to eat?",
+        "In a contextual bandit of mushrooms, Thompson sampling with Bayes by Backprop pays less for exploring than greedy agents do: "
+        "its cumulative regret flattens well below that of epsilon-greedy with 0, 1 and 5 % (Blundell et al. 2015).",
+        run,
+        (FILE,),
+    )
+}

@@ -1,0 +1,325 @@
+"""Two findings on how many chains of HMC are needed: whether one long chain does, and what several give at equal cost.
+
+`one-long-chain`. Many chains of HMC; each alone against all of them. Rule, set before any run: on a data set the finding holds
+where the average over one chain keeps at least 90 % of the log density that the average over all chains gains over a single
+fit (MAP), with two standard errors to spare, and at least 90 % of the predictions have an R-hat under 1.1. It fails where
+the share kept is clearly under 90 %, or that of the predictions. It holds if it does on all data sets. R-hat is also taken of
+the weights: the finding is that functions mix where weights need not.
+
+`chains-at-equal-cost`. A budget of iterations is spent on one chain or shared among 2, 3 or 4, each of which pays its own
+burn-in, which is discarded. Rule: on a data set the finding holds where 2 or 3 chains have a clearly higher log density than 1.
+It fails where 2 and 3 chains are both clearly worse; otherwise the numbers cannot tell. It holds if it does on all data sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credibly.diagnostics.convergence import rhat
+from credibly.methods import MAP
+from credibly.metrics import evaluation
+from credibly.posterior.base import DrawsPosterior
+from credibly.report.page import Column, Table, Value
+from credibly.report.pictures import Picture, picture
+from studies.hmc_parts import (
+    MNIST,
+    SOURCE,
+    Cells,
+    Gap,
+    Tally,
+    Task,
+    all_held,
+    clear,
+    clearly_below,
+    curves,
+    gap,
+    hmc,
+    image_task,
+    one_thread,
+    part_of,
+    score_of,
+    size_note,
+    summary,
+    table_task,
+    told,
+    verdict,
+)
+from studies.study import Options, Result, Study, mean_error, plus_minus
+
+FILES = ("uci/boston.npz", MNIST)
+KEPT = 0.9
+MIXED = 1.1
+COUNTS = (1, 2, 3, 4)
+
+# Accuracy and log likelihood, read off a figure of the article.
+PUBLISHED_CHAINS = {1: (0.896, -0.322), 2: (0.904, -0.310), 3: (0.907, -0.307)}
+PUBLISHED_SGD = (0.833, -0.795)
+
+
+def _tasks(options: Options) -> list[Task]:
+    if options.quick:
+        return [table_task(options, "boston", 0), image_task(options, 0, 100, side=4, hidden=8, test=100)]
+    return [*(table_task(options, "boston", i) for i in range(3)), *(image_task(options, i) for i in range(3))]
+
+
+def _small(options: Options) -> dict[str, Any]:
+    return {"max_steps": 10} if options.quick else {}
+
+
+# -- one long chain ------------------------------------------------------------------------------------------------------
+def run_one(options: Options) -> Result:
+    """Chains on every task, each against all."""
+    tasks, tally = _tasks(options), Tally()
+    values: dict[str, dict[str, list[Tensor]]] = {}
+    steps = 50 if options.quick else 1500
+    with one_thread():
+        for done, task in enumerate(tasks):
+            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            problem = task.problem()
+            chains = 4 if options.quick else 8
+            warmup, draws = (20, 12) if options.quick else (50, 100)
+            posterior = hmc(
+                problem, task.seed, chains=chains, warmup=warmup, draws=draws,
+                compile=not (options.quick or task.labels), **_small(options),
+            )  # fmt: skip
+            point = MAP(steps=steps, compile=False).fit(problem, seed=task.seed, progress=False)
+            tally.add(task.group, "MAP", task.judge(point.predict(task.x_test)))
+            _each_chain(task, posterior, tally)
+            found = _rhats(task, posterior)
+            for space, these in found.items():
+                values.setdefault(task.group, {}).setdefault(space, []).append(these)
+                mixed = float((these < MIXED).double().mean())
+                tally.add(
+                    task.group,
+                    space,
+                    {"mixed": mixed, "most": float(these.quantile(0.99)), "worst": float(these.max())},
+                )
+            tally.add(task.group, "all", {"acceptance": float(posterior.statistics["acceptance"].double().mean())})
+    histograms = {g: {s: torch.cat(v) for s, v in spaces.items()} for g, spaces in values.items()}
+    notes = (
+        size_note(tasks),
+        f"{chains} chains, begun at fresh networks, of {'100 draws' if not options.quick else '12 draws'}"
+        f" after warm-up of {'50' if not options.quick else '20'} iterations; MAP with the same prior, {steps:,} steps.",
+        "One chain has a small part of the draws of all (an eighth at full size), so the share it keeps counts what fewer draws cost "
+        "as well as what one chain leaves out.",
+        "R-hat is rank-normalised and split; of images it is that of the class probabilities, of tables that of the means.",
+        "Published: three chains of 240 draws of ResNet-20-FRN on CIFAR-10; R-hat of most predictions below 1.1 with a tail up to "
+        "4, that of the weights with a tail up to about 55.",
+    )  # fmt: skip
+    return tell_one(tally.groups, notes, [_histogram(g, found) for g, found in histograms.items()])
+
+
+def _each_chain(task: Task, posterior: DrawsPosterior, tally: Tally) -> None:
+    """Every chain alone, all of them, and single draws, as the mean over chains; one chain against all the others."""
+    draws = posterior.draws
+    whole = posterior.predict(task.x_test)
+    tally.add(task.group, "all", task.judge(whole))
+    alone, single, apart = [], [], []
+    for c in range(len(draws)):
+        one = part_of(posterior, draws[c : c + 1]).predict(task.x_test)
+        others = part_of(posterior, torch.cat([draws[:c], draws[c + 1 :]])).predict(task.x_test)
+        alone.append(task.judge(one))
+        single.append(task.judge(part_of(posterior, draws[c : c + 1, -1:]).predict(task.x_test)))
+        apart.append(evaluation.compare(one, others)["total_variation"])
+    for name, found in (("one chain", alone), ("one draw", single)):
+        tally.add(task.group, name, {k: float(np.mean([f[k] for f in found])) for k in found[0]})
+    tally.add(task.group, "one chain", {"total_variation": float(np.mean(apart))})
+
+
+def _rhats(task: Task, posterior: DrawsPosterior) -> dict[str, Tensor]:
+    functions = posterior.predict(task.x_test[:500]).functions()
+    functions = functions.reshape(*posterior.draws.shape[:2], -1)
+    return {
+        "predictions": torch.as_tensor(rhat(functions)).double(),
+        "weights": torch.as_tensor(rhat(posterior.draws)).double(),
+    }
+
+
+def share_kept(cells: Cells) -> Gap:
+    """What of the gain of all chains over MAP one chain keeps, by repeat; mean and standard error."""
+    one, all_, point = (cells[name]["log_density"] for name in ("one chain", "all", "MAP"))
+    gains = [a - p for a, p in zip(all_, point, strict=True)]
+    if any(g <= 0 for g in gains):  # nothing to keep a share of
+        return math.nan, math.nan
+    return mean_error([(o - p) / g for o, p, g in zip(one, point, gains, strict=True)])
+
+
+def judge_one(cells: Cells) -> bool | None:
+    """Whether the finding held on one data set, by the rule above."""
+    kept, mixed = share_kept(cells), summary(cells, "predictions", "mixed")
+    if math.isnan(kept[0]):
+        return None
+    if clearly_below((kept[0] - KEPT, kept[1])) or clearly_below((mixed[0] - 0.9, mixed[1])):
+        return False
+    return True if clear((kept[0] - KEPT, kept[1])) and mixed[0] >= 0.9 else None
+
+
+def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: list[Picture]) -> Result:
+    """The result from the figures."""
+    each = {g: judge_one(cells) for g, cells in groups.items()}
+    held = all_held(list(each.values()))
+    said = [verdict(held, "one long chain is a good approximation of many")]
+    rows: list[tuple[Value, ...]] = []
+    for g, cells in groups.items():
+        kept = share_kept(cells)
+        share = "MAP is no worse than HMC in some repeat, so that there is no gain to keep" if math.isnan(kept[0]) else (
+            f"one chain keeps {plus_minus(100 * kept[0], 100 * kept[1], 1)} % of what all chains gain over MAP"
+        )  # fmt: skip
+        mixed = {s: 100 * summary(cells, s, "mixed")[0] for s in ("predictions", "weights")}
+        most = {s: summary(cells, s, "most")[0] for s in ("predictions", "weights")}
+        said.append(
+            f"{g}: {share} in log density (all less one chain {told(gap(cells, 'all', 'one chain', 'log_density'), 4)}); R-hat is "
+            f"under 1.1 for {mixed['predictions']:.1f} % of the predictions and {mixed['weights']:.1f} % of the weights, and 99 of "
+            f"100 are within {most['predictions']:.2f} and {most['weights']:.2f}."
+        )
+        key, _, digits = score_of(g)
+        for name in ("one draw", "MAP", "one chain", "all"):
+            apart = summary(cells, name, "total_variation")[0] if name == "one chain" else ""
+            rows.append(
+                (f"{g}, {name}", plus_minus(*summary(cells, name, "log_density")), plus_minus(*summary(cells, name, key), digits), apart)
+            )  # fmt: skip
+    rows += [
+        (f"published (CIFAR-10), {name}", f"{ll:.3f}", f"{accuracy:.3f}", "")
+        for name, (accuracy, ll) in (("SGD", PUBLISHED_SGD), ("1 chain", PUBLISHED_CHAINS[1]), ("3 chains", PUBLISHED_CHAINS[3]))
+    ]  # fmt: skip
+    (a3, l3), (a1, l1), (a0, l0) = PUBLISHED_CHAINS[3], PUBLISHED_CHAINS[1], PUBLISHED_SGD
+    said.append(
+        f"Published (CIFAR-10, read off a figure): one of three chains keeps {(l1 - l0) / (l3 - l0):.0%} of the gain in log density "
+        f"and {(a1 - a0) / (a3 - a0):.0%} of that in accuracy."
+    )
+    columns = (
+        Column("data and average over"), Column("log density"), Column("RMSE or accuracy"),
+        Column("total variation from the other chains"),
+    )  # fmt: skip
+    numbers = {"groups": groups, "held_by_group": each, "kept": {g: share_kept(c) for g, c in groups.items()}}
+    return Result(tuple(said), held, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
+
+
+def _histogram(group: str, values: Mapping[str, Tensor]) -> Picture:
+    """R-hat of predictions and of weights."""
+    top = max(1.2, *(float(v.quantile(0.995)) for v in values.values()))
+    edges = np.linspace(0.98, top, 50)
+
+    def paint(ax: Any) -> None:
+        for name, these in values.items():
+            inside = these.clamp(max=top).numpy()
+            ax.hist(inside, edges, weights=np.full(len(inside), 1 / len(inside)), alpha=0.6, label=name)
+        ax.axvline(MIXED, color="0.5", lw=0.8, ls=(0, (2, 2)))
+        ax.set(xlabel="R-hat", ylabel="share")
+        ax.legend()
+
+    alt = f"Histogram of R-hat of predictions and weights on {group}"
+    return picture(f"rhat-{group}", paint, alt=alt, title=f"{group}: R-hat", caption="The dashed line is at 1.1.")
+
+
+# -- chains at equal cost ------------------------------------------------------------------------------------------------
+def run_cost(options: Options) -> Result:
+    """One set of long chains from which every sharing of the budget is cut."""
+    tasks, tally = _tasks(options), Tally()
+    chains = 4 if options.quick else 12
+    budget, burn = (24, 4) if options.quick else (96, 12)
+    with one_thread():
+        for done, task in enumerate(tasks):
+            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            problem, pays = task.problem(), not (options.quick or task.labels)
+            pilot = hmc(
+                problem,
+                task.seed + 1,
+                chains=4,
+                warmup=30 if options.quick else 60,
+                draws=1,
+                compile=pays,
+                **_small(options),
+            )
+            step = float(pilot.record.history["step_size"][0])
+            length = {"trajectory_length": 8 * step} if options.quick else {}
+            posterior = hmc(
+                problem, task.seed, chains=chains, warmup=0, draws=budget, step_size=step, compile=pays, **length
+            )
+            for count in COUNTS:
+                tally.add(task.group, str(count), shared(task, posterior, count, budget, burn))
+    notes = (
+        size_note(tasks),
+        f"A budget of {budget} iterations, {burn} of each chain burnt in: "
+        + ", ".join(f"{k} x {budget // k - burn}" for k in COUNTS)
+        + f" draws. {chains} chains of {budget} iterations begun at fresh networks, with a step size found apart, give "
+        "all sharings: k chains are the first iterations of k of them, averaged over all groups of k.",
+        "Published: 1, 2, 3 chains on CIFAR-10 and IMDB, at the best strategy for a given cost.",
+    )
+    return tell_cost(tally.groups, notes)
+
+
+def shared(task: Task, posterior: DrawsPosterior, count: int, budget: int, burn: int) -> dict[str, float]:
+    """Figures of `count` chains that share the budget, averaged over groups of them."""
+    draws = posterior.draws
+    found = []
+    for first in range(0, len(draws) - count + 1, count):
+        some = draws[first : first + count, burn : budget // count]
+        found.append(task.judge(part_of(posterior, some).predict(task.x_test)))
+    return {k: float(np.mean([f[k] for f in found])) for k in found[0]}
+
+
+def judge_cost(cells: Cells) -> bool | None:
+    """Whether the finding held on one data set, by the rule above."""
+    gains = [gap(cells, k, "1", "log_density") for k in ("2", "3")]
+    if any(map(clear, gains)):
+        return True
+    return False if all(map(clearly_below, gains)) else None
+
+
+def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+    """The result from the figures."""
+    each = {g: judge_cost(cells) for g, cells in groups.items()}
+    held = all_held(list(each.values()))
+    said = [verdict(held, "at equal cost two or three chains beat one")]
+    rows: list[tuple[Value, ...]] = []
+    for g, cells in groups.items():
+        gains = {k: gap(cells, k, "1", "log_density") for k in cells if k != "1"}
+        said.append(
+            f"{g}: log density of "
+            + ", ".join(f"{k} chains less that of one {told(v, 4)}" for k, v in gains.items())
+            + "."
+        )
+        key, _, digits = score_of(g)
+        for k in cells:
+            accuracy, ll = PUBLISHED_CHAINS.get(int(k), ("", "")) if g == "mnist" else ("", "")
+            rows.append(
+                (
+                    f"{g}, {k}", plus_minus(*summary(cells, k, "log_density"), 4), told(gains[k], 4) if k in gains else "",
+                    plus_minus(*summary(cells, k, key), digits + 1), str(accuracy), str(ll),
+                )
+            )  # fmt: skip
+    said.append("Published (CIFAR-10, read off a figure): accuracy 0.896, 0.904, 0.907 for 1, 2, 3 chains.")
+    columns = (
+        Column("data, chains"), Column("log density"), Column("less that of one chain"), Column("RMSE or accuracy"),
+        Column("published accuracy (CIFAR-10)"), Column("published LL (CIFAR-10)"),
+    )  # fmt: skip
+    zero = {g: [(0.0, math.nan), *(gap(c, str(k), "1", "log_density") for k in COUNTS[1:])] for g, c in groups.items()}
+    zero["published, CIFAR-10"] = [(PUBLISHED_CHAINS[k][1] - PUBLISHED_CHAINS[1][1], math.nan) for k in (1, 2, 3)] + [
+        (math.nan, math.nan)
+    ]
+    shown = curves(
+        "chains-cost", [float(k) for k in COUNTS], zero, xlabel="chains that share the budget",
+        ylabel="log density less that of one chain", log=False,
+        alt="Gain in log density over a single chain, against the number of chains that share the budget",
+    )  # fmt: skip
+    numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_CHAINS.items()}}
+    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+
+
+STUDIES = {
+    "one-long-chain": Study(
+        "one-long-chain", "Is one long chain enough?",
+        f"Finding 2: one long chain of HMC is a good approximation; functions mix better than weights ({SOURCE}).", run_one, FILES,
+    ),
+    "chains-at-equal-cost": Study(
+        "chains-at-equal-cost", "Two or three chains for the price of one",
+        f"Finding 9: at equal cost two or three chains beat one ({SOURCE}).", run_cost, FILES,
+    ),
+}  # fmt: skip

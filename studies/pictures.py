@@ -1,0 +1,284 @@
+"""`gap-regression` and `star-classification`: the two pictures in which point estimates and Bayes part ways.
+
+Six methods get the same network, prior, likelihood and data; only the method differs. Every figure is repeated over data
+sets, which are drawn anew with the start of the network and the seed of the method.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from credibly import data, plot
+from credibly.core.rng import global_stream, stream
+from credibly.likelihoods import Bernoulli, Gaussian
+from credibly.networks.zoo import mlp
+from credibly.posterior.base import Posterior
+from credibly.priors.elementwise import Normal
+from credibly.problem import Problem
+from credibly.report.page import Column, Table
+from credibly.report.pictures import Picture
+from studies import side_by_side as side
+from studies.study import Options, Result, Study, mean_error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+HIDDEN = 50
+WAVE_PRIOR, STAR_PRIOR = 3.0, 2.0  # deviations of the weights before division by the root of the fan-in
+EVERY = 3  # of the points of a grid one in so many is drawn
+CERTAIN, DOUBTFUL = 0.9, 0.75  # confidence at the star: of a point estimate at least, of the model average at most
+
+GAP_KEYS = ("on_data", "in_gap", "ratio", "log_density", "coverage", "log_density_beyond")
+
+Figures = dict[str, dict[str, list[float]]]  # by method, by quantity: a value for each data set
+
+
+# -- a gap in the data
+
+
+def gap(options: Options) -> Result:
+    """Fits all methods to waves with a gap in the data."""
+    sets = 2 if options.quick else 4
+    figures: Figures = {m: {k: [] for k in GAP_KEYS} for m in side.SIX}
+    shown: dict[str, Posterior] = {}
+    first = data.gap_regression(seed=options.seed)
+    with side.one_thread():
+        for repeat in range(sets):
+            toy = data.gap_regression(seed=options.seed + repeat)
+            for place, method in enumerate(side.SIX):
+                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                problem = wave_problem(toy, options.seed + repeat)
+                posterior = side.fit(
+                    method, problem, seed=options.seed + repeat, quick=options.quick, **hmc_settings(method, options)
+                )
+                if repeat == 0:
+                    shown[method] = posterior
+                for key, value in in_gap(toy, posterior, options.seed + repeat).items():
+                    figures[method][key].append(value)
+    sentences, held = judge_gap(figures)
+    return Result(
+        sentences, held, gap_table(figures), (gap_picture(first, shown),),
+        {"data_sets": sets, "methods": figures},
+        (
+            f"Data: {sets} sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise of deviation "
+            f"{first.noise}, which the likelihood knows. Network: one hidden layer of {HIDDEN} SiLU units, prior N(0, "
+            f"{WAVE_PRIOR:g}²) divided by the fan-in. Errors are standard errors over the data sets.",
+            side.SETTINGS,
+            "Log density and coverage are of new noisy observations, in the gap and (2 < |x| <= 3.5) beyond the data. The "
+            "articles show one picture of one data set, without figures; the size of a band in the gap depends on the prior, "
+            "which is the same for all methods here.",
+        ),
+    )  # fmt: skip
+
+
+def wave_problem(toy: data.Toy, seed: int) -> Problem:
+    """One input, one hidden layer, known noise."""
+    with global_stream(seed, "study network"):
+        net = mlp(1, (HIDDEN,), 1)
+    assert toy.noise is not None
+    prior = Normal(WAVE_PRIOR, fan_in=True)
+    return Problem(net, data=(toy.x, toy.y), likelihood=Gaussian(toy.noise), prior=prior)
+
+
+def hmc_settings(method: str, options: Options) -> dict[str, Any]:
+    """HMC's length on a wave with little noise, which asks for small steps: trajectories are cut at 150 of them."""
+    if method != "hmc" or options.quick:
+        return {}
+    return {"chains": 8, "warmup": 80, "draws": 60, "thin": 2, "max_steps": 150}
+
+
+def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
+    """Epistemic deviation on the data and in the gap, and how new observations fare there and beyond the data."""
+    assert toy.gap is not None
+    assert toy.noise is not None
+    inside = ((toy.grid > toy.gap[0]) & (toy.grid < toy.gap[1])).flatten()
+    there = posterior.predict(toy.grid[inside])
+    noise = torch.randn(toy.grid.shape, generator=stream(seed, "new observations where there are no data"))
+    new = toy.truth + toy.noise * noise
+    y, beyond = new[inside], (toy.grid.abs() > 2).flatten()
+    lower, upper = there.interval(0.9)
+    on_data = float(posterior.predict(toy.x).epistemic.sqrt().mean())
+    doubt = float(there.epistemic.sqrt().mean())
+    return {
+        "on_data": on_data,
+        "in_gap": doubt,
+        "ratio": doubt / on_data if on_data > 0 else 1.0,  # a point estimate has none anywhere
+        "log_density": float(there.log_prob(y).double().mean()),
+        "coverage": float(((lower <= y) & (y <= upper)).double().mean()),
+        "log_density_beyond": float(posterior.predict(toy.grid[beyond]).log_prob(new[beyond]).double().mean()),
+    }
+
+
+def judge_gap(figures: Figures) -> tuple[tuple[str, ...], bool]:
+    """The answer in words, by a rule fixed before the runs.
+
+    The finding holds when HMC's epistemic deviation is larger in the gap than on the data, and new observations in the gap
+    have a higher log density under it than under MAP: both by more than two standard errors over the data sets.
+    """
+    hmc = figures["hmc"]
+    gain = [a - b for a, b in zip(hmc["log_density"], figures["map"]["log_density"], strict=True)]
+    wider, better = side.above(hmc["ratio"], 1.0), side.above(gain, 0.0)
+    held = wider and better
+    start = side.first_words(held) + (" in full" if wider != better else "")
+    far = [a - b for a, b in zip(hmc["log_density_beyond"], figures["map"]["log_density_beyond"], strict=True)]
+    means = {m: mean_error(figures[m]["ratio"])[0] for m in side.AVERAGES}
+    density = {m: mean_error(f["log_density"])[0] for m, f in figures.items()}
+    flat = [side.NAMES[m] for m in side.AVERAGES if not side.above(figures[m]["ratio"], 1.0)]
+    widest, best = max(means, key=means.__getitem__), max(density, key=density.__getitem__)
+    ratios = [f"{side.NAMES[m]} {side.told(figures[m]['ratio'])}" for m in side.AVERAGES]
+    count = len(hmc["ratio"])
+    return (
+        f"{start}: in the gap HMC's epistemic deviation is {side.told(hmc['ratio'])} times that on the data, so its band "
+        f"{'widens' if wider else 'does not widen'}; the log density of new observations there is HMC's minus MAP's "
+        f"{side.told(gain)} nats, so MAP's band, which is the noise alone, "
+        f"{'is overconfident' if better else 'is not shown to be overconfident'} ({count} data sets).",
+        f"Gap over data, method by method: {side.listed(ratios)}; the largest is that of {side.NAMES[widest]}.",
+        "The band of every model average is wider in the gap by more than two standard errors."
+        if not flat
+        else f"The band of {side.listed(flat)} is not wider in the gap by more than two standard errors.",
+        f"New observations in the gap are best predicted by {side.NAMES[best]} (log density "
+        f"{side.told(figures[best]['log_density'])}; HMC {side.told(hmc['log_density'])}).",
+        f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.told(far, 0)} nats above MAP's."
+        if mean_error(far)[0] > 0
+        else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.told(far, 0)}).",
+    ), held  # fmt: skip
+
+
+def gap_table(figures: Figures) -> Table:
+    """A row a method."""
+    titles = (
+        "method", "epistemic sd on data", "in the gap", "gap / data", "log density in gap", "90 % coverage in gap",
+        "log density beyond",
+    )  # fmt: skip
+    rows = [
+        (
+            side.NAMES[m],
+            *("none" if key == "ratio" and not any(f["on_data"]) else side.told(f[key]) for key in GAP_KEYS),
+        )
+        for m, f in figures.items()
+    ]
+    return Table(tuple(Column(title) for title in titles), tuple(rows))
+
+
+def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
+    """Six panels of bands."""
+
+    def paint(axes: list[Axes]) -> None:
+        grid = toy.grid[::EVERY]
+        for axis, (method, posterior) in zip(axes, shown.items()):
+            seen = (toy.x, toy.y)
+            predictive = posterior.predict(grid)
+            plot.bands(predictive, grid, data=seen, truth=toy.truth[::EVERY], levels=(0.9,), legend=False, ax=axis)
+            axis.axvspan(*(toy.gap or (0, 0)), color=plot.INK, alpha=0.15, linewidth=0, zorder=0, label="the gap")
+            axis.set(title=side.NAMES[method], ylim=(-3.5, 3.5))
+
+    return side.panels(
+        "gap", paint, rows=2, columns=3, legend=6,
+        alt="Six panels: bands of MLE and MAP have the same width everywhere, those of model averages may widen in the gap",
+        caption="The first data set. Light: 90 % interval of y. Strong: epistemic deviation. Grey: where there are no data.",
+    )  # fmt: skip
+
+
+# -- a star far away
+
+
+def star(options: Options) -> Result:
+    """Fits all methods to two clusters, and asks about a far-away star."""
+    sets = 2 if options.quick else 8
+    figures: Figures = {m: {"probability": [], "confidence": [], "epistemic": []} for m in side.SIX}
+    shown: dict[str, Posterior] = {}
+    first = data.star_classification(seed=options.seed)
+    assert first.star is not None
+    with side.one_thread():
+        for repeat in range(sets):
+            toy = data.star_classification(seed=options.seed + repeat)
+            for place, method in enumerate(side.SIX):
+                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                with global_stream(options.seed + repeat, "study network"):
+                    net = mlp(2, (HIDDEN,), 1)
+                prior = Normal(STAR_PRIOR, fan_in=True)
+                problem = Problem(net, data=(toy.x, toy.y), likelihood=Bernoulli(), prior=prior)
+                posterior = side.fit(method, problem, seed=options.seed + repeat, quick=options.quick)
+                if repeat == 0:
+                    shown[method] = posterior
+                there = posterior.predict(first.star)
+                p = float(there.probabilities[..., 1])
+                figures[method]["probability"].append(p)
+                figures[method]["confidence"].append(max(p, 1 - p))
+                figures[method]["epistemic"].append(float(there.epistemic))
+    sentences, held = judge_star(figures)
+    columns = tuple(
+        Column(t) for t in ("method", "P(1) at the star", "confidence at the star", "epistemic there, nats")
+    )
+    rows = tuple((side.NAMES[m], *(side.told(f[k]) for k in f)) for m, f in figures.items())
+    return Result(
+        sentences, held, Table(columns, rows), (star_picture(first, shown),), {"data_sets": sets, "methods": figures},
+        (
+            f"Data: {sets} sets of 20 points in two clusters, and a star ten cluster widths above them. Network: one hidden layer "
+            f"of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence is the probability of the "
+            "more probable class. Errors are standard errors over the data sets.",
+            side.SETTINGS,
+            "The article's picture is of one data set and gives 0.6 to 0.4 for the model average.",
+        ),
+    )  # fmt: skip
+
+
+def judge_star(figures: Figures) -> tuple[tuple[str, ...], bool]:
+    """The answer in words, by a rule fixed before the runs.
+
+    The finding holds when, on average over the data sets, MAP is certain at the star (confidence of at least 0.9), HMC's
+    model average is in doubt there (at most 0.75), and the difference is above zero by more than two standard errors.
+    """
+    sure, doubt = figures["map"]["confidence"], figures["hmc"]["confidence"]
+    gap_ = [a - b for a, b in zip(sure, doubt, strict=True)]
+    certain_, doubtful = mean_error(sure)[0] >= CERTAIN, mean_error(doubt)[0] <= DOUBTFUL
+    held = certain_ and doubtful and side.above(gap_, 0.0)
+    start = side.first_words(held) + (" in full" if certain_ != doubtful else "")
+    other = [f"{side.NAMES[m]} {side.told(figures[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")]
+    certain = [side.NAMES[m] for m in side.AVERAGES if mean_error(figures[m]["confidence"])[0] >= CERTAIN]
+    return (
+        f"{start}: at the far-away star MAP has a confidence of {side.told(sure)} (certain is {CERTAIN} or more) and HMC's model "
+        f"average one of {side.told(doubt)} (in doubt is {DOUBTFUL} or less); the difference is {side.told(gap_)} ({len(sure)} data "
+        "sets).",
+        f"The others there: {side.listed(other)}.",
+        f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} as good as certain at the star."
+        if certain
+        else f"No model average is certain (confidence of {CERTAIN} or more) at the star.",
+    ), held  # fmt: skip
+
+
+def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
+    """Six panels of the probability of class 1."""
+
+    def paint(axes: list[Axes]) -> None:
+        for axis, (method, posterior) in zip(axes, shown.items()):
+            seen = (toy.x, toy.y)
+            plot.decision(posterior.predict, toy.grid, data=seen, marks=toy.star, colorbar=False, ax=axis)
+            axis.images[0].set_interpolation("none")  # the cells as they are: a tenth of the file
+            axis.set_title(side.NAMES[method])
+
+    return side.panels(
+        "star", paint, rows=2, columns=3, size=(9.0, 6.4), legend=2,
+        alt="Six panels: the probability of class 1 over the plane; far above the data point estimates stay certain",
+        caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5; the star was never seen.",
+    )  # fmt: skip
+
+
+STUDIES = {
+    "gap-regression": Study(
+        "gap-regression",
+        "A gap in the data: who notices?",
+        "Where there are no data a point estimate (MLE, MAP) draws one line with the noise around it, and is overconfident; the "
+        "Bayesian model average gives a band that widens there.",
+        gap,
+    ),
+    "star-classification": Study(
+        "star-classification",
+        "A star far from all data: who is certain?",
+        "Far from the data a point estimate is certain of the class it extrapolates to, while the Bayesian model average is near "
+        "0.6 to 0.4.",
+        star,
+    ),
+}

@@ -1,0 +1,498 @@
+"""Compiled code for small networks gives what the plain path gives, whatever the threads and the chains beside."""
+
+import copy
+import dataclasses
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import credibly as cr
+from credibly.backends.cpp import density
+from credibly.backends.cpp.library import _folder, library
+from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
+from credibly.backends.cpp.stack import Stack
+from credibly.inference.kernels.integrators import LEAPFROG, MINIMUM_ERROR
+from credibly.inference.sampling.trajectory import Trajectory
+from credibly.inference.target import ProblemTarget
+from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
+from credibly.inference.training.loop import Training
+from credibly.inference.training.native_steps import native_step
+from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+DOUBLE = torch.float64
+# In float32 sums over a thousand rows in another order differ by some 1e-6 of the largest; in float64 the same at 1e-15.
+TOLERANCE = {torch.float32: 2e-5, DOUBLE: 1e-13}
+
+
+def problem(
+    widths=(3, 7, 5, 4), rows=70, activation=nn.SiLU, kind="gaussian", dtype=DOUBLE, temperature=0.7, loc=0.2, **options
+):
+    generator = torch.Generator().manual_seed(3)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), activation()]
+    net = nn.Sequential(*layers[:-1]).to(dtype)
+    x = torch.randn(rows, widths[0], generator=generator, dtype=dtype)
+    real = torch.randn(rows, widths[-1], generator=generator, dtype=dtype)
+    y, likelihood = {
+        "gaussian": (real, cr.likelihoods.Gaussian(**({"scale": 0.4} | options))),
+        "heteroscedastic": (real[:, : widths[-1] // 2], cr.likelihoods.HeteroscedasticGaussian()),
+        "categorical": (real.argmax(-1), cr.likelihoods.Categorical()),
+        "bernoulli": ((real > 0.3).to(dtype), cr.likelihoods.Bernoulli()),
+    }[kind]
+    return cr.Problem(net, (x, y), likelihood, cr.priors.Normal(1.3, loc=loc), temperature=temperature)
+
+
+def both(given):
+    plain, fast = ProblemTarget(given), ProblemTarget(given)
+    assert fast.go_native()
+    return plain, fast
+
+
+def points(target, chains=3, scale=0.6):
+    generator = torch.Generator().manual_seed(11)
+    return scale * torch.randn(chains, target.dim, generator=generator, dtype=DOUBLE).to(target.dtype)
+
+
+def assert_same(given, chains=3):
+    plain, fast = both(given)
+    theta = points(plain, chains)
+    (value, gradient), (found, slope) = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
+    limit = TOLERANCE[plain.dtype]
+    assert found.dtype == torch.float64
+    assert float(((found - value) / value).abs().max()) < limit
+    assert float((slope - gradient).abs().max()) < limit * float(gradient.abs().max())
+
+
+class TestTheSameDensity:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.Identity])
+    @pytest.mark.parametrize("kind", ["gaussian", "heteroscedastic", "categorical", "bernoulli"])
+    def test_as_the_plain_path(self, kind, activation, dtype):
+        assert_same(problem(kind=kind, activation=activation, dtype=dtype))
+
+    @pytest.mark.parametrize(
+        "options", [{"scale": "learned"}, {"scale": "learned", "per_target": True}, {"scale": (0.1, 2.0, 0.5, 1.0)}], ids=str
+    )  # fmt: skip
+    def test_with_other_noise(self, options):
+        assert_same(problem(**options))
+
+    @pytest.mark.parametrize("rows", [1, 31, 32, 33, 511, 512, 513, 1100])
+    def test_for_row_numbers_around_those_of_a_tile(self, rows):
+        assert_same(problem(rows=rows))
+
+    @pytest.mark.parametrize("widths", [(1, 1), (2, 1, 1), (5, 9, 1), (17, 16, 15, 2), (4, 256, 3)])
+    def test_for_unit_numbers_that_fill_no_block(self, widths):
+        assert_same(problem(widths=widths))
+
+    def test_without_biases_and_with_priors_of_their_own(self):
+        net = nn.Sequential(
+            nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(6, 1), nn.Identity())
+        ).double()
+        x = torch.linspace(-1, 2, 60, dtype=DOUBLE).reshape(20, 3)
+        priors = {"0.*": cr.priors.Normal(0.5, loc=-0.3), "*": cr.priors.Normal(2.0, fan_in=True)}
+        assert_same(cr.Problem(net, (x, x[:, :1] ** 2), cr.likelihoods.Gaussian(0.2), priors))
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    def test_far_out_where_exponentials_overflow(self, kind):
+        plain, fast = both(problem(kind=kind))
+        theta = points(plain, scale=60.0)
+        (value, gradient), (found, slope) = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
+        assert bool(torch.isfinite(found).all() & torch.isfinite(slope).all())
+        torch.testing.assert_close(found, value, rtol=1e-10, atol=0)
+        torch.testing.assert_close(slope, gradient, rtol=1e-8, atol=1e-8 * float(gradient.abs().max()))
+
+
+class TestBits:
+    @pytest.mark.parametrize("options", [{}, {"scale": "learned"}], ids=["fixed", "learned"])
+    def test_threads_and_chains_beside_change_none(self, options, monkeypatch):
+        monkeypatch.setattr(density, "SHARED", 0)
+        _, fast = both(problem(rows=1300, dtype=torch.float32, **options))
+        theta, before = points(fast, 5), torch.get_num_threads()
+        results = []
+        try:
+            for threads in (1, 2, 7):  # fewer than the chains, and more: then threads share the rows of a chain
+                torch.set_num_threads(threads)
+                results.append(fast.likelihood_and_grad(theta))
+                results.append(tuple(torch.cat(r) for r in zip(*(fast.likelihood_and_grad(t) for t in theta.split(1)))))
+        finally:
+            torch.set_num_threads(before)
+        for value, gradient in results[1:]:
+            assert torch.equal(value, results[0][0])
+            assert torch.equal(gradient, results[0][1])
+
+
+class TestMinibatches:
+    @pytest.mark.parametrize("kind", [cr.SGHMC, cr.SGLD])
+    @pytest.mark.parametrize("batch", [7, 33, 70])
+    @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+    def test_as_step_by_step(self, kind, batch, likelihood):
+        given = problem(kind=likelihood)
+        settings = {"chains": 3, "draws": 4, "thin": 7, "warmup": 9, "batch_size": batch, "init": "prior"}
+        fast = kind(**settings).fit(given, seed=1, progress=False)
+        plain = kind(**settings, compile=False).fit(given, seed=1, progress=False)
+        assert fast.record.history["native"]
+        assert not plain.record.history["native"]
+        torch.testing.assert_close(fast.draws, plain.draws, rtol=1e-9, atol=1e-9)
+        value = "log_likelihood"
+        torch.testing.assert_close(fast.statistics[value], plain.statistics[value], rtol=1e-8, atol=0)
+
+    def test_a_preconditioner_keeps_the_plain_path(self):
+        settings = {"chains": 2, "draws": 2, "thin": 2, "warmup": 4, "batch_size": 8, "init": "prior"}
+        found = cr.SGHMC(**settings, preconditioner="rmsprop").fit(problem(), seed=1, progress=False)
+        assert not found.record.history["native"]
+
+
+FITS = {
+    "mle": cr.MLE(steps=60),
+    "map": cr.MAP(steps=60, batch_size=16),
+    "clipped": cr.MAP(steps=60, batch_size=16, clip_norm=0.05),
+    "descent": cr.MAP(steps=60, batch_size=16, optimiser="sgd", lr=1e-3, warmup=5),
+    "ensemble": cr.DeepEnsemble(members=3, steps=60, batch_size=16),
+    "held out": cr.DeepEnsemble(members=3, steps=60, batch_size=16, validation=0.3, patience=2),
+    "bootstrap": cr.DeepEnsemble(members=3, steps=60, bootstrap=True),
+    "all rows of a split": cr.MAP(steps=60, batch_size=49, validation=0.3),
+    "swag": cr.SWAG(steps=60, iterates=5, every=7, rank=2, batch_size=16, sgd_lr=1e-3),
+}
+
+
+DROPOUT_FITS = {
+    "minibatches": cr.MCDropout(insert="*", rate=0.2, steps=60, batch_size=16),
+    "all rows": cr.MCDropout(insert="*", rate=0.2, steps=60, clip_norm=0.05),
+    "one place": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
+    "held out": cr.MCDropout(insert="*", rate=0.1, steps=60, batch_size=16, validation=0.3),
+    "several rates": cr.MCDropout(insert="*", rate=(0.1, 0.4), steps=60, batch_size=16),
+}
+
+
+class TestTraining:
+    """Fits by compiled code and by torch go the same way; 60 steps carry the rounding of the first to some 1e-12."""
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    @pytest.mark.parametrize("name", FITS)
+    def test_as_step_by_step(self, name, kind, monkeypatch):
+        self.assert_same_fit(FITS[name], problem(kind=kind), monkeypatch)
+
+    def assert_same_fit(self, method, given, monkeypatch):
+        used = []
+        take = density.NativeDensity.training_steps
+        monkeypatch.setattr(
+            density.NativeDensity, "training_steps", lambda self, *rest: (used.append(1), take(self, *rest))[1]
+        )
+        fast = method.fit(given, seed=2, progress=False)
+        assert used
+        used.clear()
+        plain = dataclasses.replace(method, compile=False).fit(given, seed=2, progress=False)
+        assert not used
+        torch.testing.assert_close(fast.sample(4, seed=1), plain.sample(4, seed=1), rtol=1e-7, atol=1e-8)
+        mine, theirs = fast.record.history, plain.record.history
+        assert mine["step"] == theirs["step"]
+        for part, values in theirs["parts"].items():
+            torch.testing.assert_close(torch.tensor(mine["parts"][part]), torch.tensor(values), rtol=1e-7, atol=1e-10)
+        return fast
+
+    @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
+    @pytest.mark.parametrize("activation", [nn.SiLU, nn.Identity])
+    @pytest.mark.parametrize("name", DROPOUT_FITS)
+    def test_dropout_as_step_by_step(self, name, activation, kind, monkeypatch):
+        self.assert_same_fit(DROPOUT_FITS[name], problem(kind=kind, activation=activation, loc=0.0), monkeypatch)
+
+    @pytest.mark.parametrize("tau", [None, 4.0])
+    def test_dropout_of_more_rows_than_a_tile_and_a_noise_scale_that_is_learned_or_fixed(self, tau, monkeypatch):
+        given = problem(rows=1100, loc=0.0, scale="learned", temperature=1.0)
+        method = cr.MCDropout(insert="*", rate=0.2, tau=tau, steps=20, batch_size=1100)
+        fast = self.assert_same_fit(method, given, monkeypatch)
+        assert (float(fast.theta[-1]) == -0.5 * math.log(4.0)) == (tau is not None)
+
+    def test_dropout_layers_of_the_network_itself(self, monkeypatch):
+        net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, 1)).double()
+        x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+        given = cr.Problem(net, (x, x.sum(1)), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
+        self.assert_same_fit(cr.MCDropout(steps=40, batch_size=16), given, monkeypatch)
+
+    def test_dropout_that_the_compiled_code_does_not_know_keeps_the_plain_path(self):
+        net = nn.Sequential(nn.Linear(3, 6), nn.SELU(), nn.AlphaDropout(0.4), nn.Linear(6, 1)).double()
+        x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+        for module, concrete in ((net, False), (problem(loc=0.0).layout.module, True)):
+            y = torch.zeros(50, 1 if module is net else 4, dtype=DOUBLE)
+            given = cr.Problem(module, (x, y), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
+            network = Dropped(given, None if module is net else "*", None)
+            rates = torch.tensor([network.rate_row(None)], dtype=DOUBLE)
+            objective = DropoutObjective(
+                given, network, 50, rates, batch=8, seed=0, concrete=concrete, fixed_scale=False
+            )
+            theta = torch.zeros(1, given.dim, dtype=DOUBLE)
+            assert native_step(given, objective, Training(), 10, theta, 8) is None
+
+    def test_a_loss_that_is_not_finite_is_told_with_its_step(self):
+        given = problem()
+        start = torch.zeros(3, given.dim, dtype=DOUBLE)
+        start[2] = 1e200
+        with pytest.raises(cr.TrainingError, match="member 2 was not finite at step 1"):
+            cr.DeepEnsemble(members=3, init=start, steps=50).fit(given, progress=False)
+
+    def test_anchored_members_keep_the_plain_path(self):
+        given = problem()
+        theta = torch.zeros(2, given.dim, dtype=DOUBLE)
+        anchored = NegativeLogDensity(given, given.n, perturbation=Perturbation(anchors=theta.clone()))
+        assert native_step(given, NegativeLogDensity(given, given.n), Training(), 10, theta, 8) is not None
+        assert native_step(given, anchored, Training(), 10, theta, 8) is None
+        assert native_step(given, NegativeLogDensity(given, given.n), Training(compile=False), 10, theta, 8) is None
+
+
+class TestTrajectories:
+    @pytest.mark.parametrize("scheme", [LEAPFROG, MINIMUM_ERROR], ids=lambda s: s.name)
+    @pytest.mark.parametrize("massive", [False, True])
+    def test_as_step_by_step(self, scheme, massive):
+        plain, fast = both(problem(kind="categorical"))
+        theta = points(plain)
+        momentum = points(plain, scale=1.0).flip(0)
+        gradient = plain.likelihood_and_grad(theta)[1]
+        size = torch.tensor([0.01, 0.02, 0.005], dtype=DOUBLE)
+        mass = torch.linspace(0.5, 2, plain.dim, dtype=DOUBLE) if massive else None
+        ends = []
+        for target in (plain, fast):
+            path = Trajectory(target, scheme, 3, False, 0)
+            path.run_each(theta, momentum, gradient, size, mass, [9, 4, 12])
+            ends.append([path.theta, path.momentum, path.gradient, path.log_likelihood])
+        for one, other in zip(*ends):
+            torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
+
+    def test_stops_between_calls_and_loses_nothing(self, monkeypatch):
+        _, fast = both(problem())
+        assert fast.native is not None
+        monkeypatch.setattr(fast.native, "steps_in_a_call", lambda chains: 2)
+        path = Trajectory(fast, LEAPFROG, 3, False, 0)
+        theta = points(fast)
+        gradient = fast.likelihood_and_grad(theta)[1]
+        size = torch.full((3,), 0.01, dtype=DOUBLE)
+        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        pieces = path.theta.clone()
+        monkeypatch.undo()
+        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        assert torch.equal(path.theta, pieces)
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("rows", [600, 8192, 9001])
+    def test_as_the_plain_path(self, dtype, rows):
+        given = problem(kind="categorical", dtype=dtype)
+        theta = points(ProblemTarget(given), 40)
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE).to(dtype)
+        found = given.forward(theta, x)
+        assert given.forward.native is not None
+        wanted = given.forward.apply(given.layout.split(theta)[0], x)
+        assert found.shape == wanted.shape
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+    @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.SiLU])
+    def test_exponentials_are_right_to_some_ulp(self, activation):
+        # In units of 2^-23: the polynomial 0.8, log(2) as one float 2.1 at 86, roundings of r, p, 1 + e and the quotient 1.5.
+        net = nn.Sequential(nn.Linear(1, 1, bias=False), activation())
+        x = torch.linspace(-86, 86, 100_001)[:, None]
+        given = cr.Problem(net, (x, x), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
+        found = given.forward(torch.ones(1, 1), x)[0].double()
+        assert given.forward.native is not None
+        wanted = torch.sigmoid(x.double()) * (x.double() if activation is nn.SiLU else 1)
+        error = ((found - wanted) / wanted).abs().nan_to_num(0)
+        assert error.max() < 4.5 * 2**-23
+        assert error[x.abs() < 10].max() < 2.5 * 2**-23
+
+    def test_what_is_no_number_stays_none(self):
+        net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.SiLU())
+        x = torch.zeros(20_000, 1)
+        x[3], x[4], x[5] = torch.nan, torch.inf, -200
+        given = cr.Problem(net, (x[10:], x[10:]), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
+        found = given.forward(torch.ones(1, 1), x)[0, :, 0]
+        assert found[3].isnan()
+        assert found[4] == torch.inf
+        assert -1e-30 < found[5] <= 0
+        assert (found[6:] == 0).all()
+
+    def test_copies_have_places_in_memory_of_their_own(self):
+        given = problem()
+        theta, x = points(ProblemTarget(given), 40), torch.ones(600, 3, dtype=DOUBLE)
+        found = given.forward(theta, x)
+        again = copy.deepcopy(given)
+        assert again.forward.native is not given.forward.native
+        wanted = found.clone()
+        del given
+        assert torch.equal(again.forward(theta, x), wanted)
+
+    def test_derivatives_still_come_through(self):
+        given = problem()
+        x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+        theta = points(ProblemTarget(given), 4)
+        with torch.enable_grad():
+            leaf = theta.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(given.forward(leaf, x).sum(), leaf)
+        again = torch.func.grad(lambda t: given.forward(t, x).sum())(theta)
+        torch.testing.assert_close(slope, again)
+        assert float(slope.abs().max()) > 0
+
+
+class TestMoments:
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("shape", [(1, 3), (7, 256, 1), (300, 1001, 2)])
+    def test_as_the_plain_path(self, dtype, shape):
+        values = (100 + torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)).to(dtype)
+        # Sums of 300 in float64 in another order: 300 roundings of 1e-16. A square is of a gap that hangs on the mean's own rounding
+        # to float32 in both, which is the same but where the two sums fall on either side of the middle between two floats.
+        for found, wanted in zip(moments_of_draws(values, native=True), moments_of_draws(values), strict=True):
+            assert found.dtype == wanted.dtype == DOUBLE
+            torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
+
+    def test_threads_change_no_bit(self):
+        values = torch.randn(50, 3000, generator=torch.Generator().manual_seed(1))
+        before = torch.get_num_threads()
+        found = []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(torch.stack(moments_of_draws(values, native=True)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+    def test_numbers_that_repeat_are_looked_at_once(self):
+        values = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(1))
+        for given in (values.expand(5, 9, 2), values[:1].expand(5, 9, 2), torch.tensor(0.3).expand(5, 9, 2)):
+            torch.testing.assert_close(mean_of_draws(given), given.contiguous().double().mean(0), rtol=1e-15, atol=0)
+
+    def test_predictions_are_those_of_the_plain_path(self, monkeypatch):
+        given = problem(widths=(3, 7, 2), dtype=torch.float32)
+        theta = points(ProblemTarget(given), 90)
+        x = torch.randn(3001, 3, generator=torch.Generator().manual_seed(5))
+        model = cr.posterior.Model.of(given)
+        posterior = cr.DrawsPosterior(model, theta[None], cr.posterior.Record(method="test"))
+        fast = posterior.predict(x)
+        assert fast._native_width == 2
+        monkeypatch.setattr("credibly.predictive.base.MANY", 2**40)
+        monkeypatch.setattr("credibly.forward.worth_it", lambda *_: False)
+        plain = posterior.predict(x)
+        assert plain._native_width is None
+        for name in ("mean", "variance", "aleatoric", "epistemic"):
+            found, wanted = getattr(fast, name), getattr(plain, name)
+            torch.testing.assert_close(found, wanted, rtol=TOLERANCE[torch.float32], atol=TOLERANCE[torch.float32])
+
+
+class TestWho:
+    def test_hmc_uses_it_and_says_so(self):
+        given = problem(rows=40)
+        method = cr.HMC(chains=2, draws=4, warmup=25, init="prior", max_steps=8)
+        assert method.fit(given, seed=1).record.history["native"]
+        plain = cr.HMC(chains=2, draws=4, warmup=25, init="prior", max_steps=8, compile=False).fit(given, seed=1)
+        assert not plain.record.history["native"]
+
+    @pytest.mark.parametrize(
+        "net",
+        [
+            nn.Sequential(nn.Linear(3, 300), nn.ReLU(), nn.Linear(300, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.ReLU(), nn.Linear(4, 1)),
+            nn.Sequential(nn.ReLU(), nn.Linear(3, 1)),
+            nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)),
+        ],
+        ids=["wide", "another activation", "two activations", "one before", "another layer"],
+    )
+    def test_other_networks_keep_the_plain_path(self, net):
+        x = torch.zeros(5, 3)
+        target = ProblemTarget(cr.Problem(net, (x, x[:, :1]), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0)))
+        assert not target.go_native()
+
+    def test_tied_frozen_and_hooked_layers_keep_the_plain_path(self):
+        tied = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        tied[2].weight = tied[0].weight
+        x = torch.zeros(5, 3)
+        rest = ((x, x), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0))
+        assert not ProblemTarget(cr.Problem(tied, *rest)).go_native()
+        free = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        assert ProblemTarget(cr.Problem(free, *rest)).go_native()
+        assert not ProblemTarget(cr.Problem(free, *rest, random="2.*")).go_native()
+        free[1].register_forward_hook(lambda module, given, out: out + 1)
+        assert not ProblemTarget(cr.Problem(free, *rest)).go_native()
+
+    @pytest.mark.parametrize(
+        "likelihood, prior",
+        [
+            (cr.likelihoods.StudentT(1.0), cr.priors.Normal(1.0)),
+            (cr.likelihoods.Gaussian(1.0), cr.priors.Laplace(1.0)),
+        ],
+    )
+    def test_other_likelihoods_and_priors_keep_the_plain_path(self, likelihood, prior):
+        x = torch.zeros(5, 3)
+        net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
+        assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).go_native()
+
+
+CODE = """
+import torch, credibly as cr
+from credibly.backends.cpp import density
+from credibly.backends.cpp.library import _folder, library
+print("library", library() is not None)
+"""
+
+
+class TestLibrary:
+    def run(self, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        )
+        return "library True" in done.stdout
+
+    def test_is_built_once_and_found_again(self, tmp_path):
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        (made,) = tmp_path.iterdir()
+        stamp = made.stat().st_mtime_ns
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        assert made.stat().st_mtime_ns == stamp
+
+    def test_can_be_switched_off(self, tmp_path):
+        assert not self.run(CREDIBLY_CACHE=str(tmp_path), CREDIBLY_NATIVE="0")
+        assert not list(tmp_path.iterdir())
+
+    def test_does_without_a_compiler(self, tmp_path):
+        assert not self.run(CREDIBLY_CACHE=str(tmp_path), PATH=str(tmp_path), CXX="")
+
+    def test_a_compiler_that_fails_leaves_nothing(self, tmp_path):
+        false = tmp_path / "false"
+        false.write_text("#!/bin/sh\nexit 1\n")
+        false.chmod(0o755)
+        cache = tmp_path / "cache"
+        assert not self.run(CREDIBLY_CACHE=str(cache), CXX=str(false))
+        assert not list(cache.iterdir())
+
+    def test_a_user_without_a_home_has_it_for_one_process(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("CREDIBLY_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+
+        def nowhere():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.setattr("pathlib.Path.home", nowhere)
+        assert _folder().parent == tmp_path
+
+    def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
+        tmp_path.chmod(0o777)
+        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        assert not list(tmp_path.iterdir())
+
+
+def test_the_layers_are_described_in_their_order():
+    given = problem(widths=(3, 7, 2))
+    stack = Stack.of(given.layout.module, given.layout)
+    assert stack is not None
+    assert (stack.inputs, stack.outputs, stack.dim) == (3, 2, 3 * 7 + 7 + 7 * 2 + 2)
+    assert list(stack.struct.weight[:2]) == [0, 28]
+    assert list(stack.struct.activation[:2]) == [3, 0]

@@ -1,0 +1,473 @@
+"""The command line: what it prints, what it writes, and how it says no."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import credibly as cr
+from credibly.cli import app
+from credibly.cli.failures import plainly
+from credibly.demo.fits import TASKS
+from credibly.inference.sampling.hmc import HMCRun
+from credibly.methods import METHODS
+
+SCRIPT = Path(sys.executable).with_name("credibly")
+
+
+def call(*words: str):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+
+class TestHelp:
+    def test_help_teaches_where_to_begin(self):
+        for words in (["--help"], ["-h"], []):
+            found = call(*words)
+            assert "credibly demo" in found.output
+            assert "methods" in found.output
+        for option in ("--out", "--methods", "--seed", "--quick", "--quiet", "--force", "--no-open"):
+            assert option in call("demo", "--help").output
+        for option in ("RUN", "--problem", "--quiet", "Ctrl-C"):
+            assert option in call("resume", "--help").output
+
+    def test_version(self):
+        found = call("--version")
+        assert (found.exit_code, found.output) == (0, f"credibly {cr.__version__}\n")
+
+    def test_the_command_line_itself_imports_nothing_heavy(self):
+        # The package's own __init__ is left out, so that what is seen here is what the command line asks for.
+        code = f"""
+import sys, types
+package = types.ModuleType("credibly")
+package.__path__ = [{str(Path(cr.__file__).parent)!r}]
+sys.modules["credibly"] = package
+from credibly.cli import main
+sys.argv = ["credibly", "demo", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+loaded = {{"torch", "numpy", "matplotlib", "jinja2", "sklearn", "scipy"}} & set(sys.modules)
+sys.exit(f"loaded {{loaded}}" if loaded else 0)
+"""
+        found = python(code)
+        assert found.returncode == 0, found.stderr
+        assert "--quick" in found.stdout
+
+    def test_help_does_not_import_torch(self):
+        code = """
+import sys
+from credibly.cli import main
+sys.argv = ["credibly", "--help"]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+        assert python(code).returncode == 0
+
+
+class TestMethods:
+    def test_lists_every_method(self):
+        found = call("methods")
+        assert found.exit_code == 0
+        for name, kind in METHODS.items():
+            (line,) = [line for line in found.output.splitlines() if line.startswith(f"{name} ")]
+            assert kind.__name__ in line
+            assert kind.__doc__.splitlines()[0].rstrip(".")[:20] in line
+
+    def test_json(self):
+        rows = json.loads(call("methods", "--json").output)
+        assert [row["name"] for row in rows] == list(METHODS)
+        assert all(row["description"] and row["class"] for row in rows)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """One quick demo of every method through the command."""
+    out = tmp_path_factory.mktemp("demo") / "deep" / "demo"
+    return call("demo", "--quick", "--out", out), out
+
+
+class TestDemo:
+    def test_writes_page_and_figures_with_every_method(self, demo):
+        found, out = demo
+        assert found.exit_code == 0, found.output
+        assert sorted(p.name for p in out.iterdir()) == ["index.html", "results.json"]
+        assert [p.name for p in out.parent.iterdir()] == ["demo"]
+        page = (out / "index.html").read_text()
+        results = json.loads((out / "results.json").read_text())
+        assert set(results["figures"]) == set(TASKS)
+        for task in TASKS:
+            assert list(results["figures"][task]) == list(METHODS)
+        for name in METHODS:
+            assert page.count(f'<th scope="row">{name}</th>') == 1 + len(TASKS) + (name != "hmc")
+            assert set(results["against_hmc"]["diabetes"][name]) == {"total_variation", "mean_shift"}
+        assert results["diagnostics"]["star_classification"]["hmc"]["verdict"]
+
+    def test_prints_a_table_for_each_task_and_then_the_path(self, demo):
+        found, out = demo
+        *lines, last = found.output.replace("\n" + str(out.parent), "\n@").splitlines()
+        assert last.endswith("demo/index.html")
+        for name in METHODS:
+            assert sum(line.startswith(f"{name} ") for line in lines) == len(TASKS) + 1
+        assert any(line.startswith("Total variation from HMC") for line in lines)
+        results = json.loads((out / "results.json").read_text())
+        rmse = results["figures"]["diabetes"]["map"]["rmse"]
+        assert any(line.startswith("map ") and f"{rmse:.3f}" in line for line in lines)
+
+    def test_a_folder_in_use_is_refused_and_left_as_it_was(self, demo):
+        _, out = demo
+        before = {p.name: p.read_bytes() for p in out.iterdir()}
+        found = call("demo", "--quick", "--out", out)
+        assert found.exit_code == 2
+        assert found.stderr.startswith("credibly: --out: ")
+        assert found.stderr.count("\n") == 1
+        assert "--force" in found.stderr
+        assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+    def test_force_replaces_its_own_files_only(self, tmp_path):
+        (tmp_path / "index.html").write_text("old")
+        (tmp_path / "mine.txt").write_text("mine")
+        found = call("demo", "--quick", "--quiet", "--force", "--methods", "map", "--out", tmp_path)
+        assert found.exit_code == 0
+        assert found.stdout == f"{tmp_path / 'index.html'}\n"
+        assert found.stderr == ""
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["index.html", "mine.txt", "results.json"]
+        assert (tmp_path / "mine.txt").read_text() == "mine"
+        assert "<title>" in (tmp_path / "index.html").read_text()
+
+    @pytest.mark.parametrize("asked", ["mle,nuts", "nuts", ",", ""])
+    def test_unknown_methods_are_refused_before_any_work(self, tmp_path, monkeypatch, asked):
+        monkeypatch.setattr("credibly.demo.fits.run_demo", lambda *_, **__: pytest.fail("work was done"))
+        found = call("demo", "--methods", asked, "--out", tmp_path / "demo")
+        assert found.exit_code == 2
+        assert found.stderr.count("\n") == 1
+        assert all(name in found.stderr for name in METHODS)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_bad_seed_and_a_file_as_folder(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        assert call("demo", "--seed", "-1", "--out", tmp_path / "demo").exit_code == 2
+        found = call("demo", "--out", tmp_path / "file")
+        assert found.exit_code == 2
+        assert "is a file" in found.stderr
+        assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+    def test_a_failure_on_the_way_leaves_nothing(self, tmp_path, monkeypatch):
+        def fail(*_, **__):
+            raise cr.TrainingError("the loss was not finite", step=3, member=0)
+
+        monkeypatch.setattr("credibly.demo.fits.run_demo", fail)
+        found = call("demo", "--out", tmp_path / "demo")
+        assert (found.exit_code, found.stderr) == (1, "credibly: the loss was not finite\n")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_place_where_nothing_can_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        found = call("demo", "--out", tmp_path / "file" / "demo")
+        assert found.exit_code == 1
+        assert found.stderr.count("\n") == 1
+        assert str(tmp_path / "file") in found.stderr
+
+    def test_a_method_added_later_joins(self, tmp_path, monkeypatch):
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Later(cr.MAP):
+            """A method of tomorrow."""
+
+            steps: int | None = 5
+            compile: bool = False
+
+        monkeypatch.setitem(METHODS, "later", Later)
+        assert "A method of tomorrow" in call("methods").output
+        found = call("demo", "--quick", "--methods", "later, map,later", "--out", tmp_path / "demo")
+        assert found.exit_code == 0, found.output
+        results = json.loads((tmp_path / "demo" / "results.json").read_text())
+        assert list(results["figures"]["breast_cancer"]) == ["later", "map"]
+
+    def test_open_shows_the_page(self, tmp_path, monkeypatch):
+        seen = []
+        monkeypatch.setattr("webbrowser.open", seen.append)
+        assert call("demo", "--quick", "--methods", "mle", "--open", "--out", tmp_path / "demo").exit_code == 0
+        assert seen == [(tmp_path / "demo" / "index.html").as_uri()]
+
+
+SCRIPT_OF_A_USER = """
+import torch
+from torch import nn
+
+import credibly as cr
+from beside import ROWS
+
+x = torch.linspace(-1, 1, 3 * ROWS).reshape(ROWS, 3)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.layers(x) * 2
+
+
+def make(net=None):
+    return cr.Problem(net or Net(), (x, x.sum(1)), cr.likelihoods.Gaussian(0.5), cr.priors.Normal())
+
+
+own = make()
+described = make(nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1)))
+normal = cr.Density(lambda w: -0.5 * w.square().sum(), 2, name="normal")
+number = 7
+method = cr.HMC(chains=2, draws=30, warmup=5, step_size=0.02, trajectory_length=0.06, init="prior", compile=False)
+
+
+def fails():
+    raise ZeroDivisionError("nothing to divide by")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A user's script with problems in it, and a module beside it that it needs."""
+    (tmp_path / "beside.py").write_text("ROWS = 20\n")
+    (tmp_path / "train.py").write_text(SCRIPT_OF_A_USER)
+    return tmp_path / "train.py"
+
+
+def begin(script, problem, stop_at, monkeypatch):
+    """A run of a problem in the script, stopped by Ctrl-C before that iteration; what it would have given."""
+    from credibly.cli.own_script import problem_of
+
+    found = problem_of(f"{script}:{problem}")
+    method = sys.modules["credibly_script_train"].method
+    known = method.fit(found, seed=3)
+    stop_before(monkeypatch, stop_at)
+    with pytest.raises(cr.Interrupted):
+        method.fit(found, seed=3, out=script.with_name("run"))
+    monkeypatch.setattr(HMCRun, "advance", HMC_ADVANCE)
+    return known
+
+
+HMC_ADVANCE = HMCRun.advance
+
+
+def stop_before(monkeypatch, iteration):
+    def stopped(self, stop):
+        if self.done == iteration:
+            monkeypatch.setattr(HMCRun, "advance", HMC_ADVANCE)
+            signal.raise_signal(signal.SIGINT)
+        return HMC_ADVANCE(self, stop)
+
+    monkeypatch.setattr(HMCRun, "advance", stopped)
+
+
+@pytest.fixture
+def ctrl_c():
+    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+class TestResume:
+    def test_goes_on_and_says_what_there_is(self, script, monkeypatch):
+        known, run = begin(script, "described", 12, monkeypatch), script.with_name("run")
+        found = call("resume", run)
+        assert found.exit_code == 0, found.output
+        what, how_far, done, *verdict = found.stdout.splitlines()
+        assert what == "HMC, 2 chains of 30 draws, seed 3: a network with D = 21 random parameters on 20 rows."
+        assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws a chain, acceptance ")
+        assert how_far.endswith(", 0 divergences.")
+        assert done == f"Done. Open it with credibly.load({str(run)!r})."
+        x = sys.modules["credibly_script_train"].x
+        said = " ".join(verdict)
+        assert said == f"{known.diagnostics(x).verdict} (Judged at 20 training rows.)"
+        assert len(verdict) <= 5
+        assert found.stderr == ""
+        assert torch.equal(cr.load(run).draws, known.draws)
+
+    def test_a_run_that_has_ended_says_so(self, script, monkeypatch):
+        known, run = begin(script, "own", 12, monkeypatch), script.with_name("run")
+        assert call("resume", run, "--problem", f"{script}:own").exit_code == 0
+        before = {p.name: p.read_bytes() for p in run.iterdir()}
+        found = call("resume", run)  # the network is not needed to say so
+        assert found.exit_code == 0
+        assert found.stdout.splitlines()[1:] == [f"It has ended already. Open it with credibly.load({str(run)!r})."]
+        assert call("resume", run, "--quiet").stdout == f"{run}\n"
+        assert {p.name: p.read_bytes() for p in run.iterdir()} == before
+        net = sys.modules["credibly_script_train"].Net()
+        assert torch.equal(cr.load(run, net).draws, known.draws)
+
+    def test_quiet_prints_the_path_alone(self, script, monkeypatch):
+        begin(script, "described", 1, monkeypatch)
+        found = call("resume", script.with_name("run"), "--quiet")
+        assert (found.exit_code, found.stdout, found.stderr) == (0, f"{script.with_name('run')}\n", "")
+
+    @pytest.mark.parametrize("name", ["own", "make", "normal"])
+    def test_a_problem_from_a_script_or_a_function_that_makes_it(self, script, monkeypatch, name):
+        known, run = begin(script, name, 20, monkeypatch), script.with_name("run")
+        refused = call("resume", run)
+        assert refused.exit_code == 1
+        assert "--problem your_script.py:problem" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+        found = call("resume", run, "--problem", f"{script}:{name}")
+        assert found.exit_code == 0, found.output
+        if name == "normal":
+            assert "the density normal, D = 2." in found.stdout
+        net = None if name == "normal" else sys.modules["credibly_script_train"].Net()
+        assert torch.equal(cr.load(run, net).draws, known.draws)
+
+    def test_ctrl_c_says_how_to_go_on(self, script, monkeypatch):
+        known, run = begin(script, "own", 3, monkeypatch), script.with_name("run")
+        stop_before(monkeypatch, 11)
+        words = ["resume", run, "--problem", f"{script}:own"]
+        found = call(*words)
+        assert found.exit_code == 130
+        again = f"credibly resume {run} --problem {script}:own"
+        assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; go on with `{again}`\n"
+        monkeypatch.setattr("credibly.methods.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
+        assert call(*words).exit_code == 130  # also before it is at work
+        monkeypatch.undo()
+        assert call(*words).exit_code == 0
+        assert torch.equal(cr.load(run, sys.modules["credibly_script_train"].Net()).draws, known.draws)
+
+    def test_stopped_before_the_first_iteration(self, script, monkeypatch):
+        from credibly.inference.sampling import run as sampler
+
+        begin(script, "described", 0, monkeypatch)
+        run, find = script.with_name("run"), sampler.starts
+        shutil.rmtree(run)
+        monkeypatch.setattr(sampler, "starts", lambda *_: signal.raise_signal(signal.SIGINT))
+        module = sys.modules["credibly_script_train"]
+        with pytest.raises(cr.Interrupted):
+            module.method.fit(module.described, seed=3, out=run)
+        found = call("resume", run)
+        assert found.exit_code == 130
+        assert "It was stopped before its first iteration." in found.stdout
+        assert found.stderr == f"credibly: stopped. Nothing is lost; go on with `credibly resume {run}`\n"
+        monkeypatch.setattr(sampler, "starts", find)
+        assert call("resume", run).exit_code == 0
+
+    @pytest.mark.parametrize(
+        "words, reason",
+        [
+            ("train.py", "--problem: found 'train.py'. Name a script and what is in it, as in train.py:problem"),
+            ("train.py:", "--problem: found"),
+            (":own", "--problem: found"),
+            ("nowhere.py:own", "there is no script 'nowhere.py'"),
+            ("notes.txt:own", "there is no script 'notes.txt'"),
+            ("train.py:other", "train.py has no 'other'. The problems in it are own, described, normal"),
+            ("train.py:number", "train.py:number is of type int. Name a credibly.Problem or credibly.Density"),
+            ("train.py:fails", "train.py, line 32 raised ZeroDivisionError: nothing to divide by"),
+            ("broken.py:own", "broken.py, line 2 raised NameError: name 'missing' is not defined"),
+            ("wrong.py:own", "wrong.py raised SyntaxError"),
+            ("ends.py:own", "ends.py, line 1 raised SystemExit: 3"),
+            ("train.py:described", "was begun with another problem: net: layers.0.weight has no such tensor"),
+        ],
+    )
+    def test_scripts_that_cannot_be_used(self, script, monkeypatch, words, reason):
+        begin(script, "own", 3, monkeypatch)
+        monkeypatch.chdir(script.parent)
+        Path("notes.txt").write_text("own = 1")
+        Path("broken.py").write_text("own = 1\nmissing\n")
+        Path("wrong.py").write_text("own = \n")
+        Path("ends.py").write_text("raise SystemExit(3)\n")
+        found = call("resume", "run", "--problem", words)
+        assert found.exit_code in (1, 2)
+        assert reason in found.stderr
+        assert found.stderr.count("\n") == 1
+
+    def test_folders_that_cannot_be_used(self, tmp_path):
+        from credibly.storage.run_folder import RunFolder
+
+        (tmp_path / "mine").mkdir()
+        for name, reason in (("nowhere", "there is no folder"), ("mine", "is not a run folder")):
+            found = call("resume", tmp_path / name)
+            assert found.exit_code == 1
+            assert reason in found.stderr
+            assert found.stderr.count("\n") == 1
+        assert list((tmp_path / "mine").iterdir()) == []
+        density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
+        cr.HMC(chains=1, draws=5, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
+        with RunFolder(tmp_path / "run", {}):
+            assert call("resume", tmp_path / "run").exit_code == 0  # it has ended, and nothing is written
+
+    def test_a_folder_in_use(self, script, monkeypatch):
+        from credibly.storage.run_folder import RunFolder
+
+        begin(script, "described", 3, monkeypatch)
+        with RunFolder(script.with_name("run"), {}):
+            found = call("resume", script.with_name("run"))
+        assert found.exit_code == 1
+        assert f"is in use by process {os.getpid()} on" in found.stderr
+
+    def test_a_sampler_that_cannot_go_on(self, script, monkeypatch):
+        begin(script, "described", 3, monkeypatch)
+
+        def fails(self, stop):
+            raise cr.SamplingError("step_size: every trajectory diverged")
+
+        monkeypatch.setattr(HMCRun, "advance", fails)
+        found = call("resume", script.with_name("run"))
+        assert (found.exit_code, found.stderr) == (1, "credibly: step_size: every trajectory diverged\n")
+
+    def test_too_few_draws_for_a_verdict(self, tmp_path, monkeypatch):
+        density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
+        monkeypatch.setattr("credibly.cli.resume.problem_of", lambda words: density)
+        stop_before(monkeypatch, 1)
+        with pytest.raises(cr.Interrupted):
+            cr.HMC(chains=1, draws=2, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
+        found = call("resume", tmp_path / "run", "--problem", "a.py:b")
+        assert found.exit_code == 0, found.output
+        assert found.stdout.splitlines()[0] == "HMC, 1 chain of 2 draws, seed 0: the density (without a name), D = 2."
+        assert found.stdout.splitlines()[-1] == "There are too few draws for a verdict on them."
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the console script is not installed beside this Python")
+def test_the_installed_script(tmp_path):
+    words = [str(SCRIPT), "demo", "--quick", "--methods", "map,hmc"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == str(Path("demo") / "index.html")
+    assert (tmp_path / "demo" / "index.html").stat().st_size > 10_000
+    for name in ("map", "hmc"):
+        assert sum(line.startswith(f"{name} ") for line in done.stdout.splitlines()) == len(TASKS) + 1
+    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert again.returncode == 2
+    assert "Traceback" not in again.stderr
+
+
+def test_errors_become_one_line(capsys):
+    import typer
+
+    cases = [
+        (cr.InputError("x", "found 1", "Pass 2"), 2, "credibly: x: found 1. Pass 2\n"),
+        (cr.StoreError("cut\n  short"), 1, "credibly: cut short\n"),
+        (cr.SamplingError("it diverged"), 1, "credibly: it diverged\n"),
+        (PermissionError(13, "Permission denied", "/there"), 1, "credibly: Permission denied (/there)\n"),
+        (OSError("plain"), 1, "credibly: plain\n"),
+    ]
+    for error, code, text in cases:
+        with pytest.raises(typer.Exit) as end, plainly():
+            raise error
+        assert end.value.exit_code == code
+        assert capsys.readouterr().err == text
+    with pytest.raises(ZeroDivisionError), plainly():
+        _ = 1 / 0  # a fault of ours keeps its trace

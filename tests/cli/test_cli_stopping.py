@@ -1,0 +1,338 @@
+"""Commands on tables that are stopped: by Ctrl-C, by kill -9, by a disk that is full. What is left is whole, or nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import credibly as cr
+from credibly.cli.failures import never_lost
+from credibly.storage import run_folder
+from credibly.storage.manifest import parse_manifest
+from credibly.tables import TableRun
+from own_tables import (
+    ENSEMBLE,
+    HMC,
+    MAP,
+    SCRIPT,
+    call,
+    cancer,
+    command,
+    diabetes,
+    names,
+    refused,
+    start,
+    wait_for,
+    write,
+)
+
+LONG = (
+    "--method", "hmc", "--set", "draws=250", "--set", "warmup=30", "--set", "chains=2", "--set", "thin=30", "--hidden", "6",
+)  # fmt: skip
+
+
+def done(run: Path) -> int:
+    """Iterations at the last checkpoint of a run; -1 where there is none."""
+    try:
+        manifest = parse_manifest(run / "posterior")
+    except cr.StoreError:
+        return -1
+    return int(manifest["progress"]["iteration"]) if manifest.get("state") else -1
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """A folder with a table and a run by HMC of a second or more that nothing has stopped."""
+    place = tmp_path_factory.mktemp("known")
+    write(diabetes(), place / "house.csv")
+    found = command("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, "--json", cwd=place)
+    assert found.returncode == 0, found.stderr
+    return place, json.loads(found.stdout)
+
+
+def same(run: Path, known: tuple[Path, dict]) -> None:
+    """That a run has the draws and figures of the one that nothing has stopped, and nothing else is left."""
+    place, told = known
+    assert torch.equal(cr.load(run).draws, cr.load(place / "run").draws)
+    assert TableRun.load(run).figures == told["figures"]
+    assert names(run) == names(place / "run")
+    assert names(run / "posterior") == names(place / "run" / "posterior")
+    mine = json.loads((run / "results.json").read_text())
+    assert mine["diagnostics"] == told["diagnostics"]
+
+
+@pytest.mark.slow
+class TestSamplers:
+    def begun(self, place, known, *more):
+        shutil.copy(known[0] / "house.csv", place)
+        return start("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more, cwd=place)
+
+    def test_ctrl_c_and_on_again(self, tmp_path, known):
+        run = tmp_path / "run"
+        with self.begun(tmp_path, known) as process:
+            wait_for(lambda: done(run) >= 0, process)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err == "credibly: stopped; go on with `credibly resume run`\n"
+        assert names(tmp_path) == ["house.csv", "run"]
+        refused(call("predict", run, tmp_path / "house.csv"), "has not ended", "credibly resume", code=1)
+        found = command("resume", "run", cwd=tmp_path)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert "HMC, 2 chains of 250 draws, seed 0" in found.stdout
+        assert "of 7,530 iterations are done" in found.stdout
+        assert found.stdout.splitlines()[-1] == "run/report.html"
+        same(run, known)
+
+    def test_kill_and_on_again(self, tmp_path, known):
+        run = tmp_path / "run"
+        with self.begun(tmp_path, known, "--json") as process:
+            wait_for(lambda: done(run) >= 0, process)
+            time.sleep(0.2)
+            process.kill()
+        assert process.returncode == -signal.SIGKILL
+        found = call("resume", run, "--json")
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["figures"] == known[1]["figures"]
+        same(run, known)
+
+    def test_ctrl_c_beside_a_run_that_is_to_be_replaced(self, tmp_path, known):
+        shutil.copytree(known[0] / "run", tmp_path / "run")
+        with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
+            wait_for(lambda: done(tmp_path / "run.new") >= 0, process)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err == "credibly: stopped; run is as it was; go on with `credibly resume run.new`\n"
+        same(tmp_path / "run", known)
+        assert names(tmp_path) == ["house.csv", "run", "run.new"]
+        assert call("resume", tmp_path / "run.new", "--quiet").exit_code == 0
+        assert TableRun.load(tmp_path / "run.new").config.seed == 1
+
+
+@pytest.mark.slow
+class TestOthers:
+    def test_ctrl_c_in_training_leaves_nothing(self, tmp_path):
+        write(diabetes(), tmp_path / "house.csv")
+        words = ("--method", "ensemble", "--set", "steps=500000", "--hidden", "6")
+        with start("fit", "house.csv", "--target", "progress", "--out", "deep/run", *words, cwd=tmp_path) as process:
+            wait_for((tmp_path / "deep" / "run" / "training_sample.parquet").exists, process)
+            time.sleep(0.2)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "credibly: stopped; nothing was kept\n")
+        assert names(tmp_path) == ["house.csv"]
+
+    def test_killed_in_training_can_be_replaced(self, tmp_path):
+        write(diabetes(), tmp_path / "house.csv")
+        words = ("--method", "ensemble", "--set", "steps=500000", "--hidden", "6")
+        with start("fit", "house.csv", "--target", "progress", *words, cwd=tmp_path) as process:
+            wait_for((tmp_path / "run" / "training_sample.parquet").exists, process)
+            process.kill()
+        run = tmp_path / "run"
+        refused(call("resume", run), "Begin again", "config.toml", code=1)
+        found = call("fit", tmp_path / "house.csv", "--target", "progress", "--out", run, *MAP, "--force", "--quiet")
+        assert found.exit_code == 0, found.output
+        assert names(tmp_path) == ["house.csv", "run"]
+
+    def test_ctrl_c_while_predicting_leaves_no_file(self, tmp_path, known):
+        columns = diabetes()
+        write({k: list(v) * 2500 for k, v in columns.items()}, tmp_path / "big.csv")
+        with start("predict", known[0] / "run", "big.csv", "--out", "p.csv", cwd=tmp_path) as process:
+            wait_for(lambda: any(n.endswith(".part") for n in names(tmp_path)), process)
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (130, "credibly: stopped; no predictions were kept\n")
+        assert names(tmp_path) == ["big.csv"]
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    def test_ctrl_c_that_a_finaliser_swallowed_comes_again(self):
+        class Finalised:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.05)  # where Python sees the signal, and drops what it raises
+
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with never_lost() as again:
+                again()
+                one = Finalised()
+                del one
+                with pytest.raises(KeyboardInterrupt):
+                    again()
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_ctrl_c_while_comparing_leaves_nothing(self, tmp_path):
+        write(diabetes(), tmp_path / "house.csv")
+        words = ("--methods", "map,hmc", "--set", "map.steps=20", "--set", "hmc.draws=100000", "--hidden", "6")
+        with start("compare", "house.csv", "--target", "progress", "--out", "c", *words, cwd=tmp_path) as process:
+            wait_for(lambda: any(tmp_path.glob(".c.*.part/hmc/posterior/manifest.json")), process)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == "credibly: stopped; nothing was kept"
+        assert names(tmp_path) == ["house.csv"]
+
+
+def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):
+    from credibly import report
+
+    table = write(cancer(60), tmp_path / "t.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "fit_page", lambda facts: (_ for _ in ()).throw(KeyboardInterrupt))
+        found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
+    refused(found, "stopped; the fit itself is whole", f"credibly report {tmp_path / 'run'}", code=130)
+    assert call("report", tmp_path / "run").exit_code == 0
+
+
+class Full:
+    """A disk on which the n-th write fails, and all after it: half of the bytes are there, as on a real one."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
+        self.left = number
+        write_text, write_tensors, write_table = Path.write_text, run_folder._write, pq.write_table
+
+        def text(path: Path, data: str, *args: object, **kwargs: object) -> int:
+            if self.is_full():
+                write_text(path, data[: len(data) // 2], *args, **kwargs)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write_text(path, data, *args, **kwargs)
+
+        def tensors(draft: Path, content: bytes) -> None:
+            if self.is_full():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
+            write_tensors(draft, content)
+
+        def table(columns: object, path: Path, **kwargs: object) -> None:
+            if self.is_full():
+                Path(path).write_bytes(b"PAR1")
+                raise OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device")
+            write_table(columns, path, **kwargs)
+
+        patch.setattr(Path, "write_text", text)
+        patch.setattr(run_folder, "_write", tensors)
+        patch.setattr(pq, "write_table", table)
+
+    def is_full(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def tidy(place: Path) -> None:
+    """That nothing hidden or half-written lies about, in the place or in any run in it."""
+    assert [str(p) for p in place.rglob("*") if p.name.startswith(".") or p.name.endswith((".part", ".old"))] == []
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("method, force", [(MAP, False), (MAP, True), (HMC, False)], ids=["map", "force", "hmc"])
+    def test_in_a_fit(self, tmp_path, method, force):
+        table = write(cancer(60), tmp_path / "t.csv")
+        run = tmp_path / "run"
+        words = ["fit", table, "--target", "benign", "--out", run, "--quiet"]
+        kept = None
+        if force:
+            assert call(*words, *ENSEMBLE, "--set", "steps=10").exit_code == 0
+            kept = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+        failures = {"nothing": 0, "to be gone on with": 0, "no page": 0}
+        for number in range(100):
+            with pytest.MonkeyPatch.context() as patch:
+                Full(patch, number)
+                found = call(*words, *method, *(["--force"] if force else []))
+            tidy(tmp_path)
+            if found.exit_code == 0:
+                break
+            said = refused(found, "No space left on device", code=1)
+            fresh = tmp_path / "run.new" if force else run
+            if "credibly report" in said:
+                failures["no page"] += 1
+                assert TableRun.load(run).config.method == method[1]  # it has taken its place: it is whole
+                assert call("report", run).exit_code == 0
+                if force:
+                    break  # the earlier run has been replaced
+                shutil.rmtree(run)
+                continue
+            if force:
+                assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == kept
+            if "credibly resume" in said:
+                failures["to be gone on with"] += 1
+                assert f"credibly resume {fresh}" in said
+                found = call("resume", fresh, "--quiet")
+                assert found.exit_code == 0, found.output
+                assert TableRun.load(fresh).config.method == method[1]
+                shutil.rmtree(fresh)
+            else:
+                failures["nothing"] += 1
+                assert "nothing was kept" in said
+                assert not fresh.exists()
+        assert all(failures.values()), failures
+        assert sum(failures.values()) >= 8
+
+    def test_in_a_report(self, tmp_path):
+        table = write(cancer(60), tmp_path / "t.csv")
+        run = tmp_path / "run"
+        assert call("fit", table, "--target", "benign", "--out", run, *MAP, "--quiet").exit_code == 0
+        before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+        for number in range(2):
+            with pytest.MonkeyPatch.context() as patch:
+                Full(patch, number)
+                refused(call("report", run), "No space left on device", code=1)
+            assert {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
+            tidy(tmp_path)
+
+    def test_in_a_comparison(self, tmp_path):
+        table = write(cancer(60), tmp_path / "t.csv")
+        words = [
+            "compare", table, "--target", "benign", "--out", tmp_path / "deep" / "c", "--methods", "map,hmc", "--hidden", "4",
+            "--set", "map.steps=5", "--set", "hmc.draws=10", "--set", "hmc.warmup=20", "--set", "hmc.chains=2", "--quiet",
+        ]  # fmt: skip
+        for number in (0, 3, 5, 8, 9, 13, 16, 20):
+            with pytest.MonkeyPatch.context() as patch:
+                Full(patch, number)
+                found = call(*words)
+            said = refused(found, "No space left on device", code=1)
+            assert "resume" not in said  # there is nothing left to go on with
+            assert names(tmp_path) == ["t.csv"]
+
+    @pytest.mark.parametrize("suffix", ["csv", "parquet", "csv.gz"])
+    def test_in_predictions(self, tmp_path, known, suffix):
+        """A real limit on the size of a file, in a process of its own."""
+        columns = diabetes()
+        write({k: list(v) * 20 for k, v in columns.items()}, tmp_path / "big.csv")
+        (tmp_path / f"p.{suffix}").write_text("mine")
+        words = ["predict", known[0] / "run", "big.csv", "--out", f"p.{suffix}", "--draws", "2", "--force"]
+        found = subprocess.run(
+            [str(w) for w in (SCRIPT, *words)], cwd=tmp_path, capture_output=True, text=True, check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000)),
+        )  # fmt: skip
+        assert found.returncode == 1, found.stderr
+        assert found.stderr.startswith("credibly: ")
+        assert "File too large" in found.stderr
+        assert found.stderr.count("\n") == 1
+        assert names(tmp_path) == ["big.csv", f"p.{suffix}"]
+        assert (tmp_path / f"p.{suffix}").read_text() == "mine"
+
+    def test_standard_output_that_is_full(self):
+        if not Path("/dev/full").exists():
+            pytest.skip("there is no /dev/full")
+        with open("/dev/full", "w") as full:
+            found = subprocess.run(
+                [str(SCRIPT), "methods"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert found.returncode != 0
+        assert "Traceback" not in found.stderr
+        assert "No space left on device" in found.stderr

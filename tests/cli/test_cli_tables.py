@@ -1,0 +1,509 @@
+"""The command line on tables: from a file to predictions, figures and pages, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import credibly as cr
+from credibly.tables import TableRun
+from own_tables import (
+    ENSEMBLE,
+    HMC,
+    MAP,
+    REGRESSION,
+    RUN_FILES,
+    call,
+    cancer,
+    command,
+    diabetes,
+    names,
+    read,
+    refused,
+    wine,
+    write,
+)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A folder with house.csv and a run of it by HMC, through the installed command."""
+    place = tmp_path_factory.mktemp("house")
+    write(diabetes(), place / "house.csv")
+    found = command("fit", "house.csv", "--target", "progress", "--out", "run", *HMC, cwd=place)
+    assert found.returncode == 0, found.stderr
+    return place, found
+
+
+@pytest.fixture(scope="module")
+def cellar(tmp_path_factory):
+    """A folder with wine.parquet and a run of it by an ensemble."""
+    place = tmp_path_factory.mktemp("cellar")
+    write(wine(), place / "wine.parquet")
+    found = call("fit", place / "wine.parquet", "--target", "kind", "--out", place / "run", *ENSEMBLE)
+    assert found.exit_code == 0, found.output
+    return place, found
+
+
+class TestFit:
+    def test_says_what_it_found_and_how_good_it_is(self, house):
+        place, found = house
+        assert found.stderr == ""
+        lines = found.stdout.splitlines()
+        assert lines[0] == "house.csv: 128 rows to fit, 32 kept back."
+        assert lines[1].startswith("Task: regression: ")
+        assert any(re.match(r"  bmi: numeric, \d+ missing", line) for line in lines)
+        assert any(line.startswith("  clinic: categorical, 3 categories") for line in lines)
+        assert any(line.startswith("  year: left out, constant") for line in lines)
+        assert "Method: hmc (asked for)." in lines
+        assert lines[-1] == "run/report.html"
+        figures = json.loads((place / "run" / "results.json").read_text())["figures"]
+        (row,) = [line for line in lines if line.startswith("rmse ")]
+        assert f"{figures['rmse']:.3f}" in row
+        assert max(map(len, lines)) <= 100
+
+    def test_leaves_a_run_folder_and_nothing_else(self, house):
+        place, _ = house
+        assert names(place / "run") == RUN_FILES
+        assert not [name for name in names(place) if name.startswith((".", "run."))]
+        results = json.loads((place / "run" / "results.json").read_text())
+        assert results["run"] == "run"
+        assert results["report"] == "run/report.html"
+        assert (results["rows"], results["held_out"], results["task"]) == (128, 32, "regression")
+        assert results["figures"]["rmse"] < results["baseline"]["rmse"]
+        assert set(results["figures"]) == {"log_density", "rmse", "crps", "coverage", "width", "calibration_error"}
+        assert results["verdict"]
+        page = (place / "run" / "report.html").read_text()
+        assert "progress" in page
+        assert page.count("<svg") >= 5
+
+    def test_json_and_quiet(self, tmp_path):
+        table = write(cancer(), tmp_path / "cancer.csv")
+        found = call("fit", table, "--target", "benign", "--out", tmp_path / "a", *MAP, "--json")
+        assert (found.exit_code, found.stderr) == (0, "")
+        told = json.loads(found.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert told == json.loads((tmp_path / "a" / "results.json").read_text())
+        assert told["classes"] == ["0", "1"]
+        assert told["why"] == "asked for"
+        assert 0.7 < told["figures"]["accuracy"] <= 1
+        found = call("fit", table, "--target", "benign", "--out", tmp_path / "b", *MAP, "--quiet")
+        assert (found.stdout, found.stderr) == (f"{tmp_path / 'b' / 'report.html'}\n", "")
+
+    @pytest.mark.parametrize("limit, chosen", [(None, "hmc"), (1000, "ensemble")])
+    def test_auto_says_what_it_chose_and_why(self, tmp_path, monkeypatch, limit, chosen):
+        from credibly.tables import recipe
+
+        if limit is not None:
+            monkeypatch.setattr(recipe, "AFFORDABLE", limit)
+        quick = {"hmc": {"draws": 10, "warmup": 20, "chains": 2}, "ensemble": {"steps": 20, "members": 2}}
+        plain = recipe.settings_for
+        monkeypatch.setattr(recipe, "settings_for", lambda name, *about: plain(name, *about) | quick[name])
+        table = write(cancer(80), tmp_path / "cancer.csv")
+        found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", "--hidden", "4")
+        assert found.exit_code == 0, found.output
+        said = " ".join(found.stdout.split())
+        assert f"Method: {chosen} (64 rows by 29 parameters is " in said
+        why = json.loads((tmp_path / "run" / "results.json").read_text())["why"]
+        assert why.startswith("64 rows by 29 parameters is ")
+        page = (tmp_path / "run" / "report.html").read_text()
+        assert why in page
+        assert f'method = "{chosen}"  # {why}' in (tmp_path / "run" / "config.toml").read_text()
+
+    def test_folders_on_the_way_are_made_and_go_again_if_it_fails(self, tmp_path):
+        table = write(cancer(60), tmp_path / "cancer.csv")
+        out = tmp_path / "deep" / "down" / "run"
+        refused(call("fit", table, "--target", "benign", "--out", out, *MAP, "--set", "steps=0"), "--set: steps")
+        assert not (tmp_path / "deep").exists()
+        assert call("fit", table, "--target", "benign", "--out", out, *MAP, "--quiet").exit_code == 0
+        assert names(out) == RUN_FILES
+
+    def test_an_empty_folder_may_be_the_place(self, tmp_path):
+        table = write(cancer(60), tmp_path / "cancer.csv")
+        (tmp_path / "run").mkdir()
+        found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
+        assert found.exit_code == 0, found.output
+
+
+class TestConfig:
+    def test_the_stored_file_gives_the_same_run(self, house):
+        place, _ = house
+        found = command("fit", "--config", "run/config.toml", "--out", "again", "--json", cwd=place)
+        assert (found.returncode, found.stderr) == (0, "")
+        first, again = (json.loads((place / name / "results.json").read_text()) for name in ("run", "again"))
+        assert json.loads(found.stdout) == again
+        assert again["figures"] == first["figures"]
+        assert again["diagnostics"] == first["diagnostics"]
+        assert torch.equal(cr.load(place / "run").draws, cr.load(place / "again").draws)
+        one, two = ((place / name / "config.toml").read_text() for name in ("run", "again"))
+        assert one.replace("asked for", "") == two.replace("asked for", "")
+
+    def test_a_file_of_the_users_own_beside_its_table(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        write(diabetes(60), tmp_path / "data" / "house.csv")
+        (tmp_path / "data" / "mine.toml").write_text(
+            'table = "house.csv"\ntarget = "progress"\nmethod = "map"\nhidden = 5\nholdout = 0.5\ndrop = ["age"]\n'
+            "seed = 3\n[settings]\nsteps = 20\nlr = 0.02\n"
+        )
+        mine = tmp_path / "data" / "mine.toml"
+        assert call("fit", "--config", mine, "--out", tmp_path / "a", "--quiet").exit_code == 0
+        run = TableRun.load(tmp_path / "a")
+        assert (run.config.hidden, run.config.seed, run.facts["held_out"]) == ((5,), 3, 30)
+        assert "age" not in run.model.preparation.names
+        assert (run.config.settings["steps"], run.config.settings["lr"]) == (20, 0.02)
+        # Options win, and what they leave stays.
+        words = ("--hidden", "3,3", "--set", "steps=10", "--holdout", "0.2", "--method", "map")
+        assert call("fit", "--config", mine, "--out", tmp_path / "b", "--quiet", *words).exit_code == 0
+        run = TableRun.load(tmp_path / "b")
+        assert (run.config.hidden, run.config.seed, run.facts["held_out"]) == ((3, 3), 3, 12)
+        assert (run.config.settings["steps"], run.config.settings["lr"]) == (10, 0.02)
+        # Another method has other settings.
+        words = ("--method", "ensemble", "--set", "members=2", "--set", "steps=10")
+        assert call("fit", "--config", mine, "--out", tmp_path / "c", "--quiet", *words).exit_code == 0
+        assert TableRun.load(tmp_path / "c").config.settings["lr"] == 0.01
+        # A table on the command line is taken from where the command runs.
+        other = write(diabetes(40), tmp_path / "other.csv")
+        assert call("fit", other, "--config", mine, "--out", tmp_path / "d", "--quiet").exit_code == 0
+        assert TableRun.load(tmp_path / "d").facts["rows"] == 20
+
+    def test_a_table_that_has_changed_is_refused(self, tmp_path):
+        table = write(cancer(60), tmp_path / "cancer.csv")
+        assert call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet").exit_code == 0
+        write(cancer(61), table)
+        words = ("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "new")
+        refused(call(*words), "--config", "is not the file that the run was made from", "table_sha256")
+        assert call(*words, table, "--quiet").exit_code == 0  # named anew, it is meant
+
+    @pytest.mark.parametrize(
+        "text, words",
+        [
+            ("target = ", ("is not TOML", "Invalid value")),
+            ('targt = "x"', ("'targt', which is no setting", "Is it 'target'?")),
+            ("seed = true", ("seed in c.toml is True",)),
+            ('seed = "x"', ("seed in c.toml is 'x'", "int")),
+            ("drop = [1, 2]", ("--drop: found 1",)),
+            ('hidden = ["a"]', ("--hidden",)),
+            ("settings = 3", ("settings in c.toml is 3",)),
+            ("[settings]\nnothing = 3", ("--set: MAP has no 'nothing'",)),
+            ("[settings]\nsteps = [1]", ("--set: steps",)),
+            ("zzz = 1", ("The settings are table, target",)),
+            ('table = ""', ("table: none was given",)),
+        ],
+    )
+    def test_a_file_that_cannot_be_used(self, tmp_path, text, words):
+        table = write(cancer(60), tmp_path / "cancer.csv")
+        (tmp_path / "c.toml").write_text(text)
+        named = () if "table" in text else (table,)
+        found = call(
+            "fit", *named, "--target", "benign", "--method", "map", "--config", tmp_path / "c.toml", "--out", tmp_path / "r"
+        )  # fmt: skip
+        refused(found, *words)
+        assert not (tmp_path / "r").exists()
+
+
+class TestPredict:
+    def test_a_regression(self, house):
+        place, _ = house
+        new = diabetes(120)
+        new["clinic"][2] = "Mars"
+        new["age"][7] = 1e6
+        del new["bp"]
+        write(new, place / "new.csv")
+        found = command("predict", "run", "new.csv", "--out", "predictions.csv", cwd=place)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert "120 rows predicted." in found.stdout
+        assert "The table has no column bp: filled as missing in every row." in found.stdout
+        assert found.stdout.splitlines()[-1] == "predictions.csv"
+        told = read(place / "predictions.csv")
+        assert tuple(told) == REGRESSION
+        assert len(told["mean"]) == 120
+        np.testing.assert_allclose(told["std"] ** 2, told["aleatoric"] + told["epistemic"], rtol=1e-5)
+        assert (told["lower_90"] < told["mean"]).all()
+        assert (told["mean"] < told["upper_90"]).all()
+        assert told["ood"].min() >= 0
+        assert told["ood"].max() <= 1
+        assert told["ood"][7] > 0.99
+        assert "Mars" in told["notes"][2]
+        assert "clinic" in told["notes"][2]
+        assert (told["notes"][1] or "") == "" or "bp" in told["notes"][1]
+
+    def test_is_what_python_gives(self, house):
+        place, _ = house
+        found = call("predict", place / "run", place / "house.csv", "--out", place / "all.parquet", "--json")
+        assert json.loads(found.stdout)["rows"] == 160
+        told = read(place / "all.parquet")
+        from credibly.tables.reading import read_table
+
+        run = TableRun.load(place / "run")
+        predictive = run.model.predict_table(read_table(place / "house.csv"))
+        np.testing.assert_array_equal(told["mean"], predictive.mean.double().numpy())
+        lower, upper = predictive.interval(0.9)
+        np.testing.assert_array_equal(told["lower_90"], lower.double().numpy())
+        np.testing.assert_array_equal(told["upper_90"], upper.double().numpy())
+        np.testing.assert_array_equal(told["std"], predictive.std.float().numpy())
+
+    def test_classes(self, cellar):
+        place, _ = cellar
+        new = wine()
+        del new["kind"]
+        write(new, place / "new.csv")
+        found = call("predict", place / "run", place / "new.csv", "--out", place / "p.csv")
+        assert found.exit_code == 0, found.output
+        told = read(place / "p.csv")
+        kinds = ["Barbera d'Asti", "Barolo", "Grignolino"]
+        shares = [f"p_{kind}" for kind in kinds]
+        assert list(told) == ["prediction", *shares, "total", "aleatoric", "epistemic", "ood", "notes"]
+        p = np.stack([told[name] for name in shares], 1)
+        np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
+        assert told["prediction"] == [kinds[i] for i in p.argmax(1)]
+        assert np.mean([a == b for a, b in zip(told["prediction"], wine()["kind"])]) > 0.8
+        np.testing.assert_allclose(told["total"], told["aleatoric"] + told["epistemic"], atol=1e-5)
+
+    def test_two_classes_by_one_set_of_weights(self, tmp_path):
+        table = write(cancer(), tmp_path / "cancer.csv")
+        assert call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet").exit_code == 0
+        found = call("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv", "--quiet")
+        assert (found.exit_code, found.stdout, found.stderr) == (0, f"{tmp_path / 'p.csv'}\n", "")
+        told = read(tmp_path / "p.csv")
+        np.testing.assert_allclose(told["p_0"] + told["p_1"], 1, atol=1e-6)
+        assert set(told["prediction"]) == {0, 1}
+        assert told["epistemic"].max() < 1e-6
+        assert "ood" in told  # there, and empty: the method has no such thing
+        assert all(value is None or np.isnan(value) for value in told["ood"].tolist())
+
+    def test_what_is_there_is_not_replaced_and_the_table_never(self, house):
+        place, _ = house
+        kept = place / "kept.csv"
+        kept.write_text("mine\n")
+        refused(call("predict", place / "run", place / "house.csv", "--out", kept), "--out", "kept.csv", "--force")
+        assert kept.read_text() == "mine\n"
+        found = call("predict", place / "run", place / "house.csv", "--out", kept, "--force", "--draws", "4", "--quiet")
+        assert found.exit_code == 0
+        assert len(read(kept)["mean"]) == 160
+        before = (place / "house.csv").read_bytes()
+        found = call("predict", place / "run", place / "house.csv", "--out", place / "house.csv", "--force")
+        refused(found, "--out", "is the table itself")
+        assert (place / "house.csv").read_bytes() == before
+
+    def test_refusals(self, house, tmp_path):
+        place, _ = house
+        run, table = place / "run", place / "house.csv"
+        refused(call("predict", run, tmp_path / "no.csv"), "table: there is no file")
+        write({"a": [1.0, 2.0]}, tmp_path / "other.csv")
+        refused(call("predict", run, tmp_path / "other.csv", "--out", tmp_path / "p.csv"), "none of the columns", "age")
+        (tmp_path / "other.csv").unlink()
+        refused(call("predict", run, table, "--out", tmp_path / "p.txt"), "--out", ".csv")
+        refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "there is no folder")
+        refused(call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"), "--draws: found 0")
+        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "there is no folder", code=1)
+        refused(call("predict", place, table, "--out", tmp_path / "p.csv"), "it has no table.json", code=1)
+        assert names(tmp_path) == []
+
+
+class TestEvaluate:
+    def test_figures_beside_those_of_no_inputs(self, house):
+        place, _ = house
+        found = call("evaluate", place / "run", place / "house.csv", "--json")
+        assert found.exit_code == 0, found.output
+        told = json.loads(found.stdout)
+        assert told["rows"] == 160
+        assert told["figures"]["rmse"] < told["baseline"]["rmse"]
+        run = TableRun.load(place / "run")
+        found = call("evaluate", place / "run", place / "run" / "held_out.parquet", "--json")
+        assert json.loads(found.stdout)["figures"] == pytest.approx(run.figures, rel=1e-6)
+        words = call("evaluate", place / "run", place / "house.csv").output
+        assert "hmc on 160 rows of house.csv" in words
+        assert "no inputs" in words
+
+    def test_rows_without_a_target_are_left_out_and_said(self, house, tmp_path):
+        place, _ = house
+        some = diabetes(40)
+        some["progress"] = [None if i < 5 else v for i, v in enumerate(some["progress"])]
+        write(some, tmp_path / "some.csv")
+        found = call("evaluate", place / "run", tmp_path / "some.csv")
+        assert "on 35 rows" in found.stdout
+        assert "5 rows without a target were left out." in found.stdout
+        write(some | {"progress": [None] * 40}, tmp_path / "none.csv")
+        refused(call("evaluate", place / "run", tmp_path / "none.csv"), "no row of none.csv has a 'progress'")
+        del some["progress"]
+        write(some, tmp_path / "without.csv")
+        refused(call("evaluate", place / "run", tmp_path / "without.csv"), "there is no column 'progress'")
+
+    def test_a_class_that_was_never_seen_is_refused(self, cellar, tmp_path):
+        place, _ = cellar
+        new = wine()
+        new["kind"][3] = "Merlot"
+        write(new, tmp_path / "new.csv")
+        refused(call("evaluate", place / "run", tmp_path / "new.csv"), "Merlot")
+
+
+class TestReport:
+    def test_writes_the_same_page_again(self, cellar):
+        place, _ = cellar
+        page = place / "run" / "report.html"
+        before = page.read_text()
+        results = (place / "run" / "results.json").read_text()
+        page.unlink()
+        found = call("report", place / "run")
+        assert (found.exit_code, found.stdout) == (0, f"{page}\n")
+        assert page.read_text() == before
+        told = call("report", place / "run", "--json").stdout
+        assert json.loads(told) == json.loads(results)
+
+    def test_opens_it_where_that_is_asked(self, cellar, monkeypatch):
+        import webbrowser
+
+        shown = []
+        monkeypatch.setattr(webbrowser, "open", shown.append)
+        call("report", cellar[0] / "run", "--open")
+        assert shown == [(cellar[0] / "run" / "report.html").resolve().as_uri()]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    place = tmp_path_factory.mktemp("comparison")
+    write(wine(), place / "wine.parquet")
+    found = compare(place)
+    assert found.exit_code == 0, found.output
+    return place, found
+
+
+def compare(place, *words):
+    return call(
+        "compare", place / "wine.parquet", "--target", "kind", "--out", place / "out", "--methods", "map,ensemble", "--hidden",
+        "6", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--set", "ensemble.members=3", *words,
+    )  # fmt: skip
+
+
+class TestCompare:
+    def test_one_table_one_page_one_run_for_each_method(self, comparison):
+        place, found = comparison
+        assert names(place) == ["out", "wine.parquet"]
+        assert names(place / "out") == ["ensemble", "index.html", "map", "results.json"]
+        told = json.loads((place / "out" / "results.json").read_text())
+        assert list(told["methods"]) == ["map", "ensemble"]
+        for name in ("map", "ensemble"):
+            assert names(place / "out" / name) == RUN_FILES
+            own = json.loads((place / "out" / name / "results.json").read_text())
+            assert own["figures"] == told["methods"][name]["figures"]
+            assert own["run"] == str(place / "out" / name)
+            assert own["report"] == str(place / "out" / name / "report.html")
+            (row,) = [line for line in found.stdout.splitlines() if line.startswith(f"{name} ")]
+            assert f"{own['figures']['log_density']:.3f}" in row
+            assert TableRun.load(place / "out" / name).config.method == name
+        one, two = (TableRun.load(place / "out" / name) for name in ("map", "ensemble"))
+        assert one.rows()[0].equals(two.rows()[0])  # the same rows were kept back
+        page = (place / "out" / "index.html").read_text()
+        assert all(f'<th scope="row">{name}</th>' in page for name in ("map", "ensemble"))
+        assert found.stdout.splitlines()[-1] == str(place / "out" / "index.html")
+
+    def test_only_a_comparison_is_replaced(self, comparison, tmp_path):
+        place, _ = comparison
+        shutil.copytree(place / "out", tmp_path / "out")
+        shutil.copy(place / "wine.parquet", tmp_path)
+        refused(compare(tmp_path), "--out", "exists", "--force")
+        (tmp_path / "out" / "stale").mkdir()
+        found = compare(tmp_path, "--force", "--methods", "map", "--json", "--set", "map.steps=31")
+        refused(found, "--set", "ensemble.steps")
+        assert "stale" in names(tmp_path / "out")
+        found = call(
+            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "out", "--methods", "map",
+            "--hidden", "6", "--set", "map.steps=31", "--force", "--json",
+        )  # fmt: skip
+        assert found.exit_code == 0, found.output
+        assert list(json.loads(found.stdout)["methods"]) == ["map"]
+        assert names(tmp_path / "out") == ["index.html", "map", "results.json"]
+        assert TableRun.load(tmp_path / "out" / "map").config.settings["steps"] == 31
+        (tmp_path / "photos").mkdir()
+        (tmp_path / "photos" / "map").mkdir()
+        found = call(
+            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "photos", "--force", "--methods", "map"
+        )  # fmt: skip
+        refused(found, "--out", "is not a comparison, so it stays")
+        assert names(tmp_path / "photos") == ["map"]
+
+    @pytest.mark.parametrize(
+        "words, said",
+        [
+            (("--methods", "map,nope"), ("nope",)),
+            (("--methods", ""), ()),
+            (("--set", "draws=3"), ("--set: found 'draws=3'", "METHOD.NAME=VALUE")),
+            (("--set", "hmc.draws=3"), ("--set", "map, ensemble")),
+            (("--set", "map.nothing=3"), ("--set: MAP has no 'nothing'",)),
+        ],
+    )
+    def test_refusals_before_any_work(self, comparison, tmp_path, words, said):
+        shutil.copy(comparison[0] / "wine.parquet", tmp_path)
+        refused(compare(tmp_path, *words), *said)
+        assert names(tmp_path) == ["wine.parquet"]
+
+
+def test_paths_with_spaces_and_quotes(tmp_path):
+    place = tmp_path / "my own' data"
+    place.mkdir()
+    table = write(cancer(60), place / "the table.csv")
+    found = call("fit", table, "--target", "benign", "--out", place / "a run", *MAP, "--json")
+    assert found.exit_code == 0, found.output
+    assert call("fit", "--config", place / "a run" / "config.toml", "--out", place / "b", "--quiet").exit_code == 0
+    assert Path(json.loads(found.stdout)["run"]) == place / "a run"
+
+
+class TestStrangeNames:
+    """Names of columns and classes are the user's: no sign in them means anything to the terminal, the page or a picture."""
+
+    @pytest.mark.parametrize(
+        "task, sign",
+        [
+            ("regression", ""),
+            ("classification", ""),
+            ("regression", "$"),
+        ],
+    )
+    def test_from_the_table_to_the_page(self, tmp_path, task, sign):
+        known = diabetes(60)
+        values = np.asarray(known["progress"])
+        target = f"price [EUR] [/x] {sign}a_{{{sign} <i>&"
+        columns = {f"{sign}x^{sign} [bold]": values + 1, "a,b\n;": np.asarray(known["bp"])}
+        columns[target] = values if task == "regression" else np.where(values > 140, "\\frac [/b]", "<low> \u00e9")
+        table = write(columns, tmp_path / "t [1].csv")
+        found = call("fit", table, "--target", target, "--out", tmp_path / "run", *ENSEMBLE, "--set", "steps=10")
+        assert found.exit_code == 0, (found.output, found.exception)
+        assert "[/x]" in found.stdout
+        page = (tmp_path / "run" / "report.html").read_text()
+        assert "<i>" not in page
+        assert "price [EUR]" in page
+        found = call("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv")
+        assert found.exit_code == 0, (found.output, found.exception)
+        if task == "classification":
+            assert {"p_\\frac [/b]", "p_<low> \u00e9"} < set(read(tmp_path / "p.csv"))
+        assert call("evaluate", tmp_path / "run", table).exit_code == 0
+        words = ("--methods", "map", "--set", "map.steps=5", "--out", tmp_path / "c")
+        found = call("compare", table, "--target", target, *words)
+        assert found.exit_code == 0, (found.output, found.exception)
+        assert "[/x]" in found.stdout
+        assert (
+            call("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "b", "--quiet").exit_code == 0
+        )
+
+
+def test_a_comparison_leads_to_the_page_of_each_method(comparison):
+    place = comparison[0] / "out"
+    addresses = re.findall(r'<a href="([^"#]+)"', (place / "index.html").read_text())
+    assert addresses
+    assert all((place / address).is_file() for address in addresses)
+    assert {address.split("/")[0] for address in addresses} == {p.parent.name for p in place.glob("*/report.html")}
+
+
+def test_numbers_are_whole_on_a_narrow_terminal(comparison, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    place, _ = comparison
+    told = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]
+    lines = call("evaluate", place / "out" / "map", place / "out" / "map" / "held_out.parquet").stdout
+    for key, value in told.items():
+        (line,) = [line for line in lines.splitlines() if line.startswith(f"{key.replace('_', ' ')} ")]
+        assert f" {value:.3f} " in line

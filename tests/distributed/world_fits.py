@@ -1,0 +1,162 @@
+"""Fits of every method that trains, for tests/test_world_training.py: run alone, under torchrun, and where something fails.
+
+torchrun --nproc-per-node 2 world_fits.py results FOLDER      fits all and writes what each process has
+python world_fits.py failures FOLDER                          two processes for each way of failing
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import credibly as cr
+from credibly import methods
+from credibly.distributed import world
+from credibly.likelihoods import Gaussian
+from credibly.priors.elementwise import Normal
+
+ROWS, STEPS = 37, 50
+PLAIN = {"steps": STEPS, "compile": False}
+
+BIT_FOR_BIT = {
+    "ensemble": cr.DeepEnsemble(members=3, batch_size=8, **PLAIN),
+    "ensemble on one row": cr.DeepEnsemble(members=2, anchored=True, **PLAIN),
+    "bootstrap": cr.DeepEnsemble(members=4, bootstrap=True, batch_size=8, **PLAIN),
+    "stopped early": cr.DeepEnsemble(members=3, validation=0.3, patience=1, lr=0.1, steps=400, batch_size=8, compile=False),
+}  # fmt: skip
+TO_ROUNDING = {
+    "mle on all rows": cr.MLE(**PLAIN),
+    "map": cr.MAP(batch_size=5, clip_norm=0.5, **PLAIN),
+    "map by sgd": cr.MAP(batch_size=8, optimiser="sgd", lr=0.002, validation=0.2, **PLAIN),
+    "fewer rows than processes": cr.MAP(batch_size=1, **PLAIN),
+    "bbb local": cr.BayesByBackprop(estimator="local", batch_size=7, samples=2, **PLAIN),
+    "bbb flipout": cr.BayesByBackprop(estimator="flipout", batch_size=7, kl_weights="geometric", **PLAIN),
+    "bbb weights": cr.BayesByBackprop(estimator="weights", init="map", members=2, learn_prior_scale=True, **PLAIN),
+    "dropout grid": cr.MCDropout(insert="*", rate=(0.05, 0.3), batch_size=7, **PLAIN),
+    "dropout concrete": cr.MCDropout(insert="*", concrete=True, **PLAIN),
+    "swag": cr.SWAG(rank=2, iterates=4, every=5, batch_size=9, **PLAIN),
+    "laplace": cr.Laplace(structure="full", batch_size=8, **PLAIN),
+}
+
+
+def problem(seed=0, shift=0.0):
+    """A small regression in float64; the seed makes the network's weights, the shift is in the data."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    x = torch.randn(ROWS, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return cr.Problem(net, (x, torch.sin(2 * x[:, :1]) + x[:, 1:] + shift), Gaussian(0.3), Normal(1.5))
+
+
+def figures(posterior):
+    """Every tensor of a posterior that was fitted, and its history."""
+    tensors = {"draws": posterior.sample(3, seed=1)}
+    for name in ("draws", "phi", "theta", "loc"):
+        value = getattr(posterior, name, None)
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+    history = json.loads(json.dumps(posterior.record.history))
+    return tensors, history
+
+
+def fit_all(target):
+    """All fits by name: their tensors, and their histories."""
+    found = {name: figures(method.fit(target, seed=3)) for name, method in {**BIT_FOR_BIT, **TO_ROUNDING}.items()}
+    return {name: tensors for name, (tensors, _) in found.items()}, {name: past for name, (_, past) in found.items()}
+
+
+def results(folder):
+    """What each process has, when all fit together. They make different networks, and take the leader's."""
+    here = world.current()
+    target = problem(seed=here.rank)
+    tensors, histories = fit_all(target)
+    torch.save(tensors, folder / f"tensors-{here.rank}.pt")
+    (folder / f"histories-{here.rank}.json").write_text(json.dumps(histories))
+    saved = cr.MAP(**PLAIN).fit(target, seed=3, out=folder / "saved")
+    assert torch.equal(cr.load(folder / "saved").draws, saved.draws)  # the others waited until it was written
+
+
+# -- ways of failing -------------------------------------------------------------------------------------------------------
+def other_data(rank, folder):
+    cr.MAP(**PLAIN).fit(problem(shift=float(rank)))
+
+
+def other_settings(rank, folder):
+    cr.DeepEnsemble(members=2 + rank, **PLAIN).fit(problem())
+
+
+def error_in_one(rank, folder):
+    """Process 1 fails in the middle of its work."""
+    if rank == 1:
+        evaluate = methods.objectives.NegativeLogDensity.evaluate
+        calls = []
+
+        def failing(self, *args):
+            calls.append(1)
+            if len(calls) == 7:
+                raise ArithmeticError("the seventh evaluation went wrong")
+            return evaluate(self, *args)
+
+        methods.objectives.NegativeLogDensity.evaluate = failing
+    cr.MAP(**PLAIN).fit(problem())
+
+
+def diverging_member(rank, folder):
+    """Member 2, which process 1 trains, starts where the loss is not finite."""
+    start = torch.zeros(3, problem().dim, dtype=torch.float64)
+    start[2] = 1e200
+    cr.DeepEnsemble(members=3, init=start, **PLAIN).fit(problem(), out=folder / "diverged")
+
+
+def no_place_to_write(rank, folder):
+    """The folder cannot be made: its parent is a file. Only the leader finds out by itself."""
+    (folder / "file").write_text("")
+    cr.MAP(**PLAIN).fit(problem(), out=folder / "file" / "saved")
+
+
+FAILURES = [other_data, other_settings, error_in_one, diverging_member, no_place_to_write]
+
+
+def failures(folder):
+    """Two processes for each way of failing, with a store that outlives them, as torchrun has one.
+
+    They are forked before the stores are: a store has a thread, and a fork may catch that thread with a lock in its hand.
+    """
+    children, pipes = [], []
+    for case in FAILURES:
+        for rank in range(2):
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(writer)
+                _be(case, rank, int(os.read(reader, 16)), folder)
+            os.close(reader)
+            children.append(child)
+            pipes.append(writer)
+    stores = [torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in FAILURES]
+    for i, writer in enumerate(pipes):
+        os.write(writer, str(stores[i // 2].port).encode())
+        os.close(writer)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _be(case, rank, port, folder):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK="0")
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    started = time.monotonic()
+    said = {"kind": None, "message": ""}
+    try:
+        case(rank, folder)
+    except BaseException as error:
+        said = {"kind": type(error).__name__, "message": str(error)}
+    said["seconds"] = time.monotonic() - started
+    (folder / f"{case.__name__}-{rank}.json").write_text(json.dumps(said))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    {"results": results, "failures": failures}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,178 @@
+"""SWAG: its moments by brute force, its covariance formula, where its mean lies, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import credibly as cr
+from conftest import mlp, randn
+from credibly.gaussians.families import LowRank
+from credibly.inference.training.loop import split
+from credibly.likelihoods import Categorical, Gaussian
+from credibly.methods.swag import SWAG, Iterates, largest_curvature
+
+DOUBLE = torch.float64
+
+
+def small(**kwargs):
+    x = randn(60, 3)
+    return cr.Problem(
+        mlp(3, 5, 1), data=(x, x[:, 0] - x[:, 1].square()), likelihood=Gaussian(0.3), prior=cr.priors.Normal(), **kwargs
+    )
+
+
+def brute_force(iterates, rank):
+    """Mean and covariance as the paper has them, from all iterates (T, D)."""
+    mean = iterates.mean(0)
+    variance = iterates.square().mean(0) - mean.square()
+    running = iterates.cumsum(0) / torch.arange(1, len(iterates) + 1, dtype=DOUBLE).unsqueeze(1)
+    last = (iterates - running)[-rank:].T
+    return mean, 0.5 * (torch.diag(variance) + last @ last.T / (rank - 1))
+
+
+@pytest.mark.parametrize("count, rank", [(12, 4), (5, 5), (2, 2)])
+def test_moments_are_those_of_the_iterates(count, rank):
+    iterates = randn(count, 6, dtype=DOUBLE) * torch.tensor([1, 2, 0.1, 5, 1, 1.0], dtype=DOUBLE) + 3
+    moments = Iterates(rank, 6, torch.device("cpu"))
+    for row in iterates:
+        moments.add(row)
+    phi, family = moments.phi(DOUBLE), LowRank(rank)
+    mean, covariance = brute_force(iterates, rank)
+    torch.testing.assert_close(family.loc(phi, 6)[0], mean)
+    torch.testing.assert_close(family.covariance(phi, 6)[0], covariance)
+    torch.testing.assert_close(family.variance(phi, 6)[0], covariance.diagonal())
+
+
+@pytest.mark.parametrize("init", ["map", "network"])
+def test_a_fit_is_the_gaussian_of_the_iterates_it_went_through(monkeypatch, init):
+    seen = []
+    original = Iterates.add
+
+    def add(self, theta, loss=math.nan):
+        seen.append(theta.clone())
+        original(self, theta, loss)
+
+    monkeypatch.setattr(Iterates, "add", add)
+    problem = small(dtype=DOUBLE)
+    posterior = SWAG(steps=30, rank=3, iterates=7, every=4, init=init).fit(problem, seed=0)
+    mean, covariance = brute_force(torch.stack(seen), 3)
+    torch.testing.assert_close(posterior.loc[0], mean)
+    torch.testing.assert_close(posterior.covariance()[0], covariance)
+    assert len(seen) == 7
+    assert float((seen[0] - seen[-1]).abs().max()) > 1e-4
+
+
+def test_the_iterates_are_those_of_plain_sgd():
+    """The same rows through torch's own SGD: the mean of the weights on the way is the posterior's."""
+    from credibly.inference.training.steps import Batches
+
+    problem = small(dtype=DOUBLE)
+    posterior = SWAG(init="network", rank=2, iterates=3, every=5, sgd_lr=1e-3, batch_size=10).fit(problem, seed=4)
+    net = mlp(3, 5, 1, dtype=DOUBLE)
+    rule = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+    batches = Batches(problem.n, 10, seed=4, members=1, first=1)
+    kept = []
+    for t in range(15):
+        rows = batches.at(t)[0]
+        rule.zero_grad()
+        misfit = 0.5 * ((net(problem.x[rows]) - problem.y[rows].reshape(-1, 1)) / 0.3).square().mean()
+        loss = misfit + 0.5 * sum(p.square().sum() for p in net.parameters()) / problem.n
+        loss.backward()
+        rule.step()
+        if (t + 1) % 5 == 0:
+            kept.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(posterior.loc[0], torch.stack(kept).mean(0), rtol=1e-9, atol=1e-10)
+
+
+def test_the_mean_is_at_the_mode_of_a_linear_model_and_the_covariance_is_not_the_posterior(conjugate):
+    """At a constant rate SGD on a quadratic loss wanders about the mode, so its average comes to it.
+
+    The tolerance is the error of that average, by descents of their own seeds, and a hundredth of the posterior's deviation:
+    rows are shuffled and not drawn anew, which moves the average by an amount of the order of the rate.
+    """
+    problem = conjugate.problem()
+    mean, covariance = conjugate.exact()
+    deviation = covariance.diagonal().sqrt()
+    mode = cr.MAP(steps=1500, batch_size=30, lr=0.05).fit(problem, seed=0).draws[0]
+
+    def swag(seed, rate):
+        return SWAG(init=mode, rank=20, iterates=120, every=8, batch_size=5, sgd_lr=rate).fit(problem, seed=seed)
+
+    fits = [swag(seed, 0.002) for seed in range(6)]
+    means = torch.stack([f.loc[0] for f in fits])
+    average, error = means.mean(0), means.std(0) / math.sqrt(6)
+    assert bool(((average - mean).abs() < 4 * error + 0.01 * deviation).all())
+    assert bool((error < 0.05 * deviation).all())  # so that the line above can fail
+    # The width is set by rate and batch: a smaller rate gives a narrower Gaussian for the same posterior.
+    narrow, wide = swag(0, 0.0005), fits[0]
+    assert bool((narrow.std < 0.7 * wide.std).all())
+
+
+def test_the_default_rate_follows_the_curvature(conjugate):
+    """-(1/N) log p of a linear model has the exact precision over N as its Hessian."""
+    problem = conjugate.problem()
+    data = split(problem, SWAG(), 0)
+    top = float(torch.linalg.eigvalsh(torch.linalg.inv(conjugate.exact()[1]))[-1]) / problem.n
+    found = largest_curvature(problem, torch.zeros(1, 4, dtype=DOUBLE), data, 0)
+    assert found == pytest.approx(top, rel=1e-3)
+    rate = SWAG(steps=10, rank=2, iterates=2).fit(problem, seed=0).record.history["sgd_lr"]
+    assert rate == pytest.approx(0.04 / top, rel=2e-3)
+
+
+def test_post_hoc_from_a_trained_network():
+    """A network that is trained already: the mean stays near it, and the predictions agree with it on its own rows."""
+    x = randn(200, 2)
+    y = (x[:, 0] > 0.3 * x[:, 1]).long()
+    trained = cr.MAP(steps=800).fit(
+        cr.Problem(mlp(2, 8, 2), data=(x, y), likelihood=Categorical(), prior=cr.priors.Normal()), seed=0
+    )
+    problem = cr.Problem(trained.module(), data=(x, y), likelihood=Categorical(), prior=cr.priors.Normal())
+    posterior = SWAG(init="network").fit(problem, seed=0)
+    assert "loss" not in posterior.record.history  # nothing was trained before the descent
+    before, after = trained.predict(x).probabilities, posterior.predict(x).probabilities
+    assert float((before - after).abs().mean()) < 0.1
+    assert float((after.argmax(-1) == y).float().mean()) > 0.95
+    start = torch.cat([p.detach().flatten() for p in trained.module().parameters()])
+    assert torch.equal(problem.layout.read(problem.layout.module), start)  # the caller's network is as it was
+
+
+def test_saved_as_a_prior_and_in_float32(tmp_path):
+    posterior = SWAG(steps=30, rank=3, iterates=5, every=3).fit(small(), seed=0, out=tmp_path / "run")
+    loaded = cr.load(tmp_path / "run", mlp(3, 5, 1))
+    assert torch.equal(loaded.phi, posterior.phi)
+    prior = loaded.as_prior()
+    assert prior.precision.structure == "low-rank"
+    torch.testing.assert_close(prior.bind(posterior.layout).std, posterior.std[0])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"rank": 1}, "rank: found 1"),
+        ({"rank": 30, "iterates": 20}, "rank: found 30 for 20 iterates"),
+        ({"iterates": 1, "rank": 2}, "iterates: found 1"),
+        ({"every": 0}, "every: found 0"),
+        ({"sgd_lr": -1.0}, "sgd_lr: found -1.0"),
+        ({"sgd_lr": True}, "sgd_lr: found True"),
+        ({"init": "prior"}, "init: found 'prior'"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings, message):
+    with pytest.raises(cr.InputError, match=message):
+        SWAG(**settings)
+
+
+def test_a_batch_of_all_rows_and_a_rate_that_explodes():
+    with pytest.raises(cr.InputError, match="batch_size: a batch of 60 has all of the 60 training rows"):
+        SWAG(batch_size=60).fit(small(), seed=0)
+    with pytest.raises(cr.InputError, match="init: has shape"):
+        SWAG(init=torch.zeros(1, 3)).fit(small(), seed=0)
+    with pytest.raises(cr.TrainingError, match="smaller sgd_lr") as caught:
+        SWAG(init="network", sgd_lr=1e4).fit(small(), seed=0)
+    assert caught.value.posterior is None
+    flat = cr.Problem(
+        nn.Linear(2, 1), data=(randn(40, 2), randn(40, seed=1)), likelihood=Gaussian(1.0), prior=cr.priors.Normal()
+    )
+    assert SWAG(steps=20).fit(flat, seed=0).loc.shape == (1, 3)

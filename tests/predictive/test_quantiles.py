@@ -1,0 +1,46 @@
+"""Quantiles of mixtures: a few steps from a Gaussian's quantile give what narrowing a bracket gives, in any shape."""
+
+import pytest
+import torch
+
+from conftest import randn
+from credibly.likelihoods import Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.predictive import quantiles
+
+LEVELS = (0.001, 0.05, 0.5, 0.95, 0.999)
+
+
+# At 0.999 a distribution function in float32 is known to 6e-8, and the density there is 3e-3: 4e-5 for the two together.
+@pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 4e-5)])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])  # of the components, in scales of one
+@pytest.mark.parametrize(
+    "likelihood, width",
+    [(Gaussian(0.2), 1), (Gaussian((0.1, 2.0)), 2), (StudentT(0.2, df=3.0), 1), (HeteroscedasticGaussian(), 2)],
+)
+def test_steps_find_what_a_bracket_finds(likelihood, width, spread, dtype, close):
+    output = 0.2 * spread * randn(50, 7, width, dtype=dtype) + randn(1, 7, width, dtype=dtype)
+    steps = quantiles._by_steps(likelihood, output, {}, LEVELS)
+    bracket = quantiles._by_bracket(likelihood, output, {}, LEVELS)
+    mean, variance = likelihood.moments(output, {})
+    deviation = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
+    assert steps.shape == bracket.shape
+    assert float(((steps - bracket).abs() / deviation).max()) < close
+
+
+def test_shares_of_the_rows_give_the_same(monkeypatch):
+    output, extra = randn(20, 30, 1, dtype=torch.float64), {"log_scale": 0.1 * randn(20, dtype=torch.float64)}
+    whole = quantiles.mixture_quantiles(Gaussian(), output, extra, LEVELS)
+    monkeypatch.setattr(quantiles, "CACHED", 60)
+    again = quantiles.mixture_quantiles(Gaussian(), output, extra, LEVELS)
+    assert torch.allclose(again, whole, rtol=0, atol=1e-11)  # a share ends when all its rows have settled
+
+
+def test_rows_that_steps_do_not_settle_go_by_a_bracket():
+    """Two narrow components far apart: between them there is no density for a step to divide by."""
+    output = torch.tensor([[[-100.0]], [[100.0]], [[100.0]]], dtype=torch.float64)
+    found = quantiles.mixture_quantiles(Gaussian(0.01), output, {}, (0.2, 0.5))
+    expected = [
+        -100 + 0.01 * float(torch.special.ndtri(torch.tensor(0.6, dtype=torch.float64))),
+        100 + 0.01 * float(torch.special.ndtri(torch.tensor(0.25, dtype=torch.float64))),
+    ]
+    assert found.flatten().tolist() == pytest.approx(expected, abs=1e-8)

@@ -1,0 +1,448 @@
+"""The page: one file that needs nothing else, says what it was given, and says the same twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import credibly as cr
+from credibly import report
+from credibly.demo import fits as demo
+from credibly.demo import page as demo_report
+from credibly.demo import reference
+from credibly.demo.fits import TASKS, demo_settings, run_demo
+from credibly.methods import METHODS
+from credibly.metrics import evaluation
+from credibly.report import Column, Page, Section, Table, picture
+
+LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
+VOID = {"meta", "br", "img", "link", "hr", "input"}
+
+
+class Reader(HTMLParser):
+    """Collects ids, references, addresses to load and whether tags close in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids, self.loads, self.tags, self.open, self.texts = [], [], [], [], []
+        self.references = set(re.findall(r"url\(#([^)]+)\)", text))
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value)
+            if key in LOADING:
+                self.loads.append(value)
+                if value.startswith("#"):
+                    self.references.add(value[1:])
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def check_self_contained(text: str) -> Reader:
+    page = Reader(text)
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert page.references <= set(page.ids)
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.loads)
+    assert not {"script", "link", "iframe", "object", "embed"} & set(page.tags)
+    assert "@import" not in text
+    assert not re.findall(r"https?://", text)
+    assert "default-src 'none'" in text
+    return page
+
+
+def dots(ax) -> None:
+    ax.plot([0, 1], [0, 1], label="up")
+    ax.imshow([[0, 1], [1, 0]])
+    ax.legend()
+
+
+def example(title: str = "A page") -> Page:
+    columns = (Column("Name"), Column("Error", "low", 2, "in points"), Column("Share", 0.9))
+    table = Table(columns, (("a", 1.234, 0.5), ("b", 1.229, 0.95)), "Numbers")
+    pictures = tuple(picture(name, dots, alt=f"dots {name}", title=name, caption="Two.") for name in ("one", "two"))
+    return Page(title, "The lead.", (Section("First", ("Look here.",), table, pictures, ("Found this.",)),), "The end.")
+
+
+class TestPage:
+    def test_needs_nothing_else(self):
+        page = check_self_contained(report.render(example()))
+        assert page.tags.count("svg") == 2
+        assert any(address.startswith("data:") for address in page.loads)
+        assert [i for i in page.ids if i.startswith("one-")]
+        assert [i for i in page.ids if i.startswith("two-")]
+
+    def test_holds_everything_it_was_given(self):
+        text = report.render(example())
+        for piece in (
+            "A page",
+            "The lead.",
+            "Look here.",
+            "Numbers",
+            "in points",
+            "dots one",
+            "Two.",
+            "Found this.",
+            "The end.",
+        ):
+            assert piece in text
+
+    def test_user_text_is_escaped(self):
+        evil = '<script>alert("x")</script>'
+        columns = (Column(evil, note=evil), Column("n"))
+        section = Section(
+            evil, (evil,), Table(columns, ((evil, 1),), evil), (picture("p", dots, alt=evil, caption=evil),), (evil,)
+        )
+        text = report.render(Page(evil, evil, (section,), evil))
+        page = check_self_contained(text)
+        assert "script" not in page.tags
+        assert text.count("&lt;script&gt;") >= 10
+
+    def test_text_inside_a_picture_is_escaped_too(self):
+        drawn = picture("p", lambda ax: ax.set_title("<b>&</b>"), alt="")
+        assert "&lt;b&gt;&amp;&lt;/b&gt;" in drawn.svg
+
+    def test_the_same_input_gives_the_same_page(self):
+        assert report.render(example()) == report.render(example())
+
+    def test_pictures_take_the_text_colour_of_the_page(self):
+        svg = picture("p", dots, alt="").svg
+        assert "currentColor" in svg
+        assert cr.plot.INK not in svg
+        assert "<style" not in svg
+        assert "<metadata" not in svg
+        assert not re.search(r"<svg[^>]*\b(width|height)=", svg)
+
+    @pytest.mark.parametrize("length, columns", [(3, 3), (12, 2), (60, 1)])
+    def test_a_legend_has_as_many_columns_as_fit(self, length, columns):
+        from matplotlib.figure import Figure
+
+        with cr.plot.style():
+            figure = Figure(figsize=(4, 3), layout="constrained")
+            axes = figure.subplots()
+            lines = [axes.plot([0, 1])[0] for _ in range(4)]
+            report.pictures._legend_below(figure, lines, ["m" * length] * 4)
+        assert [legend._ncols for legend in figure.legends] == [columns]
+
+    def test_names_are_checked(self):
+        with pytest.raises(cr.InputError, match="name: found 'a b'"):
+            picture("a b", dots, alt="")
+        twice = Section("s", pictures=(picture("p", dots, alt=""),) * 2)
+        with pytest.raises(cr.InputError, match="two are named 'p'"):
+            report.render(Page("t", "l", (twice,)))
+
+
+class TestTable:
+    def test_the_best_is_marked_by_what_is_printed(self):
+        rows = (("a", 1.234, 0.5), ("b", 1.229, 0.95), ("c", 1.5, 0.2))
+        marks = [[cell[2] for cell in row] for row in Table(example().sections[0].table.columns, rows).cells()]
+        assert marks == [[False, True, False], [False, True, True], [False, False, False]]  # 1.234 prints as 1.229 does
+
+    def test_marks(self):
+        def best(rule, *values, digits=1):
+            rows = tuple((v,) for v in values)
+            return [cell[0][2] for cell in Table((Column("x", rule, digits),), rows).cells()]
+
+        assert best("high", 1.0, 3.0, 2.0) == [False, True, False]
+        assert best("low", 1.0, 3.0, float("nan")) == [True, False, False]
+        assert best(0.9, 0.7, 1.0, 0.8) == [False, True, True]
+        assert best(None, 1.0, 2.0) == [False, False]
+        assert best("high", 1.01, 1.02) == [False, False]  # print alike: nothing to choose
+        assert best("high", 1.0) == [False]
+
+    def test_words_in_a_column_of_numbers_stand_where_the_numbers_stand(self):
+        table = Table((Column("a"), Column("b", "low", 1)), (("x", 1.0), ("y", "reference"), ("z", 2.0)))
+        assert [row[1] for row in table.cells()] == [
+            ("1.0", True, True),
+            ("reference", True, False),
+            ("2.0", True, False),
+        ]
+        assert not table.cells()[0][0][1]
+
+    def test_numbers(self):
+        assert [report.page.show(v, 2) for v in (1.005, -0.001, 7, "x", float("inf"))] == [
+            "1.00",
+            "0.00",
+            "7",
+            "x",
+            "inf",
+        ]
+
+    def test_rows_have_as_many_cells_as_columns(self):
+        with pytest.raises(cr.InputError, match="2 cells for 1 columns"):
+            Table((Column("x"),), ((1, 2),))
+
+
+class TestWrite:
+    def test_writes_and_replaces(self, tmp_path):
+        path = tmp_path / "index.html"
+        assert report.write(example("old"), path) == path
+        report.write(example("new"), str(path))
+        assert "<title>new</title>" in path.read_text()
+        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+
+    def test_a_failure_leaves_the_old_page(self, tmp_path, monkeypatch):
+        path = tmp_path / "index.html"
+        report.write(example("old"), path)
+
+        def fail(*_):
+            raise OSError("disk full")
+
+        monkeypatch.setattr("os.replace", fail)
+        with pytest.raises(OSError, match="disk full"):
+            report.write(example("new"), path)
+        assert "<title>old</title>" in path.read_text()
+        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_demo(quick=True)
+
+
+class TestDemo:
+    def test_every_method_has_a_row_and_its_pictures(self, result):
+        page = report.demo_page(result)
+        first, *tasks, close, chains = page.sections
+        assert [len(s.pictures) for s in tasks] == [1, len(METHODS), len(METHODS), len(METHODS)]
+        for section in (first, *tasks):
+            assert [row[0] for row in section.table.rows] == list(METHODS)
+        assert (len(close.pictures), len(chains.pictures)) == (1, len(TASKS))
+        assert {row[0] for row in close.table.rows} == {*METHODS, "hmc, half against half"} - {"hmc"}
+        assert {row[0].split(",")[0] for row in chains.table.rows} == {"hmc", "sgld", "sghmc"}
+        check_self_contained(report.render(page))
+
+    def test_figures_are_those_of_the_posteriors(self, result):
+        known = result.data["diabetes"]
+        for name, posterior in result.posteriors["diabetes"].items():
+            p = posterior.predict(known.x_test)
+            found = result.figures["diabetes"][name]
+            y = known.y_test * known.y_std + known.y_mean
+            error = (p.mean * known.y_std + known.y_mean - y).double().square().mean().sqrt()
+            assert found["rmse"] == pytest.approx(float(error), rel=1e-4)
+            density = p.log_prob(known.y_test).double().mean() - torch.tensor(known.y_std).double().log()
+            assert found["log_density"] == pytest.approx(float(density), rel=1e-6)
+        star, text = result.data["star_classification"].star, report.render(report.demo_page(result))
+        for name, posterior in result.posteriors["star_classification"].items():
+            p = float(posterior.predict(star).mean)
+            assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
+            assert f"probability {p:.3f}" in text
+
+    def test_point_estimates_have_no_doubt_and_the_ensemble_more_of_it_in_the_gap(self, result):
+        figures = result.figures["gap_regression"]
+        assert figures["mle"]["epistemic_in_gap"] == figures["map"]["epistemic_in_gap"] == 0
+        assert figures["ensemble"]["epistemic_in_gap"] > figures["ensemble"]["epistemic_on_data"] > 0
+
+    def test_hmc_is_what_the_others_are_measured_by(self, result):
+        """Against distances computed here: labels by probabilities, the gap by the densities on a fine grid."""
+        known = result.data["breast_cancer"]
+        p = {name: q.predict(known.x_test).mean for name, q in result.posteriors["breast_cancer"].items()}
+        gap = demo.held_out(result.data["gap_regression"])
+        y = torch.linspace(-40, 40, 4001)
+        density = {
+            name: torch.stack(
+                [result.posteriors["gap_regression"][name].predict(gap[:40]).log_prob(v.expand(40, 1)) for v in y]
+            )
+            for name in ("map", "hmc")
+        }
+        far = (density["map"].exp() - density["hmc"].exp()).abs().sum(0) * 0.01
+        few = {name: result.posteriors["gap_regression"][name].predict(gap[:40]) for name in ("map", "hmc")}
+        assert evaluation.compare(few["map"], few["hmc"])["total_variation"] == pytest.approx(
+            float(far.mean()), abs=0.01
+        )
+        for name in METHODS:
+            if name != "hmc":
+                found = result.against["breast_cancer"][name]
+                assert found["total_variation"] == pytest.approx(float((p[name] - p["hmc"]).abs().mean()), abs=1e-6)
+                assert found["agreement"] == float(((p[name] > 0.5) == (p["hmc"] > 0.5)).float().mean())
+        assert set(result.against["diabetes"]["mle"]) == set(result.against["gap_regression"]["mle"])
+        assert set(result.against["diabetes"]["mle"]) == {"total_variation", "mean_shift"}
+
+    def test_the_row_of_hmc_is_one_half_of_its_chains_against_the_other(self, result):
+        x = result.data["breast_cancer"].x_test
+        posterior = result.posteriors["breast_cancer"]["hmc"]
+        chains, draws, _ = posterior.draws.shape
+        by_chain = posterior.predict(x).functions().reshape(chains, draws, -1).double().mean(1)
+        halves = by_chain[: chains // 2].mean(0), by_chain[chains // 2 :].mean(0)
+        found = result.against["breast_cancer"]["hmc"]["total_variation"]
+        assert found == pytest.approx(float((halves[0] - halves[1]).abs().mean()), abs=1e-6)
+
+    def test_chains_are_judged_by_held_out_predictions(self, result):
+        for task in TASKS:
+            assert set(result.diagnostics[task]) == {"hmc", "sgld", "sghmc"}
+            x = demo.held_out(result.data[task])
+            assert len(x) <= 300
+            assert result.diagnostics[task]["hmc"].functions.total == len(x)
+            assert result.diagnostics[task]["sgld"].divergences is None
+        text = report.render(report.demo_page(result))
+        for task in TASKS:
+            assert html.escape(result.diagnostics[task]["hmc"].verdict, quote=False).replace("'", "&#39;") in text
+        stored = json.loads(json.dumps(result.as_dict()))
+        assert stored["diagnostics"]["diabetes"]["hmc"]["chains"] == result.diagnostics["diabetes"]["hmc"].chains
+        assert stored["against_hmc"] == result.against
+
+    def test_without_hmc_there_is_no_reference_and_without_samplers_no_chains(self):
+        found = run_demo(["map", "sgld"], quick=True)
+        assert not any(found.against.values())
+        sections = report.demo_page(found).sections
+        assert [s.heading for s in sections[5:]] == ["Did the chains mix?"]
+        assert "From HMC" not in report.render(report.demo_page(found))
+        assert {p.name for p in sections[-1].pictures} == {
+            f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
+        }
+
+    def test_no_compiler_is_waited_for_in_a_quick_run(self, result):
+        for task, posteriors in result.posteriors.items():
+            for name, posterior in posteriors.items():
+                said = posterior.record.history  # our own compiled code is there already
+                assert not said.get("compiled") or said["native"], (task, name)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", ["diabetes", "breast_cancer", "star_classification"])
+    def test_the_reference_has_mixed(self, task):
+        """With the settings of a full run; the wave takes too long for a test."""
+        known = demo._load(task, 0)
+        posterior = cr.HMC(**demo_settings("hmc")).fit(demo._problem(task, known, 0), seed=0)
+        found = posterior.diagnostics(demo.held_out(known))
+        assert found.ok, found.verdict
+        assert found.functions.rhat_worst < 1.05
+        assert found.divergences == 0
+        assert 0.6 < min(found.acceptance) < 0.95
+
+    def test_same_seed_same_page_and_nothing_global_is_changed(self, result):
+        before, threads = torch.get_rng_state(), torch.get_num_threads()
+        again = run_demo(["map"], quick=True)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.get_num_threads() == threads
+        assert again.as_dict()["figures"] == {t: {"map": result.figures[t]["map"]} for t in TASKS}
+        pages = [dataclasses.replace(r, seconds=again.seconds) for r in (again, run_demo(["map"], quick=True))]
+        assert report.render(report.demo_page(pages[0])) == report.render(report.demo_page(pages[1]))
+        assert run_demo(["map"], quick=True, seed=1).figures != again.figures
+
+    def test_a_method_added_later_joins_with_its_own_defaults(self, monkeypatch):
+        @dataclasses.dataclass(frozen=True, kw_only=True)
+        class Later(cr.MAP):
+            """A method of tomorrow, with a name to <escape>."""
+
+            steps: int | None = 5
+            compile: bool = False
+
+        monkeypatch.setitem(METHODS, "later", Later)
+        seen = []
+        found = run_demo(["later", "map"], quick=True, progress=lambda *step: seen.append(step))
+        assert found.methods == ("later", "map")
+        assert demo_settings("later") == {}
+        assert found.posteriors["diabetes"]["later"].record.history["steps"] == 5
+        text = report.render(report.demo_page(found))
+        assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
+        assert {"reliability-later", "gap-later", "star-later"} <= {
+            p.name for s in report.demo_page(found).sections for p in s.pictures
+        }
+        assert seen[0] == ("diabetes: later", 0, 8)
+        assert seen[-1] == ("done", 8, 8)
+
+    def test_refusals_come_before_work(self):
+        with pytest.raises(cr.InputError, match=r"methods: found 'nuts'\. Known methods are mle, map, ensemble"):
+            run_demo(["mle", "nuts"])
+        with pytest.raises(cr.InputError, match="methods: found none"):
+            run_demo([])
+        with pytest.raises(cr.InputError, match="seed"):
+            run_demo(seed=-1)
+
+
+class TestSentences:
+    """Every claim follows its numbers, whichever way they fall."""
+
+    def test_coverage(self):
+        says = [demo_report._coverage_kind(share, 0.03) for share in (0.7, 0.88, 0.99)]
+        assert [s.split(" (")[0] for s in says] == ["Overconfident", "As promised", "Too cautious"]
+
+    def test_confidence(self):
+        says = [demo_report._confidence_kind(sure, 0.9, 100) for sure in (0.99, 0.92, 0.7)]
+        assert says == [
+            "Too sure on average",
+            "As sure on average as they are right, within chance",
+            "Too cautious on average",
+        ]
+
+    def test_methods_of_a_kind_share_a_sentence(self):
+        kinds = {"a": "Low", "b": "High", "c": "Low"}
+        assert demo_report._grouped(("a", "b", "c"), kinds.__getitem__, str.upper) == ("Low: A, C.", "High: B.")
+
+    def test_closeness(self):
+        def rows(**far):
+            return {task: {name: {"total_variation": v} for name, v in far.items()} for task in TASKS}
+
+        said = reference.closeness_sentences(rows(a=0.3, b=0.004, c=0.1, hmc=0.005))
+        assert said[0] == (
+            "Over the 4 tasks b is closest to HMC, with a mean total variation of 0.004; a is farthest, with 0.300."
+        )
+        assert said[1] == (
+            "Diabetes: b is closest (0.004), a farthest (0.300). Chance alone gives 0.005, so b cannot be told from HMC here."
+        )
+        assert reference.closeness_sentences(rows(a=0.3, hmc=0.1)) == tuple(
+            f"{name}: a is at a distance (0.300). Chance alone gives 0.100."
+            for name in ("Diabetes", "Breast cancer", "Gap", "Star")
+        )
+        assert reference.closeness_sentences(rows(hmc=0.1)) == ()
+
+    def test_a_reference_that_has_not_mixed_is_called_so(self):
+        assert reference._caution([]) == ()
+        assert "do not pass on gap and star" in reference._caution(["gap_regression", "star_classification"])[0]
+
+    def test_gap(self):
+        def say(on, gap):
+            return demo_report._gap_sentence({"epistemic_on_data": on, "epistemic_in_gap": gap, "error_in_gap": 0.25})
+
+        assert say(0.0, 0.0) == "No doubt anywhere (epistemic deviation 0), while its mean is off by 0.25 in the gap."
+        assert "0.300, 3.0 times the 0.100 on the data" in say(0.1, 0.3)
+        assert "no wider than" in say(0.3, 0.1)
+
+    def test_star(self):
+        def say(p, doubt):
+            return demo_report._star_sentence(
+                {"probability_at_star": p, "total_at_star": 0.5, "epistemic_at_star": doubt}
+            )
+
+        assert "0.010 at the star: all but certain; none of its uncertainty" in say(0.01, 0.0)
+        assert "leaning" in say(0.8, 0.0)
+        assert "undecided; 80% of its uncertainty is epistemic" in say(0.6, 0.4)
+
+    def test_ranking_says_when_a_lead_is_noise(self):
+        class Fixed:
+            def __init__(self, rows):
+                self.rows = torch.tensor(rows)
+
+            def log_prob(self, y):
+                return self.rows
+
+        class Known:
+            y_test = None
+
+        noisy = demo_report._ranking({"a": Fixed([1.0, -1.0, 0.1]), "b": Fixed([-1.0, 1.0, 0.0])}, Known())
+        assert noisy[0].startswith("Highest log density: a, ahead of b by 0.033")
+        assert noisy[0].endswith("too little to call on 3 rows.")
+        clear = demo_report._ranking({"c": Fixed([0.0] * 3), "b": Fixed([1.0] * 3), "a": Fixed([2.0] * 3)}, Known())
+        assert "more than chance would give; c comes last, 2.000 behind" in clear[0]
+        assert demo_report._ranking({"a": Fixed([1.0])}, Known()) == ()

@@ -1,0 +1,105 @@
+"""The study against a public HMC reference, on data and a reference made here: forms of data, distances, the order's rule."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from credibly.cli import app
+from credibly.errors import InputError
+from studies import hmc_reference
+from studies.study import Options
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Two classes of 6 x 6 images, bright above or below, and a reference that is nearly sure of the right one."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 80).astype(np.uint8)
+    x = rng.integers(0, 100, (80, 6, 6)).astype(np.uint8)
+    x[y == 0, :3] += 120
+    x[y == 1, 3:] += 120
+    np.savez(tmp_path / "images.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    sure = np.where(y[60:, None] == np.arange(2), 0.95, 0.05).astype(np.float32)
+    np.savez(tmp_path / "reference.npz", probs=sure, probs_earlier=0.99 * sure + 0.005)
+    return tmp_path
+
+
+def options(root, **extra):
+    known = {
+        "network": "mlp",
+        "data": "images.npz",
+        "reference": "reference.npz",
+        "prior_variance": "0.1",
+        "train_rows": "0",
+    }
+    return Options(root=root, quick=True, extra=known | extra)
+
+
+def test_every_method_against_a_reference_of_images(root):
+    result = hmc_reference.run(options(root, **{"map.epochs": "30", "ensemble.epochs": "30"}))
+    assert list(result.numbers) == ["hmc", "sghmc", "sgld", "ensemble", "bbb", "dropout", "map", "reference, earlier"]
+    assert result.numbers["ensemble"]["agreement"] > 0.9
+    for row in result.numbers.values():
+        assert 0 <= row["total_variation"] <= 1
+    assert result.numbers["reference, earlier"]["agreement"] == 1
+    assert result.numbers["reference, earlier"]["total_variation"] == pytest.approx(0.0045, abs=1e-4)
+    best = max(list(result.numbers)[:-1], key=lambda name: result.numbers[name]["agreement"])
+    assert any(f"The best is {best}" in line for line in result.sentences)
+
+
+def test_token_ids_and_stored_differences():
+    ids = np.arange(12, dtype=np.uint16).reshape(3, 4)
+    x, _ = hmc_reference._tensors(ids, ids)
+    assert x.dtype == torch.int64
+    rng = np.random.default_rng(0)
+    rgb = rng.integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    r, g, b = (rgb[..., i] for i in range(3))
+    planes = np.stack([g, r - g, b - g], 1)
+    d = np.diff(np.diff(planes, axis=3, prepend=np.uint8(0)), axis=2, prepend=np.uint8(0))
+    found = hmc_reference._images({"d_train": d.astype(np.uint8)}, "train")
+    assert np.array_equal(found, rgb)
+    scaled, _ = hmc_reference._tensors(rgb, rgb)
+    assert scaled.shape == (2, 3, 32, 32)
+    assert float(scaled[0, 0, 0, 0]) == pytest.approx((rgb[0, 0, 0, 0] / 255 - 0.49) / 0.2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "steps, held", [((0.0, 0.1, 0.2, 0.3), True), ((0.3, 0.2, 0.1, 0.0), False), ((0.1,) * 4, None)]
+)
+def test_the_order_is_judged_by_paired_differences(steps, held):
+    rng = np.random.default_rng(0)
+    rows = 0.05 * rng.random(200)
+    noise = 0.001 * rng.normal(size=(4, 200))
+    given = {name: rows + step + n for name, step, n in zip(("hmc", "ensemble", "bbb", "map"), steps, noise)}
+    found, sentences = hmc_reference.judge(given)
+    assert found is held
+    assert len(sentences) == 4
+
+
+def test_the_command_and_what_it_refuses(root, tmp_path):
+    out = tmp_path / "out"
+    words = [
+        "study",
+        "hmc-reference",
+        "--root",
+        str(root),
+        "--quick",
+        "--out",
+        str(out),
+        "--set",
+        "methods=map,ensemble",
+    ]
+    words += ["--set", "network=mlp", "--set", "data=images.npz", "--set", "reference=reference.npz"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert set(json.loads(done.stdout)["numbers"]) == {"ensemble", "map", "reference, earlier"}
+    assert {"index.html", "README.md", "results.json", "hmc-reference.svg"} == {p.name for p in out.iterdir()}
+    with pytest.raises(InputError, match="has no nothing.npz"):
+        hmc_reference.run(options(root, data="nothing.npz"))
+    with pytest.raises(InputError, match="network is 'big'"):
+        hmc_reference.run(options(root, network="big"))
+    with pytest.raises(InputError, match="found wrong"):
+        hmc_reference.run(options(root, wrong="1"))
