@@ -1,4 +1,7 @@
-"""The errors credibly raises on purpose. Each message names what was given, what was found and what to do."""
+"""The errors that credibly raises on purpose.
+
+A message names the parameter, the constraint, the value received and, where it is not obvious, the way out.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,18 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """An argument that cannot be used, found before any work starts.
+    """An argument that cannot be used, raised before any work starts.
 
     Args:
-        argument: the name of the argument, as the caller wrote it.
-        found: what it was.
-        advice: what to do instead.
+        argument: the name of the parameter, as the caller wrote it.
+        found: what is wrong with it. "must be a positive integer, got 0" continues the sentence that the name begins; anything
+            else ("has 3 rows, y has 4") follows a colon.
+        advice: what to do about it; empty where the constraint already says so.
     """
 
-    def __init__(self, argument: str, found: str, advice: str) -> None:
-        super().__init__(f"{argument}: {found}. {advice}")
+    def __init__(self, argument: str, found: str, advice: str = "") -> None:
+        separator = " " if found.startswith("must ") else ": "
+        super().__init__(f"{argument}{separator}{found}" + (f". {advice}" if advice else ""))
         self.argument = argument
         self.found = found
         self.advice = advice
