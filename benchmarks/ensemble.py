@@ -29,11 +29,11 @@ from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, gradient_flops
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, scaled, show, table
 from credibly.inference.method import initial
-from credibly.inference.training.loop import Training
-from credibly.inference.training.native_steps import NativeStep
+from credibly.inference.training.batches import Batches
+from credibly.inference.training.cpp_steps import CppStep
+from credibly.inference.training.loop import make_step
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.inference.training.shared_steps import make_step
-from credibly.inference.training.steps import Batches
+from credibly.inference.training.settings import Training
 
 LR = 1e-3
 NOISE = 0.5  # standard deviation of the Gaussian likelihood
@@ -159,7 +159,7 @@ class Ours:
         self()
         seconds = time.perf_counter() - start
         run = self.step.run
-        if not isinstance(self.step, NativeStep) and getattr(run, "active", run) is getattr(run, "plain", run):
+        if not isinstance(self.step, CppStep) and getattr(run, "active", run) is getattr(run, "plain", run):
             raise SystemExit("the step was not compiled (is there a C++ compiler?): nothing to compare")
         return seconds
 

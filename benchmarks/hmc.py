@@ -72,7 +72,7 @@ def ours(case: dict[str, Any], device: str = "cpu") -> tuple[Callable[[], None],
         init="network", compile=True, mass="identity",
     )  # fmt: skip
     start = 0.1 * torch.randn(case["chains"], target.dim, generator=torch.Generator().manual_seed(1))
-    run = method.process(target, 0)
+    run = method.sampler(target, 0)
     run.start(start.to(device))
 
     def some() -> None:

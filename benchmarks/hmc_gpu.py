@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 import credibly as cr
-from credibly.inference.kernels.integrators import LEAPFROG
+from credibly.inference.kernels.hmc import LEAPFROG
 from credibly.inference.sampling.trajectory import Trajectory
 from credibly.inference.target import ProblemTarget
 from credibly.networks import fused_unit, zoo

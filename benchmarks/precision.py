@@ -46,7 +46,7 @@ def main() -> None:
             run = cr.HMC(
                 chains=1, draws=10**6, warmup=0, step_size=size, trajectory_length=STEPS * size, init="network", mass="identity",
                 compile=False,
-            ).process(to_target(problem(options.rows, precision, options.device)), 0)  # fmt: skip
+            ).sampler(to_target(problem(options.rows, precision, options.device)), 0)  # fmt: skip
             run.start(start.clone())
             accepted, errors, began = [], [], time.perf_counter()
             for _ in range(options.draws):

@@ -22,7 +22,7 @@ import torch
 import credibly as cr
 from benchmarks.timing import Goal, Row, options, report, show, table
 from credibly.distributed.world import Mesh, World
-from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.loop import run
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.run import _create
@@ -42,8 +42,8 @@ def method(draws: int, steps: int, compile: bool) -> cr.HMC:
     )
 
 
-def started(known: cr.Problem, options: cr.HMC) -> HMCRun:
-    process = options.process(ProblemTarget(known), 0)
+def started(known: cr.Problem, options: cr.HMC) -> HMCSampler:
+    process = options.sampler(ProblemTarget(known), 0)
     process.start(known.layout.read(known.layout.module).expand(8, -1).clone())
     return process
 

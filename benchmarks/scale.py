@@ -70,7 +70,7 @@ def started(case: dict[str, Any], world: World) -> tuple[Any, Mesh]:
     known, how = problem(case), method(case)
     mesh = world.mesh(case["chains"])
     target = to_target(known, mesh)
-    process = how.process(target, 0, mesh)
+    process = how.sampler(target, 0, mesh)
     start = 0.1 * torch.randn(case["chains"], target.dim, generator=torch.Generator().manual_seed(1))
     own = mesh.chains(case["chains"])
     process.start(start[own.start : own.stop].clone())

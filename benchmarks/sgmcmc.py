@@ -49,7 +49,7 @@ def large() -> tuple[cr.Problem, float]:
 
 def ours(problem: cr.Problem, method: Any) -> Any:
     """A call that takes some steps of all chains."""
-    run = method.process(ProblemTarget(problem), 0)
+    run = method.sampler(ProblemTarget(problem), 0)
     run.start(problem.layout.read(problem.layout.module).expand(method.chains, -1).clone())
 
     def steps() -> None:

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 import credibly as cr
 from benchmarks import ensemble
 from benchmarks.ensemble import LR, PRIOR, Task
-from credibly.inference.training.loop import Training
+from credibly.inference.training.batches import Batches
 from credibly.inference.training.objectives import Objective
-from credibly.inference.training.steps import Batches, Step
+from credibly.inference.training.settings import Training
+from credibly.inference.training.steps import Step
 
 BATCH = 128
 TABLE_STEPS = 100_000  # length of the run whose steps are timed: only the table of learning rates is as long

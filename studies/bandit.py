@@ -21,8 +21,8 @@ from credibly.core.rng import draw_noise, global_stream, normal, stream
 from credibly.errors import InputError
 from credibly.gaussians.families import MeanField
 from credibly.inference.method import initial
-from credibly.inference.training.loop import Training
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
+from credibly.inference.training.settings import Training
 from credibly.inference.training.steps import Step
 from credibly.likelihoods import Gaussian
 from credibly.networks.zoo import mlp
@@ -101,7 +101,7 @@ class FreeEnergies(Objective):
         self.problem, self.agents, self.updates, self.seed = problem, agents, updates, seed
         self.family = MeanField()
 
-    def figures(self, step: int) -> tuple[float, ...]:
+    def controls(self, step: int) -> tuple[float, ...]:
         """One over the number of mushrooms remembered."""
         return (1 / min(step // self.updates + 1, MEMORY),)
 
@@ -111,7 +111,7 @@ class FreeEnergies(Objective):
         return (draw_noise((self.agents, 1, self.problem.dim), generator, self.problem.layout.dtype),)
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
+        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], controls: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Misfit and complexity of each agent, and the gradient of their sum."""
         assert rows is not None
@@ -123,7 +123,7 @@ class FreeEnergies(Objective):
             weights = self.family.draw((mu, sigma), drawn)
             log_lik = self.problem.log_likelihood_rows(weights[:, 0], x, y, shared=False).flatten(1).mean(1)
             prior = self.problem.prior.expected_log_prob(mu, torch.square(sigma), weights, None)
-            complexity = figures[0] * (-self.family.entropy((mu, sigma)) - prior)
+            complexity = controls[0] * (-self.family.entropy((mu, sigma)) - prior)
             parts = torch.stack([-log_lik, complexity.to(log_lik.dtype)], -1)
             return parts.sum(), parts
 

@@ -24,11 +24,6 @@ ORDER = (
 
 # Modules whose imports are still to be untangled.
 PENDING = {
-    "credibly.inference.sampling.hmc",
-    "credibly.inference.sampling.native_chains",
-    "credibly.inference.sampling.sgmcmc",
-    "credibly.inference.training.loop",
-    "credibly.inference.training.steps",
     "credibly.posterior.base",
     "credibly.report",
     "credibly.report.comparison",

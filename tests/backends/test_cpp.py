@@ -17,13 +17,13 @@ from credibly.backends.cpp import density
 from credibly.backends.cpp.library import _folder, library
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
 from credibly.backends.cpp.stack import Stack
-from credibly.inference.kernels.integrators import LEAPFROG, MINIMUM_ERROR
+from credibly.inference.kernels.hmc import LEAPFROG, MINIMUM_ERROR
 from credibly.inference.sampling.trajectory import Trajectory
 from credibly.inference.target import ProblemTarget
+from credibly.inference.training.cpp_steps import cpp_step
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
-from credibly.inference.training.loop import Training
-from credibly.inference.training.native_steps import native_step
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
+from credibly.inference.training.settings import Training
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DOUBLE = torch.float64
@@ -52,7 +52,7 @@ def problem(
 
 def both(given):
     plain, fast = ProblemTarget(given), ProblemTarget(given)
-    assert fast.go_native()
+    assert fast.select_backend("auto").fused
     return plain, fast
 
 
@@ -229,7 +229,7 @@ class TestTraining:
                 given, network, 50, rates, batch=8, seed=0, concrete=concrete, fixed_scale=False
             )
             theta = torch.zeros(1, given.dim, dtype=DOUBLE)
-            assert native_step(given, objective, Training(), 10, theta, 8) is None
+            assert cpp_step(given, objective, Training(), 10, theta, 8) is None
 
     def test_a_loss_that_is_not_finite_is_told_with_its_step(self):
         given = problem()
@@ -242,9 +242,9 @@ class TestTraining:
         given = problem()
         theta = torch.zeros(2, given.dim, dtype=DOUBLE)
         anchored = NegativeLogDensity(given, given.n, perturbation=Perturbation(anchors=theta.clone()))
-        assert native_step(given, NegativeLogDensity(given, given.n), Training(), 10, theta, 8) is not None
-        assert native_step(given, anchored, Training(), 10, theta, 8) is None
-        assert native_step(given, NegativeLogDensity(given, given.n), Training(compile=False), 10, theta, 8) is None
+        assert cpp_step(given, NegativeLogDensity(given, given.n), Training(), 10, theta, 8) is not None
+        assert cpp_step(given, anchored, Training(), 10, theta, 8) is None
+        assert cpp_step(given, NegativeLogDensity(given, given.n), Training(compile=False), 10, theta, 8) is None
 
 
 class TestTrajectories:
@@ -267,8 +267,8 @@ class TestTrajectories:
 
     def test_stops_between_calls_and_loses_nothing(self, monkeypatch):
         _, fast = both(problem())
-        assert fast.native is not None
-        monkeypatch.setattr(fast.native, "steps_in_a_call", lambda chains: 2)
+        assert fast.backend.fused
+        monkeypatch.setattr(fast.backend.density, "steps_in_a_call", lambda chains: 2)
         path = Trajectory(fast, LEAPFROG, 3, False, 0)
         theta = points(fast)
         gradient = fast.likelihood_and_grad(theta)[1]
@@ -407,19 +407,19 @@ class TestWho:
     def test_other_networks_keep_the_plain_path(self, net):
         x = torch.zeros(5, 3)
         target = ProblemTarget(cr.Problem(net, (x, x[:, :1]), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0)))
-        assert not target.go_native()
+        assert not target.select_backend("auto").fused
 
     def test_tied_frozen_and_hooked_layers_keep_the_plain_path(self):
         tied = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
         tied[2].weight = tied[0].weight
         x = torch.zeros(5, 3)
         rest = ((x, x), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0))
-        assert not ProblemTarget(cr.Problem(tied, *rest)).go_native()
+        assert not ProblemTarget(cr.Problem(tied, *rest)).select_backend("auto").fused
         free = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
-        assert ProblemTarget(cr.Problem(free, *rest)).go_native()
-        assert not ProblemTarget(cr.Problem(free, *rest, random="2.*")).go_native()
+        assert ProblemTarget(cr.Problem(free, *rest)).select_backend("auto").fused
+        assert not ProblemTarget(cr.Problem(free, *rest, random="2.*")).select_backend("auto").fused
         free[1].register_forward_hook(lambda module, given, out: out + 1)
-        assert not ProblemTarget(cr.Problem(free, *rest)).go_native()
+        assert not ProblemTarget(cr.Problem(free, *rest)).select_backend("auto").fused
 
     @pytest.mark.parametrize(
         "likelihood, prior",
@@ -431,7 +431,7 @@ class TestWho:
     def test_other_likelihoods_and_priors_keep_the_plain_path(self, likelihood, prior):
         x = torch.zeros(5, 3)
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
-        assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).go_native()
+        assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).select_backend("auto").fused
 
 
 CODE = """

@@ -12,7 +12,7 @@ from credibly.backends.cpp import wide
 from credibly.backends.cpp.library import library
 from credibly.core import rng
 from credibly.core.rng import CHUNK, stream_keys, stream_words
-from credibly.inference.sampling import native_chains
+from credibly.inference import backend
 from credibly.inference.sampling import noise as chain_noise
 from credibly.inference.target import to_target
 
@@ -163,10 +163,10 @@ class TestBits:
 
         def after(chains):
             options = method(**{**SETTINGS, "chains": chains, "batch_size": 130, "step_size": SIZES[method]})
-            run = options.process(to_target(given), 1)
+            run = options.sampler(to_target(given), 1)
             for mine, start in zip((run.theta, run.momentum, run.gradient), first):
                 mine.copy_(start[:chains, : mine.shape[1]])
-            assert run.native is not None
+            assert run.backend.fused
             run.advance(lambda: False)
             return run.theta, run.momentum, run.gradient, run.value
 
@@ -209,7 +209,7 @@ class TestWhatKeepsThePlainPath:
     @BOTH
     def test_without_a_library_there_is_the_same_noise(self, method, any_size, monkeypatch):
         fast = fit(method, problem())
-        for module in (native_chains, chain_noise):
+        for module in (backend, chain_noise):
             monkeypatch.setattr(module, "library", lambda: None)
         plain = fit(method, problem(), compile="auto")
         assert not plain.record.history["native"]

@@ -15,7 +15,7 @@ from torch import Tensor
 import credibly as cr
 from credibly.backends.cpp.density import noise_scales
 from credibly.backends.cuda import density as gpu
-from credibly.inference.kernels.integrators import INTEGRATORS
+from credibly.inference.kernels.hmc import INTEGRATORS
 from credibly.inference.target import ProblemTarget
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")

@@ -6,7 +6,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.inference.kernels.integrators import LEAPFROG
+from credibly.inference.kernels.hmc import LEAPFROG
 from credibly.inference.sampling.trajectory import Trajectory
 from credibly.inference.target import ProblemTarget
 from credibly.likelihoods import (
@@ -131,7 +131,7 @@ def test_the_kernel_for_small_networks_equals_torch(name, chains):
     net = cr.zoo.mlp(4, hidden, outputs).to(dtype)
     problem = cr.Problem(net, data=(x, y), likelihood=likelihood, prior=cr.priors.Normal(0.8), device="cuda")
     plain, fast = ProblemTarget(problem), ProblemTarget(problem)
-    assert fast.go_kernel()
+    assert fast.select_backend("auto").fused
     theta = 0.3 * randn(chains, problem.dim, dtype=dtype).cuda()
     tolerance = 1e-10 if dtype == torch.float64 else 1e-4
     expected, found = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)

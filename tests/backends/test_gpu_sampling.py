@@ -6,7 +6,7 @@ import torch
 import credibly as cr
 from conftest import mlp, randn
 from credibly.core import cuda_graphs as replaying
-from credibly.inference.kernels.integrators import LEAPFROG
+from credibly.inference.kernels.hmc import LEAPFROG
 from credibly.inference.sampling.trajectory import UNROLLED, Trajectory
 from credibly.inference.target import ProblemTarget
 

@@ -19,7 +19,7 @@ import credibly as cr
 from credibly.cli import app
 from credibly.cli.failures import plainly
 from credibly.demo.fits import TASKS
-from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.hmc import HMCSampler
 from credibly.methods import METHODS
 
 SCRIPT = Path(sys.executable).with_name("credibly")
@@ -259,21 +259,21 @@ def begin(script, problem, stop_at, monkeypatch):
     stop_before(monkeypatch, stop_at)
     with pytest.raises(cr.Interrupted):
         method.fit(found, seed=3, out=script.with_name("run"))
-    monkeypatch.setattr(HMCRun, "advance", HMC_ADVANCE)
+    monkeypatch.setattr(HMCSampler, "advance", HMC_ADVANCE)
     return known
 
 
-HMC_ADVANCE = HMCRun.advance
+HMC_ADVANCE = HMCSampler.advance
 
 
 def stop_before(monkeypatch, iteration):
     def stopped(self, stop):
         if self.done == iteration:
-            monkeypatch.setattr(HMCRun, "advance", HMC_ADVANCE)
+            monkeypatch.setattr(HMCSampler, "advance", HMC_ADVANCE)
             signal.raise_signal(signal.SIGINT)
         return HMC_ADVANCE(self, stop)
 
-    monkeypatch.setattr(HMCRun, "advance", stopped)
+    monkeypatch.setattr(HMCSampler, "advance", stopped)
 
 
 @pytest.fixture
@@ -423,7 +423,7 @@ class TestResume:
         def fails(self, stop):
             raise cr.SamplingError("step_size: every trajectory diverged")
 
-        monkeypatch.setattr(HMCRun, "advance", fails)
+        monkeypatch.setattr(HMCSampler, "advance", fails)
         found = call("resume", script.with_name("run"))
         assert (found.exit_code, found.stderr) == (1, "credibly: step_size: every trajectory diverged\n")
 

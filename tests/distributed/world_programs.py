@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import credibly as cr
 from credibly.distributed.world import current
-from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.hmc import HMCSampler
 
 NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1)).double()
 SAMPLERS = {
@@ -65,7 +65,7 @@ def long(folder):
     """
     deaths = [tuple(map(int, d.split(":"))) for d in os.environ.get("DIE", "").split(",") if d]
     start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    plain = HMCRun.advance
+    plain = HMCSampler.advance
 
     def advance(self, stop):
         if start < len(deaths) and (current().rank, self.done) == deaths[start]:
@@ -75,7 +75,7 @@ def long(folder):
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, stop)
 
-    HMCRun.advance = advance
+    HMCSampler.advance = advance
     LONG.fit(problem(), seed=3, progress=False, out=folder / "long")
 
 
@@ -95,7 +95,7 @@ def brief(folder):
 def trouble(folder):
     """Process 1 does what TROUBLE says; the others write down how they fared."""
     kind, rank = os.environ["TROUBLE"], int(os.environ["RANK"])
-    plain = HMCRun.advance
+    plain = HMCSampler.advance
 
     def advance(self, stop):
         if rank == 1 and self.done == 3:
@@ -105,7 +105,7 @@ def trouble(folder):
         return plain(self, stop)
 
     if kind in ("raise", "hang"):
-        HMCRun.advance = advance
+        HMCSampler.advance = advance
     if kind == "folder":
         own = folder / str(rank)
         own.mkdir()

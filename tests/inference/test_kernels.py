@@ -7,8 +7,17 @@ import torch
 
 from conftest import randn
 from credibly.errors import InputError
-from credibly.inference.kernels.hmc import DIVERGENT, State, kinetic, metropolis, refresh
-from credibly.inference.kernels.integrators import INTEGRATORS, LEAPFROG, MINIMUM_ERROR, integrator
+from credibly.inference.kernels.hmc import (
+    DIVERGENT,
+    INTEGRATORS,
+    LEAPFROG,
+    MINIMUM_ERROR,
+    State,
+    integrator,
+    kinetic,
+    metropolis,
+    refresh,
+)
 from credibly.inference.kernels.langevin import langevin
 from credibly.inference.kernels.sghmc import sghmc
 

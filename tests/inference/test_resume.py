@@ -25,14 +25,15 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly.distributed.world import Mesh, World
+from credibly.inference.sampling import folder as folders
 from credibly.inference.sampling import noise as chain_noise
 from credibly.inference.sampling import recording
 from credibly.inference.sampling import run as sampler
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
-from credibly.inference.sampling.hmc import HMCRun
+from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.loop import _polite_interrupt
 from credibly.inference.sampling.recording import FolderRecorder
-from credibly.inference.sampling.sgmcmc import SGMCMCRun
+from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from credibly.posterior.base import SampledPosterior
 from credibly.priors.elementwise import Laplace, Normal
@@ -291,7 +292,7 @@ class TestSameBits:
         """Checkpoints that are far apart: the process ends with iterations, and whole shards, that no manifest lists."""
         known = method.fit(make(), seed=1)
         monkeypatch.setattr(recording, "EVERY_SECONDS", 1e9)
-        kind = HMCRun if isinstance(method, cr.HMC) else SGMCMCRun
+        kind = HMCSampler if isinstance(method, cr.HMC) else SGMCMCSampler
         advance, steps = kind.advance, [0]
 
         def counted(self, stop):
@@ -301,7 +302,7 @@ class TestSameBits:
             return advance(self, stop)
 
         monkeypatch.setattr(kind, "advance", counted)
-        limit = 26 if kind is HMCRun else 17
+        limit = 26 if kind is HMCSampler else 17
         path = tmp_path / "run"
         with pytest.raises(Crash):
             method.fit(make(), seed=1, out=path)
@@ -534,7 +535,7 @@ class TestFailures:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_run_that_fails_on_the_way_keeps_its_draws(self, tmp_path, tight, monkeypatch):
-        advance = HMCRun.advance
+        advance = HMCSampler.advance
 
         def fails(self, stop):
             if self.done == 5:
@@ -542,7 +543,7 @@ class TestFailures:
             return advance(self, stop)
 
         known = quick().fit(make(), seed=1)
-        monkeypatch.setattr(HMCRun, "advance", fails)
+        monkeypatch.setattr(HMCSampler, "advance", fails)
         with pytest.raises(cr.SamplingError, match="range of numbers"):
             quick().fit(make(), seed=1, out=tmp_path / "run")
         assert torch.equal(cr.load(tmp_path / "run").draws, known.draws[:, :3])
@@ -554,10 +555,11 @@ import math, pathlib, signal, sys, time
 import torch
 import credibly as cr
 from torch import nn
+from credibly.inference.sampling import folder as folders
 from credibly.inference.sampling import recording
 
 torch.set_num_threads(1)
-recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.SHARE = 20_000, 0.02, math.inf
+recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION = 20_000, 0.02, math.inf
 here = pathlib.Path(__file__).parent
 
 def log_prob(w):
@@ -589,9 +591,9 @@ def driver(tmp_path):
     """The script of a user, the problem and method in it, and how to start it."""
     (tmp_path / "driver.py").write_text(DRIVER)
     own: dict = {"__name__": "driver", "__file__": str(tmp_path / "driver.py")}
-    kept = recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.SHARE
+    kept = recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION
     exec(DRIVER, own)
-    recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.SHARE = kept
+    recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION = kept
 
     def start():
         words = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "run")]
@@ -694,10 +696,10 @@ class TestInterrupted:
     @pytest.mark.parametrize("method", [hmc(), sg(cr.SGHMC)], ids=["hmc", "sghmc"])
     @pytest.mark.parametrize("at", [0, 3, 9, 1000])
     def test_ctrl_c_at_an_iteration(self, tmp_path, tight, monkeypatch, method, at):
-        kind = HMCRun if isinstance(method, cr.HMC) else SGMCMCRun
+        kind = HMCSampler if isinstance(method, cr.HMC) else SGMCMCSampler
         known = method.fit(make(), seed=1)
         advance = kind.advance
-        last = method.draws + method.warmup - 1 if kind is HMCRun else 33
+        last = method.draws + method.warmup - 1 if kind is HMCSampler else 33
 
         def stopped(self, stop):
             if self.done >= min(at, last):
@@ -955,7 +957,7 @@ class TestProblems:
                 cr.resume(tmp_path / name)
             assert not (tmp_path / name / LOCK).exists()
             same(cr.resume(tmp_path / name, problem), known)
-        monkeypatch.setattr(sampler, "KEPT_DATA", 100)
+        monkeypatch.setattr(folders, "KEPT_DATA", 100)
         begin(quick(), make(), tmp_path / "large", crash, 3)
         with pytest.raises(cr.StoreError, match=f"the data of .* were too large to be kept in it.*{how}"):
             cr.resume(tmp_path / "large")

@@ -13,8 +13,8 @@ from credibly.core.inputs import map_inputs
 from credibly.core.progress import Progress
 from credibly.core.rng import stream
 from credibly.inference.kernels.optimisers import SGD, Adam, clip_rows, learning_rates
-from credibly.inference.training.loop import Training
-from credibly.inference.training.steps import Batches
+from credibly.inference.training.batches import Batches
+from credibly.inference.training.settings import Training
 from credibly.likelihoods import Gaussian
 
 f64 = torch.float64

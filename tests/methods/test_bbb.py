@@ -18,7 +18,7 @@ from credibly.gaussians.families import FullRank, LowRank, MeanField, inverse_so
 from credibly.inference.method import initial
 from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.likelihoods import Categorical, Gaussian
-from credibly.methods.bbb import FreeEnergy, kl_share
+from credibly.methods.bbb import FreeEnergy, kl_weight
 from credibly.posterior.base import Model, Record
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
@@ -58,7 +58,7 @@ def free_energy(p, chosen=None, *, per_epoch=1, **options):
 
 def evaluate(objective, phi, noise, rows=None, step=0):
     """Parts (M, 2) and gradient (M, P) of a step."""
-    p, figures = objective.problem, torch.tensor(objective.figures(step), dtype=f64)
+    p, figures = objective.problem, torch.tensor(objective.controls(step), dtype=f64)
     return objective.evaluate(phi, (), p.x, p.y, rows, noise, figures)
 
 
@@ -309,7 +309,7 @@ def test_the_misfit_is_a_mean_over_the_batch_and_the_complexity_a_share_of_n():
 @pytest.mark.parametrize("kind", ["uniform", "geometric"])
 @pytest.mark.parametrize("batches", [1, 2, 3, 10, 469, 5000])
 def test_shares_of_the_complexity_sum_to_one(kind, batches):
-    shares = [kl_share(kind, i, batches) for i in range(batches)]
+    shares = [kl_weight(kind, i, batches) for i in range(batches)]
     assert math.fsum(shares) == pytest.approx(1, abs=1e-12)
     assert all(0 <= b <= a <= 1 for a, b in itertools.pairwise(shares))
 
@@ -318,23 +318,23 @@ def test_geometric_shares_are_blundells():
     """pi_i = 2^(M-i) / (2^M - 1) for i from 1 to M; uniform ones 1/M."""
     for m in (1, 4, 30):
         exact = [2 ** (m - i) / (2**m - 1) for i in range(1, m + 1)]
-        assert [kl_share("geometric", i, m) for i in range(m)] == pytest.approx(exact, rel=1e-12)
-        assert {kl_share("uniform", i, m) for i in range(m)} == {1 / m}
+        assert [kl_weight("geometric", i, m) for i in range(m)] == pytest.approx(exact, rel=1e-12)
+        assert {kl_weight("uniform", i, m) for i in range(m)} == {1 / m}
 
 
 def test_figures_start_again_with_every_epoch():
     objective, _ = free_energy(problem(), per_epoch=4, kl_weights="geometric")
-    figures = [objective.figures(step)[0] for step in range(12)]
+    figures = [objective.controls(step)[0] for step in range(12)]
     assert figures[:4] == figures[4:8] == figures[8:]
     assert figures[:4] == pytest.approx([4 * 2 ** (4 - i) / 15 for i in (1, 2, 3, 4)])
 
 
 def test_the_warm_up_rises_and_ends_at_exactly_one():
     objective, _ = free_energy(problem(), kl_warmup=9)
-    weights = [objective.figures(step)[0] for step in range(40)]
+    weights = [objective.controls(step)[0] for step in range(40)]
     assert weights[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)])
     assert weights[9:] == [1.0] * 31
-    assert free_energy(problem())[0].figures(0) == (1.0,)
+    assert free_energy(problem())[0].controls(0) == (1.0,)
 
 
 def test_the_warm_up_changes_the_way_but_not_the_end(conjugate, exact_noise):

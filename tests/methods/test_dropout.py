@@ -14,7 +14,7 @@ import credibly as cr
 from conftest import mlp, randn
 from credibly.core.compilation import compiler_missing
 from credibly.core.rng import stream
-from credibly.inference.training import shared_steps
+from credibly.inference.training import loop
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian
 from credibly.networks.dropout_masks import find_sites
@@ -1051,7 +1051,7 @@ def poison(monkeypatch, after, member=0):
         return torch.where(hurt.unsqueeze(1), math.nan, value) if len(calls) > after else value
 
     monkeypatch.setattr(DropoutObjective, "log_likelihood", poisoned)
-    monkeypatch.setattr(shared_steps, "native_step", lambda *rest: None)  # which does not call it
+    monkeypatch.setattr(loop, "cpp_step", lambda *rest: None)
 
 
 @pytest.mark.parametrize("concrete", [False, True])

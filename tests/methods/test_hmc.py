@@ -14,8 +14,8 @@ import credibly.problem
 from chains import assert_moments, assert_weighted_prior, assert_zero
 from conftest import mlp, randn
 from credibly.inference.adaptation import LengthTrial
-from credibly.inference.sampling.hmc import even_share
 from credibly.inference.sampling.noise import ChainNoise
+from credibly.inference.sampling.trajectory import even_chunk
 from credibly.inference.target import ProblemTarget, to_target
 from credibly.likelihoods import Categorical, Gaussian
 
@@ -137,7 +137,7 @@ def test_warm_up_reaches_the_acceptance_asked_for(target, pooled):
 
 def test_step_size_and_mass_adapt_in_warm_up_and_are_frozen_after():
     target = to_target(density())
-    process = cr.HMC(chains=4, draws=30, warmup=60, compile=False).process(target, 0)
+    process = cr.HMC(chains=4, draws=30, warmup=60, compile=False).sampler(target, 0)
     process.start(randn(4, 3, dtype=DOUBLE))
     sizes, masses = [], []
     while process.done < process.total:
@@ -155,7 +155,7 @@ def test_step_size_and_mass_adapt_in_warm_up_and_are_frozen_after():
 
 def test_the_mass_is_the_variance_of_the_last_window_alone():
     options = cr.HMC(chains=4, draws=5, warmup=150, compile=False)
-    process = options.process(to_target(density(scale=3.0)), 0)
+    process = options.sampler(to_target(density(scale=3.0)), 0)
     process.start(randn(4, 3, dtype=DOUBLE))
     assert process.inverse_mass.tolist() == [9.0] * 3  # the guess, until there are draws
     path = []
@@ -190,7 +190,7 @@ def test_a_kept_momentum_goes_on_from_one_trajectory_to_the_next():
 
 def test_jitter_lengthens_and_shortens_trajectories():
     options = cr.HMC(chains=2, draws=200, warmup=0, step_size=0.01, trajectory_length=1.0, jitter=0.3, compile=False)
-    process = options.process(to_target(density()), 0)
+    process = options.sampler(to_target(density()), 0)
     steps = torch.tensor([list(process._steps(t)) for t in range(200)], dtype=DOUBLE)
     assert torch.equal(steps[:, 0], steps[:, 1])  # alike for all chains, which run together
     assert 70 <= float(steps.min()) < 76
@@ -199,16 +199,16 @@ def test_jitter_lengthens_and_shortens_trajectories():
 
 
 def test_lengths_are_jittered_by_a_fifth_unless_they_are_given():
-    assert cr.HMC().spread == 0.2
-    assert cr.HMC(trajectory_length=1.0).spread == 0.0
-    assert cr.HMC(trajectory_length=1.0, jitter=0.1).spread == 0.1
-    assert cr.HMC(jitter=0.0).spread == 0.0
+    assert cr.HMC().jitter_fraction == 0.2
+    assert cr.HMC(trajectory_length=1.0).jitter_fraction == 0.0
+    assert cr.HMC(trajectory_length=1.0, jitter=0.1).jitter_fraction == 0.1
+    assert cr.HMC(jitter=0.0).jitter_fraction == 0.0
 
 
 def test_steps_are_the_length_over_the_step_size():
     for length, size, steps in ((1.0, 0.1, 10), (1.0, 0.3, 4), (0.3, 0.1, 3), (1e-3, 1.0, 1), (5.0, 0.001, 5000)):
         options = cr.HMC(chains=2, draws=1, warmup=0, step_size=size, trajectory_length=length, compile=False)
-        assert list(options.process(to_target(density()), 0)._steps(0)) == [steps, steps]
+        assert list(options.sampler(to_target(density()), 0)._steps(0)) == [steps, steps]
 
 
 def test_a_given_step_size_is_never_touched():
@@ -279,13 +279,13 @@ def test_batched_is_looped_is_micro_batched_is_chunked(monkeypatch):
 def test_chunks_are_of_one_length_where_that_costs_little():
     for chains in range(1, 40):
         for most in range(1, 40):
-            share = even_share(chains, most)
+            share = even_chunk(chains, most)
             assert 1 <= share <= most
             fewest = math.ceil(chains / most)
             assert math.ceil(chains / share) <= 1.5 * fewest
             assert chains % share == 0 or all(chains % k for k in range(fewest, int(1.5 * fewest) + 1))
-    assert [even_share(8, most) for most in (8, 7, 4, 3, 1)] == [8, 4, 4, 2, 1]
-    assert even_share(7, 4) == 4  # seven chunks of one would be many
+    assert [even_chunk(8, most) for most in (8, 7, 4, 3, 1)] == [8, 4, 4, 2, 1]
+    assert even_chunk(7, 4) == 4  # seven chunks of one would be many
 
 
 def test_chunks_of_chains_adapt_together(monkeypatch):

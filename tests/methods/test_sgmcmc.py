@@ -44,7 +44,7 @@ def preconditioned_process(method, conjugate, size, **kwargs):
     """A run and, for each chain, the preconditioner that it froze."""
     options = method(**{**MANY, **kwargs}, preconditioner="rmsprop", step_size=size, compile=False)
     target = to_target(conjugate.problem())
-    process = options.process(target, 0)
+    process = options.sampler(target, 0)
     process.start(exact_draws(conjugate, 400))
     draws, seen = [], []
     while process.done < process.total:
@@ -150,9 +150,9 @@ def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
     net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
     target = to_target(cr.Problem(net, (randn(24, 3), randn(24, 1, seed=1)), Gaussian(0.5), cr.priors.Normal(1.0)))
     options = method(chains=3, draws=4, warmup=0, thin=2, step_size=1e-2, batch_size=8, compile=False)
-    alone = options.process(target, 5)
+    alone = options.sampler(target, 5)
     monkeypatch.setattr(sgmcmc_run, "LARGE", 10**6)
-    together = options.process(target, 5)
+    together = options.sampler(target, 5)
     for process in (alone, together):
         process.start(0.3 * randn(3, target.dim, seed=2))
         while process.done < 8:
@@ -166,7 +166,7 @@ def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
 def test_compiled_noise_is_the_same():
     """An odd number of them, the last chain's."""
     plain, fast = (
-        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, apart=True, compile=c)
+        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, one_by_one=True, compile=c)
         for c in (False, True)
     )  # fmt: skip
     expected, found = plain.of(1, 7), fast.of(1, 7)
@@ -259,7 +259,7 @@ def problem(**kwargs):
 def test_the_minibatches_of_an_epoch_average_to_the_full_gradient(method):
     p = problem(temperature=cr.Tempering(0.4, 2.0))
     target = to_target(p)
-    process = method(chains=3, batch_size=8, compile=False).process(target, 0)
+    process = method(chains=3, batch_size=8, compile=False).sampler(target, 0)
     theta = randn(3, p.dim, seed=2, dtype=DOUBLE)
     value, gradient = (
         sum(part) / 3 for part in zip(*(process._minibatch(theta, process.batches.at(t)) for t in range(3)))
@@ -310,7 +310,7 @@ def test_the_curvature_is_tempered_with_the_problem(conjugate):
 
 
 def test_the_curvature_is_seen_through_the_preconditioner(conjugate):
-    process = cr.SGLD(chains=3, preconditioner="rmsprop", batch_size=30, compile=False).process(
+    process = cr.SGLD(chains=3, preconditioner="rmsprop", batch_size=30, compile=False).sampler(
         to_target(conjugate.problem()), 0
     )
     process.start(exact_draws(conjugate, 3))
@@ -360,49 +360,49 @@ def schedules(draw):
 @given(schedules())
 @settings(max_examples=150, deadline=None)
 def test_the_bookkeeping_of_draws_agrees_with_itself(options):
-    total = options.steps()
-    taken = [done for done in range(total + 1) if options.is_draw(done)]
+    total = options.resolved_schedule().steps
+    taken = [done for done in range(total + 1) if options.resolved_schedule().is_draw(done)]
     assert len(taken) == options.draws
     assert taken[0] > options.warmup
     assert taken[-1] == total
-    assert not options.is_draw(0)
+    assert not options.resolved_schedule().is_draw(0)
     for done in range(total):
-        assert options.next_draw(done) == next(t for t in taken if t > done)
+        assert options.resolved_schedule().next_draw(done) == next(t for t in taken if t > done)
     for done in range(total + 1):
-        assert options.drawn(done) == sum(t <= done for t in taken)
+        assert options.resolved_schedule().drawn(done) == sum(t <= done for t in taken)
 
 
 @given(schedules())
 @settings(max_examples=50, deadline=None)
 def test_every_draw_comes_from_a_step_with_noise(options):
-    for done in range(1, options.steps() + 1):
-        size, heat = options.schedule_at(done - 1, 2.0)
+    for done in range(1, options.resolved_schedule().steps + 1):
+        size, heat = options.resolved_schedule().at(done - 1, 2.0)
         assert 0 < size <= 2.0
-        if options.is_draw(done):
+        if options.resolved_schedule().is_draw(done):
             assert heat == 1.0
 
 
 def test_a_cycle_is_a_cosine_that_explores_first_and_draws_at_its_end():
     options = cr.SGLD(schedule="cyclical", cycles=3, draws=12, warmup=10, thin=5, exploration=0.5)
-    assert options.steps() == 10 + 3 * 40
-    taken = [done - 10 for done in range(131) if options.is_draw(done)]
+    assert options.resolved_schedule().steps == 10 + 3 * 40
+    taken = [done - 10 for done in range(131) if options.resolved_schedule().is_draw(done)]
     assert taken == [40 * c + p for c in range(3) for p in (25, 30, 35, 40)]
     for t in range(10):
-        assert options.schedule_at(t, 1.0) == (1.0, 1.0)
+        assert options.resolved_schedule().at(t, 1.0) == (1.0, 1.0)
     for c in range(3):
         for place in range(40):
-            size, heat = options.schedule_at(10 + 40 * c + place, 0.1)
+            size, heat = options.resolved_schedule().at(10 + 40 * c + place, 0.1)
             assert size == pytest.approx(0.05 * (1 + math.cos(math.pi * place / 40)), abs=1e-15)
             assert heat == (1.0 if place >= 20 else 0.0)
 
 
 def test_the_other_schedules():
     options = cr.SGLD(draws=90, warmup=10, thin=1)
-    assert {options.schedule_at(t, 0.3) for t in range(100)} == {(0.3, 1.0)}
+    assert {options.resolved_schedule().at(t, 0.3) for t in range(100)} == {(0.3, 1.0)}
     falling = cr.SGLD(draws=90, warmup=10, thin=1, schedule="polynomial")
-    assert falling.schedule_at(0, 0.3) == (0.3, 1.0)
-    assert falling.schedule_at(10, 0.3)[0] == pytest.approx(0.3 * 2**-0.55)
-    assert falling.schedule_at(90, 0.3)[0] == pytest.approx(0.3 * 10**-0.55)
+    assert falling.resolved_schedule().at(0, 0.3) == (0.3, 1.0)
+    assert falling.resolved_schedule().at(10, 0.3)[0] == pytest.approx(0.3 * 2**-0.55)
+    assert falling.resolved_schedule().at(90, 0.3)[0] == pytest.approx(0.3 * 10**-0.55)
 
 
 @BOTH
@@ -411,10 +411,10 @@ def test_there_is_no_noise_while_a_cycle_explores(method):
     options = method(
         chains=2, draws=4, cycles=1, warmup=0, thin=5, schedule="cyclical", step_size=1e-3, batch_size=24, compile=False
     )
-    assert options.steps() == 40
+    assert options.resolved_schedule().steps == 40
     paths = []
     for seed in (0, 1):
-        process = options.process(to_target(problem()), seed)
+        process = options.sampler(to_target(problem()), seed)
         process.start(0.3 * randn(2, problem().dim, dtype=DOUBLE))
         process.momentum.zero_()  # SGHMC begins with a momentum of its own
         path = []

@@ -9,7 +9,7 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly.gaussians.families import LowRank
-from credibly.inference.training.loop import split
+from credibly.inference.training.data import split
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.swag import SWAG, Iterates, largest_curvature
 
@@ -66,7 +66,7 @@ def test_a_fit_is_the_gaussian_of_the_iterates_it_went_through(monkeypatch, init
 
 def test_the_iterates_are_those_of_plain_sgd():
     """The same rows through torch's own SGD: the mean of the weights on the way is the posterior's."""
-    from credibly.inference.training.steps import Batches
+    from credibly.inference.training.batches import Batches
 
     problem = small(dtype=DOUBLE)
     posterior = SWAG(init="network", rank=2, iterates=3, every=5, sgd_lr=1e-3, batch_size=10).fit(problem, seed=4)

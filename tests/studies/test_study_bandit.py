@@ -63,9 +63,9 @@ def test_the_loss_is_the_free_energy(root):
     likelihood, prior = cr.likelihoods.Gaussian(noise), cr.priors.Normal(1.0, fan_in=True)
     problem = cr.Problem(made.layout.module, (made.x, made.y[:, 0]), likelihood, prior, **like)
     loss = bandit.FreeEnergies(problem, 2, updates=4, seed=0)
-    assert loss.figures(0) == (1.0,)
-    assert loss.figures(4 * 9) == (0.1,)
-    assert loss.figures(4 * 9999) == (1 / bandit.MEMORY,)
+    assert loss.controls(0) == (1.0,)
+    assert loss.controls(4 * 9) == (0.1,)
+    assert loss.controls(4 * 9999) == (1 / bandit.MEMORY,)
     generator = torch.Generator().manual_seed(1)
     phi = torch.cat(
         [0.1 * torch.randn(2, problem.dim, generator=generator, **like), torch.full((2, problem.dim), -2.0, **like)], 1

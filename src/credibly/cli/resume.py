@@ -64,9 +64,9 @@ def run(
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:
     from credibly.distributed import world
-    from credibly.methods.resuming import go_on, sampled
+    from credibly.methods.resuming import resume_with_problem, sampler_manifest
 
-    manifest = sampled(folder)
+    manifest = sampler_manifest(folder)
     ended = manifest["status"] == "complete"
     if quiet and ended:
         typer.echo(os.fspath(folder))
@@ -79,7 +79,7 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
     if not quiet:
         typer.echo(_how_far(manifest))
     mine = problem_of(script) if script is not None else None
-    posterior, used = go_on(folder, mine, progress=False if quiet else None)
+    posterior, used = resume_with_problem(folder, mine, progress=False if quiet else None)
     if quiet or not speaks():
         typer.echo(os.fspath(folder))
         return
@@ -137,11 +137,11 @@ def _how_far(manifest: dict[str, Any]) -> str:
 
 def _stopped(folder: Path, script: str | None) -> str:
     """How far it came and how to go on."""
-    from credibly.methods.resuming import sampled
+    from credibly.methods.resuming import sampler_manifest
 
     words = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:
-        manifest = sampled(folder / "posterior" if (folder / "table.json").is_file() else folder)
+        manifest = sampler_manifest(folder / "posterior" if (folder / "table.json").is_file() else folder)
     except StoreError:
         return "stopped."
     at = manifest["progress"]

@@ -8,13 +8,21 @@ from typing import Any
 
 from credibly.errors import StoreError
 
+# Stored names are part of the format of run folders: classes keep theirs when their module moves to another package.
+STORED_PREFIXES = {
+    "credibly.gaussians.families": "families",
+    "credibly.networks.fused_unit": "fused_unit",
+    "credibly.networks.normalisation": "norms",
+    "credibly.networks.zoo": "zoo",
+}
+
 
 def kind_name(cls: type) -> str:
-    """The name a class is stored under: "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name."""
+    """Return the name a class is stored under: "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name."""
     package, _, rest = cls.__module__.partition(".")
-    return (
-        f"{rest.split('.')[0]}.{cls.__qualname__}" if package == "credibly" else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    if package != "credibly":
+        return f"{cls.__module__}.{cls.__qualname__}"
+    return f"{STORED_PREFIXES.get(cls.__module__, rest.split('.')[0])}.{cls.__qualname__}"
 
 
 def kinds_of(*classes: type) -> dict[str, type]:

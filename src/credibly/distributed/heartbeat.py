@@ -14,7 +14,7 @@ SIGNS = 20  # of life within the time limit
 PAUSE = 0.5  # seconds at most between two looks
 
 
-class Company:
+class Heartbeat:
     """The other processes of a run, as one of them works and waits; alone there is nothing to say or to wait for."""
 
     def __init__(self, world: World) -> None:

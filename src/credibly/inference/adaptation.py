@@ -1,20 +1,26 @@
-"""Adaptation in warm-up: step size by dual averaging, diagonal mass by a running variance, trajectory length by trial. Then frozen."""
+"""Adaptation during warm-up, frozen afterwards.
+
+The step size follows dual averaging, a diagonal mass the running variance, and the trajectory length a trial of a few candidates.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from credibly.errors import SamplingError
+
 
 class DualAveraging:
-    """Step sizes (K,) whose acceptance goes to a target (Hoffman & Gelman 2014, section 3.2). All in float64.
+    """Dual averaging of step sizes (K,) towards a target acceptance (Hoffman & Gelman 2014, section 3.2), in float64.
 
         h  <- (1 - 1/(t + t0)) h + (target - acceptance) / (t + t0)
         log eps = mu - sqrt(t)/gamma h,        log eps_bar <- t^-kappa log eps + (1 - t^-kappa) log eps_bar
 
-    `size` is the one to try next, `final` the average to freeze.
+    `size` is the step size to try next, `final` the average to freeze.
     """
 
     GAMMA, DELAY, KAPPA = 0.05, 10.0, 0.75
@@ -25,7 +31,7 @@ class DualAveraging:
         self.restart(size)
 
     def restart(self, size: Tensor) -> None:
-        """Begins again near a step size, as after a change of the mass."""
+        """Restart near a step size, as after a change of the mass."""
         self.centre = torch.log(10 * size.double())
         self.log_size = torch.log(size.double())
         self.log_mean = torch.log(size.double())
@@ -33,10 +39,10 @@ class DualAveraging:
         self.count = 0
 
     def update(self, acceptance: Tensor) -> None:
-        """Takes in the acceptance (K,) of one iteration."""
+        """Update with the acceptance (K,) of one iteration."""
         self.count += 1
-        share = 1 / (self.count + self.DELAY)
-        self.bias = (1 - share) * self.bias + share * (self.target - acceptance.double().cpu())
+        rate = 1 / (self.count + self.DELAY)
+        self.bias = (1 - rate) * self.bias + rate * (self.target - acceptance.double().cpu())
         self.log_size = self.centre - math.sqrt(self.count) / self.GAMMA * self.bias
         weight = self.count**-self.KAPPA
         self.log_mean = weight * self.log_size + (1 - weight) * self.log_mean
@@ -52,7 +58,7 @@ class DualAveraging:
         return self.log_mean.exp()
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of the state."""
+        """Return the whole state."""
         count = torch.tensor(float(self.count), dtype=torch.float64)
         return {
             "centre": self.centre,
@@ -63,7 +69,7 @@ class DualAveraging:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Restore the state that `tensors` returned."""
         self.centre, self.log_size, self.log_mean = tensors["centre"], tensors["log_size"], tensors["log_mean"]
         self.bias, self.count = tensors["bias"], int(tensors["count"])
 
@@ -77,17 +83,17 @@ class Welford:
         self.squares = torch.zeros_like(self.mean)
 
     def update(self, theta: Tensor) -> None:
-        """Takes in a draw (C, D)."""
+        """Update with a draw (C, D)."""
         self.count += 1
         gap = theta.double() - self.mean
         self.mean = self.mean + gap / self.count
         self.squares = self.squares + gap * (theta.double() - self.mean)
 
     def variance(self, prior: Tensor, squares: Tensor | None = None) -> Tensor:
-        """(D,), pooled over chains and shrunk a little towards a guess (D,), which is all there is without draws.
+        """Return the variance (D,), pooled over chains and shrunk slightly towards a guess (D,).
 
-        The guess counts as five draws of a thousandth of its variance, so it only keeps the estimate away from zero. `squares`
-        are those of all chains, where this holds some of them.
+        The guess counts as five draws with a thousandth of its variance, so it only keeps the estimate away from zero; without
+        draws it is returned as it is. `squares` are those of all chains, if this process holds only some.
         """
         squares = self.squares if squares is None else squares
         chains = len(squares)
@@ -96,7 +102,7 @@ class Welford:
         return weight * seen + (1 - weight) * 1e-3 * prior if self.count > 1 else prior
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of the state."""
+        """Return the whole state."""
         return {
             "mean": self.mean,
             "squares": self.squares,
@@ -104,39 +110,41 @@ class Welford:
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Restore the state that `tensors` returned."""
         device = self.mean.device
         self.mean, self.squares = tensors["mean"].to(device), tensors["squares"].to(device)
         self.count = int(tensors["count"])
 
 
 class LengthTrial:
-    """Which of a few trajectory lengths makes the most of its gradients, by how far it carries what the chains are for.
+    """A trial of trajectory lengths: which one decorrelates the features of the state most per gradient.
 
-    The full length is set against two trajectories of half of it, four of a quarter and eight of an eighth: the same number
-    of gradients each. f are features of the state, such as predictions at some rows, and f' those after such a block,
-    rejections included. The correlation that is left of f is 1 - E (f' - f)^2 / (2 Var f). (One iteration of each would not
-    tell: a short trajectory moves the quick part of f, and the slow one counts.) The longest length is taken that leaves no
-    more than `SLACK` above the least: the estimates are no finer, and what is too short mixes worse than what is too long.
+    The full length competes with two trajectories of half of it, four of a quarter and eight of an eighth: the same number of
+    gradients each. f are features of the state, such as predictions at some rows, and f' those after such a block, rejections
+    included. The remaining correlation is 1 - E (f' - f)^2 / (2 Var f). (A single iteration of each would not do: a short
+    trajectory moves the fast part of f, and the slow part is what counts.) The longest length within `SLACK` of the smallest
+    correlation wins: the estimates are no finer, and too short mixes worse than too long.
     """
 
     SLACK = 0.05
     PARTS = (1.0, 0.5, 0.25, 0.125)
-    BLOCKS = tuple(k for k, part in enumerate(PARTS) for _ in range(round(1 / part)))  # the length of every iteration
+    # The length of every iteration, as an index into PARTS.
+    BLOCKS = tuple(k for k, part in enumerate(PARTS) for _ in range(round(1 / part)))
 
     def __init__(self, chains: int, features: int, device: torch.device) -> None:
         self.jumps = torch.zeros(len(self.PARTS), chains, features, dtype=torch.float64, device=device)
         self.blocks = torch.zeros(len(self.PARTS), dtype=torch.float64)
-        self.begun = torch.zeros(chains, features, dtype=torch.float64, device=device)  # features where the block began
+        # Features at the start of the block.
+        self.begun = torch.zeros(chains, features, dtype=torch.float64, device=device)
         self.values = Welford(chains, features, device)
 
     @property
     def part(self) -> float:
-        """The length to try next, as a part of the full one."""
+        """The length to try next, as a fraction of the full one."""
         return self.PARTS[self.BLOCKS[self.values.count % len(self.BLOCKS)]]
 
     def update(self, before: Tensor, after: Tensor) -> None:
-        """Takes in the features (C, F) before and after an iteration."""
+        """Update with the features (C, F) before and after an iteration."""
         at, size = self.values.count % len(self.BLOCKS), len(self.BLOCKS)
         kind = self.BLOCKS[at]
         if at == 0 or self.BLOCKS[at - 1] != kind:
@@ -147,38 +155,90 @@ class LengthTrial:
         self.values.update(after)
 
     def left(self, jumps: Tensor, means: Tensor, squares: Tensor) -> Tensor:
-        """The correlation that each length leaves, on average over the features; one that was not tried leaves all.
+        """Return the correlation that each length leaves, averaged over the features; 1 for a length not tried.
 
-        The arguments are jumps, values.mean and values.squares of all chains.
+        The arguments are `jumps`, `values.mean` and `values.squares` of all chains.
         """
         variance = squares.mean(0) / max(1, self.values.count) + means.var(0, correction=0)
         jump = jumps.mean(1).cpu() / self.blocks.clamp(min=1).unsqueeze(1) / variance.cpu().clamp(min=1e-300)
         return 1 - jump.mean(1) / 2
 
     def choice(self, left: Tensor) -> float:
-        """The part of the full length to keep."""
-        size = left.abs()  # what only mirrors the features is no better than what leaves them where they are
+        """Return the chosen fraction of the full length."""
+        # Mirrored features are no better than unchanged ones.
+        size = left.abs()
         good = size <= size.min() + self.SLACK
         return self.PARTS[int(good.int().argmax())]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of the state."""
+        """Return the whole state."""
         values = {f"values.{k}": v for k, v in self.values.tensors().items()}
         return {"jumps": self.jumps, "blocks": self.blocks, "begun": self.begun, **values}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Restore the state that `tensors` returned."""
         device = self.jumps.device
         self.jumps, self.begun = tensors["jumps"].to(device), tensors["begun"].to(device)
         self.blocks = tensors["blocks"]
         self.values.restore({k.removeprefix("values."): v for k, v in tensors.items() if k.startswith("values.")})
 
 
-def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:
-    """Phases of a warm-up as (name, first, last + 1): the step size alone, or with windows of the mass in the middle.
+def search_step_size(acceptance_of: Callable[[Tensor, int], Tensor], size: Tensor, target: float) -> Tensor:
+    """Double or halve step sizes (K,) until a single step is accepted about as often as the target acceptance.
 
-    With mass: 15 % for the step size, then windows that double in length, each of which starts the variance anew, then 10 %
-    for the step size with the final mass.
+    `acceptance_of(sizes, trial)` returns the acceptance (K,) of one step of the given sizes.
+    """
+    size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
+    for trial in range(100):
+        acceptance = acceptance_of(size, trial)
+        wanted = torch.where(acceptance > target, 1.0, -1.0).to(size)
+        turned = ~found & (direction != 0) & (wanted != direction)
+        going = ~found & ~turned
+        size = torch.where(turned & (wanted < 0), size / 2, torch.where(going, size * 2.0**wanted, size))
+        direction, found = torch.where(going, wanted, direction), found | turned
+        if bool(found.all()):
+            return size
+        lost = going & ((size < 1e-12) | (size > 1e12))
+        if bool(lost.any()):
+            break
+    chain = int(lost.int().argmax())
+    up = bool(direction[chain] > 0)
+    reason = (
+        "The density may be flat" if up else "The gradient does not match the density, or data are not standardised"
+    )
+    raise SamplingError(
+        f"no step size was found: even at {float(size[chain]):.1e} a single step is {'accepted' if up else 'rejected'}. "
+        f"{reason}"
+    )
+
+
+def largest_curvature(
+    gradient: Callable[[Tensor], Tensor], theta: Tensor, root: Tensor, direction: Tensor, iterations: int = 30
+) -> Tensor:
+    """Return the largest eigenvalue (C,) of P^1/2 (-Hessian) P^1/2 by power iteration on differences of gradients.
+
+    Args:
+        gradient: of the log density at (C, D) points.
+        theta: the points (C, D).
+        root: P^1/2, (C, D).
+        direction: random starting directions (C, D).
+        iterations: of the power method.
+    """
+    value, reach = theta.new_zeros(len(theta)), 0.01
+    for _ in range(iterations):
+        direction = direction / direction.norm(dim=-1, keepdim=True)
+        offset = reach * root * direction
+        ahead, behind = gradient(theta + offset), gradient(theta - offset)
+        image = root * (behind - ahead) / (2 * reach)
+        value, direction = (direction * image).sum(-1), image
+    return value
+
+
+def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:
+    """Return the phases of a warm-up as (name, first, end): the step size alone, or with windows for the mass in between.
+
+    With mass: 15 % for the step size, then windows that double in length and restart the variance, then 10 % for the step
+    size with the final mass.
     """
     if not mass or warmup < 20:
         return [("step size", 0, warmup)] if warmup else []

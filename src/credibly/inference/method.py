@@ -1,32 +1,39 @@
-"""What every method shares: `fit(problem, seed=...)`, checks before work, the record, and saving on the way."""
+"""The contract of a method: settings as fields, one `fit`, and what the demo, the tables and the command line show of it."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice
 from credibly.core.rng import check_seed, stream
 from credibly.core.specs import to_spec
-from credibly.distributed.world import Mesh, World, current
+from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
-from credibly.posterior.base import DrawsPosterior, Model, Posterior, Record
+from credibly.posterior.base import Posterior, Record
 from credibly.problem import Problem
-
-Fitted = TypeVar("Fitted", bound=Posterior)
 
 
 class Method(ABC):
-    """A way from a `Problem` to a `Posterior`. Settings are fields; `fit` does the work."""
+    """A way from a `Problem` to a `Posterior`. Settings are fields; `fit` does the work.
+
+    Attributes:
+        name: the key in `METHODS` and on the command line.
+        label: a short name for pictures and tables; by default the class name.
+    """
 
     name: ClassVar[str]
+    label: ClassVar[str] = ""
 
     @abstractmethod
     def fit(
@@ -37,145 +44,140 @@ class Method(ABC):
         out: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
     ) -> Posterior:
-        """Fits the problem.
+        """Fit the problem.
 
         Args:
             problem: the density.
-            seed: all randomness comes from it; the same seed gives the same result.
+            seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress line; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
-        """How the posterior came about."""
+        """Return how a posterior came about."""
+        tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         return Record(
-            method=self.name, settings=to_spec(self), seed=seed, n=problem.n, fingerprint=problem.fingerprint(),
-            prior=to_spec(problem.prior_spec), tempering={"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior},
-            history=history, status=status,
-        )  # fmt: skip
+            method=self.name,
+            settings=to_spec(self),
+            seed=seed,
+            n=problem.n,
+            fingerprint=problem.fingerprint(),
+            prior=to_spec(problem.prior_spec),
+            tempering=tempering,
+            history=history,
+            status=status,
+        )
+
+    @classmethod
+    def title(cls) -> str:
+        """Return the first line of the class docstring, without its full stop."""
+        return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
+
+    @classmethod
+    def short_name(cls) -> str:
+        """Return the label, or the name of the class."""
+        return cls.label or cls.__name__
+
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return settings for an ordinary table: a calibrated answer within a minute or two.
+
+        Args:
+            layers: hidden layers of the network.
+            noise: the noise model of a regression, see `credibly.tables.recipe.Recipe`.
+        """
+        return {}
+
+    @classmethod
+    def demo_settings(cls, quick: bool) -> dict[str, Any]:
+        """Return settings for the demo's small tasks; `quick` does hardly any work."""
+        return {}
 
 
-def check_fit(problem: Problem, seed: int, out: str | os.PathLike[str] | None) -> None:
-    """Refuses what cannot be used before any work starts."""
-    if not isinstance(problem, Problem):
-        raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem")
-    check_run(seed, out)
+@dataclass(frozen=True)
+class Fit:
+    """One fit as a process takes part in it.
+
+    Attributes:
+        method, problem, seed: what is fitted, and how.
+        world: all processes of the fit.
+        out: the folder to save to, in the leading process only.
+        progress: whether this process shows a progress bar.
+    """
+
+    method: Method
+    problem: Problem
+    seed: int
+    world: World
+    out: str | os.PathLike[str] | None
+    progress: bool | None
+
+    def record(self, history: dict[str, Any], status: str = "complete") -> Record:
+        """Return how the posterior came about."""
+        return self.method.record(self.problem, self.seed, history, status)
+
+    @contextmanager
+    def keep_partial(self, make: Callable[[Tensor, Record, TrainingError], Posterior]) -> Iterator[None]:
+        """Turn the last finite parameters of a failed training into a posterior, attach it to the error, and save it.
+
+        `make` builds that posterior from the parameters (M, P), a record marked as partial, and the error.
+        """
+        try:
+            yield
+        except TrainingError as error:
+            if isinstance(error.posterior, Tensor):
+                error.posterior = make(error.posterior, self.record({"error": str(error)}, "partial"), error)
+                if self.out is not None:
+                    error.posterior.save(self.out)
+            raise
+
+
+@contextmanager
+def begin_fit(
+    method: Method, problem: Problem, seed: int, out: str | os.PathLike[str] | None, progress: bool | None
+) -> Iterator[Fit]:
+    """Check the arguments of a fit in all processes; an error in one of them ends the block for all."""
+    world = current()
+    with world.together():
+        if not isinstance(problem, Problem):
+            raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
+        check_run(seed, out)
+        check_same_everywhere(world, problem, method, seed)
+        leads = world.leader
+        yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
+        if out is not None:
+            world.barrier()
 
 
 def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
-    """Refuses a seed or a folder that cannot be used."""
+    """Raise if the seed is not valid or the output folder exists."""
     check_seed(seed)
     if out is not None and Path(out).exists():
         raise StoreError(f"out: {os.fspath(out)!r} exists already. Choose another folder or remove it first")
 
 
-@contextmanager
-def partial_result(
-    out: str | os.PathLike[str] | None, make: Callable[[Tensor, TrainingError], Posterior]
-) -> Iterator[None]:
-    """When training in the block fails, what it had last known to be finite goes with its error as a posterior, and into `out`.
-
-    `make` gives that posterior, marked as partial, from the parameters (M, P) and the error.
-    """
-    try:
-        yield
-    except TrainingError as error:
-        if isinstance(error.posterior, Tensor):
-            error.posterior = make(error.posterior, error)
-            if out is not None:
-                error.posterior.save(out)
-        raise
-
-
-def fit_together(
-    method: Method,
-    problem: Problem,
-    seed: int,
-    out: str | os.PathLike[str] | None,
-    progress: bool | None,
-    work: Callable[[World, str | os.PathLike[str] | None, bool | None], Fitted],
-) -> Fitted:
-    """Runs the work of a fit in all processes, which have been found to want the same, and saves its result.
-
-    The work gets the processes, and `out` and `progress` as this one is to take them: only the leader writes and speaks. An
-    error of one process, in the work or in saving, ends it for all.
-    """
-    world = current()
-    with world.together():
-        check_fit(problem, seed, out)
-        check_same_everywhere(world, problem, method, seed)
-        mine = out if world.leader else None
-        posterior = work(world, mine, progress if world.leader else False)
-        if mine is not None:
-            posterior.save(mine)
-        if out is not None:
-            world.barrier()
-    return posterior
-
-
-def fit_with_rows(
-    method: Method,
-    problem: Problem,
-    seed: int,
-    out: str | os.PathLike[str] | None,
-    progress: bool | None,
-    work: Callable[[Problem, int, Mesh, str | os.PathLike[str] | None, bool | None], Fitted],
-) -> Fitted:
-    """As `fit_together`, for work whose rows all processes share: it gets the problem, the seed and the mesh of them."""
-    return fit_together(
-        method, problem, seed, out, progress, lambda world, mine, shown: work(problem, seed, world.all_rows(), mine, shown)
-    )  # fmt: skip
-
-
-def fit_draws(
-    method: Method,
-    problem: Problem,
-    seed: int,
-    out: str | os.PathLike[str] | None,
-    progress: bool | None,
-    work: Callable[[World, bool | None], tuple[Tensor, dict[str, Any]]],
-) -> DrawsPosterior:
-    """As `fit_together`, for work that gives draws (chain, draw, D) and a history."""
-
-    def fitted(world: World, mine: str | os.PathLike[str] | None, shown: bool | None) -> DrawsPosterior:
-        model = Model.of(problem)
-
-        def partial(theta: Tensor, error: TrainingError) -> Posterior:
-            record = method.record(problem, seed, {"error": str(error)}, status="partial")
-            return DrawsPosterior(model, theta.unsqueeze(1), record)
-
-        with partial_result(mine, partial):
-            draws, history = work(world, shown)
-        return DrawsPosterior(model, draws, method.record(problem, seed, history))
-
-    return fit_together(method, problem, seed, out, progress, fitted)
-
-
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
-    """Starting points (M, D): the network's own weights, fresh ones by its modules' initialisers, or draws of the prior."""
+    """Return starting points (M, D).
+
+    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers, "prior" draws from the prior.
+    """
     layout = problem.layout
-    extras = [
-        torch.full((members, e.stop - e.start), own.init, dtype=layout.dtype, device=layout.device)
-        for e, own in zip(
-            layout.entries[len(layout.entries) - len(layout.extra) :], problem.likelihood.parameters().values()
-        )
-    ]
     if isinstance(init, Tensor):
         if init.shape != (members, layout.dim) or not bool(torch.isfinite(init).all()):
             raise InputError(
-                "init",
-                f"has shape {tuple(init.shape)}, or values that are not finite",
-                f"Pass a finite ({members}, {layout.dim}) tensor",
+                "init", f"must be a finite tensor of shape ({members}, {layout.dim}), got shape {tuple(init.shape)}"
             )
         return init.detach().to(layout.device, layout.dtype).clone()
-    if init == "network":
-        network = layout.read(layout.module).expand(members, -1)
-    elif init == "fresh":
+    check_choice("init", init, ("network", "fresh", "prior"), "Or pass a (members, D) tensor")
+    if init == "prior":
+        streams = [stream(seed, "prior start", m, device=layout.device) for m in range(members)]
+        return torch.cat([problem.prior.sample(1, generator) for generator in streams])
+    network = layout.read(layout.module).expand(members, -1)
+    if init == "fresh":
         network = layout.reinitialised(seed, members)
-    elif init == "prior":
-        return torch.cat(
-            [problem.prior.sample(1, stream(seed, "prior start", m, device=layout.device)) for m in range(members)]
-        )
-    else:
-        raise InputError("init", f"found {init!r}", 'Pass "network", "fresh", "prior" or a (members, D) tensor')
+    entries = layout.entries[len(layout.entries) - len(layout.extra) :]
+    extras = [
+        torch.full((members, entry.stop - entry.start), parameter.init, dtype=layout.dtype, device=layout.device)
+        for entry, parameter in zip(entries, problem.likelihood.parameters().values())
+    ]
     return torch.cat([network, *extras], -1).clone()

@@ -1,4 +1,7 @@
-"""What a sampler sees: the log density at C points in two parts, and its gradient. A Problem is one; so is a plain function."""
+"""What a sampler sees: the log density at C points, split into likelihood and prior, and its gradient.
+
+`ProblemTarget` is the density of a `Problem`, `DensityTarget` that of a plain function.
+"""
 
 from __future__ import annotations
 
@@ -10,52 +13,57 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.density import NativeDensity
-from credibly.backends.cuda.density import GpuDensity
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.compilation import Compile, compiled
 from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError
+from credibly.inference.backend import TORCH, Backend, select_for_trajectories
 from credibly.inference.density import Density
 from credibly.problem import Problem
 
-CACHED = 2**19  # values of one evaluation that caches hold: beyond, chains or rows are taken in turn
-FEATURE_ROWS = 64  # at which predictions are looked at in warm-up
-MOST_STRIPS = 8  # of the rows, since a compiled step has code for each
+# Values of one evaluation that stay in the CPU caches: beyond, chains or rows are evaluated in turn.
+CACHED = 2**19
+# Rows whose predictions are the features of a network's target.
+FEATURE_ROWS = 64
+# Most strips of rows per evaluation: a compiled step has code for each.
+MAX_STRIPS = 8
 
 
 class Target(ABC):
-    """A density over R^D at many points at once, likelihood and prior apart.
+    """A density over R^D, evaluated at many points at once, with likelihood and prior apart.
 
-    `weights` are (1/T_lik, 1/T_prior): log p = weights[0] * log likelihood + weights[1] * log prior.
+    Attributes:
+        dim, device, dtype: of the points.
+        weights: (1/T_lik, 1/T_prior): log p = weights[0] * log likelihood + weights[1] * log prior.
+        looped: whether points must be evaluated one at a time, and `reason` why.
+        backend: what evaluates it.
     """
 
     dim: int
     device: torch.device
     dtype: torch.dtype
     weights: tuple[float, float] = (1.0, 1.0)
-    looped: bool = False  # whether the points have to be taken one at a time
+    looped: bool = False
     reason: str = ""
-    native: NativeDensity | None = None  # compiled code that takes all chains and rows at once
-    kernel: GpuDensity | None = None  # the same on a GPU
+    backend: Backend = TORCH
 
     @abstractmethod
     def whole(self, points: int) -> bool:
-        """Whether so many points are evaluated in one piece, which may then stand inside a compiled step."""
+        """Return whether `points` points are evaluated in one piece, which may then be part of a compiled step."""
 
     @abstractmethod
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood (C,) in float64, and the gradient (C, D) of the whole log density."""
+        """Return the log likelihood (C,) in float64 and the gradient (C, D) of the whole log density."""
 
     @abstractmethod
     def log_prior(self, theta: Tensor) -> Tensor:
-        """Log prior (C,) in float64."""
+        """Return the log prior (C,) in float64."""
 
     @abstractmethod
     def features(self, theta: Tensor) -> Tensor:
-        """(C, F) in float64: what the draws are for, or a part of it."""
+        """Return the quantities (C, F) in float64 that mixing is judged by: predictions, or coordinates."""
 
     @property
     @abstractmethod
@@ -64,54 +72,76 @@ class Target(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short hash of what the density was made of."""
+        """Return a short hash of everything that the density depends on."""
+
+    def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """Return log likelihood (C,) and gradient (C, D) as estimated by some rows; a plain density has no rows.
+
+        Args:
+            theta: the points (C, D).
+            rows: indices (B,) or (C, B); None for all rows.
+            scale: N / B, by which the likelihood of the rows is multiplied.
+        """
+        return self.likelihood_and_grad(theta)
+
+    def in_turn(self, theta: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Apply a function to all points at once, or to one at a time if the target is looped."""
+        if not self.looped:
+            return function(theta)
+        parts = [function(theta[c : c + 1]) for c in range(len(theta))]
+        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def full_likelihood(self, theta: Tensor) -> Tensor | None:
-        """Log likelihood (C,) in float64 by a network in its own type of number; None where `likelihood_and_grad` has just that.
+        """Return the log likelihood in the network's native dtype, shape (C,), accumulated in float64.
 
-        A trajectory by gradients of any precision can be taken back and keeps volumes, so energies that are right make it exact.
+        None if `likelihood_and_grad` already computes that. A trajectory by gradients of any precision is reversible and
+        preserves volume, so exact energies make the sampler exact.
         """
         return None
 
-    def go_native(self) -> bool:
-        """Has compiled code evaluate the density from here on, where there is such for it; whether it does."""
-        return False
-
-    def go_kernel(self) -> bool:
-        """Has one kernel for whole trajectories evaluate the density from here on, where there is such for it; whether it does."""
-        return False
+    def select_backend(self, compile: Compile) -> Backend:
+        """Select the backend of full-batch evaluations; it is used from here on."""
+        self.backend = Backend("torch", compile)
+        return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Whether evaluations that are not whole will be compiled piece by piece."""
+        """Compile the pieces of an evaluation that is not whole. Return whether they will be compiled."""
         return False
 
     def at_once(self, chains: int) -> int:
-        """How many chains fit into memory in one evaluation."""
+        """Return how many chains fit into memory in one evaluation."""
         return 1 if self.looped else chains
 
     def work(self, points: int) -> int:
-        """Values that an evaluation at so many points computes, roughly."""
+        """Return roughly how many values an evaluation at `points` points computes."""
         return points * self.dim
 
     def log_density(self, theta: Tensor) -> Tensor:
-        """(C,) in float64."""
+        """Return the log density (C,) in float64."""
         return self.weights[0] * self.likelihood_and_grad(theta)[0] + self.weights[1] * self.log_prior(theta)
 
 
 class ProblemTarget(Target):
-    """The full-batch density of a problem; in micro-batches where its activations would not fit."""
+    """The full-batch density of a problem, in micro-batches where its activations would not fit into memory.
+
+    Attributes:
+        sharded: whether other processes of the mesh hold the other rows.
+        local: the problem of the rows that this process holds.
+    """
 
     def __init__(self, problem: Problem, mesh: Mesh | None = None) -> None:
         self.problem = self.local = problem
         self.mesh = mesh
-        self.spread = mesh is not None and mesh.shape[1] > 1  # whether other processes hold the other rows
-        if mesh is not None and self.spread:
-            mine = mesh.rows(problem.n)
-            if not mine:
+        self.sharded = mesh is not None and mesh.shape[1] > 1
+        if mesh is not None and self.sharded:
+            own = mesh.rows(problem.n)
+            if not own:
                 raise InputError(
-                    "data", f"{problem.n} rows for {mesh.shape[1]} row places", "Use a mesh with fewer of them"
+                    "data",
+                    f"must have at least one row per process that shares the rows, got {problem.n} for {mesh.shape[1]}",
+                    "Use a mesh with fewer of them",
                 )
-            self.local = problem.subset(torch.arange(mine.start, mine.stop, device=problem.device))
+            self.local = problem.subset(torch.arange(own.start, own.stop, device=problem.device))
         self.dim, self.device, self.dtype = problem.dim, problem.device, problem.layout.dtype
         self.weights = (1 / problem.tempering.likelihood, 1 / problem.tempering.prior)
         self.looped, self.reason = problem.forward.looped, problem.forward.reason
@@ -120,47 +150,32 @@ class ProblemTarget(Target):
         self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor]]] = {}
 
     def whole(self, points: int) -> bool:
-        """One block of rows holds all the data, and this process holds all the rows."""
-        own = self.native is not None or self.kernel is not None
-        return own or (not self.spread and self.problem.block_rows(points) >= self.problem.n)
+        """Return whether one block of rows holds all the data, and this process holds all the rows."""
+        return self.backend.fused or (not self.sharded and self.problem.block_rows(points) >= self.problem.n)
 
     def work(self, points: int) -> int:
-        """Rows by activations."""
+        """Return rows times activations."""
         return points * self.local.n * self.problem.forward.row_width
 
     def at_once(self, chains: int) -> int:
-        """As many chains as take all rows within the budget of activations, on a processor within its caches; at least one."""
+        """Return how many chains fit into the memory budget with all their rows, on a CPU into its caches; at least one."""
         if self.looped:
             return 1
-        if self.native is not None or self.kernel is not None:
+        if self.backend.fused:
             return chains
         rows = min(self.local.n, self.problem.micro_batch or self.local.n)
-        most = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
-        return max(1, min(chains, most // (rows * self.problem.forward.row_width)))
+        budget = self.problem.budget() if self.device.type != "cpu" else min(self.problem.budget(), CACHED)
+        return max(1, min(chains, budget // (rows * self.problem.forward.row_width)))
 
-    def go_native(self) -> bool:
-        """For stacks of small layers whose rows are all here, with the likelihoods and the priors that are common."""
-        problem = self.problem
-        if not self.spread and problem.micro_batch is None:
-            self.native = NativeDensity.of(
-                problem.forward.native, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, self.weights
-            )  # fmt: skip
-        return self.native is not None
-
-    def go_kernel(self) -> bool:
-        """For the same on a GPU, where a lane can hold what it has to."""
-        problem = self.problem
-        if not self.spread and problem.micro_batch is None and self.device.type == "cuda":
-            self.kernel = GpuDensity.of(
-                problem.forward.small, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, self.weights
-            )  # fmt: skip
-        return self.kernel is not None
+    def select_backend(self, compile: Compile) -> Backend:
+        """Select C++ or CUDA for small stacks whose rows are all here, torch otherwise."""
+        if self.sharded:
+            return super().select_backend(compile)
+        self.backend = select_for_trajectories(self.problem, self.weights, compile)
+        return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Has the pieces of an evaluation that is not whole compiled, each shape by itself; whether they will be.
-
-        Not where they run through kernels of our own, which are faster than what the compiler makes of the plain layers.
-        """
+        """Compile each shape by itself. Triton units stay as they are: they beat what the compiler makes of the layers."""
         if self.problem.fused:
             return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))
@@ -169,25 +184,34 @@ class ProblemTarget(Target):
         return self._compile
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """In one piece, or summed over blocks of rows, and over processes, with the prior's gradient by itself."""
-        if self.native is not None:
-            return self.native.likelihood_and_grad(theta)
-        if self.kernel is not None:
-            return self.kernel.likelihood_and_grad(theta)
+        """Evaluate in one piece, or sum over blocks of rows and over processes, with the prior's gradient apart."""
+        if self.backend.fused:
+            found: tuple[Tensor, Tensor] = self.backend.density.likelihood_and_grad(theta)
+            return found
         if self.whole(len(theta)):
             return self._in_strips(theta, self.problem.x, self.problem.y, self.weights[1])
         prior, _ = grad_and_aux(self._prior_term, theta)
-        gradient = torch.zeros_like(prior) if self.spread else prior
+        gradient = torch.zeros_like(prior) if self.sharded else prior
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         for x, y in self.local.blocks(len(theta)):
             lik, slope = self._function(len(theta), len(y))(theta, x, y)
             log_lik, gradient = log_lik + lik, gradient + slope
-        if self.mesh is not None and self.spread:
+        if self.mesh is not None and self.sharded:
             log_lik, gradient = self.mesh.sum_rows(log_lik), self.mesh.sum_rows(gradient.contiguous()) + prior
         return log_lik, gradient
 
+    def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+        """Return the log likelihood (C,), rescaled to all rows, and the gradient of the log density (C, D)."""
+        problem = self.problem
+        if rows is None:
+            x, y, shared = problem.x, problem.y, True
+        else:
+            x, y, shared = map_inputs(lambda t: t[rows], problem.x), problem.y[rows], rows.ndim == 1
+        lik, _, gradient = problem.parts_and_grad(theta, x, y, scale * self.weights[0], self.weights[1], shared=shared)
+        return (lik * scale).double(), gradient
+
     def full_likelihood(self, theta: Tensor) -> Tensor | None:
-        """Summed over blocks of rows, and over processes, for a problem whose network runs in a lower precision."""
+        """Sum over blocks of rows and over processes, for a network that runs in a lower precision."""
         if self.local.forward.precision is None:
             return None
         if self._full is None:
@@ -196,12 +220,12 @@ class ProblemTarget(Target):
         with torch.no_grad():
             for x, y in self._full.blocks(len(theta)):
                 total += self._full.log_likelihood_rows(theta, x, y).flatten(1).sum(1, dtype=torch.float64)
-        return self.mesh.sum_rows(total) if self.mesh is not None and self.spread else total
+        return self.mesh.sum_rows(total) if self.mesh is not None and self.sharded else total
 
     def _in_strips(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
-        """These rows; for stacks of layers on a processor in strips whose activations stay in its caches."""
+        """Evaluate these rows; stacks of layers on a CPU in strips whose activations stay in its caches."""
         n = len(y)
-        strips = min(MOST_STRIPS, len(theta) * n * self.problem.forward.row_width // CACHED)
+        strips = min(MAX_STRIPS, len(theta) * n * self.problem.forward.row_width // CACHED)
         stack = self.device.type == "cpu" and self.problem.forward.stack is not None
         if not stack or not isinstance(x, Tensor) or strips <= 1:
             return self._evaluate(theta, x, y, prior_weight)
@@ -215,7 +239,8 @@ class ProblemTarget(Target):
     def _function(self, points: int, rows: int) -> Callable[..., tuple[Tensor, Tensor]]:
         if not self._compile:
             return self._piece
-        key = (points, rows)  # a compiled function serves one set of shapes
+        # A compiled function serves one set of shapes.
+        key = (points, rows)
         if key not in self._compiled:
             self._compiled[key] = compiled(self._piece, True, 0, self.device)
         return self._compiled[key]
@@ -236,12 +261,12 @@ class ProblemTarget(Target):
         return (self.problem.prior.log_prob(theta) * self.weights[1]).sum(), None
 
     def log_prior(self, theta: Tensor) -> Tensor:
-        """The prior's sum over coordinates in float64: the energy difference of two large sums is what matters."""
+        """Return the sum over coordinates in float64: what matters is the difference of two large sums."""
         return self.problem.prior.log_prob(theta.double())
 
     def features(self, theta: Tensor) -> Tensor:
-        """Outputs at a few of the rows."""
-        n = self.problem.n  # of all processes alike, since they choose by it
+        """Return the outputs at a few rows of the whole problem, the same in all processes."""
+        n = self.problem.n
         rows = torch.linspace(0, n - 1, min(n, FEATURE_ROWS), device=self.device).long()
         with torch.no_grad():
             outputs = self.problem.forward(theta, map_inputs(lambda t: t[rows], self.problem.x))
@@ -256,7 +281,7 @@ class ProblemTarget(Target):
         return torch.where(known, std, other.to(std))
 
     def fingerprint(self) -> str:
-        """Of data, prior, likelihood and temperatures."""
+        """Return the hash of data, prior, likelihood and temperatures."""
         return self.problem.fingerprint()
 
 
@@ -269,11 +294,11 @@ class DensityTarget(Target):
         self.reason = "a function of many points" if density.batched else "a function of one point, batched by vmap"
 
     def whole(self, points: int) -> bool:
-        """There are no rows to divide."""
+        """Return True: there are no rows to divide."""
         return True
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The function's value and gradient."""
+        """Return the function's value and gradient."""
 
         def total(t: Tensor) -> tuple[Tensor, Tensor]:
             value = self.density(t).double()
@@ -283,20 +308,20 @@ class DensityTarget(Target):
         return value.detach(), gradient
 
     def log_prior(self, theta: Tensor) -> Tensor:
-        """Zero."""
+        """Return zeros."""
         return torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
 
     def features(self, theta: Tensor) -> Tensor:
-        """The first coordinates."""
+        """Return the first coordinates."""
         return theta[:, :FEATURE_ROWS].double()
 
     @property
     def scale(self) -> Tensor:
-        """As given."""
+        """As given by the user."""
         return self.density.scale
 
     def fingerprint(self) -> str:
-        """Of the name, the dimension, and the values at a few fixed points."""
+        """Return the hash of the name, the dimension, and the values at a few fixed points."""
         points = torch.randn(4, self.dim, generator=stream(0, "fingerprint"), dtype=torch.float64)
         values = self.density((points * self.scale.cpu()).to(self.device, self.dtype)).detach()
         text = f"{self.density.name} {self.dim} {[f'{v:.9g}' for v in values.tolist()]}"
@@ -304,9 +329,9 @@ class DensityTarget(Target):
 
 
 def to_target(problem: Problem | Density, mesh: Mesh | None = None) -> Target:
-    """The target of a problem or a density; refuses anything else. With a mesh its rows may be spread over processes."""
+    """Return the target of a problem or a density. With a mesh, rows may be sharded over its processes."""
     if isinstance(problem, Problem):
         return ProblemTarget(problem, mesh)
     if isinstance(problem, Density):
         return DensityTarget(problem)
-    raise InputError("problem", f"found {type(problem).__name__}", "Pass a credibly.Problem or a credibly.Density")
+    raise InputError("problem", f"must be a credibly.Problem or a credibly.Density, got {type(problem).__name__}")

@@ -2,17 +2,16 @@
 
     VFE = E_q[log q(w)] - (1/T_prior) E_q[log p(w)] - (1/T_lik) E_q[log p(D | w)]          (ELBO = -VFE at T = 1)
 
-Draws are reparameterised, w = mu + sigma e, so that the gradient passes through them. The entropy is in closed form; so is
-E_q[log p] for Normal priors, and it is averaged over the draws for the others. What is minimised is VFE / N. A minibatch i of
-the M in an epoch carries the share pi_i of the complexity (the first two terms): 1/M, or Blundell's 2^(M-i) / (2^M - 1); the
-shares sum to one over an epoch, so an epoch adds up to the free energy.
+Draws are reparameterised, w = mu + sigma e, so that gradients pass through them. The entropy has a closed form, and so has
+E_q[log p] for Normal priors; for others it is averaged over the draws. The loss is VFE / N. Minibatch i of the M in an epoch
+carries the weight pi_i of the KL term (the first two terms): 1/M, or Blundell's 2^(M-i) / (2^M - 1). The weights sum to one, so
+an epoch adds up to the free energy.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,45 +19,48 @@ import torch
 from torch import Tensor
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.checks import check_choice, check_integer, check_positive
 from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.rng import draw_noise, normal, stream
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import Family, MeanField, Parts, family
-from credibly.inference.method import Method, fit_with_rows, initial, partial_result
-from credibly.inference.training.loop import Training, split, train
+from credibly.inference.method import Fit, initial
+from credibly.inference.training.data import split
+from credibly.inference.training.loop import train
+from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
-from credibly.posterior.base import Model
+from credibly.posterior.base import Model, Record
 from credibly.posterior.gaussian import GaussianPosterior
-from credibly.priors.elementwise import positive
 from credibly.priors.gaussian import signature
 from credibly.problem import Problem
 
-FINAL_SAMPLES = 32  # draws behind the ELBO that is reported at the end
+# Draws for the ELBO that is reported at the end.
+FINAL_SAMPLES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class BayesByBackprop(Training, Method):
+class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     """Bayes by Backprop: a Gaussian over the weights, fitted by the variational free energy.
 
     Args:
         family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks).
-        samples: draws of the weights a step.
+        samples: draws of the weights per step.
         estimator: how a draw enters the network. "weights" (any module), "local" (local reparameterisation: noise on the
             outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does not),
-            "flipout" (a draw for each row from one by random signs; Linear and convolutions), or "auto".
-        members: Gaussians in the mixture, fitted side by side from different starts.
-        init: where the means start: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor. A posterior of the
-            same family and network gives the deviations too: a warm start, as in continual learning.
-        init_scale: standard deviation of every weight at the start.
-        kl_weights: "uniform" or "geometric" shares of the complexity over an epoch's minibatches.
-        kl_warmup: steps over which the complexity's weight rises to 1, where it stays.
-        learn_prior_scale: empirical Bayes: one factor on the prior's scale for each of the network's groups, by the
-            same free energy.
+            "flipout" (pseudo-independent draws per row by random signs; Linear and convolutions), or "auto".
+        members: Gaussians in the mixture, fitted side by side from different starting points.
+        init: initial means: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor. A posterior of the same
+            family and network gives the standard deviations too: a warm start, as in continual learning.
+        init_scale: initial standard deviation of every weight.
+        kl_weights: "uniform" or "geometric" weights of the KL term over an epoch's minibatches.
+        kl_warmup: steps over which the weight of the KL term rises to 1.
+        learn_prior_scale: empirical Bayes: one factor on the prior scale of each parameter group, by the same free energy.
     """
 
     name: ClassVar[str] = "bbb"
+    label: ClassVar[str] = "Bayes by Backprop"
     family: str = "mean-field"
     rank: int = 10
     samples: int = 1
@@ -74,43 +76,25 @@ class BayesByBackprop(Training, Method):
         super().__post_init__()
         family(self.family, self.rank)
         for name in ("samples", "members"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(name, f"found {value!r}", "Pass a whole number from 1 up")
-        if self.estimator not in ("auto", "weights", "local", "flipout"):
-            raise InputError("estimator", f"found {self.estimator!r}", 'Pass "auto", "weights", "local" or "flipout"')
-        if self.kl_weights not in ("uniform", "geometric"):
-            raise InputError("kl_weights", f"found {self.kl_weights!r}", 'Pass "uniform" or "geometric"')
-        positive("init_scale", self.init_scale)
+            check_integer(name, getattr(self, name))
+        check_choice("estimator", self.estimator, ("auto", "weights", "local", "flipout"))
+        check_choice("kl_weights", self.kl_weights, ("uniform", "geometric"))
+        check_positive("init_scale", self.init_scale)
         if not isinstance(self.learn_prior_scale, bool):
-            raise InputError("learn_prior_scale", f"found {self.learn_prior_scale!r}", "Pass True or False")
-        if isinstance(self.kl_warmup, bool) or not isinstance(self.kl_warmup, int) or self.kl_warmup < 0:
-            raise InputError("kl_warmup", f"found {self.kl_warmup!r}", "Pass a number of steps from 0 up")
+            raise InputError("learn_prior_scale", f"must be True or False, got {self.learn_prior_scale!r}")
+        check_integer("kl_warmup", self.kl_warmup, least=0)
 
-    def fit(
-        self,
-        problem: Problem,
-        *,
-        seed: int = 0,
-        out: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-    ) -> GaussianPosterior:
-        """The fitted Gaussian; `posterior.record.history` holds the free energy, its parts and the ELBO in nats."""
-        return fit_with_rows(self, problem, seed, out, progress, self._fit)
-
-    def _fit(
-        self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
-    ) -> GaussianPosterior:
+    def _fit(self, fit: Fit) -> GaussianPosterior:
+        """Return the fitted Gaussian; `record.history` holds the free energy, its parts and the ELBO in nats."""
+        problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
         data = split(problem, self, seed)
         steps, batch, per_epoch = self.plan(data.count)
         if self.kl_warmup >= steps:
-            raise InputError(
-                "kl_warmup", f"found {self.kl_warmup} for {steps} steps", "It has to end before training does"
-            )
+            raise InputError("kl_warmup", f"must be below the number of steps, {steps}, got {self.kl_warmup}")
         chosen = family(self.family, self.rank)
         if self.learn_prior_scale and not problem.prior.groups:
             raise InputError(
-                "learn_prior_scale", "found with a prior that is a posterior", "Its scale is known: leave it at False"
+                "learn_prior_scale", "must be False if the prior is a posterior, got True", "Its scale is known"
             )
         if isinstance(self.init, GaussianPosterior):
             phi = warm_start(problem, self.init, chosen, self.members)
@@ -122,69 +106,92 @@ class BayesByBackprop(Training, Method):
             self.estimator, problem, batch, mean_field=isinstance(chosen, MeanField) and self.members == 1
         )
         objective = FreeEnergy(problem, chosen, data.count, self, noise, seed=seed, per_epoch=per_epoch)
-        model, method = Model.of(problem), self
-        width = chosen.size(problem.dim)
+        model, width = Model.of(problem), chosen.size(problem.dim)
 
-        def posterior(values: Tensor, history: dict[str, Any], status: str = "complete") -> GaussianPosterior:
-            return GaussianPosterior(
-                model, chosen, values[:, :width].contiguous(), method.record(problem, seed, history, status)
-            )
+        def posterior(values: Tensor, record: Record, error: TrainingError | None = None) -> GaussianPosterior:
+            return GaussianPosterior(model, chosen, values[:, :width].contiguous(), record)
 
-        with partial_result(out, lambda values, error: posterior(values, {"error": str(error)}, "partial")):
+        with fit.keep_partial(posterior):
             done = train(
-                problem, objective, phi, self, data, seed=seed, title="Bayes by Backprop", shared_batches=True, progress=progress,
+                problem,
+                objective,
+                phi,
+                self,
+                data,
+                seed=seed,
+                title=self.label,
+                shared_batches=True,
+                progress=progress,
                 mesh=mesh,
-            )  # fmt: skip
+            )
         history = {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
         factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
         if factor is not None:
             history["prior_scale_factor"] = factor.tolist()
-        elbo = posterior(done.theta, {}).elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
+        fitted = posterior(done.theta, fit.record({}))
+        elbo = fitted.elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
         history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
-        return posterior(done.theta, history)
+        return posterior(done.theta, fit.record(history))
 
     def _start(self, problem: Problem, init: str | Tensor, seed: int, mesh: Mesh, progress: bool | None) -> Tensor:
         if isinstance(init, Tensor) or init != "map":
             several = isinstance(init, str) and init == "network" and self.members > 1
             return initial(problem, "fresh" if several else init, self.members, seed)
-        theta, data = (
-            initial(problem, "fresh" if self.members > 1 else "network", self.members, seed),
-            split(problem, self, seed),
-        )
+        theta = initial(problem, "fresh" if self.members > 1 else "network", self.members, seed)
+        data = split(problem, self, seed)
         objective = NegativeLogDensity(problem, data.count)
         try:
             return train(
                 problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress, mesh=mesh
             ).theta
         except TrainingError as error:
-            error.posterior = None  # a point is none of this method's results
+            # A point estimate is not a result of this method.
+            error.posterior = None
             raise
+
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return training that clips harder where the network predicts the variance, which noisy weights bring near zero.
+
+        Elsewhere a norm of 10 would already hold a precise fit back.
+        """
+        settings = super().table_settings(layers, noise)
+        return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})
 
 
 class FreeEnergy(Objective):
-    """VFE / N of M Gaussians on a minibatch, with the complexity's share of this step."""
+    """VFE / N of M Gaussians on a minibatch, with this step's weight of the KL term."""
 
     part_names = ("misfit", "complexity")
 
     def __init__(
-        self, problem: Problem, chosen: Family, n: int, options: BayesByBackprop, layers: LayerNoise, *, seed: int, per_epoch: int
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        chosen: Family,
+        n: int,
+        options: BayesByBackprop,
+        layers: LayerNoise,
+        *,
+        seed: int,
+        per_epoch: int,
+    ) -> None:
         self.problem, self.family, self.n, self.options, self.layers = problem, chosen, n, options, layers
         self.seed, self.per_epoch = seed, per_epoch
         self.width = chosen.size(problem.dim)
         self._scoring = self._normal((self._draws(8, stream(seed, "scoring", device=problem.device)),))[0]
 
-    def figures(self, step: int) -> tuple[float, ...]:
-        """The weight of the complexity: its share of this minibatch (times M, for a mean loss) and the warm-up."""
-        share = kl_share(self.options.kl_weights, step % self.per_epoch, self.per_epoch) * self.per_epoch
+    def controls(self, step: int) -> tuple[float, ...]:
+        """Return the weight of the KL term: that of this minibatch (times their number, for a mean loss) and the warm-up."""
+        weight = kl_weight(self.options.kl_weights, step % self.per_epoch, self.per_epoch) * self.per_epoch
         warmup = min(1.0, (step + 1) / (self.options.kl_warmup + 1))
-        return (share * warmup,)
+        return (weight * warmup,)
 
     def noise(self, step: int) -> tuple[Tensor, ...]:
-        """Standard normal numbers of the draws (M, K, .), and of the layers where the estimator puts noise on them."""
+        """Draw standard normal numbers for the weights (M, K, .), and for the layers if the estimator uses noise there."""
         generator = stream(self.seed, "variational noise", step, device=self.problem.device)
         samples = self.options.samples
-        if self.layers.whole and self.problem.prior.closed_form:  # then no weight is ever drawn
+        # With layer noise alone and a closed-form KL no weight is ever drawn.
+        if self.layers.whole and self.problem.prior.closed_form:
             weights = torch.zeros(1, samples, 1, dtype=self.problem.layout.dtype, device=self.problem.device)
         else:
             weights = self._draws(samples, generator)
@@ -197,12 +204,19 @@ class FreeEnergy(Objective):
     def _normal(self, noise: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         weights = normal(noise[0], (self.family.noise_size(self.problem.dim),))
         layers = tuple(normal(drawn, shape) for drawn, (_, shape, _) in zip(noise[1:], self.layers.shapes))
-        return weights, *(layers if self.share is None else self.layers.cut(layers, self.share))
+        return weights, *(layers if self.shard is None else self.layers.cut(layers, self.shard))
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Misfit and complexity, and the gradient of their sum."""
+        self,
+        theta: Tensor,
+        own: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return misfit and complexity, and the gradient of their sum."""
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
         count = self.n if rows is None else rows.shape[-1]
@@ -212,7 +226,7 @@ class FreeEnergy(Objective):
             gaussian, stretch = self._parts(phi)
             log_lik = self._log_likelihood(gaussian, x, y, noise)
             misfit = -log_lik / (count * self.problem.tempering.likelihood)
-            complexity = figures[0] * self._complexity(gaussian, stretch, noise[0]) / self.n
+            complexity = controls[0] * self._complexity(gaussian, stretch, noise[0]) / self.n
             parts = torch.stack([misfit, complexity.to(misfit.dtype)], -1)
             return parts.sum(), parts
 
@@ -220,14 +234,14 @@ class FreeEnergy(Objective):
         return parts.detach(), gradient
 
     def _parts(self, phi: Tensor) -> tuple[Parts, Tensor | None]:
-        """The Gaussian, taken apart once, and the factors on the prior's scales where they are learned."""
+        """Return the parts of the Gaussian, and the factors on the prior scales if they are learned."""
         if not self.options.learn_prior_scale:
             return self.family.parts(phi), None
         gaussian, stretch = phi.split([self.width, phi.shape[-1] - self.width], -1)
         return self.family.parts(gaussian), stretch.exp()
 
     def log_likelihood(self, phi: Tensor, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        """E_q log p(batch | w), (M,), averaged over the draws of the step."""
+        """Return E_q log p(batch | w), (M,), averaged over the draws of the step."""
         return self._log_likelihood(self._parts(phi)[0], x, y, self._normal(noise))
 
     def _log_likelihood(self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
@@ -239,19 +253,19 @@ class FreeEnergy(Objective):
         return rows.flatten(1).sum(1).reshape(draws.shape[:2]).mean(1)
 
     def complexity(self, phi: Tensor, noise: Tensor) -> Tensor:
-        """E_q[log q] - E_q[log p] / T_prior, (M,): the KL divergence at T = 1."""
+        """Return E_q[log q] - E_q[log p] / T_prior, (M,): the KL divergence at T = 1."""
         return self._complexity(*self._parts(phi), self._normal((noise,))[0])
 
     def _complexity(self, gaussian: Parts, stretch: Tensor | None, noise: Tensor) -> Tensor:
         prior, dim = self.problem.prior, self.problem.dim
-        # In closed form the draws are not looked at, and are not made.
+        # A closed form needs no draws.
         draws = noise if prior.closed_form else self.family.draw(gaussian, noise)
         loc, variance = self.family.loc(gaussian, dim), self.family.variance(gaussian, dim)
         expected = prior.expected_log_prob(loc, variance, draws, stretch, self.family.factor(gaussian))
         return -self.family.entropy(gaussian) - expected / self.problem.tempering.prior
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Mean log predictive density a row, over a fixed set of draws."""
+        """Return the mean log predictive density per row, over a fixed set of draws."""
         draws = self.family.draw(theta[:, : self.width], self._scoring)
         members, samples, _ = draws.shape
         total = torch.zeros(members, dtype=theta.dtype, device=theta.device)
@@ -262,24 +276,24 @@ class FreeEnergy(Objective):
 
 
 def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, members: int) -> Tensor:
-    """The parameters phi (M, P) of an earlier posterior, to go on from; another network's or family's is refused."""
+    """Return the parameters phi (M, P) of an earlier posterior. Raise if it is of another network or family."""
     if (posterior.family, posterior.components) != (chosen, members):
         raise InputError(
             "init",
-            f"found {posterior!r} for {members} x {chosen}",
-            "Pass a posterior of the same family, or its means: init=posterior.loc",
+            f"must be a posterior of {members} x {chosen}, got {posterior!r}",
+            "Or pass its means: init=posterior.loc",
         )
     mine, theirs = signature(problem.layout), signature(posterior.layout)
     if mine != theirs:
         here, there = next((a, b) for a, b in itertools.zip_longest(mine, theirs) if a != b)
         raise InputError(
-            "init", f"is of another network: it has {there}, the problem {here}", "Pass one of this network"
+            "init", f"must be a posterior of this network, got one with {there}, where the problem has {here}"
         )
     return posterior.phi.detach().to(problem.device, problem.layout.dtype).clone()
 
 
-def kl_share(kind: str, place: int, batches: int) -> float:
-    """The share of the complexity that minibatch number `place` (from 0) of an epoch carries; an epoch's sum to one."""
+def kl_weight(kind: str, index: int, batches: int) -> float:
+    """Return the weight of the KL term in minibatch `index` (from 0) of an epoch; the weights of an epoch sum to one."""
     if kind == "uniform":
         return 1 / batches
-    return 2.0 ** -(place + 1) / (1 - 2.0**-batches)
+    return 2.0 ** -(index + 1) / (1 - 2.0**-batches)

@@ -1,47 +1,51 @@
-"""Deep ensembles: M fits from different starts, trained together as one (M, D) computation.
+"""Deep ensembles: M fits from different starting points, trained together as one (M, D) computation.
 
-With anchored=True each member m solves its own randomised problem: its prior is centred at a draw a_m of the prior and, for
-a Gaussian likelihood of fixed scale, its targets are y + e_m with e_m from the noise. For a linear-Gaussian model the
-minimiser is then an exact draw of the posterior (and of the tempered one: both perturbations carry their temperature).
+With anchored=True each member m solves its own randomised problem: its prior is centred at a draw a_m from the prior and, for a
+Gaussian likelihood of fixed scale, its targets are y + e_m with e_m from the noise. For a linear-Gaussian model the minimiser is
+then an exact draw from the posterior (and from the tempered one: both perturbations carry their temperature).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_integer
 from credibly.core.rng import stream
-from credibly.distributed.world import Mesh, World
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError
-from credibly.inference.method import Method, fit_draws, initial
-from credibly.inference.training.loop import Data, Training, rotated, split, train
+from credibly.inference.method import Fit, initial
+from credibly.inference.training.data import Data, rotated, split
+from credibly.inference.training.loop import train
+from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
 from credibly.likelihoods import Gaussian
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.base import DrawsPosterior, Model
 from credibly.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepEnsemble(Training, Method):
-    """Deep ensemble: several fits from different starts, trained as one, whose disagreement is the epistemic part.
+class DeepEnsemble(TrainingMethod[DrawsPosterior]):
+    """Deep ensemble: fits from different starting points, trained as one batch; their disagreement is epistemic.
 
     Args:
-        members: how many.
-        rotate: with `validation`, members hold out different rows, in turn, so that every row trains most of them; False has
-            all hold out the same.
-        bootstrap: each member sees N rows drawn with replacement.
+        members: number of members.
+        rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False holds out
+            the same rows for all.
+        bootstrap: each member sees N rows resampled with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
         init: "fresh" (each member from the modules' own initialisers), "prior", "network" or an (M, D) tensor.
     """
 
     name: ClassVar[str] = "ensemble"
+    label: ClassVar[str] = "deep ensemble"
     members: int = 10
     rotate: bool = True
     bootstrap: bool = False
@@ -51,45 +55,58 @@ class DeepEnsemble(Training, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.members, bool) or not isinstance(self.members, int) or self.members < 1:
-            raise InputError("members", f"found {self.members!r}", "Pass a whole number from 1 up")
+        check_integer("members", self.members)
         if self.anchored and not self.prior:
-            raise InputError(
-                "anchored", "found with prior=False", "Anchored members are drawn towards the prior; leave prior=True"
-            )
+            raise InputError("anchored", "must be False with prior=False, got True", "Anchored members need the prior")
 
-    def fit(
-        self,
-        problem: Problem,
-        *,
-        seed: int = 0,
-        out: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-    ) -> DrawsPosterior:
-        """M parameter vectors as a posterior of M chains with one draw each."""
-
-        def work(world: World, shown: bool | None) -> tuple[Tensor, dict[str, Any]]:
-            mesh = world.mesh(self.members)
-            own = mesh.chains(self.members)
+    def _fit(self, fit: Fit) -> DrawsPosterior:
+        """Return M parameter vectors as a posterior of M chains with one draw each."""
+        problem, seed = fit.problem, fit.seed
+        mesh = fit.world.mesh(self.members)
+        own = mesh.chains(self.members)
+        with fit.keep_partial(partial(partial_draws, fit)):
             theta = initial(problem, self.init, self.members, seed)[own.start : own.stop].clone()
             perturbation = self.perturbation(problem, seed, own)
             data = self.rows(problem, seed, own)
             objective = NegativeLogDensity(problem, data.count, float(self.prior), perturbation)
             done = train(
-                problem, objective, theta, self, data, seed=seed, title=f"ensemble of {self.members}",
-                progress=shown, first=own.start, peers=world,
-            )  # fmt: skip
-            return mesh.all_chains(done.theta, self.members).unsqueeze(1), join_histories(mesh, done.history)
+                problem,
+                objective,
+                theta,
+                self,
+                data,
+                seed=seed,
+                title=f"ensemble of {self.members}",
+                progress=fit.progress,
+                first=own.start,
+                peers=fit.world,
+            )
+            draws = mesh.all_chains(done.theta, self.members).unsqueeze(1)
+            history = join_histories(mesh, done.history)
+        return DrawsPosterior(Model.of(problem), draws, fit.record(history))
 
-        return fit_draws(self, problem, seed, out, progress, work)
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return anchored members that start at draws from the prior and stop by held-out rows.
+
+        Members that start alike and share one prior mean would mostly agree. Held-out rows stop each of them before it fits the
+        noise of its rows, which would make its intervals too narrow.
+        """
+        anchored = {"members": 10, "anchored": True, "init": "prior", "validation": 0.2}
+        return super().table_settings(layers, noise) | anchored
+
+    @classmethod
+    def demo_settings(cls, quick: bool) -> dict[str, Any]:
+        """Return anchored members that start at draws from the prior."""
+        return super().demo_settings(quick) | {"members": 10, "anchored": True, "init": "prior"}
 
     def rows(self, problem: Problem, seed: int, own: range) -> Data:
-        """What these members train on, and the rows that they stop by."""
+        """Return the rows that these members train on and stop by."""
         if self.validation and self.bootstrap:
             raise InputError(
                 "validation",
-                "found with bootstrap=True",
-                "The held-out rows would be drawn into training; choose one",
+                f"must be 0 with bootstrap=True, got {self.validation}",
+                "Held-out rows would be resampled into training",
             )
         if self.validation and self.rotate:
             return rotated(problem, self, seed, own)
@@ -100,12 +117,12 @@ class DeepEnsemble(Training, Method):
         return dataclasses.replace(data, resampled=torch.stack(drawn).to(problem.device))
 
     def perturbation(self, problem: Problem, seed: int, own: range | None = None) -> Perturbation:
-        """What sets the members (or some of them) apart beside their starts, each from the member's own stream."""
+        """Return how the members (or some of them) differ beyond their starting points, each from its own stream."""
         members, device = own if own is not None else range(self.members), problem.device
         targets = anchors = None
         if self.anchored:
             if not problem.prior.is_normal:
-                raise InputError("anchored", "the prior is not Normal", "Use priors.Normal, or anchored=False")
+                raise InputError("anchored", "must be False unless the prior is Normal, got True", "Use priors.Normal")
             draws = torch.cat([problem.prior.sample(1, stream(seed, "anchor", m, device=device)) for m in members])
             loc = problem.prior.loc
             anchors = loc + (draws - loc) * problem.tempering.prior**0.5
@@ -129,17 +146,18 @@ class DeepEnsemble(Training, Method):
 
 
 def join_histories(mesh: Mesh, history: dict[str, Any]) -> dict[str, Any]:
-    """The history of all members from those of the processes that trained them, as one process would have written it."""
+    """Return the history of all members, the same as in a single process."""
     if mesh.shape[0] == 1:
         return history
-    told = mesh.world.gather(history)[:: mesh.shape[1]]  # one of those that hold the same members
+    # One of the processes that hold the same members.
+    gathered = mesh.world.gather(history)[:: mesh.shape[1]]
 
     def joined(tables: Iterable[list[list[float]]]) -> list[list[float]]:
         return [[value for part in row for value in part] for row in zip(*tables, strict=True)]
 
     whole: dict[str, Any] = {**history, "parts": {}}
     for key in ("loss", "validation"):
-        whole[key] = joined(t[key] for t in told)
+        whole[key] = joined(t[key] for t in gathered)
     for name in history["parts"]:
-        whole["parts"][name] = joined(t["parts"][name] for t in told)
+        whole["parts"][name] = joined(t["parts"][name] for t in gathered)
     return whole

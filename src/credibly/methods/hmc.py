@@ -2,66 +2,67 @@
 
     m ~ N(0, M);   L = ceil(tau / Delta) leapfrog steps of size Delta;   accept with probability min(1, exp(H - H'))
 
-The default trajectory length is tau = pi sigma / 2, sigma the prior's standard deviation: on a Gaussian of that width a
-trajectory of this length forgets where it began. Where the prior's scales differ, or the mass is adapted, lengths are in
-units of the scaled coordinates and tau = pi / 2.
+The default trajectory length is tau = pi sigma / 2, with sigma the prior's standard deviation: on a Gaussian of that width such a
+trajectory forgets where it started. Where the prior scales differ, or the mass is adapted, lengths are in units of the scaled
+coordinates and tau = pi / 2.
+
+The sampler itself is in `credibly.inference.sampling.hmc`.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice, check_integer, check_positive, check_probability, is_real
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
-from credibly.inference.density import Density
-from credibly.inference.kernels.integrators import integrator
-from credibly.inference.method import Method
-from credibly.inference.sampling.hmc import HMCRun
-from credibly.inference.sampling.run import check_counts, check_dtype, fit_sampler
+from credibly.inference.kernels.hmc import integrator
+from credibly.inference.sampling.hmc import HMCPlan, HMCSampler
+from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import DensityTarget, Target
-from credibly.posterior.base import Posterior, SampledPosterior
-from credibly.priors.elementwise import positive
-from credibly.problem import Problem
+from credibly.posterior.base import Posterior
 
-LEAST_TRIAL = 60  # iterations of a warm-up in which trajectory lengths can be told apart
+# Warm-up iterations needed to compare trajectory lengths, and to find a step size.
+LEAST_TRIAL = 60
+LEAST_WARMUP = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class HMC(Method):
-    """Hamiltonian Monte Carlo on the full batch: draws of the posterior itself, many chains at once.
+class HMC(SamplingMethod):
+    """Hamiltonian Monte Carlo on the full batch: draws from the posterior itself, many chains at once.
 
     Args:
-        chains, draws: how many chains, and draws of each.
-        warmup: iterations before the first draw, in which step size and mass adapt; they are frozen after.
-        step_size: Delta; None finds it in warm-up.
-        trajectory_length: tau; None takes pi/2 times the prior's scale, and "tuned" that length or a half, a quarter or an eighth
-            of it, whichever gave most effective predictions a gradient in warm-up.
+        chains, draws: number of chains, and of draws per chain.
+        warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards.
+        step_size: Delta; None finds it during warm-up.
+        trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter or an
+            eighth of it, whichever gave the most effective predictions per gradient during warm-up.
         target_accept: acceptance that the step size is adapted to.
-        pooled: one step size for all chains; False gives each its own (they then wait for the one with most steps).
-        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted by the variance in warm-up), or "auto": identity
-            where all prior scales are the same, prior where they differ, diagonal for a `Density`.
-        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 where the
+        pooled: one step size for all chains; False gives each its own (chains then wait for the one with the most steps).
+        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted to the variance during warm-up), or "auto":
+            identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
+        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if the
             trajectory length is given.
-        refresh: share of the momentum that is drawn anew; less than 1 lets it persist from one trajectory to the next.
-        integrator: "leapfrog" or "minimum-error" (two gradients a step).
-        max_steps: of a trajectory where the step size is found in warm-up; longer ones are cut, and the record says so.
-        thin: iterations a draw.
+        refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
+        integrator: "leapfrog" or "minimum-error" (two gradients per step).
+        max_steps: most steps per trajectory when the step size is adapted; longer ones are cut, and the record says so.
+        thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".
-        draw_dtype: of the draws that are kept, such as "float16" for less disk; None takes the network's.
+        draw_dtype: dtype of the stored draws, such as "float16" to save disk space; None takes the network's.
         compile: True, False or "auto".
     """
 
     name: ClassVar[str] = "hmc"
-    spreads_rows: ClassVar[bool] = True
+    label: ClassVar[str] = "HMC"
+    shards_rows: ClassVar[bool] = True
     chains: int = 4
     draws: int = 500
     warmup: int = 300
@@ -81,76 +82,87 @@ class HMC(Method):
     compile: Compile = "auto"
 
     def __post_init__(self) -> None:
-        check_counts(self, chains=1, draws=1, warmup=0, max_steps=1, thin=1, start_steps=1)
+        for name in ("chains", "draws", "max_steps", "thin", "start_steps"):
+            check_integer(name, getattr(self, name))
+        check_integer("warmup", self.warmup, least=0)
         if self.step_size is not None:
-            positive("step_size", self.step_size)
-        if isinstance(self.trajectory_length, str):
-            if self.trajectory_length != "tuned":
-                raise InputError(
-                    "trajectory_length", f"found {self.trajectory_length!r}", 'Pass a positive number, None or "tuned"'
-                )
-            if self.warmup < LEAST_TRIAL:
-                raise InputError(
-                    "warmup", f"found {self.warmup} to tune the trajectory length in", f"Pass at least {LEAST_TRIAL}"
-                )
+            check_positive("step_size", self.step_size)
+        if self.tuned:
+            check_choice("trajectory_length", self.trajectory_length, ("tuned",), "Or pass a positive number or None")
+            advice = "The trajectory length is tuned during warm-up"
+            check_integer("warmup", self.warmup, LEAST_TRIAL, advice=advice)
         elif self.trajectory_length is not None:
-            positive("trajectory_length", self.trajectory_length)
-        if not 0 < self.target_accept < 1:
-            raise InputError("target_accept", f"found {self.target_accept!r}", "Pass a number between 0 and 1")
-        if self.jitter is not None and not 0 <= self.jitter < 1:
-            raise InputError("jitter", f"found {self.jitter!r}", "Pass a fraction from 0 to below 1, or None")
-        if not 0 < self.refresh <= 1:
-            raise InputError("refresh", f"found {self.refresh!r}", "Pass a share above 0 and up to 1")
-        if self.mass not in ("auto", "identity", "prior", "diagonal"):
-            raise InputError("mass", f"found {self.mass!r}", 'Pass "auto", "identity", "prior" or "diagonal"')
-        if self.step_size is None and self.warmup < 20:
-            raise InputError("warmup", f"found {self.warmup} without a step_size", "Pass at least 20, or a step_size")
+            check_positive("trajectory_length", self.trajectory_length)
+        check_probability("target_accept", self.target_accept)
+        if self.jitter is not None and not (is_real(self.jitter) and 0 <= self.jitter < 1):
+            raise InputError("jitter", f"must be a fraction from 0 to below 1 or None, got {self.jitter!r}")
+        if not (is_real(self.refresh) and 0 < self.refresh <= 1):
+            raise InputError("refresh", f"must be a fraction above 0 and at most 1, got {self.refresh!r}")
+        check_choice("mass", self.mass, ("auto", "identity", "prior", "diagonal"))
+        if self.step_size is None:
+            advice = "The step size is found during warm-up; pass more iterations or a step_size"
+            check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
         integrator(self.integrator)
         check_init(self.init)
-        check_dtype(self.draw_dtype)
+        check_draw_dtype(self.draw_dtype)
 
-    def fit(
-        self,
-        problem: Problem | Density,
-        *,
-        seed: int = 0,
-        out: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-    ) -> SampledPosterior:
-        """Draws of the posterior; with `out` they are streamed to that folder, and `credibly resume` goes on after a stop."""
-        return fit_sampler(self, problem, seed=seed, out=out, progress=progress)
+    def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCSampler:
+        """Return the sampler of all chains, or of those that a mesh assigns to this process."""
+        return HMCSampler(target, self.plan(target), seed, mesh or Mesh(World()))
 
-    def process(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCRun:
-        """The sampler itself: of all chains, or of those that a mesh gives to this process."""
-        return HMCRun(target, self, seed, mesh or Mesh(World()))
+    def plan(self, target: Target) -> HMCPlan:
+        """Resolve the settings for a target."""
+        return HMCPlan(
+            chains=self.chains,
+            draws=self.draws,
+            warmup=self.warmup,
+            thin=self.thin,
+            length=self.length(target),
+            tuned=self.tuned,
+            step_size=self.step_size,
+            first_step_size=self.length(target) / (10 * math.sqrt(math.sqrt(target.dim))),
+            target_accept=self.target_accept,
+            pooled=self.pooled,
+            mass=self.mass_kind(target),
+            inverse_mass=self.inverse_mass(target),
+            jitter=self.jitter_fraction,
+            refresh=self.refresh,
+            integrator=integrator(self.integrator),
+            max_steps=self.max_steps,
+            compile=self.compile,
+        )
 
     def mass_kind(self, target: Target) -> str:
-        """What "auto" comes to."""
+        """Return the kind of mass matrix that "auto" resolves to."""
         if self.mass != "auto":
             return self.mass
         if isinstance(target, DensityTarget):
             return "diagonal"
-        return "identity" if _common_scale(target) is not None else "prior"
+        low, high = float(target.scale.min()), float(target.scale.max())
+        return "identity" if high <= low * (1 + 1e-6) else "prior"
 
     def inverse_mass(self, target: Target) -> Tensor | None:
-        """M^-1 at the start, (D,), or None for the identity."""
+        """Return the initial M^-1, (D,), or None for the identity."""
         return None if self.mass_kind(target) == "identity" else torch.square(target.scale).to(target.dtype)
 
     @property
-    def spread(self) -> float:
-        """The jitter that is used. Orbits are periodic in every direction of a Gaussian: fixed lengths may come back to where
-        they began. With 0.2 the effective sample size of a linear model rises from a twentieth of the draws to most of them."""
+    def jitter_fraction(self) -> float:
+        """The jitter in use.
+
+        Orbits are periodic in every direction of a Gaussian, so trajectories of a fixed length may return to where they started.
+        With 0.2 the effective sample size of a linear model rises from a twentieth of the draws to most of them.
+        """
         if self.jitter is not None:
             return self.jitter
         return 0.2 if self.trajectory_length is None or self.tuned else 0.0
 
     @property
     def tuned(self) -> bool:
-        """Whether warm-up looks for the trajectory length."""
+        """Whether warm-up chooses the trajectory length."""
         return isinstance(self.trajectory_length, str)
 
     def length(self, target: Target) -> float:
-        """The trajectory length tau; where it is tuned, the longest."""
+        """Return the trajectory length tau; if it is tuned, the longest candidate."""
         if self.trajectory_length is not None and not isinstance(self.trajectory_length, str):
             return self.trajectory_length
         if self.mass_kind(target) != "identity":
@@ -158,11 +170,17 @@ class HMC(Method):
         sigma = float(target.scale.square().mean().sqrt())
         return math.pi / 2 * sigma
 
-    def first_size(self, target: Target) -> float:
-        """Where the search for a step size begins."""
-        return self.length(target) / (10 * math.sqrt(math.sqrt(target.dim)))
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return short trajectories that keep most of their momentum: about twice the effective draws per gradient."""
+        return {"chains": 8, "warmup": 150, "draws": 150, "thin": 2, **_SHORT}
+
+    @classmethod
+    def demo_settings(cls, quick: bool) -> dict[str, Any]:
+        """Return the same short trajectories with more chains, or hardly any draws for a quick run."""
+        if quick:
+            return {"chains": 4, "warmup": 20, "draws": 20, "max_steps": 40, **_SHORT}
+        return {"chains": 16, "warmup": 80, "draws": 80, "thin": 2, **_SHORT}
 
 
-def _common_scale(target: Target) -> float | None:
-    low, high = float(target.scale.min()), float(target.scale.max())
-    return high if high <= low * (1 + 1e-6) else None
+_SHORT: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh"}

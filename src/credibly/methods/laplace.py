@@ -2,49 +2,50 @@
 
     q(w) = N(w*, P^-1),   P = (1/T_lik) sum_i J_i' F_i J_i + (1/T_prior) diag(-d^2 log p(w*))
 
-w* is the mode (a MAP fit first), or a network that was trained before. J_i is the Jacobian of row i's output and F_i the
-Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, positive semi-definite always.
+w* is the mode (a MAP fit first), or a network that is trained already. J_i is the Jacobian of the output of row i and F_i the
+Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, which is positive semi-definite.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import blank_row, describe
 from credibly.curvature import STRUCTURES, choose_names, curvature_blocks, find_parts
 from credibly.curvature.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
 from credibly.curvature.gauss_newton import refuse_large
 from credibly.curvature.prior_precision import prior_precision
-from credibly.distributed.world import Mesh
-from credibly.errors import InputError
-from credibly.inference.method import Method, fit_with_rows, initial, partial_result
-from credibly.inference.training.loop import Training, split, train
+from credibly.errors import InputError, TrainingError
+from credibly.inference.method import Fit, initial
+from credibly.inference.training.data import split
+from credibly.inference.training.loop import train
+from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import DrawsPosterior, Model
+from credibly.posterior.base import DrawsPosterior, Model, Record
 from credibly.posterior.laplace import LaplacePosterior
 from credibly.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Training, Method):
+class Laplace(TrainingMethod[LaplacePosterior]):
     """Laplace approximation: a Gaussian around a trained network, from the curvature at its weights.
 
     Args:
         structure: of the curvature: "kron" (Kronecker factors of each Linear layer and convolution, K-FAC), "diag" or "full"
             (small networks). Parameters of other kinds are diagonal unless it is full.
-        random: which of the problem's random parameters the Gaussian is over: None for all, "last layer", or glob patterns
-            on their names. The others stay at their trained values.
-        start: "map" fits the mode first, with the settings of training below; "network" takes the network as it is, which is
-            how a network that was trained elsewhere is made Bayesian; or a (D,) tensor of weights.
-        init: where the MAP fit begins: "network", "fresh", "prior" or a (1, D) tensor.
+        random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob patterns on
+            their names. The others stay at their trained values.
+        start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which makes a
+            network trained elsewhere Bayesian; or a (D,) tensor of weights.
+        init: starting point of the MAP fit: "network", "fresh", "prior" or a (1, D) tensor.
         tune: "evidence" chooses one factor on the scale of all Normal priors by the Laplace evidence, after the fit.
-        tune_noise: with `tune`, a Gaussian likelihood's fixed scale gets a factor too.
-        refits: with `tune`, how often to fit the mode again under what was chosen, and choose again.
+        tune_noise: with `tune`, also choose a factor on a Gaussian likelihood's fixed scale.
+        refits: with `tune`, how often to fit the mode again under the chosen scales, and choose again.
     """
 
     name: ClassVar[str] = "laplace"
@@ -58,8 +59,7 @@ class Laplace(Training, Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.structure not in STRUCTURES:
-            raise InputError("structure", f"found {self.structure!r}", f"Pass one of {', '.join(STRUCTURES)}")
+        check_choice("structure", self.structure, STRUCTURES)
         if isinstance(self.random, list):
             object.__setattr__(self, "random", tuple(self.random))
         if not (
@@ -67,32 +67,20 @@ class Laplace(Training, Method):
             or isinstance(self.random, str)
             or (isinstance(self.random, tuple) and self.random and all(isinstance(p, str) for p in self.random))
         ):
-            raise InputError("random", f"found {self.random!r}", 'Pass None, "last layer" or patterns on names')
+            raise InputError("random", f'must be None, "last layer" or patterns on names, got {self.random!r}')
         if not isinstance(self.start, Tensor) and self.start not in ("map", "network"):
-            raise InputError("start", f"found {self.start!r}", 'Pass "map", "network" or a (D,) tensor')
+            raise InputError("start", f'must be "map", "network" or a (D,) tensor, got {self.start!r}')
         if self.tune not in (None, "evidence"):
-            raise InputError("tune", f"found {self.tune!r}", 'Pass "evidence" or None')
-        if isinstance(self.refits, bool) or not isinstance(self.refits, int) or self.refits < 0:
-            raise InputError("refits", f"found {self.refits!r}", "Pass a whole number from 0 up")
+            raise InputError("tune", f'must be "evidence" or None, got {self.tune!r}')
+        check_integer("refits", self.refits, least=0)
         if self.tune is None and (self.tune_noise or self.refits):
-            raise InputError("tune", "found None beside tune_noise or refits", 'Pass tune="evidence" with them')
+            raise InputError("tune", 'must be "evidence" with tune_noise or refits, got None')
         if self.refits and not (isinstance(self.start, str) and self.start == "map"):
-            raise InputError("refits", f"found {self.refits} with start={self.start!r}", 'Refits need start="map"')
+            raise InputError("refits", f'must be 0 unless start="map", got {self.refits} with start={self.start!r}')
 
-    def fit(
-        self,
-        problem: Problem,
-        *,
-        seed: int = 0,
-        out: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-    ) -> LaplacePosterior:
-        """The Gaussian; `posterior.log_evidence` is its evidence, and what `tune` chose is in `record.history`."""
-        return fit_with_rows(self, problem, seed, out, progress, self._fit)
-
-    def _fit(
-        self, problem: Problem, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None
-    ) -> LaplacePosterior:
+    def _fit(self, fit: Fit) -> LaplacePosterior:
+        """Return the Gaussian. What `tune` chose is in `record.history`."""
+        problem, seed, progress = fit.problem, fit.seed, fit.progress
         row = blank_row(describe(problem.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
@@ -100,13 +88,14 @@ class Laplace(Training, Method):
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)
         begin = initial(problem, self.init, 1, seed)
-        prior_precision(problem.prior, begin[0])  # a flat prior is refused before any work
+        # Raises for a flat prior, before any work.
+        prior_precision(problem.prior, begin[0])
         history: dict[str, Any] = {}
         choice = Choice()
         tried: list[dict[str, float]] = []
         for _ in range(1 + self.refits):
             current = rescaled(problem, choice)
-            theta = self._point(current, begin, seed, mesh, out, progress, history)
+            theta = self._point(fit, current, begin, history)
             blocks = curvature_blocks(current, theta, self.structure, parts, progress=progress)
             value = float(_log_likelihood(current, theta))
             log_prior = log_prior_of(current, theta, names)
@@ -131,29 +120,29 @@ class Laplace(Training, Method):
         history["log_evidence"] = posterior.log_evidence
         return posterior
 
-    def _point(
-        self, problem: Problem, begin: Tensor, seed: int, mesh: Mesh, out: str | os.PathLike[str] | None, progress: bool | None,
-        history: dict[str, Any],
-    ) -> Tensor:  # fmt: skip
-        """w*, (D,)."""
-        layout = problem.layout
+    def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:
+        """Return w*, (D,)."""
+        layout, seed = problem.layout, fit.seed
         if isinstance(self.start, Tensor):
             if self.start.shape != (layout.dim,) or not bool(torch.isfinite(self.start).all()):
-                found = f"has shape {tuple(self.start.shape)}, or values that are not finite"
-                raise InputError("start", found, f"Pass a finite ({layout.dim},) tensor")
+                found = f"must be a finite tensor of shape ({layout.dim},), got shape {tuple(self.start.shape)}"
+                raise InputError("start", found)
             return self.start.detach().to(layout.device, layout.dtype).clone()
         if self.start == "network":
             return fit_own_parameters(problem, initial(problem, "network", 1, seed)[0])
         model = Model.of(problem)
         data = split(problem, self, seed)
-        with partial_result(
-            out,
-            lambda theta, error: DrawsPosterior(
-                model, theta.unsqueeze(1), self.record(problem, seed, {"error": str(error)}, "partial")
-            ),
-        ):
-            objective = NegativeLogDensity(problem, data.count)
-            done = train(problem, objective, begin, self, data, seed=seed, title="MAP", progress=progress, mesh=mesh)
+
+        def partial(theta: Tensor, _: Record, error: TrainingError) -> DrawsPosterior:
+            """Return the parameters reached, with the record of the problem as it is rescaled."""
+            record = self.record(problem, seed, {"error": str(error)}, "partial")
+            return DrawsPosterior(model, theta.unsqueeze(1), record)
+
+        with fit.keep_partial(partial):
+            objective, mesh = NegativeLogDensity(problem, data.count), fit.world.all_rows()
+            done = train(
+                problem, objective, begin, self, data, seed=seed, title="MAP", progress=fit.progress, mesh=mesh
+            )
         history.update(done.history)
         return done.theta[0]
 

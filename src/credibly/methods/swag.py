@@ -2,15 +2,14 @@
 
     q(w) = N(mean, (diag(variance) + D D' / (K - 1)) / 2)
 
-mean and variance are those of all T iterates that were kept; the K columns of D are the last iterates less the running mean at
-their time. The descent begins at a MAP fit, or at the weights that the network has. Its noise is that of minibatches, so the
-width of q follows rate, batch size and curvature. It is a picture of the region that training moves in, not of the posterior.
+mean and variance are those of all T recorded iterates; the K columns of D are the last iterates minus the running mean at their
+time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches, so the width of q depends on
+learning rate, batch size and curvature. It describes the region that training moves in, not the posterior.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -18,45 +17,51 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_integer, check_positive
 from credibly.core.progress import Progress
 from credibly.core.rng import stream
-from credibly.distributed.world import Mesh, World
+from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
 from credibly.inference.adaptation import Welford
-from credibly.inference.method import Method, fit_together, initial
-from credibly.inference.training.loop import Data, Training, split, train
+from credibly.inference.method import Fit, initial
+from credibly.inference.training.batches import Batches
+from credibly.inference.training.data import Data, split
+from credibly.inference.training.loop import make_step, train
+from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.inference.training.shared_steps import make_step
-from credibly.inference.training.steps import Batches
 from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.problem import Problem
 
-LEAST_BATCHES = 8  # minibatches in an epoch by default: with all rows in one there would be no noise to learn from
-LEAST_STEPS = 10  # between two iterates that are kept, by default
-LEAST_VARIANCE = 1e-30  # so that a weight that never moved has a density
-SHARE = 0.2  # of the largest rate at which plain descent is stable, that the rate is by default
+# Minibatches per epoch by default: with all rows in one there would be no noise to learn from.
+LEAST_BATCHES = 8
+# Steps between two recorded iterates, by default.
+LEAST_STEPS = 10
+# So that a weight that never moved has a density.
+LEAST_VARIANCE = 1e-30
+# The default learning rate, as a fraction of the largest at which gradient descent is stable.
+STABLE_FRACTION = 0.2
 POWER_STEPS = 12
-TURNS = 5  # rates that are tried where none was given
+# Learning rates tried if none is given.
+TRIALS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAG(Training, Method):
-    """SWAG: the mean and the spread of the weights that plain SGD wanders through, as a Gaussian.
+class SWAG(TrainingMethod[GaussianPosterior]):
+    """SWAG: a Gaussian with the mean and covariance of the weights that SGD visits at a constant learning rate.
 
     Args:
-        rank: K, of the last iterates whose deviations make the low-rank part; from 2 to `iterates`.
-        iterates: T, how many are kept.
+        rank: K, the number of last iterates in the low-rank part; from 2 to `iterates`.
+        iterates: T, the number of recorded iterates.
         every: steps between two of them; None takes an epoch, but at least 10.
-        sgd_lr: the constant rate of the descent that is followed, on the loss -(1/N) log p. None takes a fifth of what
-            plain descent is stable at, by the largest curvature at its start and with what momentum adds; where the descent
-            runs away all the same it begins anew with a quarter of that.
-        init: "map" (a MAP fit first, by the settings of training), "network" (the weights as given: a posterior around a network
-            that is trained already) or a (1, D) tensor.
+        sgd_lr: the constant learning rate, on the loss -(1/N) log p. None takes a fifth of the largest stable rate, from the
+            largest curvature at the start and the momentum; if SGD diverges all the same, it restarts with a quarter of that.
+        init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior around a
+            network that is trained already) or a (1, D) tensor.
 
-    The descent has the momentum, the batch size and the clipping of the training settings; without a batch size its
-    minibatches are 128 rows, or an eighth of them where there are few.
+    SGD has the momentum, batch size and clipping of the training settings; without a batch size, minibatches have 128 rows, or an
+    eighth of the rows if there are few.
     """
 
     name: ClassVar[str] = "swag"
@@ -72,42 +77,24 @@ class SWAG(Training, Method):
             value = getattr(self, name)
             if value is None and name == "every":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(name, f"found {value!r}", f"Pass a whole number from {least} up")
+            check_integer(name, value, least)
         if self.rank > self.iterates:
-            found = f"found {self.rank} for {self.iterates} iterates"
-            raise InputError("rank", found, "Each column is the deviation of an iterate: pass at most their number")
-        rate = self.sgd_lr
-        if rate is not None and (
-            isinstance(rate, bool) or not (isinstance(rate, (int, float)) and 0 < rate < math.inf)
-        ):
-            raise InputError("sgd_lr", f"found {rate!r}", "Pass a positive number, or None")
+            raise InputError("rank", f"must be at most the number of iterates, {self.iterates}, got {self.rank}")
+        if self.sgd_lr is not None:
+            check_positive("sgd_lr", self.sgd_lr)
         if isinstance(self.init, str) and self.init not in ("map", "network"):
-            raise InputError("init", f"found {self.init!r}", 'Pass "map", "network" or a (1, D) tensor')
+            raise InputError("init", f'must be "map", "network" or a (1, D) tensor, got {self.init!r}')
 
-    def fit(
-        self,
-        problem: Problem,
-        *,
-        seed: int = 0,
-        out: str | os.PathLike[str] | None = None,
-        progress: bool | None = None,
-    ) -> GaussianPosterior:
-        """The Gaussian of the iterates; `posterior.record.history` holds the rate and the losses on the way."""
-
-        def work(world: World, _mine: str | os.PathLike[str] | None, shown: bool | None) -> GaussianPosterior:
-            return self._fit(problem, seed, world.all_rows(), shown)
-
-        return fit_together(self, problem, seed, out, progress, work)
-
-    def _fit(self, problem: Problem, seed: int, mesh: Mesh, progress: bool | None) -> GaussianPosterior:
+    def _fit(self, fit: Fit) -> GaussianPosterior:
+        """Return the Gaussian of the iterates; `record.history` holds the learning rate and the losses."""
+        problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
         data = split(problem, self, seed)
         batch = self.batch_size or max(1, min(128, data.count // LEAST_BATCHES))
         if batch >= data.count:
             raise InputError(
                 "batch_size",
-                f"a batch of {batch} has all of the {data.count} training rows, so the descent has no noise",
-                "Pass a smaller one",
+                f"must be smaller than the number of training rows, {data.count}, got {batch}",
+                "With all rows in a batch, SGD has no noise",
             )
         theta = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
         history: dict[str, Any] = {}
@@ -118,27 +105,36 @@ class SWAG(Training, Method):
                     problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress, mesh=mesh
                 )
             except TrainingError as error:
-                error.posterior = None  # a point is none of this method's results
+                # A point estimate is not a result of this method.
+                error.posterior = None
                 raise
             theta, history = done.theta, done.history
         rates = [] if self.sgd_lr is None else [self.sgd_lr]
         if not rates:
-            first = SHARE * 2 * (1 - self.momentum) / largest_curvature(problem, theta, data, seed)
-            rates = [first / 4**turn for turn in range(TURNS)]
-        moments, rate = self._calmly(problem, objective, theta, data, batch, rates, seed, mesh, progress)
+            first = STABLE_FRACTION * 2 * (1 - self.momentum) / largest_curvature(problem, theta, data, seed)
+            rates = [first / 4**trial for trial in range(TRIALS)]
+        moments, rate = self._first_stable(problem, objective, theta, data, batch, rates, seed, mesh, progress)
         history |= {"sgd_lr": rate, "sgd_batch": batch, "iterates": self.iterates, "sgd_loss": moments.losses}
         return GaussianPosterior(
             Model.of(problem),
             LowRank(self.rank),
             moments.phi(problem.layout.dtype),
-            self.record(problem, seed, history),
+            fit.record(history),
         )
 
-    def _calmly(
-        self, problem: Problem, objective: NegativeLogDensity, theta: Tensor, data: Data, batch: int, rates: list[float], seed: int,
-        mesh: Mesh, progress: bool | None,
-    ) -> tuple[Iterates, float]:  # fmt: skip
-        """The descent at the first of the rates that it does not run away with, and that rate."""
+    def _first_stable(
+        self,
+        problem: Problem,
+        objective: NegativeLogDensity,
+        theta: Tensor,
+        data: Data,
+        batch: int,
+        rates: list[float],
+        seed: int,
+        mesh: Mesh,
+        progress: bool | None,
+    ) -> tuple[Iterates, float]:
+        """Return the iterates at the first learning rate that does not diverge, and that rate."""
         for rate in rates:
             try:
                 return self._descend(problem, objective, theta.clone(), data, batch, rate, seed, mesh, progress), rate
@@ -148,10 +144,18 @@ class SWAG(Training, Method):
         raise AssertionError("there is at least one rate")
 
     def _descend(
-        self, problem: Problem, objective: NegativeLogDensity, theta: Tensor, data: Data, batch: int, rate: float, seed: int,
-        mesh: Mesh, progress: bool | None,
-    ) -> Iterates:  # fmt: skip
-        """Follows SGD at a constant rate from theta (1, D), which it changes, and takes in an iterate every so many steps."""
+        self,
+        problem: Problem,
+        objective: NegativeLogDensity,
+        theta: Tensor,
+        data: Data,
+        batch: int,
+        rate: float,
+        seed: int,
+        mesh: Mesh,
+        progress: bool | None,
+    ) -> Iterates:
+        """Run SGD at a constant rate from theta (1, D), which is changed in place, and record an iterate at intervals."""
         every = self.every or max(LEAST_STEPS, data.count // batch)
         steps = every * self.iterates
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0)
@@ -159,7 +163,7 @@ class SWAG(Training, Method):
         step = make_step(problem, objective, options, steps, theta, batch, mesh)
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
         moments = Iterates(self.rank, theta.shape[-1], theta.device)
-        with Progress("SWAG", steps, progress) as line:
+        with Progress("SWAG", steps, progress) as bar:
             done = 0
             while done < steps:
                 done = step.advance_to(theta, batches, done, (done // every + 1) * every, active)
@@ -167,16 +171,18 @@ class SWAG(Training, Method):
                     loss = float(step.parts.double().sum())
                     if not math.isfinite(loss) or not bool(torch.isfinite(theta).all()):
                         raise TrainingError(
-                            f"SWAG: the loss was not finite by step {done} of its descent. Try a smaller sgd_lr ({rate:.3g} now)",
-                            step=done, member=0, posterior=None,
-                        )  # fmt: skip
+                            f"SWAG: the loss was not finite by step {done}. Try a smaller sgd_lr ({rate:.3g} now)",
+                            step=done,
+                            member=0,
+                            posterior=None,
+                        )
                     moments.add(theta[0], loss)
-                    line.update(done, final=done == steps, loss=loss)
+                    bar.update(done, final=done == steps, loss=loss)
         return moments
 
 
 class Iterates:
-    """First and second moments of the iterates, in float64, and the last deviations from the running mean."""
+    """Moments of the iterates in float64, and the last deviations from the running mean."""
 
     def __init__(self, rank: int, dim: int, device: torch.device) -> None:
         self.running = Welford(1, dim, device)
@@ -184,28 +190,29 @@ class Iterates:
         self.losses: list[float] = []
 
     def add(self, theta: Tensor, loss: float = math.nan) -> None:
-        """Takes in an iterate (D,)."""
+        """Add an iterate (D,)."""
         self.running.update(theta.unsqueeze(0))
         self.deviations.append((theta.double() - self.running.mean[0]).to(theta.dtype))
         self.losses.append(loss)
 
     def phi(self, dtype: torch.dtype) -> Tensor:
-        """The Gaussian in the terms of the low-rank family, (1, P)."""
-        spread = self.running.squares[0] / self.running.count
-        sigma = (0.5 * spread).clamp_min(LEAST_VARIANCE).sqrt()
+        """Return the parameters of the low-rank family, (1, P)."""
+        variance = self.running.squares[0] / self.running.count
+        sigma = (0.5 * variance).clamp_min(LEAST_VARIANCE).sqrt()
         rho = sigma + torch.log(-torch.expm1(-sigma))
         factor = torch.stack(tuple(self.deviations), -1).double() / math.sqrt(2 * (len(self.deviations) - 1))
         return torch.cat([self.running.mean[0], rho, factor.flatten()]).to(dtype).unsqueeze(0)
 
 
 def largest_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, rows: int = 2048) -> float:
-    """The largest eigenvalue, in size, of the Hessian of -(1/N) log p_T on some rows at theta (1, D), by power iteration."""
+    """Return the largest absolute eigenvalue of the Hessian of -(1/N) log p_T at theta (1, D), by power iteration."""
     pool = torch.arange(data.count, device=problem.device) if isinstance(data.rows, int) else data.rows
     order = torch.randperm(len(pool), generator=stream(seed, "curvature rows"))[:rows].to(problem.device)
     chosen = pool[order]
     vector = torch.randn(theta.shape, generator=stream(seed, "curvature"), dtype=torch.float64).to(theta)
     vector = vector / vector.norm()
-    reach = 1e-3 * (1 + float(theta.norm()))  # of the difference quotient
+    # Of the difference quotient.
+    reach = 1e-3 * (1 + float(theta.norm()))
     if theta.dtype == torch.float64:
         reach *= 1e-3
     size = 0.0
@@ -214,6 +221,6 @@ def largest_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, ro
         product = (behind - ahead) / (2 * reach * problem.n)
         size = float(product.norm())
         if not math.isfinite(size) or size == 0:
-            raise InputError("sgd_lr", "the curvature at the start is zero or not finite", "Pass a rate")
+            raise InputError("sgd_lr", "must be given: the curvature at the start is zero or not finite")
         vector = product / size
     return size

@@ -29,7 +29,7 @@ from credibly.core.specs import to_spec
 from credibly.distributed import world
 from credibly.errors import InputError, StoreError
 from credibly.inference.method import Method
-from credibly.methods.resuming import go_on
+from credibly.methods.resuming import resume_with_problem
 from credibly.metrics import evaluation
 from credibly.posterior.store import load
 from credibly.problem import Problem
@@ -180,7 +180,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
     posterior: Posterior
     with threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
         ended = everyone.gather(has_ended(parse_manifest(inner)))[0]
-        posterior = load(inner) if ended else go_on(inner, None, progress=progress)[0]
+        posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
         with writing(folder), world.alone():

@@ -1,25 +1,92 @@
-"""Hamiltonian Monte Carlo: momentum refresh and Metropolis correction around a trajectory.
+"""Hamiltonian Monte Carlo: integrators, momentum refresh and Metropolis correction.
+
+    dw = M^-1 m dt,   dm = grad log p dt
+
+    leapfrog        kick 1/2, drift 1, kick 1/2                                one gradient per step
+    minimum error   kick b, drift 1/2, kick 1-2b, drift 1/2, kick b            two gradients per step, for larger steps
+
+Both integrators are reversible, preserve volume, and have an energy error of second order in the step size. The gradient at the end
+of a step is the one at the start of the next, so a step takes one gradient per drift.
 
     H(w, m) = -log p(w) + 1/2 m' M^-1 m          accept with probability min(1, exp(H(w, m) - H(w', m')))
 
-Differences of energies are taken in float64, likelihood, prior and kinetic part each by itself: they are small differences of
-large sums. A proposal whose energy is not finite, or has grown by more than a thousand, is a divergence and is rejected. A
-rejected proposal repeats the current point. With a partial refresh (Horowitz 1991) the momentum goes on from one trajectory
-to the next and turns round at a rejection.
+Energy differences are taken in float64, for likelihood, prior and kinetic energy separately: they are small differences of large
+sums. A proposal whose energy is not finite, or has grown by more than a thousand, is a divergence and is rejected. A rejected
+proposal repeats the current point. With a partial refresh (Horowitz 1991) the momentum persists from one trajectory to the next
+and is reversed at a rejection.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-DIVERGENT = 1000.0  # growth of the energy beyond which a trajectory has left the level set
+from credibly.core.checks import check_choice
+
+# theta (C, D) -> log likelihood (C,), gradient of log p (C, D).
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+# McLachlan's two-stage scheme: the b with the smallest third-order error term.
+_ROOT = (2 * 326**0.5 + 36) ** (1 / 3)
+_B = 0.5 - _ROOT / 12 + 1 / (6 * _ROOT)
+
+
+@dataclass(frozen=True)
+class Integrator:
+    """A palindrome of kicks (of the momentum) and drifts (of the position), as fractions of a step."""
+
+    name: str
+    kicks: tuple[float, ...]
+    drifts: tuple[float, ...]
+
+    @property
+    def gradients(self) -> int:
+        """Gradients per step."""
+        return len(self.drifts)
+
+    def step(
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        evaluate: Evaluate,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Take one step from theta, momentum (C, D) and the gradient at theta.
+
+        `size` is (C, 1), `inverse_mass` (D,) or None for 1. Returns theta, momentum, gradient and log likelihood (C,) at the end.
+        """
+        momentum = momentum + (self.kicks[0] * size) * gradient
+        for drift, kick in zip(self.drifts, self.kicks[1:]):
+            velocity = momentum if inverse_mass is None else momentum * inverse_mass
+            theta = theta + (drift * size) * velocity
+            log_likelihood, gradient = evaluate(theta)
+            momentum = momentum + (kick * size) * gradient
+        return theta, momentum, gradient, log_likelihood
+
+
+LEAPFROG = Integrator("leapfrog", (0.5, 0.5), (1.0,))
+MINIMUM_ERROR = Integrator("minimum-error", (_B, 1 - 2 * _B, _B), (0.5, 0.5))
+INTEGRATORS = {i.name: i for i in (LEAPFROG, MINIMUM_ERROR)}
+
+
+def integrator(name: str) -> Integrator:
+    """Return the integrator of a name."""
+    check_choice("integrator", name, INTEGRATORS)
+    return INTEGRATORS[name]
+
+
+# Growth of the energy beyond which a trajectory counts as divergent.
+DIVERGENT = 1000.0
 
 
 class State(NamedTuple):
-    """Where C chains stand, and what the next trajectory needs: all (C, D) or (C,); parts of the density in float64."""
+    """The state of C chains: all (C, D) or (C,), with the parts of the density in float64."""
 
     theta: Tensor
     gradient: Tensor
@@ -29,7 +96,7 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a transition did, each (C,)."""
+    """The outcome of a transition, each (C,)."""
 
     acceptance: Tensor
     accepted: Tensor
@@ -39,28 +106,29 @@ class Info(NamedTuple):
 
 
 def kinetic(momentum: Tensor, inverse_mass: Tensor | None) -> Tensor:
-    """1/2 m' M^-1 m, (C,) in float64."""
+    """Return 1/2 m' M^-1 m, (C,) in float64."""
     squares = torch.square(momentum) if inverse_mass is None else torch.square(momentum) * inverse_mass
     return 0.5 * squares.sum(-1, dtype=torch.float64)
 
 
-def refresh(momentum: Tensor, noise: Tensor, inverse_mass: Tensor | None, share: float) -> Tensor:
-    """A new momentum: sqrt(1 - share) of the old one, and noise ~ N(0, M) for the rest; share = 1 forgets the old one."""
+def refresh(momentum: Tensor, noise: Tensor, inverse_mass: Tensor | None, fraction: float) -> Tensor:
+    """Return sqrt(1 - fraction) of the old momentum plus noise ~ N(0, M) for the rest; fraction 1 forgets the old one."""
     fresh = noise if inverse_mass is None else noise * inverse_mass.rsqrt()
-    return fresh if share >= 1 else (1 - share) ** 0.5 * momentum + share**0.5 * fresh
+    return fresh if fraction >= 1 else (1 - fraction) ** 0.5 * momentum + fraction**0.5 * fresh
 
 
 def metropolis(
     state: State, proposal: State, inverse_mass: Tensor | None, uniform: Tensor, weights: tuple[float, float]
 ) -> tuple[State, Info]:
-    """The next state: the proposal where it is accepted, else the state with its momentum turned round.
+    """Return the next state: the proposal if it is accepted, else the current state with its momentum reversed.
 
-    `state.momentum` is the one the trajectory began with; uniform (C,) lies in [0, 1).
+    `state.momentum` is the momentum at the start of the trajectory; uniform (C,) lies in [0, 1).
     """
     before, after = kinetic(state.momentum, inverse_mass), kinetic(proposal.momentum, inverse_mass)
     potential = _potential(state, weights)
     error = (after - before) + (_change(proposal.log_likelihood, state.log_likelihood, weights[0]))
-    error = error + _change(proposal.log_prior, state.log_prior, weights[1])  # H' - H
+    # H' - H.
+    error = error + _change(proposal.log_prior, state.log_prior, weights[1])
     error = torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
     acceptance = torch.exp(-error.clamp(min=0))
     accepted = uniform < acceptance
@@ -78,7 +146,7 @@ def metropolis(
 
 
 def _potential(state: State, weights: tuple[float, float]) -> Tensor:
-    """-log p, (C,)."""
+    """Return -log p, (C,)."""
     likelihood, prior = (
         part if w == 1 else w * part for w, part in zip(weights, (state.log_likelihood, state.log_prior))
     )
@@ -86,5 +154,5 @@ def _potential(state: State, weights: tuple[float, float]) -> Tensor:
 
 
 def _change(after: Tensor, before: Tensor, weight: float) -> Tensor:
-    """What one part of the density adds to the energy difference."""
+    """Return what one part of the density adds to the energy difference."""
     return before - after if weight == 1 else weight * (before - after)

@@ -1,207 +1,269 @@
-"""What samplers share: checks, the run folder they write to, and going on with one that was stopped."""
+"""One run of a sampler, from its settings to a posterior, in memory or in a run folder.
+
+SamplingMethod.fit -> Run.begin   starting points, first checkpoint
+                   -> Run.finish  the loop, then the posterior
+resume             -> Run.restore the last checkpoint, then Run.finish
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import tensors_of
+from credibly.core.checks import check_choice
 from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.density import Density
 from credibly.inference.method import Method, check_run
-from credibly.inference.sampling.identity import check_same, identity
-from credibly.inference.sampling.loop import Process, run
+from credibly.inference.sampling.folder import (
+    check_not_unfinished,
+    create_folder,
+    is_unfinished,
+    open_folder,
+    own_state,
+    resume_hint,
+)
+from credibly.inference.sampling.identity import check_same
+from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
+from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import refuse_random_layers, starts
-from credibly.inference.sampling.trajectory import Stopped
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
-from credibly.posterior.store import header
+from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Posterior, Record, SampledPosterior
 from credibly.problem import Problem
-from credibly.storage.manifest import join_state, load_tensors, parse_manifest, read_manifest
-from credibly.storage.run_folder import RunFolder, resume_command, state_files
+from credibly.storage.manifest import load_tensors
+from credibly.storage.run_folder import RunFolder, state_files
 
-SHARED = "Put the run folder on storage that all hosts share"
-KEPT_DATA = 2**28  # bytes of data that a run folder keeps, so that it can be resumed without the program that began it
-
-
-def check_counts(options: Any, **least: int) -> None:
-    """Refuses counts that are not whole numbers from their least value up."""
-    for name, low in least.items():
-        value = getattr(options, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InputError(name, f"found {value!r}", f"Pass a whole number from {low} up")
+DRAW_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
-def check_dtype(name: str | None) -> None:
-    """Refuses what draws cannot be stored as."""
-    if name is not None and name not in ("float64", "float32", "float16", "bfloat16"):
-        raise InputError("draw_dtype", f"found {name!r}", 'Pass "float64", "float32", "float16", "bfloat16" or None')
+class SamplingMethod(Method):
+    """A method whose posterior is the draws of a `Sampler`: its settings, and the one `fit` that all samplers share.
+
+    Attributes:
+        shards_rows: whether processes that hold the same chains may each evaluate a part of the rows.
+        chains, draws: number of chains, and of draws per chain.
+        init, start_steps: starting points, see `credibly.inference.sampling.starts`.
+        draw_dtype: dtype of the stored draws; None for the network's.
+    """
+
+    shards_rows: ClassVar[bool] = False
+    chains: int
+    draws: int
+    init: str | Tensor | Posterior
+    start_steps: int
+    draw_dtype: str | None
+
+    @abstractmethod
+    def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> Sampler:
+        """Return the sampler of all chains, or of those that a mesh assigns to this process."""
+
+    def check_problem(self, problem: Problem | Density) -> None:
+        """Raise if these settings do not fit the problem; by default they always do."""
+
+    def fit(
+        self,
+        problem: Problem | Density,
+        *,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> SampledPosterior:
+        """Sample the posterior.
+
+        With `out`, draws are streamed to that folder, and `credibly resume` continues the run after a stop.
+        """
+        self.check_problem(problem)
+        world = current()
+        with world.together():
+            to_target(problem)
+            if out is not None and world.restarts and is_unfinished(out):
+                return self._take_up(problem, seed, out, progress, world)
+            if world.leader:
+                check_not_unfinished(out)
+                check_run(seed, out)
+            if isinstance(problem, Problem):
+                refuse_random_layers(problem)
+            check_same_everywhere(world, problem, self, seed)
+            run = Run(self, problem, seed, progress, world)
+            with run.create(out) if out is not None else nullcontext():
+                run.begin()
+                return run.finish()
+
+    def resume(
+        self, problem: Problem | Density, seed: int, folder: RunFolder, progress: bool | None
+    ) -> SampledPosterior:
+        """Continue from the last checkpoint of an open run folder, or from the start if there is none yet."""
+        world = current()
+        check_same_everywhere(world, problem, self, seed)
+        run = Run(self, problem, seed, progress, world, folder)
+        run.restore()
+        return run.finish()
+
+    def _take_up(
+        self, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
+    ) -> SampledPosterior:
+        """Continue in the folder that this program wrote to before its processes were restarted."""
+        with open_folder(out, world) as folder:
+            check_same(problem, folder.manifest, os.fspath(out))
+            record = folder.manifest["record"]
+            if (record["settings"], record["seed"]) != (to_spec(self), seed):
+                raise StoreError(f"out: {os.fspath(out)!r} holds a run with other settings. Choose another folder")
+            return self.resume(problem, seed, folder, progress)
 
 
-def fit_sampler(
-    method: Any, problem: Problem | Density, *, seed: int, out: str | os.PathLike[str] | None, progress: bool | None
-) -> SampledPosterior:
-    """Runs a sampler from its start to its end."""
-    world = current()
-    with world.together():
-        mesh, target = _spread(method, problem, world)
-        if out is not None and world.restarts and _unfinished(out):
-            return _take_up(method, problem, seed, out, progress, world)
-        if world.leader:
-            _refuse_unfinished(out)
-            check_run(seed, out)
-        if isinstance(problem, Problem):
-            refuse_random_layers(problem)
-        check_same_everywhere(world, problem, method, seed)
-        process = method.process(target, seed, mesh)
-        folder = _create(method, problem, seed, out, process, world) if out is not None else None
-        with folder or nullcontext():
-            recorder = _recorder(method, process, target, folder, mesh)
-            try:
-                _begin(method, problem, seed, process, recorder, folder, progress)
-            except (InputError, SamplingError, TrainingError):
-                if folder is not None:
-                    folder.discard()  # there is nothing in it yet that would be worth going on with
-                raise
-            return _go_on(method, problem, seed, process, recorder, folder, progress)
+class Run:
+    """What one run consists of: settings, target, this process's chains, and where their draws go."""
 
-
-def resume_sampler(
-    method: Any, problem: Problem | Density, seed: int, folder: RunFolder, progress: bool | None
-) -> SampledPosterior:
-    """Goes on from the last checkpoint of a folder, or from the start where there was none yet."""
-    world = current()
-    mesh, target = _spread(method, problem, world)
-    check_same_everywhere(world, problem, method, seed)
-    process = method.process(target, seed, mesh)
-    recorder = _recorder(method, process, target, folder, mesh)
-    assert isinstance(recorder, FolderRecorder)
-    files = state_files(folder.manifest)
-    if not files:
-        with _initial_network(problem, folder):
-            _begin(method, problem, seed, process, recorder, folder, progress)
-    else:
-        tensors = _own_state([load_tensors(folder.path / file) for file in files], process, recorder)
-        recorder.restore(tensors)
-        process.restore({k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")})
-    if world.leader:
-        folder.commit(status="running")
-    world.barrier()
-    return _go_on(method, problem, seed, process, recorder, folder, progress)
-
-
-def _spread(method: Any, problem: Problem | Density, world: World) -> tuple[Mesh, Target]:
-    """The mesh of a run, and what this process sees of the density: some of the rows, where the method can do with that."""
-    to_target(problem)
-    mesh = world.mesh(method.chains)
-    return mesh, to_target(problem, mesh if getattr(method, "spreads_rows", False) else None)
-
-
-def _own_state(pieces: list[dict[str, Tensor]], process: Process, recorder: FolderRecorder) -> dict[str, Tensor]:
-    """What a checkpoint holds of this process's chains, however many processes wrote it."""
-
-    def axis_of(key: str) -> int | None:
-        if key.startswith("process."):
-            return process.chain_axis(key.removeprefix("process."))
-        return 0 if key in ("recorder.draws", "recorder.noted") else None
-
-    whole = join_state(pieces, axis_of)
-    own = recorder.own
-    if len(own) == recorder.chains:
-        return whole
-    axes = {key: axis_of(key) for key in whole}
-    return {
-        key: values if axes[key] is None else values.narrow(axes[key], own.start, len(own)).clone()  # type: ignore[arg-type]
-        for key, values in whole.items()
-    }
-
-
-def _unfinished(out: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a sampler's run that has not ended."""
-    try:
-        manifest = parse_manifest(Path(out))
-    except StoreError:
-        return False
-    return bool(manifest.get("streamed")) and manifest["status"] != "complete"
-
-
-def _take_up(
-    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
-) -> SampledPosterior:
-    """Goes on with the folder that the same program had begun before its processes were started again."""
-    with open_together(out, world) as folder:
-        check_same(problem, folder.manifest, os.fspath(out))
-        record = folder.manifest["record"]
-        if (record["settings"], record["seed"]) != (to_spec(method), seed):
-            raise StoreError(f"out: {os.fspath(out)!r} holds a run of other settings. Choose another folder")
-        return resume_sampler(method, problem, seed, folder, progress)
-
-
-def open_together(path: str | os.PathLike[str], world: World) -> RunFolder:
-    """A run folder to go on with: locked by one process, seen by all."""
-    folder = RunFolder(path, {}) if world.leader else None
-    try:
+    def __init__(
+        self,
+        method: SamplingMethod,
+        problem: Problem | Density,
+        seed: int,
+        progress: bool | None,
+        world: World,
+        folder: RunFolder | None = None,
+    ) -> None:
+        self.method, self.problem, self.seed = method, problem, seed
+        self.progress = progress if world.leader else False
+        self.world, self.mesh = world, world.mesh(method.chains)
+        self.target = to_target(problem, self.mesh if method.shards_rows else None)
+        self.sampler = method.sampler(self.target, seed, self.mesh)
+        self.folder = folder
+        self.recorder: Recorder
         if folder is not None:
-            folder.manifest = read_manifest(Path(path))
-        world.barrier()
-        if folder is None:
-            folder = RunFolder(path, read_manifest(Path(path)), lock=False)
-        world.agree("path", folder.manifest["checksum"], SHARED)
-    except BaseException:
-        if folder is not None:
-            folder.close()
-        raise
-    return folder
+            self.recorder = self._recorder()
 
-
-def _begin(
-    method: Any, problem: Problem | Density, seed: int, process: Process, recorder: Recorder, folder: RunFolder | None, progress: bool | None
-) -> None:  # fmt: skip
-    """Finds the starting points and writes the first checkpoint."""
-    try:
-        own = recorder.own
-        theta = starts(
-            problem,
-            method.init,
-            method.chains,
-            seed,
-            progress if recorder.mesh.world.leader else False,
-            own,
-            getattr(method, "start_steps", 1000),
+    def create(self, out: str | os.PathLike[str]) -> RunFolder:
+        """Create the run folder that draws are streamed to."""
+        self.folder = create_folder(
+            self.method, self.problem, self.seed, out, self.sampler, self.record({}, "running"), self.world
         )
-        process.start(theta)
-    except KeyboardInterrupt:
-        if folder is None:
+        return self.folder
+
+    def begin(self) -> None:
+        """Find the starting points and write the first checkpoint; a run that cannot start leaves no folder behind."""
+        self.recorder = self._recorder()
+        try:
+            self._start()
+        except (InputError, SamplingError, TrainingError):
+            if self.folder is not None:
+                self.folder.discard()
             raise
-        raise Interrupted(f"stopped before the first iteration; {_how_to_go_on(folder)}") from None
-    recorder.checkpoint(process, force=True)
+
+    def restore(self) -> None:
+        """Restore sampler and recorder from the last checkpoint of the folder, or start if there is none."""
+        folder, recorder = self.folder, self.recorder
+        assert folder is not None
+        assert isinstance(recorder, FolderRecorder)
+        files = state_files(folder.manifest)
+        if not files:
+            with self._initial_network(folder):
+                self._start()
+        else:
+            tensors = own_state([load_tensors(folder.path / file) for file in files], self.sampler, recorder)
+            recorder.restore(tensors)
+            self.sampler.restore(
+                {k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")}
+            )
+        if self.world.leader:
+            folder.commit(status="running")
+        self.world.barrier()
+
+    def finish(self) -> SampledPosterior:
+        """Run the chains to the end and return their posterior."""
+        chains = self.method.chains
+        title = f"{type(self.method).__name__}, {chains} {'chain' if chains == 1 else 'chains'}"
+        try:
+            seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress)
+        except Stopped:
+            raise self._interrupted() from None
+        record = self.record({**self.sampler.history(), "seconds": self.recorder.before + seconds})
+        if isinstance(self.recorder, FolderRecorder):
+            record = dataclasses.replace(record, settings=self.recorder.folder.manifest["record"]["settings"])
+            self.recorder.finish(dataclasses.asdict(record), self.sampler)
+        draws, statistics = self.recorder.result()
+        return self._posterior(draws, record, statistics)
+
+    def record(self, history: dict[str, Any], status: str = "complete") -> Record:
+        """Return how the posterior came about."""
+        if isinstance(self.problem, Problem):
+            return self.method.record(self.problem, self.seed, history, status)
+        return Record(
+            method=self.method.name,
+            settings=to_spec(self.method),
+            seed=self.seed,
+            fingerprint=self.target.fingerprint(),
+            history=history,
+            status=status,
+        )
+
+    def _start(self) -> None:
+        method, own = self.method, self.recorder.own
+        try:
+            self.sampler.start(
+                starts(self.problem, method.init, method.chains, self.seed, self.progress, own, method.start_steps)
+            )
+        except KeyboardInterrupt:
+            if self.folder is None:
+                raise
+            raise Interrupted(f"stopped before the first iteration; {resume_hint(self.folder)}") from None
+        self.recorder.checkpoint(self.sampler, force=True)
+
+    def _interrupted(self) -> Interrupted:
+        message = f"stopped after {self.sampler.done} of {self.sampler.total} iterations"
+        if self.folder is not None:
+            return Interrupted(f"{message}; {resume_hint(self.folder)}")
+        posterior = None
+        if self.recorder.kept:
+            draws, statistics = self.recorder.result()
+            assert isinstance(draws, Tensor)
+            posterior = self._posterior(draws.clone(), self.record(self.sampler.history(), "partial"), statistics)
+        kept = self.recorder.kept
+        return Interrupted(f"{message}; the {kept} draws so far are in the `posterior` of this error", posterior)
+
+    def _posterior(self, draws: Any, record: Record, statistics: dict[str, Tensor]) -> SampledPosterior:
+        if isinstance(self.problem, Density):
+            return DensityPosterior(None, draws, record, statistics)
+        return DrawsPosterior(Model.of(self.problem), draws, record, statistics)
+
+    def _recorder(self) -> Recorder:
+        method, target = self.method, self.target
+        dtype = getattr(torch, method.draw_dtype) if method.draw_dtype else target.dtype
+        shape = (method.chains, method.draws, target.dim, self.sampler.names, self.mesh)
+        if self.folder is None:
+            return Recorder(*shape, dtype=dtype, device=target.device)
+        return FolderRecorder(self.folder, *shape, dtype=dtype, device=target.device, layout_dtype=target.dtype)
+
+    @contextmanager
+    def _initial_network(self, folder: RunFolder) -> Iterator[None]:
+        """Give the network the weights that the run began with: some starting points depend on them."""
+        if isinstance(self.problem, Density):
+            yield
+            return
+        layout = self.problem.layout
+        before, stored = layout.read(layout.module), load_tensors(folder.path / "initial.safetensors")["network"]
+        _set_network(layout, stored)
+        try:
+            yield
+        finally:
+            _set_network(layout, before)
 
 
-@contextmanager
-def _initial_network(problem: Problem | Density, folder: RunFolder) -> Iterator[None]:
-    """The network with the weights that the run was begun with: some starts depend on them."""
-    if isinstance(problem, Density):
-        yield
-        return
-    layout = problem.layout
-    mine, stored = layout.read(layout.module), load_tensors(folder.path / "initial.safetensors")["network"]
-    _set_network(layout, stored)
-    try:
-        yield
-    finally:
-        _set_network(layout, mine)
+def check_draw_dtype(name: str | None) -> None:
+    """Raise unless draws can be stored in this dtype."""
+    if name is not None:
+        check_choice("draw_dtype", name, DRAW_DTYPES)
 
 
 def _set_network(layout: Layout, values: Tensor) -> None:
@@ -210,115 +272,3 @@ def _set_network(layout: Layout, values: Tensor) -> None:
         for entry in layout.entries:
             if entry.name not in layout.extra:
                 parameters[entry.name].copy_(values[entry.start : entry.stop].reshape(entry.shape))
-
-
-def _go_on(
-    method: Any, problem: Problem | Density, seed: int, process: Process, recorder: Recorder, folder: RunFolder | None, progress: bool | None
-) -> SampledPosterior:  # fmt: skip
-    title = f"{type(method).__name__}, {method.chains} {'chain' if method.chains == 1 else 'chains'}"
-    try:
-        seconds = run(process, recorder, title=title, progress=progress)
-    except Stopped:
-        raise _interrupted(method, problem, seed, process, recorder, folder) from None
-    record = _record(method, problem, seed, {**process.history(), "seconds": recorder.before + seconds})
-    if isinstance(recorder, FolderRecorder):
-        record = dataclasses.replace(record, settings=recorder.folder.manifest["record"]["settings"])
-        recorder.finish(dataclasses.asdict(record), process)
-    draws, noted = recorder.result()
-    return _posterior(problem, draws, record, noted)
-
-
-def _interrupted(
-    method: Any, problem: Problem | Density, seed: int, process: Process, recorder: Recorder, folder: RunFolder | None
-) -> Interrupted:
-    where = f"stopped after {process.done} of {process.total} iterations"
-    if folder is not None:
-        return Interrupted(f"{where}; {_how_to_go_on(folder)}")
-    posterior = None
-    if recorder.kept:
-        draws, noted = recorder.result()
-        record = _record(method, problem, seed, process.history(), "partial")
-        assert isinstance(draws, Tensor)
-        posterior = _posterior(problem, draws.clone(), record, noted)
-    return Interrupted(f"{where}; the {recorder.kept} draws so far are in this error's `posterior`", posterior)
-
-
-def _posterior(problem: Problem | Density, draws: Any, record: Record, noted: dict[str, Tensor]) -> SampledPosterior:
-    if isinstance(problem, Density):
-        return DensityPosterior(None, draws, record, noted)
-    return DrawsPosterior(Model.of(problem), draws, record, noted)
-
-
-def _recorder(method: Any, process: Process, target: Target, folder: RunFolder | None, mesh: Mesh) -> Recorder:
-    dtype = getattr(torch, method.draw_dtype) if method.draw_dtype else target.dtype
-    shape = (method.chains, method.draws, target.dim, process.names, mesh)
-    if folder is None:
-        return Recorder(*shape, dtype=dtype, device=target.device)
-    return FolderRecorder(folder, *shape, dtype=dtype, device=target.device, layout_dtype=target.dtype)
-
-
-def _record(
-    method: Any, problem: Problem | Density, seed: int, history: dict[str, Any], status: str = "complete"
-) -> Record:
-    if isinstance(problem, Problem):
-        record: Record = Method.record(method, problem, seed, history, status)
-        return record
-    return Record(
-        method=method.name, settings=to_spec(method), seed=seed, fingerprint=to_target(problem).fingerprint(), history=history, status=status
-    )  # fmt: skip
-
-
-def _how_to_go_on(folder: RunFolder) -> str:
-    return f"go on with {resume_command(folder.name)} or credibly.resume({folder.name!r}, problem)"
-
-
-def _refuse_unfinished(out: str | os.PathLike[str] | None) -> None:
-    """Refuses the folder of a run that waits to be resumed, and says so."""
-    if out is not None and _unfinished(out):
-        name = os.fspath(out)
-        raise StoreError(
-            f"out: {name!r} holds a run that has not ended. Go on with it by {resume_command(name)}, or choose another folder"
-        )
-
-
-def _create(
-    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process, world: World
-) -> RunFolder:
-    report = process.report()
-    folder = _created(method, problem, seed, out, process, report) if world.leader else None
-    world.barrier()
-    if folder is None:
-        try:
-            folder = RunFolder(out, parse_manifest(Path(out)), lock=False)
-        except StoreError as error:
-            raise StoreError(
-                f"out: process {world.rank} does not see the folder that process 0 made ({error}). {SHARED}"
-            ) from None
-    try:
-        world.agree("out", {k: folder.manifest["files"][k]["sha256"] for k in sorted(folder.manifest["files"])}, SHARED)
-    except BaseException:
-        folder.close()
-        raise
-    return folder
-
-
-def _created(
-    method: Any, problem: Problem | Density, seed: int, out: str | os.PathLike[str], process: Process, report: dict[str, Any]
-) -> RunFolder:  # fmt: skip
-    record = _record(method, problem, seed, {}, "running")
-    model = Model.of(problem) if isinstance(problem, Problem) else None
-    facts = {
-        **header(model, "density" if model is None else "draws", record), **identity(problem),
-        "streamed": True, "status": "running", "noted": list(process.names), "progress": report,
-    }  # fmt: skip
-    files: dict[str, dict[str, Tensor]] = {"fixed.safetensors": {}}
-    if isinstance(problem, Problem):
-        layout = problem.layout
-        files["fixed.safetensors"] = {f"fixed/{k}": v for k, v in layout.fixed().items()}
-        files["initial.safetensors"] = {"network": layout.read(layout.module)}
-        data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(problem.x))}, "y": problem.y}
-        if sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
-            files["data.safetensors"] = data
-    if not isinstance(method.init, str):
-        files["start.safetensors"] = {"start": starts(problem, method.init, method.chains, seed, False)}
-    return RunFolder.create(out, facts, files)

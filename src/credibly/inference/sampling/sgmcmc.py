@@ -1,115 +1,141 @@
-"""SG-MCMC as a process: minibatch steps of all chains in one compiled function, schedules, preconditioner, step-size rule."""
+"""The SG-MCMC sampler: minibatch steps of all chains, schedules, preconditioner and the step-size rule."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from credibly.core.compilation import compiled
+from credibly.backends.cpp.wide import WideDensity
 from credibly.core.cuda_graphs import Replayed
-from credibly.core.inputs import map_inputs
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
+from credibly.inference.adaptation import largest_curvature
+from credibly.inference.backend import Backend, select_for_minibatches, wide_stack
 from credibly.inference.kernels.langevin import langevin
 from credibly.inference.kernels.sghmc import sghmc
-from credibly.inference.sampling.loop import Process
-from credibly.inference.sampling.native_chains import native_chains, wide_stack
-from credibly.inference.sampling.noise import ChainNoise, diffusion
+from credibly.inference.sampling.noise import ChainNoise, LargeNoise, diffusion
+from credibly.inference.sampling.sampler import Sampler, Stopped
+from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.starts import evaluate_start
-from credibly.inference.sampling.trajectory import SMALL, UNROLLED, Stopped
+from credibly.inference.sampling.trajectory import SMALL, UNROLLED
 from credibly.inference.target import ProblemTarget, Target
-from credibly.inference.training.steps import Batches
+from credibly.inference.training.batches import Batches
 
-if TYPE_CHECKING:
-    from credibly.methods.sgmcmc import _SGMCMC
-
-BLOCK = 100  # steps between two looks at the clock and at Ctrl-C
-DECAY = 0.99  # of the running mean of squared gradients
-FLOOR = 1e-5  # added to its root
-POWER = 30  # iterations that look for the largest curvature
+# Steps between two checks of the clock and of Ctrl-C.
+BLOCK = 100
+# Decay of the running mean of squared gradients, and the floor added to its root.
+DECAY = 0.99
+FLOOR = 1e-5
+# Minibatch gradients that the preconditioner starts from.
+FIRST_GRADIENTS = 16
+# Rows for the estimate of the curvature.
 PROBE_ROWS = 1024
-LARGE = 2**17  # weights of a chain from which on chains are taken in turn on a processor
+# Weights per chain from which chains take their steps in turn on a CPU.
+LARGE = 2**17
 
 
-class SGMCMCRun(Process):
-    """C chains of SGLD or SGHMC; an iteration is one minibatch step, and `advance` takes some of them."""
+class SGMCMCSampler(Sampler):
+    """C chains of SGLD or SGHMC. An iteration is one minibatch step, and `advance` takes several."""
 
     names = ("log_likelihood", "step_size")
 
-    def __init__(self, target: Target, options: _SGMCMC, seed: int, mesh: Mesh) -> None:
-        self.target, self.options, self.seed, self.mesh = target, options, seed, mesh
-        self.own, self.total, self.warmup = mesh.chains(options.chains), options.steps(), options.warmup
+    def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh) -> None:
+        self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh
+        self.schedule = plan.schedule
+        self.own, self.total, self.warmup = mesh.chains(plan.chains), self.schedule.steps, self.schedule.warmup
         self.chains = len(self.own)
         shape = (self.chains, target.dim)
         self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        self.momentum = self.theta.new_zeros(shape if options.has_momentum else (self.chains, 1))
+        self.momentum = self.theta.new_zeros(shape if plan.has_momentum else (self.chains, 1))
         self.gradient = torch.zeros_like(self.momentum)
-        self.squares = self.theta.new_zeros(shape if options.preconditioned else (self.chains, 1))
+        self.squares = self.theta.new_zeros(shape if plan.preconditioned else (self.chains, 1))
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
-        self.size = options.step_size or 0.0
+        self.size = plan.step_size or 0.0
         self.curvature = math.nan
-        # The chains of a large network are taken in turn: a chain's state then stays in the caches from one part of a step to the
-        # next. By the dimension alone, so that it does not depend on how chains are spread.
-        self.apart = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
-        calls = self.total * (options.chains if self.apart else 1)
-        stack = wide_stack(target, options)
-        self.noise = diffusion(
-            seed, "diffusion", self.own, target.dim, device=target.device, dtype=target.dtype, apart=self.apart,
-            compile=options.compile, inside=stack is not None,
-        )  # fmt: skip
+        # Chains of a large network take their steps in turn, so that a chain's state stays in the caches during a step.
+        # Decided by the dimension alone: it does not depend on how chains are distributed.
+        self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         self.batches: Batches | None = None
         self.scale = 1.0
+        wide = None
         if isinstance(target, ProblemTarget):
-            n = target.problem.n
-            batch = options.batch(n)
+            n, batch = target.problem.n, plan.batch_size or target.problem.n
             self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-        self.native = native_chains(self, stack)
-        values = target.dim if self.apart else target.dim * options.chains  # as one process would have it
-        compile = options.compile if self.native is None else False
-        self.step: Any = compiled(self._step, compile, calls, target.device, values)
-        self.compiled = self.step != self._step or self.native is not None
-        small = options.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
+            if not target.sharded and not plan.preconditioned:
+                wide = wide_stack(target.problem)
+        self.noise = diffusion(
+            seed,
+            "diffusion",
+            self.own,
+            target.dim,
+            device=target.device,
+            dtype=target.dtype,
+            one_by_one=self.one_by_one,
+            compile=plan.compile,
+            inside=wide is not None,
+        )
+        self.backend = Backend("torch", plan.compile)
+        if isinstance(target, ProblemTarget) and not target.sharded and not plan.preconditioned:
+            large = isinstance(self.noise, LargeNoise)
+            if wide is not None or not large:
+                self.backend = select_for_minibatches(
+                    target.problem,
+                    target.weights,
+                    plan.compile,
+                    wide=wide if large else None,
+                    one_by_one=self.one_by_one,
+                )
+        self._compile()
+
+    def _compile(self) -> None:
+        """Compile the step of the torch backend, or capture it as a CUDA graph, where that pays off."""
+        target, plan, backend = self.target, self.plan, self.backend
+        calls = self.total * (plan.chains if self.one_by_one else 1)
+        # Of all chains, so that results do not depend on the number of processes.
+        values = target.dim if self.one_by_one else target.dim * plan.chains
+        self.step: Any = backend.compile_step(self._step, calls, target.device, values)
+        self.compiled = self.step != self._step or backend.fused
+        small = plan.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
         self.several: Any = None
-        if self.compiled and small and isinstance(self.noise, ChainNoise) and self.native is None:
-            self.several = compiled(self._few, True, self.total, target.device)
+        if self.compiled and small and isinstance(self.noise, ChainNoise) and not backend.fused:
+            self.several = backend.compile_step(self._unrolled, self.total, target.device, always=True)
         on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
         self.replayed = Replayed(self.step, target.device) if on_gpu else None
 
     # -- one step --------------------------------------------------------------------------------------------------------
-    def _step(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
-    ) -> None:  # fmt: skip
-        buffers = (theta, momentum, gradient, squares, value)
-        for mine, new in zip(buffers, self._after(*buffers, rows, noise, figures)):
-            mine.copy_(new)
+    def _step(self, *tensors: Any) -> None:
+        """Take one step in place: the five buffers, then rows (C, B), noise (C, D) and controls (4,)."""
+        buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
+        for buffer, new in zip(buffers, self._after(buffers, rows, noise, controls)):
+            buffer.copy_(new)
 
-    def _few(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
-    ) -> None:  # fmt: skip
-        """Some steps in one call, for networks whose step takes no longer than the call: rows (K, C, B), noise (C, K, D)."""
-        buffers = after = (theta, momentum, gradient, squares, value)
-        for k in range(len(figures)):
-            after = self._after(*after, None if rows is None else rows[k], noise[:, k], figures[k])
-        for mine, new in zip(buffers, after):
-            mine.copy_(new)
+    def _unrolled(self, *tensors: Any) -> None:
+        """Take K steps per call, for networks whose step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
+        buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
+        after = buffers
+        for k in range(len(controls)):
+            after = self._after(after, None if rows is None else rows[k], noise[:, k], controls[k])
+        for buffer, new in zip(buffers, after):
+            buffer.copy_(new)
 
     def _after(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, squares: Tensor, value: Tensor, rows: Tensor | None, noise: Tensor, figures: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """The state after a step; what a method does not have stays as it is."""
-        size, heat, kept, learning = figures.unbind(0)
-        preconditioner = self._preconditioner(squares) if self.options.preconditioned else None
+        self, state: tuple[Tensor, ...], rows: Tensor | None, noise: Tensor, controls: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the state after a step; what a method does not have stays as it is."""
+        theta, momentum, gradient, squares, value = state
+        size, heat, kept, learning = controls.unbind(0)
+        preconditioner = self._preconditioner(squares) if self.plan.preconditioned else None
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
-            return self._minibatch(point, rows)
+            return self.target.minibatch_and_grad(point, rows, self.scale)
 
-        if self.options.has_momentum:
+        if self.plan.has_momentum:
             after, momentum, slope, value = sghmc(
                 theta, momentum, gradient, noise, size, kept, heat, preconditioner, evaluate
             )
@@ -117,217 +143,206 @@ class SGMCMCRun(Process):
         else:
             value, slope = evaluate(theta)
             after = langevin(theta, slope, noise, size, heat, preconditioner)
-        if self.options.preconditioned:
+        if self.plan.preconditioned:
             squares = squares + learning * (torch.square(slope) - squares)
         return after, momentum, gradient, squares, value
 
-    def _minibatch(self, theta: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Log likelihood (C,), rescaled to all rows, and the gradient of the log density (C, D)."""
-        if not isinstance(self.target, ProblemTarget):
-            return self.target.likelihood_and_grad(theta)
-        problem, weights = self.target.problem, self.target.weights
-        if rows is None:
-            x, y, shared = problem.x, problem.y, True
-        else:
-            x, y, shared = map_inputs(lambda t: t[rows], problem.x), problem.y[rows], rows.ndim == 1
-        lik, _, gradient = problem.parts_and_grad(theta, x, y, self.scale * weights[0], weights[1], shared=shared)
-        return (lik * self.scale).double(), gradient
-
     def _preconditioner(self, squares: Tensor) -> Tensor:
-        """1 / (floor + root of the mean squared gradient), with a geometric mean of one in every chain."""
+        """Return 1 / (floor + root mean squared gradient), normalised to a geometric mean of one in every chain."""
         scale = 1 / (FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
         return scale / scale.log().mean(-1, keepdim=True).exp()
 
-    def _figures(self, t: int) -> list[float]:
-        size, heat = self.options.schedule_at(t, self.size)
-        return [size, heat, self.options.kept, (1 - DECAY) if t < self.warmup else 0.0]
+    # -- many steps ------------------------------------------------------------------------------------------------------
+    def _controls(self, t: int) -> list[float]:
+        """Return step size, noise scale, kept momentum and learning rate of the preconditioner at step t."""
+        size, heat = self.schedule.at(t, self.size)
+        return [size, heat, self.plan.kept, (1 - DECAY) if t < self.warmup else 0.0]
 
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
-        """Steps up to the next draw, or a hundred of them."""
+        """Take the steps up to the next draw, at most a hundred of them."""
         if stop():
             raise Stopped
-        upto = min(self.options.next_draw(self.done), self.done + BLOCK)
-        table = torch.tensor([self._figures(t) for t in range(self.done, upto)], dtype=torch.float64)
+        upto = min(self.schedule.next_draw(self.done), self.done + BLOCK)
+        table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
         with torch.no_grad():
             self._advance_to(upto, table.to(self.target.device))
         self.done = upto
-        ends = torch.stack(self.theta.aminmax())  # not finite where any weight is not, and allocates nothing
+        # Not finite where any weight is not, and allocates nothing.
+        ends = torch.stack(self.theta.aminmax())
         if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(ends).all()):
             chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
             raise SamplingError(
-                f"chain {self.own.start + chain} left the range of numbers by step {self.done} with step_size={self.size:.3g}. Try a tenth of "
-                f"it{'' if self.options.step_size else ', or another start'}"
+                f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
+                f"step_size={self.size:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
             )
         size = torch.full((self.chains,), float(table[-1, 0]), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
 
     def _advance_to(self, upto: int, table: Tensor) -> None:
-        """Step by step, or several at a time where their rows and noise lie side by side."""
+        """Take one step at a time, or several per call where their rows and noise are contiguous."""
         t = self.done
         while t < upto:
-            here = table[t - self.done :]
-            if self.native is not None:
-                t += self.native.advance(t, here)
-                continue
-            if self.several is not None and upto - t >= UNROLLED and self._side_by_side(t):
+            controls = table[t - self.done :]
+            if self.backend.fused:
+                t += self._advance_fused(t, controls)
+            elif self.several is not None and upto - t >= UNROLLED and self._contiguous(t):
                 rows = self.batches.span(t, UNROLLED) if self.batches is not None else None
                 noise = self.noise.span(t, UNROLLED)  # type: ignore[union-attr]
-                self.several(*self._buffers(), rows, noise, here[:UNROLLED])
+                self.several(*self._buffers(), rows, noise, controls[:UNROLLED])
                 t += UNROLLED
-                continue
-            self._advance_one(t, here[0])
-            t += 1
+            else:
+                self._advance_one(t, controls[0])
+                t += 1
 
-    def _side_by_side(self, t: int) -> bool:
+    def _advance_fused(self, t: int, controls: Tensor) -> int:
+        """Take steps in one call of the C++ backend and return how many: a wide network generates its own noise."""
+        density, count, rows = self.backend.density, len(controls), None
+        wide = isinstance(density, WideDensity)
+        if isinstance(self.noise, ChainNoise):
+            count = min(count, self.noise.left(t))
+        if wide and self.batches is not None:
+            count = min(count, density.steps_in_a_call(self.chains, self.batches.batch))
+        if self.batches is not None:
+            count = min(count, self.batches.left(t))
+            rows = self.batches.span(t, count)
+        momentum, gradient = (self.momentum, self.gradient) if self.plan.has_momentum else (None, None)
+        noise = self.noise.keys(t, count) if isinstance(self.noise, LargeNoise) else self.noise.span(t, count)
+        density.minibatch_steps(
+            self.theta, momentum, gradient, self.value, rows, self.scale, noise, controls[:count].contiguous()
+        )
+        return count
+
+    def _contiguous(self, t: int) -> bool:
         assert isinstance(self.noise, ChainNoise)
         return self.noise.holds(t, UNROLLED) and (self.batches is None or self.batches.holds(t, UNROLLED))
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return self.theta, self.momentum, self.gradient, self.squares, self.value
 
-    def _advance_one(self, t: int, figures: Tensor) -> None:
+    def _advance_one(self, t: int, controls: Tensor) -> None:
         buffers, rows = self._buffers(), self.batches.at(t) if self.batches is not None else None
-        if self.replayed is not None or not self.apart:
-            every = (rows, self.noise.at(t), figures)
-            self.step(*buffers, *every) if self.replayed is None else self.replayed(buffers, every)
+        if self.replayed is not None or not self.one_by_one:
+            changing = (rows, self.noise.at(t), controls)
+            self.step(*buffers, *changing) if self.replayed is None else self.replayed(buffers, changing)
             return
         for c in range(self.chains):
             one = slice(c, c + 1)
-            mine = rows[one] if rows is not None else None
-            self.step(*(b[one] for b in buffers), mine, self.noise.of(c, t), figures)
+            own = rows[one] if rows is not None else None
+            self.step(*(b[one] for b in buffers), own, self.noise.of(c, t), controls)
 
     def keeps(self) -> bool:
-        """Whether the step just done is one whose point is kept."""
-        return self.options.is_draw(self.done)
+        """Return whether the point after the last step is a draw."""
+        return self.schedule.is_draw(self.done)
 
-    # -- the start -------------------------------------------------------------------------------------------------------
+    # -- start -----------------------------------------------------------------------------------------------------------
     def start(self, theta: Tensor) -> None:
-        """Checks the starting points, fills the preconditioner, and chooses a step size where none is given."""
+        """Check the starting points, initialise the preconditioner, and choose a step size unless one is given."""
         length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
         slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
         evaluate_start(self.target, theta, slices, self.own.start)
         self.theta.copy_(theta)
+        plan, device = self.plan, self.target.device
         with torch.no_grad():
-            for trial in range(16 if self.options.preconditioned else 1):
+            for trial in range(FIRST_GRADIENTS if plan.preconditioned else 1):
                 _, gradient = self._probe(theta, trial)
-                if self.options.preconditioned:
-                    self.squares += torch.square(gradient) / 16
-            if self.options.has_momentum:
+                if plan.preconditioned:
+                    self.squares += torch.square(gradient) / FIRST_GRADIENTS
+            root = self._preconditioner(self.squares).sqrt() if plan.preconditioned else torch.ones_like(theta)
+            if plan.has_momentum:
                 self.gradient.copy_(gradient)
-                device, dim = self.target.device, self.target.dim
                 streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
-                rows = [torch.randn(dim, generator=own, device=device, dtype=self.target.dtype) for own in streams]
-                first = torch.stack(rows)
+                draws = [torch.randn(theta.shape[1], generator=s, device=device, dtype=theta.dtype) for s in streams]
+                first = torch.stack(draws)
                 self.momentum.copy_(
-                    first * self._preconditioner(self.squares).rsqrt() if self.options.preconditioned else first
+                    first * self._preconditioner(self.squares).rsqrt() if plan.preconditioned else first
                 )
-            if self.options.step_size is None:
-                self.curvature = self._curvature(theta)
-                self.size = self.options.size_for(self.curvature, self.scale)
+            if plan.step_size is None:
+                self.curvature = self._curvature(theta, root)
+                self.size = plan.step_size_rule(self.curvature, self.scale)
 
     def _probe(self, theta: Tensor, trial: int) -> tuple[Tensor, Tensor]:
-        """A minibatch gradient at any point, outside the run's own batches."""
+        """Return a minibatch gradient at any point, outside the run's own batches."""
         rows = None
         if self.batches is not None and not self.batches.whole and isinstance(self.target, ProblemTarget):
             generator = stream(self.seed, "probe", trial)
             rows = torch.randint(self.target.problem.n, (self.batches.batch,), generator=generator).to(theta.device)
-        return self._by_chain(theta, lambda point: self._minibatch(point, rows))
+        return self.target.in_turn(theta, lambda point: self.target.minibatch_and_grad(point, rows, self.scale))
 
-    def _by_chain(self, theta: Tensor, function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        if not self.target.looped:
-            return function(theta)
-        parts = [function(theta[c : c + 1]) for c in range(len(theta))]
-        return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-
-    def _curvature(self, theta: Tensor) -> float:
-        """Largest eigenvalue of P^1/2 (-Hessian) P^1/2 over the chains, by power iteration on differences of gradients."""
-        root = self._preconditioner(self.squares).sqrt() if self.options.preconditioned else torch.ones_like(theta)
+    def _curvature(self, theta: Tensor, root: Tensor) -> float:
+        """Return the largest curvature of the preconditioned target over all chains."""
         rows: Tensor | None = None
-        scale, self.scale = self.scale, 1.0
+        scale = 1.0
         if isinstance(self.target, ProblemTarget) and self.target.problem.n > PROBE_ROWS:
             n = self.target.problem.n
             rows = torch.randperm(n, generator=stream(self.seed, "curvature rows"))[:PROBE_ROWS].to(theta.device)
-            self.scale = n / PROBE_ROWS
-        draws = [
-            torch.randn(theta.shape[1], generator=stream(self.seed, "curvature", c), dtype=torch.float64)
-            for c in self.own
-        ]
-        direction = torch.stack(draws).to(theta)
-        value, reach = theta.new_zeros(self.chains), 0.01
-        for _ in range(POWER):
-            direction = direction / direction.norm(dim=-1, keepdim=True)
-            offset = reach * root * direction
-            ahead, behind = (
-                self._by_chain(theta + sign * offset, lambda p: self._minibatch(p, rows))[1] for sign in (1, -1)
-            )
-            image = root * (behind - ahead) / (2 * reach)
-            value, direction = (direction * image).sum(-1), image
-        self.scale = scale
-        found = float(self.mesh.all_chains(value, self.options.chains).max())
+            scale = n / PROBE_ROWS
+
+        def gradient(point: Tensor) -> Tensor:
+            return self.target.in_turn(point, lambda p: self.target.minibatch_and_grad(p, rows, scale))[1]
+
+        streams = [stream(self.seed, "curvature", c) for c in self.own]
+        draws = [torch.randn(theta.shape[1], generator=s, dtype=torch.float64) for s in streams]
+        value = largest_curvature(gradient, theta, root, torch.stack(draws).to(theta))
+        found = float(self.mesh.all_chains(value, self.plan.chains).max())
         if not math.isfinite(found):
             raise SamplingError(
                 "step_size: the curvature at the start is not finite. Pass a step_size, or another init"
             )
-        # Where the log density is not concave the prior's precision is what is sure to be there.
+        # Where the log density is not concave, the prior's precision is a lower bound.
         least = (root.square() / self.target.scale.square().to(root)).amax(-1)
-        return max(found, float(self.mesh.all_chains(least, self.options.chains).max()))
+        return max(found, float(self.mesh.all_chains(least, self.plan.chains).max()))
 
-    # -- state and report ------------------------------------------------------------------------------------------------
+    # -- state and reporting ---------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
-        """Positions, momenta, gradients, preconditioner, and where the run stands."""
+        """Return positions, momenta, gradients, preconditioner and counts."""
         counts = torch.tensor([self.done, self.size, self.curvature], dtype=torch.float64)
-        names = ("theta", "momentum", "gradient", "squares", "value")
-        return {"counts": counts, **{name: getattr(self, name) for name in names}}
+        return {"counts": counts, **{name: getattr(self, name) for name in _STATE}}
 
     def chain_axis(self, name: str) -> int | None:
-        """All but the counts have a row for each chain."""
+        """Return 0: every tensor but the counts has a row per chain."""
         return None if name == "counts" else 0
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `tensors`."""
+        """Restore the state that `tensors` returned."""
         done, self.size, self.curvature = tensors["counts"].tolist()
         self.done = int(done)
-        for name in ("theta", "momentum", "gradient", "squares", "value"):
+        for name in _STATE:
             getattr(self, name).copy_(tensors[name])
 
-    def figures(self) -> dict[str, float | str]:
-        """Phase, step size and a minibatch estimate of the log likelihood."""
+    def live_values(self) -> dict[str, float | str]:
+        """Return phase, step size and a minibatch estimate of the log likelihood."""
         phase = "warm-up" if self.done < self.warmup else "sampling"
-        return {"phase": phase, "step size": self._figures(self.done - 1)[0], "log lik": float(self.value.mean())}
+        return {"phase": phase, "step size": self._controls(self.done - 1)[0], "log lik": float(self.value.mean())}
 
     def report(self) -> dict[str, Any]:
-        """Per chain: draws and the last log likelihood."""
-        drawn = self.options.drawn(self.done)
+        """Return draws and the last log likelihood per chain."""
+        draws, values = self.schedule.drawn(self.done), self.mesh.all_chains(self.value, self.plan.chains)
         return {
             "iteration": self.done,
             "of": self.total,
             "phase": "warm-up" if self.done < self.warmup else "sampling" if self.done < self.total else "done",
-            "chains": [
-                {"draws": drawn, "log_likelihood": float(v)}
-                for v in self.mesh.all_chains(self.value, self.options.chains)
-            ],
+            "chains": [{"draws": draws, "log_likelihood": float(v)} for v in values],
         }
 
     def history(self) -> dict[str, Any]:
-        """Step size and where it came from, batch, and how the chains were laid out."""
+        """Return the step size and its origin, the batch size, and how the chains were evaluated."""
+        phases = (("warm-up", 0, self.warmup), ("sampling", self.warmup, self.total))
+        plan = f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}"
+        if self.one_by_one and not self.target.looped and not self.backend.fused:
+            plan += "; large, so chains take their steps in turn"
         return {
-            "phases": [
-                {"name": "warm-up", "first": 0, "end": self.warmup},
-                {"name": "sampling", "first": self.warmup, "end": self.total},
-            ],
+            "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             "step_size": self.size,
             "curvature": None if math.isnan(self.curvature) else self.curvature,
             "batch_size": None if self.batches is None else self.batches.batch,
             "steps": self.total,
-            "gradients": self.total * self.options.chains,
+            "gradients": self.total * self.plan.chains,
             "mesh": list(self.mesh.shape),
             "compiled": self.compiled,
-            "native": self.native is not None,
+            "native": self.backend.fused,
             "cuda_graph": self.replayed is not None and not self.replayed.failed,
-            "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}"
-            + (
-                "; large, so steps are taken by one chain after another"
-                if self.apart and not self.target.looped and self.native is None
-                else ""
-            ),
+            "plan": plan,
         }
+
+
+_STATE = ("theta", "momentum", "gradient", "squares", "value")

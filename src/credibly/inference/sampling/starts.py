@@ -1,4 +1,4 @@
-"""Where samplers begin, and the checks that a density can be sampled from there."""
+"""Starting points of samplers, and checks that a density can be sampled from there."""
 
 from __future__ import annotations
 
@@ -10,75 +10,76 @@ from credibly.errors import InputError
 from credibly.inference.density import Density
 from credibly.inference.method import initial
 from credibly.inference.target import Target
-from credibly.inference.training.loop import Training, split, train
+from credibly.inference.training.data import split
+from credibly.inference.training.loop import train
 from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
-# A predicted variance that comes near zero makes gradients of any size, and one such step can lose a chain for good.
+# A predicted variance near zero makes gradients of any size, and one such step can lose a chain for good.
 CLIP_NORM = 100.0
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
 
 
 def check_init(init: object) -> None:
-    """Refuses what cannot be a start."""
+    """Raise unless `init` describes starting points."""
     if isinstance(init, (Tensor, Posterior)) or (isinstance(init, str) and init in STARTS):
         return
-    raise InputError("init", f"found {init!r}", f"Pass one of {', '.join(STARTS)}, a (chains, D) tensor or a posterior")
+    known = ", ".join(repr(start) for start in STARTS)
+    raise InputError("init", f"must be one of {known}, a (chains, D) tensor or a posterior, got {init!r}")
 
 
 def starts(
-    problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int, progress: bool | None,
-    own: range | None = None, steps: int = 1000,
-) -> Tensor:  # fmt: skip
-    """Starting points (C, D) of all chains, or of some.
+    problem: Problem | Density,
+    init: str | Tensor | Posterior,
+    chains: int,
+    seed: int,
+    progress: bool | None,
+    own: range | None = None,
+    steps: int = 1000,
+) -> Tensor:
+    """Return the starting points (C, D) of all chains, or of the chains in `own`.
 
-    "prior": draws of the prior, which are spread wider than the posterior, as R-hat wants them. "map": all chains at one MAP
-    fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of its own.
-    `steps` is of those fits, which need not be at the mode.
+    "prior": draws from the prior, which are more dispersed than the posterior, as R-hat requires. "map": all chains at one MAP
+    fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of its own. `steps`
+    is the length of those fits, which need not reach the mode.
     """
-    mine = slice(own.start, own.stop) if own is not None else slice(None)
+    chosen = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):
         init = init.sample(chains, seed=seed)
     if isinstance(problem, Density):
-        return _density_start(problem, init, chains, seed)[mine]
+        return _density_start(problem, init, chains, seed)[chosen]
     if isinstance(init, Tensor) or init in ("prior", "network", "fresh"):
-        return initial(problem, init, chains, seed)[mine]
+        return initial(problem, init, chains, seed)[chosen]
     members = 1 if init == "map" else chains
     theta = initial(problem, "network" if init == "map" else "fresh", members, seed)
     first = 0
     if init != "map" and own is not None:
-        theta, first = theta[mine].clone(), own.start
+        theta, first = theta[chosen].clone(), own.start
     fit = Training(steps=steps, clip_norm=CLIP_NORM)
     data = split(problem, fit, seed)
     objective = NegativeLogDensity(problem, data.count)
     title = "MAP start" if members == 1 else f"{members} MAP starts"
-    done = train(
-        problem,
-        objective,
-        theta,
-        fit,
-        data,
-        seed=seed,
-        title=title,
-        progress=progress,
-        first=first,
-    )
-    return done.theta.expand(chains, -1)[mine].clone() if init == "map" else done.theta
+    done = train(problem, objective, theta, fit, data, seed=seed, title=title, progress=progress, first=first)
+    return done.theta.expand(chains, -1)[chosen].clone() if init == "map" else done.theta
 
 
 def _density_start(density: Density, init: str | Tensor, chains: int, seed: int) -> Tensor:
     if isinstance(init, Tensor):
         if init.shape != (chains, density.dim) or not bool(torch.isfinite(init).all()):
-            found = f"has shape {tuple(init.shape)}, or values that are not finite"
-            raise InputError("init", found, f"Pass a finite ({chains}, {density.dim}) tensor")
+            found = f"must be a finite tensor of shape ({chains}, {density.dim}), got shape {tuple(init.shape)}"
+            raise InputError("init", found)
         return init.detach().to(density.device, density.dtype).clone()
     rows = [torch.randn(density.dim, generator=stream(seed, "start", c), dtype=torch.float64) for c in range(chains)]
     return (torch.stack(rows).to(density.device) * density.scale).to(density.dtype)
 
 
 def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Log likelihood, gradient and log prior at the start; refuses a density that is not finite or not deterministic there."""
+    """Return log likelihood, gradient and log prior at the starting points.
+
+    Raise if the density is not finite or not deterministic there.
+    """
     with torch.no_grad():
         parts = [target.likelihood_and_grad(theta[part]) for part in slices]
         log_lik, gradient = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
@@ -95,19 +96,19 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
             raise InputError(
                 "init",
                 f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
-                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for values that are not finite',
+                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for non-finite values',
             )
     if bool(gap > 1e-4 * (1 + log_lik.abs().max())):
         raise InputError(
             "net",
             f"its log likelihood changed by {float(gap):.3g} between two evaluations at one point",
-            "The density has to be deterministic: take random layers (dropout in its own forward) out of the network",
+            "The density must be deterministic: remove random layers (such as dropout inside forward) from the network",
         )
     return log_lik, gradient, log_prior
 
 
 def refuse_random_layers(problem: Problem) -> None:
-    """Refuses networks with dropout: the density of a sampler is one function of the weights."""
+    """Raise if the network has active dropout: a sampler needs one density of the weights."""
     kinds = (nn.modules.dropout._DropoutNd,)
     active = [
         n or type(m).__name__ for n, m in problem.layout.module.named_modules() if isinstance(m, kinds) and m.p > 0
@@ -117,6 +118,6 @@ def refuse_random_layers(problem: Problem) -> None:
         raise InputError(
             "net",
             f"has active dropout ({', '.join(active[:5])})",
-            "Take it out or set its rate to 0: a sampler explores the posterior of the weights themselves. MCDropout is the "
-            "method that uses dropout",
+            "Remove it or set its rate to 0: a sampler explores the posterior of the weights. MCDropout is the method that "
+            "uses dropout",
         )

@@ -1,114 +1,115 @@
-"""Trajectories of many chains as one computation: in compiled code, or replayed as a CUDA graph on a GPU."""
+"""Trajectories of many chains as one computation, whatever the backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from credibly.core.compilation import Compile, compiled
 from credibly.core.cuda_graphs import capture
-from credibly.inference.kernels.integrators import Integrator
+from credibly.core.threads import one_thread
+from credibly.inference.kernels.hmc import Integrator, State
+from credibly.inference.sampling.sampler import Stopped
 from credibly.inference.target import Target
 
-UNROLLED = 8  # steps in one call for small problems, where the call itself costs as much as the arithmetic of a step
-WORTH_SHARING = 2**17  # values that a step computes, from which on threads share its work
-FEW_VALUES = 2**20  # values that a step computes, beyond which the call does not matter
-SMALL = 50_000  # parameters of all chains together, up to which a problem counts as small
+# Steps per call for small problems, where the call itself costs as much as the arithmetic of a step.
+UNROLLED = 8
+# Values computed per step from which sharing them over threads pays off.
+WORTH_SHARING = 2**17
+# Values computed per step beyond which the cost of a call does not matter.
+FEW_VALUES = 2**20
+# Parameters of all chains together up to which a problem counts as small.
+SMALL = 50_000
 
-
-class Stopped(Exception):
-    """Raised between two steps when the user has asked to stop; the state before the trajectory is untouched."""
+Stop = Callable[[], bool]
 
 
 class Trajectory:
-    """Steps of an integrator for C chains, in place on buffers of its own.
+    """Integrator steps of C chains, in place on buffers of its own.
 
-    Small networks go through code of our own (`native`), on a processor or on a GPU, a whole trajectory in one call. Elsewhere, where the
-    target is evaluated in one piece, a step (or a few of them) is one compiled function; where it goes in
-    micro-batches, the target's pieces are evaluated one after another. On a GPU the steps are captured once as a CUDA graph
-    and replayed, which takes the launches out of small networks. How it is laid out is decided for `like` chains: as many as
-    one process would take at once, so that a chain has the same bits however the chains are spread.
+    In C++ or CUDA a whole trajectory is one call. In torch, a step (or a few) is one compiled function if the target is evaluated
+    in one piece; otherwise the target compiles its pieces. On a GPU the steps are captured as a CUDA graph and replayed, which
+    saves the kernel launches of small networks.
+
+    Args:
+        target: the density; its backend has been selected.
+        scheme: the integrator.
+        chains: C.
+        calls: number of calls that a compiled step would serve.
+        batch: chains that a single process would evaluate at once. It decides about compilation, so that a chain is
+            bit-for-bit identical however the chains are distributed.
     """
 
-    def __init__(
-        self, target: Target, scheme: Integrator, chains: int, compile: Compile, calls: int, like: int | None = None
-    ) -> None:
-        like = like or chains
+    def __init__(self, target: Target, scheme: Integrator, chains: int, calls: int, batch: int | None = None) -> None:
+        batch = batch or chains
         self.target, self.scheme, self.chains = target, scheme, chains
-        shape = (chains, target.dim)
-        self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
+        self.backend = target.backend
+        self.theta = torch.zeros(chains, target.dim, dtype=target.dtype, device=target.device)
         self.momentum, self.gradient = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.log_likelihood = torch.zeros(chains, dtype=torch.float64, device=target.device)
         self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
         self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
-        self.alone = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
-        self.native = target.native if target.kernel is None else target.kernel
-        if target.kernel is not None:
-            target.kernel.like = like
+        self.single_thread = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
         self.graphs: dict[int, Any] = {}
-        self.compiled, self.graphed = self.native is not None, False
-        if self.native is not None:
-            return
-        whole = target.whole(chains)
-        on_gpu = target.device.type == "cuda"
-        self.single: Any = self._one
+        self.compiled, self.graphed = self.backend.fused, False
+        if self.backend.name == "cuda":
+            self.backend.density.like = batch
+        if not self.backend.fused:
+            self._compile(calls, batch)
+
+    def _compile(self, calls: int, batch: int) -> None:
+        target, device, values = self.target, self.target.device, batch * self.target.dim
+        whole = target.whole(self.chains)
+        self.single: Any = self._step
         self.several: Any = None
         if whole:
-            self.single = compiled(
-                self._one, compile, calls, target.device, like * target.dim, short=like * target.dim <= SMALL
-            )
-            self.compiled = self.single != self._one
+            self.single = self.backend.compile_step(self._step, calls, device, values, short=values <= SMALL)
+            self.compiled = self.single != self._step
         else:
-            self.compiled = target.compile_pieces(compile, calls, like)
-        small = like * target.dim <= SMALL and target.work(like) <= FEW_VALUES
-        if whole and self.compiled and small and not on_gpu:
-            self.several = compiled(self._few, True, calls, target.device, short=True)
-        self.graphed = whole and on_gpu
+            self.compiled = target.compile_pieces(self.backend.compile, calls, batch)
+        small = values <= SMALL and target.work(batch) <= FEW_VALUES
+        if whole and self.compiled and small and device.type != "cuda":
+            self.several = self.backend.compile_step(self._unrolled, calls, device, short=True, always=True)
+        self.graphed = whole and device.type == "cuda"
 
     def run_each(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int],
-        stop: Any = None,
-    ) -> None:  # fmt: skip
-        """The same with a number of steps for each chain."""
-        if self.native is not None:
-            self._run_native(theta, momentum, gradient, size, inverse_mass, list(steps), stop)
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        steps: Sequence[int],
+        stop: Stop | None = None,
+    ) -> None:
+        """Take chain c through steps[c] steps of size[c]; the result is in the buffers."""
+        if self.backend.fused:
+            self._run_fused(theta, momentum, gradient, size, inverse_mass, list(steps), stop)
             return
         done = 0
-        for upto in sorted(set(steps)):  # chains with fewer steps rest while the others go on
-            going = size
+        # Chains with fewer steps rest, with a step size of zero, until the others are done.
+        for upto in sorted(set(steps)):
+            moving = size
             if done:
-                going = size * torch.tensor([float(n >= upto) for n in steps], device=size.device, dtype=size.dtype)
-            self.run(theta, momentum, gradient, going, inverse_mass, upto - done, stop)
+                moving = size * torch.tensor([float(n >= upto) for n in steps], device=size.device, dtype=size.dtype)
+            self.run(theta, momentum, gradient, moving, inverse_mass, upto - done, stop)
             theta, momentum, gradient, done = self.theta, self.momentum, self.gradient, upto
 
-    def _run_native(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, left: list[int], stop: Any
-    ) -> None:  # fmt: skip
-        assert self.native is not None
-        self.theta.copy_(theta)
-        self.momentum.copy_(momentum)
-        self.gradient.copy_(gradient)
-        size = size.to(self.theta).contiguous()
-        mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
-        most = self.native.steps_in_a_call(self.chains)
-        while any(left):
-            if stop is not None and stop():
-                raise Stopped
-            now = [min(most, n) for n in left]
-            self.native.run(
-                self.theta, self.momentum, self.gradient, self.log_likelihood, size, mass, now, self.scheme.kicks, self.scheme.drifts
-            )  # fmt: skip
-            left = [n - k for n, k in zip(left, now)]
-
     def run(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Any = None
-    ) -> None:  # fmt: skip
-        """From theta, momentum and gradient (C, D), so many steps of the sizes (C,); the result is in the buffers."""
-        with torch.no_grad(), self._threads():
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        steps: int,
+        stop: Stop | None = None,
+    ) -> None:
+        """Take all chains from theta, momentum and gradient (C, D) through `steps` steps of the sizes (C,)."""
+        with torch.no_grad(), one_thread(self.single_thread):
             self.theta.copy_(theta)
             self.momentum.copy_(momentum)
             self.gradient.copy_(gradient)
@@ -128,37 +129,61 @@ class Trajectory:
                     self.single(*self._buffers())
                     left -= 1
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """One thread for steps so small that sharing them out costs more than it saves."""
-        before = torch.get_num_threads()
-        if not self.alone or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def _run_fused(
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        left: list[int],
+        stop: Stop | None,
+    ) -> None:
+        density = self.backend.density
+        self.theta.copy_(theta)
+        self.momentum.copy_(momentum)
+        self.gradient.copy_(gradient)
+        size = size.to(self.theta).contiguous()
+        mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
+        most = density.steps_in_a_call(self.chains)
+        while any(left):
+            if stop is not None and stop():
+                raise Stopped
+            now = [min(most, n) for n in left]
+            buffers = (self.theta, self.momentum, self.gradient, self.log_likelihood)
+            density.run(*buffers, size, mass, now, self.scheme.kicks, self.scheme.drifts)
+            left = [n - k for n, k in zip(left, now)]
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
 
-    def _one(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor
-    ) -> None:  # fmt: skip
+    def _step(
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        log_likelihood: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor,
+    ) -> None:
         after = self.scheme.step(theta, momentum, gradient, size, inverse_mass, self.target.likelihood_and_grad)
-        for mine, new in zip((theta, momentum, gradient, log_likelihood), after):
-            mine.copy_(new)
+        for buffer, value in zip((theta, momentum, gradient, log_likelihood), after):
+            buffer.copy_(value)
 
-    def _few(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor
-    ) -> None:  # fmt: skip
+    def _unrolled(
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        log_likelihood: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor,
+    ) -> None:
         after: tuple[Tensor, ...] = (theta, momentum, gradient, log_likelihood)
         for _ in range(UNROLLED):
             after = self.scheme.step(after[0], after[1], after[2], size, inverse_mass, self.target.likelihood_and_grad)
-        for mine, new in zip((theta, momentum, gradient, log_likelihood), after):
-            mine.copy_(new)
+        for buffer, value in zip((theta, momentum, gradient, log_likelihood), after):
+            buffer.copy_(value)
 
     def _replay(self, count: int) -> int:
         if count not in self.graphs:
@@ -171,3 +196,65 @@ class Trajectory:
             return count
         self.single(*self._buffers())
         return 1
+
+
+class ChunkedTrajectories:
+    """Trajectories of all chains of a process, in chunks of chains that fit into memory together.
+
+    Args:
+        target, scheme: the density and the integrator.
+        chains: chains of this process.
+        all_chains: chains of the run.
+        steps: steps of the whole run, for the decision to compile.
+    """
+
+    def __init__(self, target: Target, scheme: Integrator, chains: int, all_chains: int, steps: int) -> None:
+        self.target = target
+        length = even_chunk(chains, target.at_once(chains))
+        self.slices = [slice(a, min(a + length, chains)) for a in range(0, chains, length)]
+        # Same chunk size as in a single process, so that results do not depend on the number of processes.
+        batch = even_chunk(all_chains, target.at_once(all_chains))
+        # Two functions are compiled, one step and several, hence half the calls.
+        calls = steps * math.ceil(all_chains / batch) // 2
+        sizes = {s.stop - s.start for s in self.slices}
+        self.by_size = {n: Trajectory(target, scheme, n, calls, batch) for n in sizes}
+
+    @property
+    def largest(self) -> int:
+        """Chains in the largest chunk."""
+        return max(self.by_size)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether steps run as compiled code, by torch.compile or another backend."""
+        return next(iter(self.by_size.values())).compiled
+
+    @property
+    def graphed(self) -> bool:
+        """Whether steps are replayed as a CUDA graph."""
+        return next(iter(self.by_size.values())).graphed
+
+    def propose(
+        self, current: State, size: Tensor, inverse_mass: Tensor | None, steps: list[int], stop: Stop | None
+    ) -> State:
+        """Return the end points of trajectories from `current`: steps[c] steps of size[c] for chain c."""
+        proposals = []
+        for part in self.slices:
+            path = self.by_size[part.stop - part.start]
+            theta, momentum, gradient = current.theta[part], current.momentum[part], current.gradient[part]
+            path.run_each(theta, momentum, gradient, size[part], inverse_mass, steps[part], stop)
+            log_prior = self.target.log_prior(path.theta)
+            exact = self.target.full_likelihood(path.theta)
+            log_lik = path.log_likelihood if exact is None else exact
+            found = (path.theta, path.gradient, log_lik, log_prior, path.momentum)
+            proposals.append(found if len(self.slices) == 1 else tuple(f.clone() for f in found))
+        if len(proposals) == 1:
+            return State(*proposals[0])
+        return State(*(torch.cat(column) for column in zip(*proposals)))
+
+
+def even_chunk(chains: int, most: int) -> int:
+    """Return how many chains to evaluate at once: at most `most`, in equal chunks unless those would be much smaller."""
+    fewest = math.ceil(chains / most)
+    even = next(k for k in range(fewest, chains + 1) if chains % k == 0)
+    return chains // even if even <= 1.5 * fewest else math.ceil(chains / fewest)

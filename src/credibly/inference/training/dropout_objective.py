@@ -97,14 +97,14 @@ class DropoutObjective(Objective):
         return tuple(u.expand(members, *u.shape[1:]) for u in drawn)
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
+        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], controls: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Misfit under masks and decay, and the gradient of their sum."""
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
         count = self.n if rows is None else rows.shape[-1]
-        if self.share is not None:
-            noise = tuple(u[:, self.share] for u in noise)
+        if self.shard is not None:
+            noise = tuple(u[:, self.shard] for u in noise)
 
         def total(values: Tensor) -> tuple[Tensor, Tensor]:
             weights, rates = self._split(values, own[0])

@@ -1,4 +1,4 @@
-"""What a training step minimises, as a function of flat (M, P) parameters, some rows, and noise drawn outside."""
+"""Objectives: what a training step minimises, as a function of flat (M, P) parameters, some rows, and given noise."""
 
 from __future__ import annotations
 
@@ -13,56 +13,63 @@ from credibly.problem import Problem
 
 
 class Objective(ABC):
-    """A loss of M independent parameter vectors, with its gradient. The training loop asks nothing else of a method.
+    """A loss of M independent parameter vectors, with its gradient: all that the training loop needs of a method.
 
     Attributes:
-        own: tensors with a first axis M that belong to the members; they come back in `evaluate`, in parts of members when
-            the members are taken in turn.
-        part_names: the terms that the loss is the sum of, for the progress line and the history.
-        looped: whether the members have to be taken one at a time.
-        share: which rows of a batch this process evaluates, where processes share batches out; None for all of them. The
-            noise of a step is drawn for all rows, so that it is the same however they are shared, and cut to these.
+        own: tensors of the members, with first axis M. They are passed back to `evaluate`, sliced if members are evaluated one
+            at a time.
+        part_names: the terms that the loss is the sum of, for the progress bar and the history.
+        looped: whether members must be evaluated one at a time.
+        shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise of a step
+            is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
     """
 
     own: tuple[Tensor, ...] = ()
     part_names: tuple[str, ...] = ("loss",)
     looped: bool = False
-    share: slice | None = None
+    shard: slice | None = None
 
-    def figures(self, step: int) -> tuple[float, ...]:
-        """Numbers that change from step to step, such as an annealed weight; always as many."""
+    def controls(self, step: int) -> tuple[float, ...]:
+        """Return the numbers that change from step to step, such as an annealed weight; always equally many."""
         return ()
 
     def noise(self, step: int) -> tuple[Tensor, ...]:
-        """The random tensors (M, ...) of a step, drawn here because compiled code has no generators."""
+        """Draw the random tensors (M, ...) of a step, outside compiled code, which has no generators."""
         return ()
 
     @abstractmethod
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The parts of the loss (M, parts) and its gradient (M, P).
+        self,
+        theta: Tensor,
+        own: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the parts of the loss (M, parts) and its gradient (M, P).
 
         x and y are all of the data; `rows` are the indices (B,) or (M, B) to use, None for all of them.
         """
 
     @abstractmethod
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Mean log predictive density of each member on held-out rows, (M,)."""
+        """Return the mean log predictive density of each member on held-out rows, (M,)."""
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """How members differ beyond their start: shifted targets (M, N, ...), shifted prior (M, D)."""
+    """How members differ beyond their starting points: shifted targets (M, N, ...), shifted prior means (M, D)."""
 
     targets: Tensor | None = None
     anchors: Tensor | None = None
 
 
 class NegativeLogDensity(Objective):
-    """-(1/N) log p_T(w | D), or -(1/N) log p(D | w) with prior_weight 0; for M members as they are or perturbed.
+    """-(1/N) log p_T(w | D), or -(1/N) log p(D | w) with prior_weight 0, for M members that may be perturbed.
 
-    Anchored members have the centre of their Normal prior moved to a draw from it, and may have shifted targets.
+    Anchored members have the mean of their Normal prior moved to a draw from it, and may have shifted targets.
     """
 
     part_names = ("misfit", "prior")
@@ -75,14 +82,22 @@ class NegativeLogDensity(Objective):
         given = perturbation or Perturbation()
         self.anchored, self.shifted = given.anchors is not None, given.targets is not None
         self.own = tuple(t for t in (given.anchors, given.targets) if t is not None)
-        self.likelihood_weight = 1 / problem.tempering.likelihood  # of the mean over the batch: (N/B) / N / T
+        # Of the mean over the batch: (N/B) / N / T.
+        self.likelihood_weight = 1 / problem.tempering.likelihood
         self.prior_weight = prior_weight / problem.tempering.prior / n
         self.variance = torch.square(problem.prior.std) if self.anchored else torch.ones(())
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], figures: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Misfit and prior terms, and the gradient of their sum."""
+        self,
+        theta: Tensor,
+        own: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return misfit and prior terms, and the gradient of their sum."""
         x, y = self._rows(own, x, y, rows)
         count = self.n if rows is None else rows.shape[-1]
         shared = (rows is None or rows.ndim == 1) and not self.shifted
@@ -98,7 +113,7 @@ class NegativeLogDensity(Objective):
         return torch.stack([-weight * log_lik, -self.prior_weight * log_prior], -1), -gradient
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Mean log likelihood a row."""
+        """Return the mean log likelihood per row."""
         total = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
         for x, y in held_out.blocks(len(theta)):
             total += held_out.log_likelihood_rows(theta, x, y).flatten(1).sum(1)

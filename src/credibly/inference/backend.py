@@ -1,0 +1,167 @@
+"""Which implementation carries out the arithmetic of a run. It is selected once, before the first step, and only here.
+
+| backend | selected for | what it runs |
+|---|---|---|
+| `cpp` | stacks of small Linear layers on a CPU; float32 stacks of any width for minibatch steps | C++ (`backends.cpp`) |
+| `cuda` | the same small stacks under HMC on a GPU | one CUDA kernel per call (`backends.cuda`) |
+| `torch` | every other network and density | torch: eager, compiled, or replayed as a CUDA graph |
+
+`cpp` and `cuda` take whole trajectories or blocks of steps per call, so nothing returns to Python in between. The Triton units of
+a residual network belong to the network itself (`networks.fused_unit`) and run under `torch`. `compile=False` always selects eager
+torch. All backends agree to rounding, and tests hold them to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from credibly.backends.cpp.density import NativeDensity
+from credibly.backends.cpp.library import library
+from credibly.backends.cpp.stack import Stack
+from credibly.backends.cpp.wide import WideDensity, takes
+from credibly.backends.cuda.density import GpuDensity
+from credibly.core.compilation import Compile, compiled
+from credibly.problem import Problem
+
+# Rows of a batch times parameters that one thread still processes sooner than several threads share.
+ONE_THREAD = 2**22
+
+
+class FusedDensity(Protocol):
+    """A density whose trajectories run in one call."""
+
+    def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log likelihood (C,) and gradient of the log density (C, D)."""
+
+    def run(
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        log_likelihood: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        steps: Sequence[int],
+        kicks: tuple[float, ...],
+        drifts: tuple[float, ...],
+    ) -> None:
+        """Take each chain through its number of integrator steps, in place."""
+
+    def steps_in_a_call(self, chains: int) -> int:
+        """Return how many steps one call may take, so that Ctrl-C is answered in time."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The implementation of one run.
+
+    Attributes:
+        name: "torch", "cpp" or "cuda".
+        density: what evaluates the density in C++ or CUDA; None for torch.
+        compile: whether torch steps are compiled: True, False or "auto".
+    """
+
+    name: str
+    compile: Compile
+    density: Any = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether whole trajectories or blocks of steps run outside Python."""
+        return self.density is not None
+
+    def compile_step(
+        self,
+        function: Callable[..., Any],
+        calls: int,
+        device: torch.device,
+        values: int = 0,
+        *,
+        short: bool = False,
+        always: bool = False,
+    ) -> Callable[..., Any]:
+        """Return a step of the torch backend, compiled if `calls` calls on `values` parameter values pay for it.
+
+        Args:
+            short: the step is so short that the code between its kernels is compiled too.
+            always: compile in any case, for variants of a step that is compiled already.
+        """
+        mode = False if self.fused else True if always else self.compile
+        return compiled(function, mode, calls, device, values, short=short)
+
+
+TORCH = Backend("torch", False)
+
+
+def select_for_trajectories(problem: Problem, weights: tuple[float, float], compile: Compile) -> Backend:
+    """Select the backend of full-batch gradients and HMC trajectories. All rows must be in this process."""
+    parts = (problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights)
+    if compile is not False and problem.micro_batch is None:
+        density = NativeDensity.of(problem.forward.native, *parts)
+        if density is not None:
+            return Backend("cpp", compile, density)
+        if problem.device.type == "cuda":
+            kernel = GpuDensity.of(problem.forward.small, *parts)
+            if kernel is not None:
+                return Backend("cuda", compile, kernel)
+    return Backend("torch", compile)
+
+
+def select_for_minibatches(
+    problem: Problem, weights: tuple[float, float], compile: Compile, *, wide: Stack | None, one_by_one: bool
+) -> Backend:
+    """Select the backend of SGLD and SGHMC steps without a preconditioner.
+
+    Args:
+        problem, weights: the density and its inverse temperatures.
+        compile: the method's setting.
+        wide: the network of `wide_stack`, if the noise of the run is generated inside the step.
+        one_by_one: whether chains take their steps one after another.
+    """
+    if compile is not False:
+        parts = (problem.x, problem.y, problem.likelihood, problem.prior, weights)
+        if wide is not None:
+            return (
+                Backend("cpp", compile, WideDensity(wide, *parts))
+                if library() is not None
+                else Backend("torch", compile)
+            )
+        if not one_by_one and problem.micro_batch is None:
+            density = NativeDensity.of(problem.forward.native, problem.layout, *parts)
+            if density is not None:
+                return Backend("cpp", compile, density)
+    return Backend("torch", compile)
+
+
+def select_for_training(
+    problem: Problem, weights: tuple[float, float], compile: Compile, theta: Tensor, batch: int
+) -> Backend:
+    """Select the backend of training steps of the parameters theta (M, D) on minibatches of `batch` rows."""
+    alone = len(theta) < torch.get_num_threads() and batch * theta.shape[1] > ONE_THREAD
+    if compile is not False and not alone and theta.is_contiguous() and theta.dtype == problem.layout.dtype:
+        density = NativeDensity.of(
+            problem.forward.native, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights
+        )
+        if density is not None:
+            return Backend("cpp", compile, density)
+    return Backend("torch", compile)
+
+
+def wide_stack(problem: Problem) -> Stack | None:
+    """Return the network if C++ minibatch steps of any width apply to it.
+
+    This also decides how the run's noise is generated, whether or not the C++ library is there.
+    """
+    forward = problem.forward
+    if forward.looped or forward.stack is None or forward.module is not problem.layout.module:
+        return None
+    if forward.precision is not None:
+        return None
+    stack = Stack.of(forward.module, problem.layout, widest=math.inf)
+    return stack if takes(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None

@@ -1,0 +1,102 @@
+"""What an SG-MCMC run is to do: its schedule of steps and draws, and the settings of SGLD or SGHMC resolved for a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from credibly.core.compilation import Compile
+
+SCHEDULES = ("constant", "polynomial", "cyclical")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When draws are taken, and the step size and noise of every step.
+
+    Attributes:
+        kind: "constant", "polynomial" (the step size decays as t^-0.55) or "cyclical" (a cosine per cycle, with draws from
+            its end; Zhang et al. 2020).
+        warmup, draws, thin: steps before the first draw, draws, and steps per draw.
+        cycles, exploration: number of cycles, and the fraction of a cycle without noise and without draws.
+    """
+
+    kind: str
+    warmup: int
+    draws: int
+    thin: int
+    cycles: int
+    exploration: float
+
+    @property
+    def _cycle(self) -> tuple[int, int]:
+        """Steps per cycle, and how many of them at its end give draws."""
+        sampling = self.draws // self.cycles * self.thin
+        return math.ceil(sampling / (1 - self.exploration)), sampling
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        if self.kind == "cyclical":
+            return self.warmup + self.cycles * self._cycle[0]
+        return self.warmup + self.draws * self.thin
+
+    def is_draw(self, done: int) -> bool:
+        """Return whether the point after `done` steps is a draw."""
+        after = done - self.warmup
+        if after <= 0:
+            return False
+        if self.kind != "cyclical":
+            return after % self.thin == 0
+        length, sampling = self._cycle
+        position = (after - 1) % length + 1 - (length - sampling)
+        return position > 0 and position % self.thin == 0
+
+    def next_draw(self, done: int) -> int:
+        """Return the first step after `done` whose point is a draw, or the last step."""
+        step = done + 1
+        if self.kind != "cyclical":
+            return step + (-(step - self.warmup)) % self.thin if step > self.warmup else self.warmup + self.thin
+        while step < self.steps and not self.is_draw(step):
+            step += 1
+        return step
+
+    def drawn(self, done: int) -> int:
+        """Return the number of draws after `done` steps."""
+        after = max(0, done - self.warmup)
+        if self.kind != "cyclical":
+            return after // self.thin
+        length, sampling = self._cycle
+        return after // length * (sampling // self.thin) + max(0, after % length - (length - sampling)) // self.thin
+
+    def at(self, t: int, size: float) -> tuple[float, float]:
+        """Return step size and noise scale (1, or 0 without noise) of step t."""
+        if self.kind == "polynomial":
+            return size * (1 + t / max(1, self.steps / 10)) ** -0.55, 1.0
+        if self.kind == "cyclical" and t >= self.warmup:
+            length, sampling = self._cycle
+            position = (t - self.warmup) % length
+            return size * 0.5 * (1 + math.cos(math.pi * position / length)), float(position >= length - sampling)
+        return size, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGMCMCPlan:
+    """The settings of `SGLD` or `SGHMC` resolved for one target.
+
+    Attributes:
+        batch_size: rows per minibatch; None for a plain density.
+        has_momentum, kept: whether the dynamics have a momentum, and the fraction of it that a step keeps.
+        step_size: None if `step_size_rule(largest curvature, N/B)` gives it.
+    """
+
+    chains: int
+    schedule: Schedule
+    batch_size: int | None
+    has_momentum: bool
+    kept: float
+    preconditioned: bool
+    step_size: float | None
+    step_size_rule: Callable[[float, float], float]
+    compile: Compile

@@ -1,0 +1,52 @@
+"""The base class of methods that train: the settings of training, and the one `fit` that they share."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from credibly.errors import TrainingError
+from credibly.inference.method import Fit, Method, begin_fit
+from credibly.inference.training.settings import Training
+from credibly.posterior.base import DrawsPosterior, Model, Posterior, Record
+from credibly.problem import Problem
+
+P = TypeVar("P", bound=Posterior)
+
+
+class TrainingMethod(Training, Method, Generic[P]):
+    """A method that trains. Subclasses are frozen dataclasses and implement `_fit`."""
+
+    def fit(
+        self,
+        problem: Problem,
+        *,
+        seed: int = 0,
+        out: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+    ) -> P:
+        """Fit the problem.
+
+        Args:
+            problem: the density.
+            seed: the source of all randomness; the same seed gives the same result.
+            out: a folder to save the posterior in; it must not exist yet.
+            progress: whether to show a progress bar; None shows it on a terminal.
+        """
+        with begin_fit(self, problem, seed, out, progress) as fit:
+            posterior = self._fit(fit)
+            if fit.out is not None:
+                posterior.save(fit.out)
+        return posterior
+
+    @abstractmethod
+    def _fit(self, fit: Fit) -> P:
+        """Return the posterior; called in every process of the fit."""
+
+
+def partial_draws(fit: Fit, theta: Tensor, record: Record, error: TrainingError) -> DrawsPosterior:
+    """Return the members (M, D) that a failed training had reached, as a posterior of one draw each."""
+    return DrawsPosterior(Model.of(fit.problem), theta.unsqueeze(1), record)
