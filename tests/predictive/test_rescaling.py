@@ -82,7 +82,7 @@ def test_the_density_in_units_integrates_to_one():
 def test_entropy_grows_by_the_logarithm_of_the_scale():
     p = predictive(StudentT(), 1, randn(12, seed=5), f64)
     q = in_units(p, -2.0, 30.0)
-    output, extra = p._source.outputs(X.double(), 0, 5), p._source.extra(0, 5)
+    output, extra = p.source.outputs(X.double(), 0, 5), p.source.extra(0, 5)
     difference = q.likelihood.entropy(output, extra) - p.likelihood.entropy(output, extra)
     assert torch.allclose(difference, torch.full_like(difference, math.log(30)))
 
@@ -151,11 +151,11 @@ def test_a_fit_does_not_depend_on_the_units_of_the_target(noise, scale, offset):
 
 def test_in_double_keeps_probabilities_from_zero_and_one():
     p = predictive(Bernoulli(), 1, (randn(12, seed=5) > 0).float())
-    p._source.theta[:] = p._source.theta[:1]  # one network ...
-    p._source.theta[:, -1] = 25.0  # ... whose logits are all near 25, as its last bias is
+    p.source.theta[:] = p.source.theta[:1]  # one network ...
+    p.source.theta[:, -1] = 25.0  # ... whose logits are all near 25, as its last bias is
     q = in_double(p)
     assert bool((p.probabilities[:, 0] == 0).all())  # 1 - p is nothing at all in float32
-    logits = p._source.outputs(X, 0, 1)[0, :, 0].double()
+    logits = p.source.outputs(X, 0, 1)[0, :, 0].double()
     assert torch.allclose(q.probabilities[:, 0], torch.sigmoid(-logits), rtol=1e-4, atol=0)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
+from credibly.core.checks import check_choice, check_integer, check_probability
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
@@ -108,11 +109,8 @@ class Predictive:
             return self.likelihood.arrange(self.mean)
         if self.likelihood.support == "binary":
             return torch.stack([1 - self.mean, self.mean], -1)
-        raise InputError(
-            "probabilities",
-            f"the likelihood is {type(self.likelihood).__name__}",
-            "Only labels have them; use mean and interval",
-        )
+        kind = type(self.likelihood).__name__
+        raise InputError("probabilities", f"the likelihood is {kind}, not one of labels", "Use mean and interval")
 
     @cached_property
     def _mean(self) -> Tensor:
@@ -125,7 +123,7 @@ class Predictive:
                 mean = mean * scale.to(mean) + location.to(mean)
             return mean.to(self._kept(output))
 
-        return self.likelihood.restore(torch.cat(list(self._each(block))))
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block))))
 
     @cached_property
     def _summary(self) -> _Summary:
@@ -147,7 +145,7 @@ class Predictive:
                 parts = (mean * stretch + centre, *(part * stretch**2 for part in parts[1:]))
             return tuple(part.to(kept) for part in parts)
 
-        mean, variance, *rest = (torch.cat(c) for c in zip(*self._each(block)))
+        mean, variance, *rest = (torch.cat(c) for c in zip(*self.map_blocks(block)))
         # Entropies of classes have no class axis; everything else has the target axis of the mean.
         rest = [r if r.ndim < mean.ndim else self.likelihood.restore(r) for r in rest]
         return _Summary(self.likelihood.restore(mean), self.likelihood.restore(variance), *rest)
@@ -161,7 +159,7 @@ class Predictive:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
             return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._kept(output))
 
-        return torch.cat(list(self._each(block)))
+        return torch.cat(list(self.map_blocks(block)))
 
     def log_likelihoods(self, y: object) -> Iterator[Tensor]:
         """log p(y_i | x_i, w_s) under every draw, block of rows by block of rows: (S, rows) each, summed over what rides along."""
@@ -171,7 +169,7 @@ class Predictive:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra)
             return part.reshape(*part.shape[:2], -1).sum(2, dtype=torch.float64)
 
-        return self._each(block)
+        return self.map_blocks(block)
 
     def cdf(self, y: object) -> Tensor:
         """P(Y <= y | x, D), elementwise in the shape of y."""
@@ -180,40 +178,38 @@ class Predictive:
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return self.likelihood.cdf(output, target[start : start + output.shape[1]], extra).mean(0)
 
-        return self.likelihood.restore(torch.cat(list(self._each(block))))
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block))))
 
     def quantile(self, level: float | Sequence[float]) -> Tensor:
         """Quantiles of the mixture, in the shape of the mean; with several levels they come first: (levels, N, ...)."""
         levels = (level,) if isinstance(level, (int, float)) else tuple(level)
         if not levels or any(not 0 < q < 1 for q in levels):
-            raise InputError("level", f"found {level!r}", "Pass numbers between 0 and 1")
+            raise InputError("level", f"must be between 0 and 1, got {level!r}")
         self._refuse_unordered()
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return mixture_quantiles(self.likelihood, output, extra, levels)
 
-        result = torch.cat(list(self._each(block)), 1)
+        result = torch.cat(list(self.map_blocks(block)), 1)
         restored = torch.stack([self.likelihood.restore(r) for r in result])
         return restored[0] if isinstance(level, (int, float)) else restored
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central credible interval (lower, upper) that holds `level` of the predictive distribution."""
-        if not isinstance(level, (int, float)) or not 0 < level < 1:
-            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        check_probability("level", level)
         lower, upper = self.quantile(((1 - level) / 2, (1 + level) / 2))
         return lower, upper
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
         """For labels: which classes belong to the smallest set that holds at least `level`; (N, ..., K) booleans."""
-        if not isinstance(level, (int, float)) or not 0 < level < 1:
-            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        check_probability("level", level)
         p, order = self.probabilities.sort(-1, descending=True)
         needed = p.cumsum(-1) - p < level  # a class is in while those before it do not yet hold the level
         return torch.zeros_like(needed).scatter(-1, order, needed)
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draws of y, (count, N, ...): each picks one draw of the weights for all rows, so its rows belong together."""
-        _at_least_one("count", count)
+        check_integer("count", count)
         picks = torch.randint(self.draws, (count,), generator=stream(check_seed(seed), "predictive draws"))
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
@@ -221,20 +217,20 @@ class Predictive:
             chosen = picks.to(output.device)
             return self.likelihood.sample(output[chosen], {k: v[chosen] for k, v in extra.items()}, generator)
 
-        result = torch.cat(list(self._each(block)), 1)
+        result = torch.cat(list(self.map_blocks(block)), 1)
         return result if self.likelihood.support == "class" else self.likelihood.restore(result, 1)
 
     def functions(self, count: int | None = None) -> Tensor:
         """E(y | x, w_s) for each draw (the first `count` of evenly spaced ones): (S, N, ...), the curves of a picture."""
         picks = torch.arange(self.draws)
         if count is not None:
-            _at_least_one("count", count)
+            check_integer("count", count)
             picks = torch.linspace(0, self.draws - 1, min(count, self.draws)).round().long()
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return self.likelihood.moments(output, extra)[0][picks.to(output.device)]
 
-        return self.likelihood.restore(torch.cat(list(self._each(block)), 1), 1)
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block)), 1), 1)
 
     def ood_score(self, kind: str = "total") -> Tensor:
         """A score for each row that is higher for rows unlike the training data.
@@ -242,16 +238,49 @@ class Predictive:
         kind: "total" (entropy or variance), "epistemic" (mutual information or epistemic variance), or "max_probability"
         (one minus the highest class probability). Targets and pixels are averaged.
         """
-        if kind == "max_probability":
-            score = 1 - self.probabilities.max(-1).values
-        elif kind in ("total", "epistemic"):
-            score = getattr(self, kind)
-        else:
-            raise InputError("kind", f"found {kind!r}", 'Pass "total", "epistemic" or "max_probability"')
+        check_choice("kind", kind, ("total", "epistemic", "max_probability"))
+        score = 1 - self.probabilities.max(-1).values if kind == "max_probability" else getattr(self, kind)
         return score.reshape(self.rows, -1).mean(-1)
 
     def __len__(self) -> int:
         return self.rows
+
+    # -- building on it ----------------------------------------------------------------------------------------------
+    @property
+    def source(self) -> DrawSource:
+        """What computes network outputs for the draws; a `Predictive` of the same draws at other inputs shares it."""
+        return self._source
+
+    @property
+    def x(self) -> Inputs:
+        """The inputs, on the device of the network."""
+        return self._x
+
+    def subset(self, rows: Tensor) -> Predictive:
+        """Return the predictions of the same draws at the given rows (indices or a boolean mask)."""
+        return Predictive(self._source, map_inputs(lambda t: t[rows.to(t.device)], self._x))
+
+    def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
+        """Call `function(outputs, extra, start)` on consecutive blocks of rows and yield what it returns.
+
+        Memory is bounded: only the outputs of one block are held at a time, unless those of all rows are small enough to be
+        cached, which makes one block of all rows.
+
+        Args:
+            function: receives the network outputs of the block under every draw, (S, rows, ..., K); the likelihood's own
+                parameters, each (S, ...); and the index of the block's first row. It must not change the outputs in place.
+        """
+        extra = self._source.extra(0, self.draws)
+        with torch.no_grad():
+            if self._fits():
+                if self._cached is None:
+                    self._cached = self._outputs(self._x, 0)
+                yield function(self._cached, extra, 0)
+                return
+            for start in range(0, self.rows, self._block_rows):
+                rows = slice(start, start + self._block_rows)
+                block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
+                yield function(self._outputs(block, start), extra, start)
 
     def __repr__(self) -> str:
         return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
@@ -278,20 +307,6 @@ class Predictive:
 
     def _fits(self) -> bool:
         return self.rows * self.draws * self._outputs_a_row <= CACHE_VALUES
-
-    def _each(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
-        """The function's value for each block of rows: its outputs, the likelihood's parameters, the first row's place."""
-        extra = self._source.extra(0, self.draws)
-        with torch.no_grad():
-            if self._fits():
-                if self._cached is None:
-                    self._cached = self._outputs(self._x, 0)
-                yield function(self._cached, extra, 0)
-                return
-            for start in range(0, self.rows, self._block_rows):
-                rows = slice(start, start + self._block_rows)
-                block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
-                yield function(self._outputs(block, start), extra, start)
 
     def _outputs(self, x: Inputs, first: int) -> Tensor:
         """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
@@ -330,13 +345,7 @@ class Predictive:
 
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:
+            kind = type(self.likelihood).__name__
             raise InputError(
-                "level",
-                f"{type(self.likelihood).__name__} outcomes have no order, so no quantiles",
-                "Use prediction_set(level) or probabilities",
+                "level", f"{kind} outcomes have no quantiles", "Use prediction_set(level) or probabilities"
             )
-
-
-def _at_least_one(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(name, f"found {count!r}", "Pass a whole number from 1 up")

@@ -117,9 +117,9 @@ def in_units(predictive: Predictive, location: float | list[float], scale: float
     )
     inner = predictive.likelihood
     likelihood = InUnits(inner, locations, scales, axis=inner.axis, squeeze=inner.squeeze)
-    return Predictive(_Read(predictive._source, likelihood), predictive._x)
+    return Predictive(_Read(predictive.source, likelihood), predictive.x)
 
 
 def in_double(predictive: Predictive) -> Predictive:
     """The same predictive with its figures in float64: probabilities near 0 and 1 keep their distance from them."""
-    return Predictive(_Doubled(predictive._source, predictive.likelihood), predictive._x)
+    return Predictive(_Doubled(predictive.source, predictive.likelihood), predictive.x)
