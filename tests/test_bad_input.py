@@ -108,8 +108,8 @@ CASES = {
     ),
     "BatchNorm": ({"net": NORMED}, "net: .*replace_batchnorm"),
     "lazy": ({"net": nn.LazyLinear(1)}, "net: has lazy parameters"),
-    "temperature 0": ({"temperature": 0.0}, "temperature: found 0"),
-    "temperature negative": ({"temperature": cr.Tempering}, "temperature: found <class"),
+    "temperature 0": ({"temperature": 0.0}, "temperature must be a positive number, got 0"),
+    "temperature negative": ({"temperature": cr.Tempering}, "temperature must be a positive number, got <class"),
     "two dtypes": ({"net": MIXED}, "net: its parameters are on .*torch.float32.*torch.float64"),
     "dtype mismatch": (
         {"data": (X.double(), Y)},

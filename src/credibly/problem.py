@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.checks import check_positive
 from credibly.core.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout, Patterns
-from credibly.priors.elementwise import Prior, positive
+from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
 
@@ -38,8 +39,8 @@ class Tempering:
     prior: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("temperature", self.likelihood)
-        positive("temperature", self.prior)
+        check_positive("temperature", self.likelihood)
+        check_positive("temperature", self.prior)
 
 
 class Evaluation(NamedTuple):

@@ -169,7 +169,7 @@ def test_targets_outside_the_support():
         Categorical().bind(torch.randn(5, 1), torch.zeros(5))
     with pytest.raises(cr.InputError, match=r"y.argmax\(-1\) turns one-hot rows into labels"):
         Categorical().bind(torch.randn(5, 3), torch.zeros(5, 3))
-    with pytest.raises(cr.InputError, match="scale: found -1"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got -1"):
         Gaussian(-1.0)
-    with pytest.raises(cr.InputError, match="scale: found 'auto'"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got 'auto'"):
         Gaussian("auto")

@@ -81,11 +81,11 @@ def test_fan_in_scales_weights_and_not_biases():
 
 def test_bad_priors_are_refused():
     layout = Layout(mlp(3, 4, 1))
-    with pytest.raises(cr.InputError, match="scale: found 0"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got 0"):
         Normal(0)
-    with pytest.raises(cr.InputError, match="scale: found nan"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got nan"):
         Laplace(math.nan)
-    with pytest.raises(cr.InputError, match="df: found -1"):
+    with pytest.raises(cr.InputError, match="df must be a positive number, got -1"):
         StudentT(-1)
     with pytest.raises(cr.InputError, match="pi: found 1"):
         ScaleMixture(pi=1)

@@ -247,7 +247,7 @@ def test_the_posterior_saves_and_loads(tmp_path):
         ({"hidden": "50"}, "hidden: found '50'"),
         ({"hidden": (2.5,)}, "hidden: found"),
         ({"activation": "step"}, "activation: found 'step'"),
-        ({"prior_scale": -1.0}, "prior_scale: found -1.0"),
+        ({"prior_scale": -1.0}, "prior_scale must be a positive number, got -1.0"),
         ({"noise": "none"}, "noise: found 'none'"),
         ({"settings": {"draws": 3}}, "settings: DeepEnsemble has no 'draws'"),
         ({"settings": 3}, "settings: found 3"),

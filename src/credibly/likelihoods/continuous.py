@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, IndependentTargets, Parameter, ride_along
 from credibly.likelihoods.special import student_t_cdf
-from credibly.priors.elementwise import Normal, Prior, positive, student_t_draws, student_t_log_prob
+from credibly.priors.elementwise import Normal, Prior, student_t_draws, student_t_log_prob
 
 Scale = float | tuple[float, ...] | list[float] | Literal["learned"]
 
@@ -92,10 +93,10 @@ class _SharedScale(LocationScale):
                 )
         elif isinstance(self.scale, (tuple, list)):
             for value in self.scale:
-                positive("scale", value)
+                check_positive("scale", value)
             object.__setattr__(self, "scale", tuple(float(value) for value in self.scale))
         else:
-            positive("scale", self.scale)
+            check_positive("scale", self.scale)
 
     def parameters(self) -> dict[str, Parameter]:
         """`log_scale` when the scale is learned: one number, or one for each target."""
@@ -154,7 +155,7 @@ class StudentT(_SharedScale):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("df", self.df)
+        check_positive("df", self.df)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
         """Student-t log density."""

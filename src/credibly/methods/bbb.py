@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.checks import check_positive
 from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.rng import draw_noise, normal, stream
 from credibly.distributed.world import Mesh
@@ -31,7 +32,6 @@ from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
 from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
-from credibly.priors.elementwise import positive
 from credibly.priors.gaussian import signature
 from credibly.problem import Problem
 
@@ -81,7 +81,7 @@ class BayesByBackprop(Training, Method):
             raise InputError("estimator", f"found {self.estimator!r}", 'Pass "auto", "weights", "local" or "flipout"')
         if self.kl_weights not in ("uniform", "geometric"):
             raise InputError("kl_weights", f"found {self.kl_weights!r}", 'Pass "uniform" or "geometric"')
-        positive("init_scale", self.init_scale)
+        check_positive("init_scale", self.init_scale)
         if not isinstance(self.learn_prior_scale, bool):
             raise InputError("learn_prior_scale", f"found {self.learn_prior_scale!r}", "Pass True or False")
         if isinstance(self.kl_warmup, bool) or not isinstance(self.kl_warmup, int) or self.kl_warmup < 0:

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
@@ -28,7 +29,6 @@ from credibly.inference.sampling.run import check_counts, check_dtype, fit_sampl
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import DensityTarget, Target
 from credibly.posterior.base import Posterior, SampledPosterior
-from credibly.priors.elementwise import positive
 from credibly.problem import Problem
 
 LEAST_TRIAL = 60  # iterations of a warm-up in which trajectory lengths can be told apart
@@ -83,7 +83,7 @@ class HMC(Method):
     def __post_init__(self) -> None:
         check_counts(self, chains=1, draws=1, warmup=0, max_steps=1, thin=1, start_steps=1)
         if self.step_size is not None:
-            positive("step_size", self.step_size)
+            check_positive("step_size", self.step_size)
         if isinstance(self.trajectory_length, str):
             if self.trajectory_length != "tuned":
                 raise InputError(
@@ -94,7 +94,7 @@ class HMC(Method):
                     "warmup", f"found {self.warmup} to tune the trajectory length in", f"Pass at least {LEAST_TRIAL}"
                 )
         elif self.trajectory_length is not None:
-            positive("trajectory_length", self.trajectory_length)
+            check_positive("trajectory_length", self.trajectory_length)
         if not 0 < self.target_accept < 1:
             raise InputError("target_accept", f"found {self.target_accept!r}", "Pass a number between 0 and 1")
         if self.jitter is not None and not 0 <= self.jitter < 1:

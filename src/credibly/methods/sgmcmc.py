@@ -20,6 +20,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
@@ -30,7 +31,6 @@ from credibly.inference.sampling.sgmcmc import SGMCMCRun
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import Target
 from credibly.posterior.base import Posterior, SampledPosterior
-from credibly.priors.elementwise import positive
 from credibly.problem import Problem
 
 
@@ -76,7 +76,7 @@ class _SGMCMC(Method):
         if self.batch_size is not None:
             check_counts(self, batch_size=1)
         if self.step_size is not None:
-            positive("step_size", self.step_size)
+            check_positive("step_size", self.step_size)
         if self.schedule not in ("constant", "polynomial", "cyclical"):
             raise InputError("schedule", f"found {self.schedule!r}", 'Pass "constant", "polynomial" or "cyclical"')
         if not 0 <= self.exploration < 1:

@@ -13,15 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.errors import InputError
 
 Shrink = Tensor | float
-
-
-def positive(name: str, value: float) -> None:
-    """Refuses a scale, rate or degree of freedom that is not a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise InputError(name, f"found {value!r}", "Pass a positive finite number")
 
 
 class Prior(ABC):
@@ -68,7 +63,7 @@ class Normal(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale", self.scale)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-(w - loc)^2 / (2 s^2) - log s - log(2 pi)/2, elementwise."""
@@ -113,7 +108,7 @@ class Laplace(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale", self.scale)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-|w - loc| / s - log(2 s), elementwise."""
@@ -148,8 +143,8 @@ class StudentT(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("df", self.df)
-        positive("scale", self.scale)
+        check_positive("df", self.df)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-(df + 1)/2 log(1 + z^2/df) + normaliser, with z = (w - loc)/s, elementwise."""
@@ -183,8 +178,8 @@ class ScaleMixture(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale1", self.scale1)
-        positive("scale2", self.scale2)
+        check_positive("scale1", self.scale1)
+        check_positive("scale2", self.scale2)
         if not 0 < self.pi < 1:
             raise InputError("pi", f"found {self.pi!r}", "Pass a number between 0 and 1")
 
