@@ -27,7 +27,7 @@ f64 = torch.float64
 
 
 def make(likelihood, outputs, y, draws=7, dtype=f64, seed=1, scale=1.0):
-    """A posterior of given draws on a small network; the draws are arbitrary."""
+    """A posterior of arbitrary draws on a small network."""
     net = mlp(2, 4, outputs, dtype=dtype)
     problem = cr.Problem(net, data=(randn(len(y), 2, dtype=dtype), y), likelihood=likelihood, prior=cr.priors.Normal())
     point = cr.MAP(steps=1).fit(problem, seed=0)
@@ -54,7 +54,7 @@ def test_decomposition_identities(name):
     p = make(*CASES[name]).predict(randn(5, 2, seed=3, dtype=f64))
     torch.testing.assert_close(p.total, p.aleatoric + p.epistemic)
     assert bool((p.epistemic >= 0).all())
-    assert float(p.epistemic.max()) > 1e-4  # the draws differ, so there is something to find
+    assert float(p.epistemic.max()) > 1e-4  # the draws differ
     if p.likelihood.ordered:
         torch.testing.assert_close(p.variance, p.total)
     else:
@@ -62,7 +62,7 @@ def test_decomposition_identities(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_mean_asked_for_alone_is_that_of_the_summary(name):
+def test_the_mean_alone_is_that_of_the_summary(name):
     posterior, x = make(*CASES[name], dtype=torch.float32), randn(5, 2, seed=3)
     views = [lambda p: p] + ([lambda p: in_units(p, 7.0, 3.0)] if posterior.likelihood.support == "real" else [])
     for view in views:
@@ -132,7 +132,7 @@ def test_quantiles_of_counts_are_the_smallest_that_reach_the_level():
 
 
 def test_interval_is_of_the_mixture_and_not_of_a_normal():
-    """Two draws far apart: the central interval spans both, where mean +- 1.64 sd would not even be close at the median."""
+    """The central interval of two distant draws spans both; mean +- 1.64 std would be far off."""
     net = nn.Linear(1, 1).double()
     problem = cr.Problem(
         net,
@@ -144,7 +144,7 @@ def test_interval_is_of_the_mixture_and_not_of_a_normal():
     posterior = cr.DrawsPosterior(point.model, torch.tensor([[[0.0, -3.0], [0.0, 5.0]]], dtype=f64), point.record)
     p = posterior.predict(torch.zeros(1, 1, dtype=f64))
     lower, upper = p.interval(0.9)
-    z = stats.norm.ppf(0.9)  # each half of the mixture holds 5 % beyond its own 10 % tail
+    z = stats.norm.ppf(0.9)  # 10 % of one of the two equal components lies beyond each bound
     assert float(lower) == pytest.approx(-3 - 0.1 * z, abs=1e-6)
     assert float(upper) == pytest.approx(5 + 0.1 * z, abs=1e-6)
     assert float(p.mean) == pytest.approx(1.0)
@@ -172,7 +172,7 @@ def test_samples_share_a_draw_across_rows():
     assert float(draws[:, 0].std()) > 0.1
 
 
-def test_prediction_sets_hold_their_level_and_no_more():
+def test_prediction_sets_reach_their_level_and_are_minimal():
     p = make(Categorical(), 3, LABELS).predict(randn(6, 2, seed=3, dtype=f64))
     chosen = p.prediction_set(0.8)
     held = (p.probabilities * chosen).sum(-1)
@@ -315,7 +315,7 @@ def test_bad_requests_are_refused():
         real.prediction_set(0.9)
     with pytest.raises(cr.InputError, match="count must be a positive integer, got 0"):
         real.sample(0)
-    with pytest.raises(cr.InputError, match=r"y: has shape \(4,\).*5 rows"):
+    with pytest.raises(cr.InputError, match=r"y: has shape \(4,\), these predictions have 5 rows of shape \(1,\)"):
         real.log_prob(torch.zeros(4))
     with pytest.raises(cr.InputError, match="y: has 1 values that are NaN"):
         real.log_prob(torch.tensor([0.0, 1.0, math.nan, 0.0, 0.0]))

@@ -21,7 +21,8 @@ from credibly.gaussians.block_precisions import Blocks, Kronecker
 from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.posterior.base import Model, Posterior, Record, WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
-from credibly.predictive.base import DrawSource, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.source import DrawSource
 from credibly.priors.gaussian import GaussianPrior, signature
 
 
