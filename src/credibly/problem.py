@@ -184,7 +184,7 @@ class Problem:
         return log_lik.detach(), log_prior.detach(), gradient
 
     def block_rows(self, chains: int) -> int:
-        """Return the rows per block of a full-batch pass of `chains` chains: `micro_batch`, or as many as memory allows.
+        """Return the rows per block of a full-batch pass of `chains` chains: `micro_batch`, or as memory allows.
 
         Blocks have nearly equal lengths, so one compiled function serves all of them or all but the last.
         """

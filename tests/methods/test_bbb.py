@@ -908,7 +908,9 @@ def test_settings_that_do_not_fit_the_problem():
         cr.BayesByBackprop(init=torch.zeros(1, 3)).fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match="batch_size: found 41 for 40 training rows"):
         cr.BayesByBackprop(batch_size=41).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match='family: "full-rank" for 5001 parameters'):
+    with pytest.raises(
+        cr.InputError, match='family: "full-rank" supports at most 4000 parameters, this problem has 5001'
+    ):
         cr.BayesByBackprop(family="full-rank", steps=2).fit(problem(mlp(3, 1000, 1, dtype=f64)), seed=0)
 
 

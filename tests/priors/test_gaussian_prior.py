@@ -46,11 +46,13 @@ def shapes():
         "dense by precision": Dense.of_precision(spd(DIM, 4)),
         "dense by covariance": Dense.of_covariance(spd(DIM, 5)),
         "blocks": Blocks(kronecker(2, 3, 6), Diagonal(torch.tensor([0.7, 5.0], dtype=DOUBLE))),
-        "blocks elsewhere": Blocks(kronecker(2, 3, 6), Dense.of_root(torch.linalg.cholesky(spd(2, 7))), places=PLACES),
+        "blocks elsewhere": Blocks(
+            kronecker(2, 3, 6), Dense.of_root(torch.linalg.cholesky(spd(2, 7))), indices=INDICES
+        ),
     }
 
 
-PLACES = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
+INDICES = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
 SHAPES = ["diagonal", "low-rank", "dense", "dense by precision", "dense by covariance", "blocks", "blocks elsewhere"]
 
 
@@ -67,7 +69,7 @@ def covariance_of(name):
         if name == "blocks":
             return whole
         moved = torch.zeros_like(whole)
-        moved[PLACES.unsqueeze(1), PLACES] = whole
+        moved[INDICES.unsqueeze(1), INDICES] = whole
         return moved
     return {
         "diagonal": torch.diag(deviation**2),

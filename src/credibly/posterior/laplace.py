@@ -137,7 +137,7 @@ class LaplacePosterior(Posterior):
                 "Say which are random in the problem (Problem(..., random=...)), and leave Laplace's random at None",
             )
         shapes = [_shape(block.to(self.loc.dtype)) for block in self.precision_blocks]
-        shape: Precision = Blocks(*shapes, places=torch.cat([places for _, places in self.blocks]))
+        shape: Precision = Blocks(*shapes, indices=torch.cat([places for _, places in self.blocks]))
         if all(isinstance(part, Diagonal) for part in shapes):
             shape = Diagonal(shape.diagonal())
         return GaussianPrior(self.loc, shape, signature(self.layout), self.record.method)
