@@ -78,20 +78,20 @@ CASES = {
         {"net": mlp(3, 4, 3), "data": (X, LABELS - 1), "likelihood": Categorical()},
         "y: has labels from -1 to 1",
     ),
-    "labels not whole": (
+    "labels not integers": (
         {"net": mlp(3, 4, 3), "data": (X, LABELS + 0.5), "likelihood": Categorical()},
-        "not whole numbers, such as 0.5",
+        "not integers, such as 0.5",
     ),
     "NaN label": (
         {"net": mlp(3, 4, 3), "data": (X, poke(LABELS.float(), math.nan, 1)), "likelihood": Categorical()},
-        "not whole numbers, such as nan",
+        "not integers, such as nan",
     ),
     "binary label 2": ({"data": (X, LABELS), "likelihood": Bernoulli()}, "y: has values other than 0 and 1"),
-    "negative count": ({"data": (X, LABELS - 1), "likelihood": Poisson()}, "y: has values that are no counts"),
+    "negative count": ({"data": (X, LABELS - 1), "likelihood": Poisson()}, "y: has values that are not counts"),
     "output width": ({"net": mlp(3, 4, 2)}, r"net: its output has shape \(rows, 2\)"),
     "odd head": (
         {"net": mlp(3, 4, 3), "likelihood": HeteroscedasticGaussian()},
-        "net: its output has 3 values a row. HeteroscedasticGaussian needs 2",
+        "net: its output has 3 values per row. HeteroscedasticGaussian needs 2",
     ),
     "one class": ({"likelihood": Categorical(), "data": (X, LABELS)}, "two or more classes"),
     "empty set": ({"data": (X[:0], Y[:0])}, "x: has no rows"),
