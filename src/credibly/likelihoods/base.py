@@ -2,8 +2,8 @@
 
 Shapes. A network maps rows to outputs (C, N, ..., K) for C parameter vectors. The last axis (or `axis`, moved there)
 holds targets or classes, and other axes are elementwise: (N, K) for a table, (N, H, W, K) for pixels. Targets of
-regression-like tasks are (N, ..., K). If the caller's y has no target axis, `bind` sets squeeze=True and results lose that
-axis again, so they always have the shape of the caller's y.
+regression-like tasks are (N, ..., K). If the caller's y has no target axis, `bind` sets squeeze=True and results lose
+that axis again, so they always have the shape of the caller's y.
 """
 
 from __future__ import annotations
