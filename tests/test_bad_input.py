@@ -19,9 +19,9 @@ X, Y = randn(8, 3), randn(8, seed=1)
 LABELS = torch.arange(8) % 3
 
 
-def poke(tensor, value, *place):
+def poke(tensor, value, *index):
     tensor = tensor.clone()
-    tensor[place] = value
+    tensor[index] = value
     return tensor
 
 

@@ -123,8 +123,8 @@ def test_coverage_of_true_intervals(g):
     error = m.coverage_standard_error(0.9, len(y))
     assert error == pytest.approx(0.0015)
     assert abs(m.coverage(-half, half, y) - 0.9) < 4 * error
-    spread = torch.stack([m.coverage(-half[:100], half[:100], part) for part in y.split(100)]).std()
-    assert 0.85 < spread / m.coverage_standard_error(0.9, 100) < 1.15
+    observed = torch.stack([m.coverage(-half[:100], half[:100], part) for part in y.split(100)]).std()
+    assert 0.85 < observed / m.coverage_standard_error(0.9, 100) < 1.15
 
 
 def test_regression_calibration_by_hand():

@@ -137,15 +137,15 @@ def test_a_fit_does_not_depend_on_the_units_of_the_target(noise, scale, offset):
     plain = clone(model).fit(x, y)
     other_y = scale * y + offset
     other = clone(model).fit(x, other_y)
-    spread = plain.predict(x, return_std=True)[1]
+    std = plain.predict(x, return_std=True)[1]
     # float64 keeps 16 digits of the offset, float32 7 of the standardised target, and training amplifies the last ones
     rounding = np.finfo(np.float64).eps * abs(offset) / scale
-    error = np.abs((other.predict(x) - offset) / scale - plain.predict(x)) / spread
+    error = np.abs((other.predict(x) - offset) / scale - plain.predict(x)) / std
     assert error.max() < 2e-3 + 100 * rounding
-    other_spread = other.predict(x, return_std=True)[1] / scale
-    assert np.abs(other_spread / spread - 1).max() < 2e-3 + 100 * rounding
+    other_std = other.predict(x, return_std=True)[1] / scale
+    assert np.abs(other_std / std - 1).max() < 2e-3 + 100 * rounding
     lower = (other.predict_interval(x)[0] - offset) / scale
-    assert np.abs((lower - plain.predict_interval(x)[0]) / spread).max() < 4e-3 + 100 * rounding
+    assert np.abs((lower - plain.predict_interval(x)[0]) / std).max() < 4e-3 + 100 * rounding
     assert other.log_score(x, other_y) == pytest.approx(plain.log_score(x, y) - math.log(scale), abs=4e-3)
 
 

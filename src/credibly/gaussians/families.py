@@ -242,7 +242,7 @@ class FullRank(Family):
         return torch.square(self.parts(phi)[1]).sum(-1)
 
     def factor(self, phi: Tensor | Parts) -> Tensor | None:
-        """L, with no diagonal beside it."""
+        """L; the diagonal part is zero."""
         return self.parts(phi)[1]
 
     def precision(self, phi: Tensor) -> Precision:

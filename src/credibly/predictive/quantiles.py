@@ -113,8 +113,8 @@ def _by_bracketing(likelihood: Likelihood, output: Tensor, extra: dict[str, Tens
 def root(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
     """Return where an increasing function crosses zero between low and high, elementwise (Chandrupatla 1997).
 
-    `near` is the newest point, `far` the end of the bracket across the root, `third` the point before. A step is inverse
-    quadratic interpolation through the three where Chandrupatla's criterion allows it, bisection elsewhere.
+    `near` is the newest point, `far` the end of the bracket across the root, `third` the point before. A step is
+    inverse quadratic interpolation through the three where Chandrupatla's criterion allows it, bisection elsewhere.
     """
     near, far = low, high
     f_near, f_far = excess(near), excess(far)
