@@ -120,7 +120,7 @@ def same(peer: Peer, record: dict[str, Any]) -> None:
         for structure in STRUCTURES:
             problem, _ = ours(net, x, y, structure)
             posterior = cr.Laplace(structure=structure, start="network").fit(problem, progress=False)
-            source: Any = posterior.predict(new)._source
+            source: Any = posterior.predict(new).source
             mean, root = source.moments(new)
             covariance = root @ root.mT
             other = theirs(peer, "CurvlinopsGGN", net, x, y, STRUCTURES[structure])

@@ -1,4 +1,4 @@
-"""Bad input: a clear error before any work, that names the argument, says what was found and what to do."""
+"""Bad input raises a clear error before any work: the parameter, the constraint, the value received, the way out."""
 
 import math
 
@@ -19,9 +19,9 @@ X, Y = randn(8, 3), randn(8, seed=1)
 LABELS = torch.arange(8) % 3
 
 
-def poke(tensor, value, *place):
+def poke(tensor, value, *index):
     tensor = tensor.clone()
-    tensor[place] = value
+    tensor[index] = value
     return tensor
 
 
@@ -68,7 +68,7 @@ CASES = {
         r"y: has 1 values that are NaN or infinite, the first at \[5, 0\]",
     ),
     "infinity in y": ({"data": (X, poke(Y, -math.inf, 5))}, "y: has 1 values"),
-    "lengths differ": ({"data": (X, Y[:7])}, "y: has 7 rows where x has 8"),
+    "lengths differ": ({"data": (X, Y[:7])}, "y: has 7 rows, x has 8"),
     "inputs of a tuple differ": ({"data": ((X, X[:5]), Y)}, r"x\[1\]: has 5 rows where x\[0\] has 8"),
     "labels out of range": (
         {"net": mlp(3, 4, 2), "data": (X, LABELS), "likelihood": Categorical()},
@@ -78,20 +78,20 @@ CASES = {
         {"net": mlp(3, 4, 3), "data": (X, LABELS - 1), "likelihood": Categorical()},
         "y: has labels from -1 to 1",
     ),
-    "labels not whole": (
+    "labels not integers": (
         {"net": mlp(3, 4, 3), "data": (X, LABELS + 0.5), "likelihood": Categorical()},
-        "not whole numbers, such as 0.5",
+        "not integers, such as 0.5",
     ),
     "NaN label": (
         {"net": mlp(3, 4, 3), "data": (X, poke(LABELS.float(), math.nan, 1)), "likelihood": Categorical()},
-        "not whole numbers, such as nan",
+        "not integers, such as nan",
     ),
     "binary label 2": ({"data": (X, LABELS), "likelihood": Bernoulli()}, "y: has values other than 0 and 1"),
-    "negative count": ({"data": (X, LABELS - 1), "likelihood": Poisson()}, "y: has values that are no counts"),
+    "negative count": ({"data": (X, LABELS - 1), "likelihood": Poisson()}, "y: has values that are not counts"),
     "output width": ({"net": mlp(3, 4, 2)}, r"net: its output has shape \(rows, 2\)"),
     "odd head": (
         {"net": mlp(3, 4, 3), "likelihood": HeteroscedasticGaussian()},
-        "net: its output has 3 values a row. HeteroscedasticGaussian needs 2",
+        "net: its output has 3 values per row. HeteroscedasticGaussian needs 2",
     ),
     "one class": ({"likelihood": Categorical(), "data": (X, LABELS)}, "two or more classes"),
     "empty set": ({"data": (X[:0], Y[:0])}, "x: has no rows"),
@@ -108,8 +108,8 @@ CASES = {
     ),
     "BatchNorm": ({"net": NORMED}, "net: .*replace_batchnorm"),
     "lazy": ({"net": nn.LazyLinear(1)}, "net: has lazy parameters"),
-    "temperature 0": ({"temperature": 0.0}, "temperature: found 0"),
-    "temperature negative": ({"temperature": cr.Tempering}, "temperature: found <class"),
+    "temperature 0": ({"temperature": 0.0}, "temperature must be a positive number, got 0"),
+    "temperature negative": ({"temperature": cr.Tempering}, "temperature must be a positive number, got <class"),
     "two dtypes": ({"net": MIXED}, "net: its parameters are on .*torch.float32.*torch.float64"),
     "dtype mismatch": (
         {"data": (X.double(), Y)},
@@ -125,16 +125,16 @@ CASES = {
     "not a pair": ({"data": X}, "data: found Tensor. Pass a pair"),
     "no targets": ({"data": TensorDataset(X)}, "data: its items are not pairs"),
     "no inputs": ({"data": ((), Y)}, "x: holds no tensor"),
-    "scalar y": ({"data": (X, 3.0)}, "y: has no rows where x has 8"),
-    "scalar output": ({"net": Scalar()}, r"net: gives output of shape \(\) for 2 rows"),
+    "scalar y": ({"data": (X, 3.0)}, "y: has no rows, x has 8"),
+    "scalar output": ({"net": Scalar()}, r"net: returned shape \(\) for 2 rows"),
     "no tensor out": ({"net": Odd()}, "net: its forward returned dict"),
     "likelihood by name": (
         {"likelihood": "gaussian"},
-        "likelihood: found 'gaussian'. Pass one of credibly.likelihoods",
+        "likelihood must be a Likelihood, got 'gaussian'. credibly.likelihoods has",
     ),
     "prior by name": ({"prior": "normal"}, "prior: str for .* has no method"),
-    "plan": ({"plan": "fast"}, "plan: found 'fast'"),
-    "micro_batch": ({"micro_batch": 0}, "micro_batch: found 0"),
+    "plan": ({"plan": "fast"}, "plan must be one of 'auto', 'batched', 'looped', got 'fast'"),
+    "micro_batch": ({"micro_batch": 0}, "micro_batch must be a positive integer or None, got 0"),
 }
 
 
@@ -157,11 +157,15 @@ def test_asking_for_a_dtype_converts_everything():
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rows=st.integers(0, 4), y_rows=st.integers(0, 4), columns=st.integers(1, 4), targets=st.sampled_from([(), (1,), (2,)]),
-    x_dtype=st.sampled_from([np.float32, np.float64, np.int64, np.bool_, object]), bad=st.sampled_from([None, math.nan, math.inf]),
-)  # fmt: skip
+    rows=st.integers(0, 4),
+    y_rows=st.integers(0, 4),
+    columns=st.integers(1, 4),
+    targets=st.sampled_from([(), (1,), (2,)]),
+    x_dtype=st.sampled_from([np.float32, np.float64, np.int64, np.bool_, object]),
+    bad=st.sampled_from([None, math.nan, math.inf]),
+)
 def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targets, x_dtype, bad):
-    """Whatever the arrays: either a density that is finite and right in shape, or an InputError that names x, y, net or data."""
+    """Any arrays give either a finite density or an InputError that names x, y or net."""
     x, y = np.ones((rows, columns)), np.zeros((y_rows, *targets))
     if bad is not None and x.size:
         x.flat[0] = bad
@@ -185,5 +189,5 @@ def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targe
 
 def test_a_wrong_theta_is_refused():
     problem = build()
-    with pytest.raises(cr.InputError, match=r"theta: has shape \(2, 3\). Pass \(chains, 22\)"):
+    with pytest.raises(cr.InputError, match=r"theta must have shape \(chains, 22\), got \(2, 3\)"):
         problem.log_density(torch.zeros(2, 3))

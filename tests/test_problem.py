@@ -1,4 +1,4 @@
-"""The one density: its value, its gradient, its plans, its tempering, and every form of data it takes."""
+"""The density of a problem: value, gradient, plans, tempering, and every form of data."""
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,7 @@ def small_problem(likelihood=None, prior=None, **kwargs):
 
 
 def test_density_by_hand():
-    """log p_T written out with torch.distributions, for a likelihood and prior with every constant in place."""
+    """log p_T by torch.distributions, including the constants of likelihood and prior."""
     problem = small_problem(temperature=cr.Tempering(0.5, 2.0))
     theta = randn(2, problem.dim, seed=1, dtype=f64)
     for c in range(2):
@@ -73,7 +73,7 @@ def test_gradcheck_of_every_likelihood_and_prior(likelihood, outputs, y, prior):
 
 
 class Residual(nn.Module):
-    """Not a plain stack: takes the general path."""
+    """Not a plain stack, so it runs under vmap."""
 
     def __init__(self):
         super().__init__()
@@ -137,12 +137,12 @@ def test_batched_equals_looped_and_the_plan_is_shown(name):
     for other in results[1:]:
         for a, b in zip(results[0], other):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-    for c in range(3):  # and both equal the plain module with those weights
+    for c in range(3):  # both equal the plain module with those weights
         log_lik = torch.log_softmax(auto.layout.write(theta[c])(x), -1)[torch.arange(7), y].sum()
         torch.testing.assert_close(results[0].log_likelihood[c], log_lik.detach())
 
 
-def test_a_network_that_cannot_be_batched_is_refused_when_batching_is_asked_for():
+def test_plan_batched_refuses_a_network_that_cannot_be_batched():
     x, y = randn(4, 3, 2), torch.tensor([0, 1, 1, 0])
     with pytest.raises(cr.InputError, match="plan: this network cannot be batched"):
         cr.Problem(Recurrent(), data=(x, y), likelihood=Categorical(), prior=Normal(), plan="batched")
@@ -158,7 +158,7 @@ def test_micro_batched_equals_full(micro_batch):
 
 
 def test_minibatches_estimate_the_density_without_bias():
-    """Averaged over every batch of a partition of the rows, the rescaled minibatch is the full density exactly."""
+    """The mean of the rescaled minibatches over a partition of the rows is exactly the full density."""
     problem = small_problem(temperature=cr.Tempering(0.7, 1.3))
     theta = randn(2, problem.dim, seed=1, dtype=f64)
     full = problem.log_density_and_grad(theta)
@@ -178,7 +178,7 @@ def test_each_chain_may_have_its_own_minibatch():
 
 
 def test_tempering_identities():
-    """T = 1 is the posterior; one T for both divides the whole; likelihood tempering divides only its own part."""
+    """T = 1 is the posterior; one T divides the log density; likelihood tempering divides only the log likelihood."""
     theta = randn(2, small_problem().dim, seed=1, dtype=f64)
     plain, cold, tempered = (small_problem(temperature=t) for t in (1.0, 0.25, cr.Tempering(likelihood=0.25)))
     base = plain.log_density_and_grad(theta)
@@ -250,7 +250,7 @@ def test_the_callers_network_and_data_are_left_alone():
     array = x.numpy().copy()
     problem = cr.Problem(net, data=(array, y), likelihood=Gaussian(), prior=Normal())
     cr.DeepEnsemble(members=2, steps=5).fit(problem, seed=0)
-    array[:] = 0  # and the problem keeps its own copy of a numpy array
+    array[:] = 0  # the problem keeps its own copy of a numpy array
     assert net.training
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in net.parameters())
@@ -271,7 +271,7 @@ def test_compiled_equals_eager():
 
 
 def test_targets_with_a_single_channel_have_a_fingerprint():
-    """(N, 1, H, W) with its channel moved to the end keeps an odd stride there, which is no reason to fail."""
+    """Moving the channel of (N, 1, H, W) to the end leaves an unusual stride there, which must not fail."""
     x = randn(5, 1, 4, 4)
     net = nn.Conv2d(1, 1, 3, padding=1)
     problem = cr.Problem(net, data=(x, 2 * x), likelihood=Gaussian(0.1, axis=1), prior=Normal())

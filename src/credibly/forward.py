@@ -1,4 +1,4 @@
-"""Forward: network outputs for many parameter vectors at once, by the plan that suits the network."""
+"""Forward: network outputs for several parameter vectors, batched or one at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from credibly import runtime
 from credibly.backends.cpp.outputs import native_outputs, worth_it
 from credibly.backends.cpp.stack import Stack
+from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 from credibly.errors import InputError
 from credibly.networks.channels_last import channels_last, takes_channels_last, with_paired_pools
@@ -31,31 +32,36 @@ runtime.keep_freed_memory()
 
 
 class Forward:
-    """(C, D) parameter vectors and N rows to outputs (C, N, ...).
+    """Forward passes of N rows under C parameter vectors (C, D), with outputs (C, N, ...).
 
-    Two plans with the same result. `batched` evaluates all C at once (layer by layer for plain stacks, `torch.func.vmap`
-    otherwise). `looped` goes through them one at a time, for networks that have no batching rule (LSTM, GRU) or are slower
-    batched (convolutions). `auto` decides by what the network holds, never by a clock, so that the same network gives the
-    same bits every time; `reason` says why.
+    There are two plans with the same result. `batched` evaluates all C at once (layer by layer for plain stacks,
+    `torch.func.vmap` otherwise). `looped` evaluates one at a time, for networks that have no batching rule (LSTM, GRU)
+    or are slower batched (convolutions). `auto` decides by the layers of the network and never by timing, so results
+    are bit-for-bit reproducible; `reason` explains its choice.
 
     Args:
         layout: the network and its flat vector.
         plan: "auto", "batched" or "looped".
         trial: one or two rows to try the batched plan on.
-        module: another network to run in place of the layout's, such as a copy with masks.
-        varied: example tensors (2, *shape) of what varies; by default the layout's random parameters.
-        precision: "bf16" or "fp16" runs the network in that type where torch's autocast allows; weights, outputs and gradients
-            keep the layout's own.
+        module: the network to run instead of the layout's, such as a copy with masks.
+        varied: example tensors (2, *shape) of what differs between the C; the layout's random parameters by default.
+        precision: "bf16" or "fp16" runs the network under autocast to that dtype; weights, outputs and gradients keep
+            the layout's dtype.
     """
 
     def __init__(
-        self, layout: Layout, plan: Plan, trial: Inputs, *, module: nn.Module | None = None, varied: dict[str, Tensor] | None = None,
+        self,
+        layout: Layout,
+        plan: Plan,
+        trial: Inputs,
+        *,
+        module: nn.Module | None = None,
+        varied: dict[str, Tensor] | None = None,
         precision: str | None = None,
-    ) -> None:  # fmt: skip
-        if plan not in ("auto", "batched", "looped"):
-            raise InputError("plan", f"found {plan!r}", 'Pass "auto", "batched" or "looped"')
-        if precision not in (None, *PRECISIONS):
-            raise InputError("precision", f"found {precision!r}", f"Pass None or one of {', '.join(PRECISIONS)}")
+    ) -> None:
+        check_choice("plan", plan, get_args(Plan))
+        if precision is not None:
+            check_choice("precision", precision, PRECISIONS, "Or pass None")
         self.precision = precision
         self.layout = layout
         self.module = layout.module if module is None else module
@@ -69,7 +75,7 @@ class Forward:
         log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)
 
     def __call__(self, theta: Tensor, x: Inputs, *, shared: bool = True) -> Tensor:
-        """Outputs (C, N, ...) for theta (C, D); x has rows (N, ...), or (C, N, ...) with shared=False."""
+        """Return outputs (C, N, ...) for theta (C, D) and x (N, ...), or x (C, N, ...) with shared=False."""
         if (
             self.stack is not None
             and shared
@@ -82,25 +88,25 @@ class Forward:
 
     @functools.cached_property
     def native(self) -> Stack | None:
-        """The network for our own compiled code, where there is such for it. Asking may compile that, once on a machine."""
+        """The network for the C++ backend, or None if it is not supported. First access may compile the backend."""
         return self.small if self.small is not None and self.small.compiled() else None
 
     @functools.cached_property
     def small(self) -> Stack | None:
-        """The network as a stack of small layers, on any device, where it is one."""
+        """The network as a stack of small layers, on any device, or None if it is not one."""
         plain = self.stack is not None and self.module is self.layout.module and self.precision is None
         return Stack.of(self.module, self.layout) if plain and not self.looped else None
 
     def in_full_precision(self) -> Forward:
-        """The same with the network in its own type of number."""
+        """Return a copy that runs the network in its native dtype, without autocast."""
         other = copy.copy(self)
         other.precision = None
-        for known in ("native", "small"):
-            other.__dict__.pop(known, None)
+        for cached in ("native", "small"):
+            other.__dict__.pop(cached, None)
         return other
 
     def apply(self, parameters: dict[str, Tensor], x: Inputs, *, shared: bool = True) -> Tensor:
-        """The same for named tensors (C, *shape): parameters of the network, or buffers such as masks."""
+        """Return outputs for named tensors (C, *shape): parameters of the network, or buffers such as masks."""
         if self.precision is None:
             return self._apply(parameters, x, shared)
         with torch.autocast(self.layout.device.type, PRECISIONS[self.precision], cache_enabled=False):
@@ -121,7 +127,7 @@ class Forward:
         return self._vmapped(parameters, x, shared)
 
     def fuses(self, trial: Inputs) -> bool:
-        """Whether first derivatives in eager code run through kernels of our own (`fused_unit`)."""
+        """Return whether first derivatives in eager mode use the Triton kernels of `fused_unit`."""
         if not self.looped or not isinstance(trial, Tensor):
             return False
         if self.precision is None:
@@ -130,7 +136,7 @@ class Forward:
             return fuses(self.module, trial)
 
     def arranged(self, x: Inputs) -> Inputs:
-        """The inputs of one network as it likes them in memory: images channels last, where it takes them so."""
+        """Return the inputs in the memory format that the network runs fastest in: channels last for images."""
         return map_inputs(channels_last, x) if self.channels_last else x
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
@@ -150,7 +156,7 @@ class Forward:
             theta = self.layout.read(self.layout.module).expand(2, -1)
             extra = theta.new_zeros(2, self.layout.dim - self.layout.network_dim)
             varied = self.layout.split(torch.cat([theta, extra], -1))[0]
-        # What decides is where the varied tensors are: layers before the first of them run once in the batched plan.
+        # Only layers with varied tensors matter: those before the first run once in the batched plan.
         owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in varied]
         recurrent = {type(m).__name__ for m in owners if isinstance(m, nn.RNNBase)}
         if recurrent and plan == "auto":
@@ -173,7 +179,7 @@ class Forward:
 
 @contextmanager
 def _no_silent_fallback() -> Iterator[None]:
-    """Operations without a batching rule raise here; left alone, vmap would run them in a slow loop of its own."""
+    """Make operations without a batching rule raise; by default vmap would run them in a slow loop."""
     functorch: Any = torch._C._functorch
     before = functorch._is_vmap_fallback_enabled()
     functorch._set_vmap_fallback_enabled(False)
@@ -184,17 +190,16 @@ def _no_silent_fallback() -> Iterator[None]:
 
 
 def _row_width(module: nn.Module, trial: Inputs) -> int:
-    """Values that one row takes on its way through the network: a measure of the memory that a row needs."""
+    """Return the number of activations in a forward pass of one row, a measure of its memory."""
     sizes: list[int] = [t[0].numel() for _, t in tensors_of(trial)]
     rows = tensors_of(trial)[0][1].shape[0]
 
-    def note(_module: nn.Module, _args: object, out: object) -> None:
-        sizes.extend(
-            o.numel() // rows for o in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(o, Tensor)
-        )
+    def record(_module: nn.Module, _args: object, output: object) -> None:
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        sizes.extend(o.numel() // rows for o in outputs if isinstance(o, Tensor))
 
     leaves = [m for m in module.modules() if not any(True for _ in m.children())]
-    handles = [m.register_forward_hook(note) for m in leaves]
+    handles = [m.register_forward_hook(record) for m in leaves]
     try:
         with torch.no_grad():
             args, kwargs = arguments(trial)

@@ -1,8 +1,8 @@
-"""Problem: network + likelihood + prior + data + temperature, and the one density they define.
+"""Problem: network, likelihood, prior, data and temperature, and the density that they define.
 
     log p_T(w | D) = (1/T_lik) * sum_i log p(y_i | x_i, w) + (1/T_prior) * log p(w) + const
 
-Every method works on this density through the functions here, so N, the prior and the temperatures are known in one place.
+Every method evaluates this density through the functions here, which alone handle N, the prior and the temperatures.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.checks import check_positive
 from credibly.core.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout, Patterns
-from credibly.priors.elementwise import Prior, positive
+from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
 
-ACTIVATION_BUDGET = 2**28  # values that a full-batch pass may hold before it goes in micro-batches: 1 GiB in float32
+ACTIVATION_BUDGET = (
+    2**28
+)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
 
 
 @dataclass(frozen=True)
 class Tempering:
-    """Temperatures of the two parts: both T below 1 is a cold posterior, `likelihood` alone is likelihood tempering."""
+    """Temperatures of likelihood and prior. A cold posterior has both below 1, likelihood tempering only the first."""
 
     likelihood: float = 1.0
     prior: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("temperature", self.likelihood)
-        positive("temperature", self.prior)
+        check_positive("temperature", self.likelihood)
+        check_positive("temperature", self.prior)
 
 
 class Evaluation(NamedTuple):
-    """The density at C points, its parts apart (each (C,), before tempering), and its gradient (C, D)."""
+    """The tempered log density at C points, (C,), its gradient (C, D), and its untempered parts, (C,) each."""
 
     log_likelihood: Tensor
     log_prior: Tensor
@@ -52,39 +55,45 @@ class Evaluation(NamedTuple):
 
 
 class Problem:
-    """One density: everything that a method needs to know.
+    """The posterior density to infer: everything that a method needs to know.
 
     Args:
-        net: any `nn.Module`. It is copied; your own is never changed. Dropout is off in the density (it belongs to MCDropout).
-        data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader. x may be a tensor, or a
-            tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
-        likelihood: what y is given the network's output.
-        prior: of the random parameters, {name pattern: prior}, or an earlier posterior's `as_prior()`.
-        temperature: one number T for both parts, or a `Tempering`.
-        random: glob patterns of the parameters that are random; the others stay as given. `random="head.*"` makes the last
+        net: any `nn.Module`. It is copied and never modified. Dropout is off in the density (it belongs to MCDropout).
+        data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader. x may be a tensor, or
+            a tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
+        likelihood: the distribution of y given the network's output.
+        prior: one prior for all random parameters, {name pattern: prior}, or an earlier posterior's `as_prior()`.
+        temperature: one number T for likelihood and prior, or a `Tempering`.
+        random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
             layer of a pretrained network Bayesian.
         device, dtype: where to move network and data; by default they stay where the network is.
-        plan: how many parameter vectors are evaluated together: "auto", "batched" or "looped".
-        micro_batch: rows in one piece of a full-batch pass; None chooses by memory.
-        precision: "bf16" or "fp16" runs the network in that type (autocast); parameters and the likelihood of its outputs keep
-            theirs, and so do the energies of HMC, by a pass of the network in its own type at the end of every trajectory.
+        plan: how several parameter vectors are evaluated: "auto", "batched" or "looped".
+        micro_batch: rows per micro-batch of a full-batch pass; None chooses by memory.
+        precision: "bf16" or "fp16" runs the network under autocast to that dtype. Parameters and the likelihood keep
+            their dtype, and so do HMC's energies: each trajectory ends with a full-precision forward pass.
     """
 
     def __init__(
-        self, net: nn.Module, data: Any, likelihood: Likelihood, prior: Prior | Mapping[str, Prior] | GaussianPrior, *,
-        temperature: float | Tempering = 1.0, random: Patterns = "*", device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None, plan: Plan = "auto", micro_batch: int | None = None,
+        self,
+        net: nn.Module,
+        data: Any,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | GaussianPrior,
+        *,
+        temperature: float | Tempering = 1.0,
+        random: Patterns = "*",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        plan: Plan = "auto",
+        micro_batch: int | None = None,
         precision: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not isinstance(likelihood, Likelihood):
-            raise InputError(
-                "likelihood",
-                f"found {likelihood!r}",
-                "Pass one of credibly.likelihoods, such as Gaussian() or Categorical()",
-            )
+            advice = "credibly.likelihoods has Gaussian(), Categorical() and others"
+            raise InputError("likelihood", f"must be a Likelihood, got {likelihood!r}", advice)
         self.tempering = temperature if isinstance(temperature, Tempering) else Tempering(temperature, temperature)
         if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
-            raise InputError("micro_batch", f"found {micro_batch!r}", "Pass a number of rows from 1 up, or None")
+            raise InputError("micro_batch", f"must be a positive integer or None, got {micro_batch!r}")
         convert = device is not None or dtype is not None
         if convert and isinstance(net, nn.Module):
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
@@ -94,9 +103,8 @@ class Problem:
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
-            raise InputError(
-                "y", f"has {len(y) if y.ndim else 'no'} rows where x has {self.n}", "Pass one target for each row of x"
-            )
+            rows = len(y) if y.ndim else "no"
+            raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
@@ -105,7 +113,8 @@ class Problem:
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
-        if self.device.type == "cuda":  # all rows go through at once there: they are put in order once
+        if self.device.type == "cuda":
+            # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
         self.micro_batch = micro_batch
         self.fused = self.forward.fuses(trial)
@@ -117,17 +126,17 @@ class Problem:
 
     @property
     def device(self) -> torch.device:
-        """Where the data and the density live."""
+        """Device of the network, the data and the density."""
         return self.layout.device
 
     def in_full_precision(self) -> Problem:
-        """The same with the network in its own type of number."""
+        """Return a copy that runs the network in its native dtype, without autocast."""
         other = copy.copy(self)
         other.forward = self.forward.in_full_precision()
         return other
 
     def subset(self, rows: Tensor) -> Self:
-        """The same problem on some of its rows; N is then their number."""
+        """Return the same problem on the given rows of the data; N is their number."""
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
@@ -136,20 +145,18 @@ class Problem:
 
     # -- the density ---------------------------------------------------------------------------------------------------
     def log_likelihood_rows(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> Tensor:
-        """Log likelihood of each row, (C, N, ...); x and y are for all, or (C, N, ...) with shared=False."""
+        """Return the log likelihood per row, (C, N, ...); x and y are (C, N, ...) with shared=False."""
         output = self.likelihood.arrange(self.forward(theta, x, shared=shared), 1)
         return self.likelihood.log_prob(output, y, self.extra(theta))
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
-        """The likelihood's own parameters in theta (C, D), by their short names."""
-        return (
-            {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
-            if self.layout.extra
-            else {}
-        )
+        """Return the likelihood's own parameters in theta (C, D), by name without the "likelihood." prefix."""
+        if not self.layout.extra:
+            return {}
+        return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
 
     def parts(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> tuple[Tensor, Tensor]:
-        """Log likelihood summed over the given rows and log prior, each (C,), untempered and not rescaled."""
+        """Return the log likelihood summed over rows and the log prior, (C,) each, untempered and not rescaled."""
         rows = self.log_likelihood_rows(theta, x, y, shared=shared)
         return rows.flatten(1).sum(1), self.prior.log_prob(theta)
 
@@ -163,10 +170,10 @@ class Problem:
         *,
         shared: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The parts (C,), (C,) and the gradient (C, D) of likelihood_weight * log lik + prior_weight * log prior.
+        """Return `parts` and the gradient (C, D) of likelihood_weight * log lik + prior_weight * log prior.
 
-        The C points are independent, so one backward pass of the sum over them gives every gradient. May stand inside
-        `torch.compile`; there the derivative is taken by torch.func, in eager code by autograd, which has less overhead.
+        The C points are independent, so one backward pass of their sum gives every gradient. It can be compiled: under
+        `torch.compile` the derivative is taken by torch.func, in eager mode by autograd, which has less overhead.
         """
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -177,31 +184,32 @@ class Problem:
         return log_lik.detach(), log_prior.detach(), gradient
 
     def block_rows(self, chains: int) -> int:
-        """Rows in one piece of a full-batch pass: `micro_batch`, or as many as memory allows for so many chains.
+        """Return the rows per block of a full-batch pass of `chains` chains: `micro_batch`, or as memory allows.
 
-        Pieces are made of nearly the same length, so that one compiled function may serve all, or all but the last.
+        Blocks have nearly equal lengths, so one compiled function serves all of them or all but the last.
         """
         most = self.budget() // ((1 if self.forward.looped else chains) * self.forward.row_width)
         return self.micro_batch or math.ceil(self.n / math.ceil(self.n / max(1, most)))
 
     def budget(self) -> int:
-        """Values that a full-batch pass may hold: a gibibyte of them, or a fifth of the memory that a GPU has."""
+        """Return the activations that a full-batch pass may hold: `ACTIVATION_BUDGET`, or a fifth of a GPU's memory."""
         if self.device.type != "cuda":
             return ACTIVATION_BUDGET
-        whole = torch.cuda.get_device_properties(self.device).total_memory
-        return max(ACTIVATION_BUDGET, int(0.2 * whole) // self.layout.dtype.itemsize)
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return max(ACTIVATION_BUDGET, int(0.2 * memory) // self.layout.dtype.itemsize)
 
     def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """The data in pieces of `block_rows` rows."""
+        """Yield the data in blocks of `block_rows` rows."""
         size = self.block_rows(chains)
         if size >= self.n:
             yield self.x, self.y
             return
         for start in range(0, self.n, size):
-            yield map_inputs(lambda t, s=start: t[s : s + size], self.x), self.y[start : start + size]  # type: ignore[misc]
+            x = map_inputs(lambda t, s=start: t[s : s + size], self.x)  # type: ignore[misc]
+            yield x, self.y[start : start + size]
 
     def log_density(self, theta: Tensor) -> Tensor:
-        """log p_T(w | D) up to its constant at theta (C, D) or (D,): (C,) or ()."""
+        """Return log p_T(w | D) up to a constant at theta (C, D) or (D,), shape (C,) or ()."""
         points = self._points(theta)
         with torch.no_grad():
             log_lik = torch.zeros(len(points), dtype=torch.float64, device=self.device)
@@ -211,7 +219,7 @@ class Problem:
         return value.to(theta.dtype).reshape(theta.shape[:-1])
 
     def log_density_and_grad(self, theta: Tensor) -> Evaluation:
-        """The density and its gradient on all data, at theta (C, D); in micro-batches where memory asks for it."""
+        """Return the density and its gradient on all data at theta (C, D), in micro-batches if memory requires it."""
         points = self._points(theta)
         groups = points.split(1) if self.forward.looped else (points,)
         parts = [self._full(group) for group in groups]
@@ -219,9 +227,9 @@ class Problem:
         return Evaluation(log_lik, log_prior, self._temper(log_lik, log_prior), gradient)
 
     def minibatch(self, theta: Tensor, rows: Tensor) -> Evaluation:
-        """An unbiased estimate from a minibatch: the likelihood sum is rescaled by N/|B|.
+        """Return an unbiased estimate from a minibatch B of rows, whose log likelihood is rescaled by N/|B|.
 
-        `rows` holds indices, (B,) for all chains or (C, B) with a batch for each.
+        `rows` holds indices, (B,) for all chains or (C, B) with one batch per chain.
         """
         points = self._points(theta)
         shared, scale = rows.ndim == 1, self.n / rows.shape[-1]
@@ -248,15 +256,15 @@ class Problem:
 
     def _points(self, theta: Tensor) -> Tensor:
         if theta.shape[-1:] != (self.dim,) or theta.ndim > 2:
-            raise InputError("theta", f"has shape {tuple(theta.shape)}", f"Pass (chains, {self.dim}) for this problem")
+            raise InputError("theta", f"must have shape (chains, {self.dim}), got {tuple(theta.shape)}")
         return theta.reshape(-1, self.dim)
 
     def fingerprint(self) -> str:
-        """A short hash of the data: the same rows in the same order give the same value."""
+        """Return a short hash of the data, including the order of its rows."""
         digest = hashlib.sha256()
         for name, tensor in [*tensors_of(self.x), ("y", self.y)]:
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            # Flat first: an axis of size 1 may keep an odd stride in a tensor that counts as contiguous.
+            # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
             digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:32]
 
@@ -268,12 +276,12 @@ class Problem:
 
 
 def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:
-    """wa * a + wb * b, without the products by one that most problems would pay for."""
+    """Return wa * a + wb * b, skipping multiplications by the float 1, the most common weight."""
     return (wa * a if isinstance(wa, Tensor) or wa != 1 else a) + (wb * b if isinstance(wb, Tensor) or wb != 1 else b)
 
 
 def try_network(layout: Layout, rows: Inputs) -> Tensor:
-    """The network's output for a few rows; what goes wrong is told in terms of x."""
+    """Return the network's output for a few rows, or raise an error about x or net."""
     try:
         with torch.no_grad():
             output = call(layout.module, rows)
@@ -286,12 +294,12 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
         raise InputError(
             "x",
             f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
-            "Check the number of columns, the shape of a row and the dtype",
+            "Check the shape of a row and the dtype",
         ) from error
     if output.ndim == 0 or output.shape[0] != row_count(rows):
         raise InputError(
             "net",
-            f"gives output of shape {tuple(output.shape)} for {row_count(rows)} rows",
-            "Its output needs the rows on the first axis",
+            f"returned shape {tuple(output.shape)} for {row_count(rows)} rows",
+            "The first axis of its output must be the rows",
         )
     return output

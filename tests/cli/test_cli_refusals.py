@@ -86,7 +86,7 @@ class TestTablesThatCannotBeFitted:
             (("--holdout", "1"), ("--holdout: found 1.0",)),
             (("--hidden", "ten"), ("--hidden: found 'ten'",)),
             (("--noise", "loud"), ("--noise: found 'loud'", "student")),
-            (("--prior-scale", "0"), ("--prior-scale: found 0",)),
+            (("--prior-scale", "0"), ("--prior-scale must be a positive number, got 0",)),
             (("--activation", "step"), ("--activation: found 'step'",)),
             (("--seed", "-3"), ("--seed: found -3",)),
             (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),

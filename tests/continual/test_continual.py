@@ -130,7 +130,7 @@ def test_draws_go_on_by_their_moments():
     learned = begin(classes(2), cr.DeepEnsemble(members=6, steps=30, init="fresh", compile=False), family="diag")
     first, second = learned.posteriors
     assert second.record.prior["checksum"] == first.as_prior("diag").checksum()
-    with pytest.raises(cr.InputError, match="have no full spread"):
+    with pytest.raises(cr.InputError, match="do not determine the covariance"):
         begin(classes(2), cr.DeepEnsemble(members=6, steps=5), family="full")
 
 

@@ -1,4 +1,4 @@
-"""Likelihoods: density, moments, entropies, distribution function and sampling agree with one another and with scipy."""
+"""Likelihoods: density, moments, entropy, CDF and sampling agree with one another and with scipy."""
 
 import numpy as np
 import pytest
@@ -72,14 +72,14 @@ def test_samples_follow_the_density(name):
 
 
 @pytest.mark.parametrize("df", [0.5, 1.0, 2.5, 30.0, 1000.0])
-def test_student_t_distribution_function(df):
+def test_student_t_cdf(df):
     z = torch.linspace(-40, 40, 161, dtype=f64)
     got = StudentT(1.0, df=df).standard_cdf(z)
     torch.testing.assert_close(got, torch.from_numpy(stats.t(df).cdf(z.numpy())), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.5, 29.0, 30.0, 31.0, 400.0])
-def test_poisson_entropy_over_its_two_forms(rate):
+def test_poisson_entropy_by_both_formulas(rate):
     output = torch.log(torch.tensor([[[rate]]], dtype=f64))
     assert float(Poisson().entropy(output, {})) == pytest.approx(float(stats.poisson(rate).entropy()), rel=2e-6)
 
@@ -93,11 +93,11 @@ def test_categorical_by_hand():
     assert v.flatten().tolist() == pytest.approx([0.16, 0.25, 0.21])
     assert float(likelihood.entropy(logits, {})) == pytest.approx(stats.entropy([0.2, 0.5, 0.3]))
     draws = likelihood.sample(logits.expand(1, 30_000, 3), {}, torch.Generator().manual_seed(0))
-    shares = torch.bincount(draws.flatten()) / 30_000
-    assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=4 * np.sqrt(0.25 / 30_000))
+    fractions = torch.bincount(draws.flatten()) / 30_000
+    assert fractions.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=4 * np.sqrt(0.25 / 30_000))
 
 
-def test_noisy_logits_integrate_to_their_average():
+def test_noisy_logits_average_the_softmax():
     """Against a large independent Monte Carlo average; without noise it is the plain softmax."""
     output = torch.tensor([[[1.0, -0.5, 0.3, 0.4, -1.0, 1.2]]], dtype=f64)
     likelihood = HeteroscedasticCategorical(classes=3, samples=4096)
@@ -106,8 +106,8 @@ def test_noisy_logits_integrate_to_their_average():
     torch.testing.assert_close(
         likelihood.moments(output, {})[0][0, 0], expected.reshape(-1, 3).mean(0), rtol=0, atol=0.01
     )
-    silent = torch.cat([output[..., :3], torch.full((1, 1, 3), -60.0, dtype=f64)], -1)
-    torch.testing.assert_close(likelihood.log_probabilities(silent), torch.log_softmax(output[..., :3], -1))
+    noiseless = torch.cat([output[..., :3], torch.full((1, 1, 3), -60.0, dtype=f64)], -1)
+    torch.testing.assert_close(likelihood.log_probabilities(noiseless), torch.log_softmax(output[..., :3], -1))
     assert float(likelihood.log_probabilities(output).exp().sum()) == pytest.approx(1)
 
 
@@ -135,8 +135,8 @@ def test_shapes_follow_the_callers_y(likelihood, output, y, squeeze, result):
     mean, _ = bound.moments(arranged, {})
     assert tuple(bound.restore(mean, 1).shape) == (2, *result)
     log_prob = bound.log_prob(arranged, bound.prepare(target, torch.float32), {})
-    riding = result if squeeze else tuple(n for i, n in enumerate(result) if i != (bound.axis % len(result)))
-    assert tuple(log_prob.shape) == (2, *riding)
+    elements = result if squeeze else tuple(n for i, n in enumerate(result) if i != (bound.axis % len(result)))
+    assert tuple(log_prob.shape) == (2, *elements)
     if isinstance(likelihood, Gaussian) and not squeeze:
         expected = torch.distributions.Normal(out, 1.0).log_prob(target).sum(bound.axis)
         torch.testing.assert_close(log_prob[0], expected)
@@ -145,9 +145,9 @@ def test_shapes_follow_the_callers_y(likelihood, output, y, squeeze, result):
 @pytest.mark.parametrize(
     "likelihood, output, y, message",
     [
-        (Gaussian(), (5, 2), (5,), r"net: its output has shape \(rows, 2\), y \(rows, \)"),
-        (Gaussian(), (5, 1), (5, 3), "needs 1 output for each target"),
-        (HeteroscedasticGaussian(), (5, 1), (5,), "HeteroscedasticGaussian needs 2 for each target"),
+        (Gaussian(), (5, 2), (5,), r"net: its output has shape \(rows, 2\), y has shape \(rows\)"),
+        (Gaussian(), (5, 1), (5, 3), "needs 1 output per target"),
+        (HeteroscedasticGaussian(), (5, 1), (5,), "HeteroscedasticGaussian needs 2 per target"),
         (Gaussian((0.1, 0.2, 0.3)), (5, 2), (5, 2), "scale: has 3 values for 2 targets"),
     ],
 )
@@ -159,17 +159,19 @@ def test_output_widths_that_do_not_fit(likelihood, output, y, message):
 def test_targets_outside_the_support():
     with pytest.raises(cr.InputError, match="y: has labels from 0 to 3.*labels are 0 to 2"):
         Categorical(classes=3).prepare(torch.tensor([0, 3]), torch.float32)
-    with pytest.raises(cr.InputError, match=r"not whole numbers, such as 0\.5"):
+    with pytest.raises(cr.InputError, match=r"not integers, such as 0\.5"):
         Categorical(classes=3).prepare(torch.tensor([0.5, 1.0]), torch.float32)
     with pytest.raises(cr.InputError, match="values other than 0 and 1, such as 2"):
         Bernoulli(squeeze=True).prepare(torch.tensor([0.0, 2.0]), torch.float32)
-    with pytest.raises(cr.InputError, match="no counts, such as -1"):
+    with pytest.raises(cr.InputError, match="not counts, such as -1"):
         Poisson(squeeze=True).prepare(torch.tensor([3.0, -1.0]), torch.float32)
     with pytest.raises(cr.InputError, match="net: its output has shape.*use Bernoulli"):
         Categorical().bind(torch.randn(5, 1), torch.zeros(5))
-    with pytest.raises(cr.InputError, match=r"y.argmax\(-1\) turns one-hot rows into labels"):
+    with pytest.raises(cr.InputError, match=r"Pass one integer label per row \(y.argmax\(-1\) converts one-hot rows\)"):
         Categorical().bind(torch.randn(5, 3), torch.zeros(5, 3))
-    with pytest.raises(cr.InputError, match="scale: found -1"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got -1"):
         Gaussian(-1.0)
-    with pytest.raises(cr.InputError, match="scale: found 'auto'"):
+    with pytest.raises(
+        cr.InputError, match="scale must be a positive number, one per target, or \"learned\", got 'auto'"
+    ):
         Gaussian("auto")

@@ -892,7 +892,7 @@ def test_the_elbo_in_small_blocks_is_the_same():
      ("optimiser", "newton"), ("schedule", "none"), ("momentum", 1.0), ("warmup", -1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
-    with pytest.raises(cr.InputError, match=f"^{name}: found") as caught:
+    with pytest.raises(cr.InputError, match=f"^{name}(: found| must be .*, got) ") as caught:
         cr.BayesByBackprop(**{name: value})
     assert caught.value.argument == name
 
@@ -908,7 +908,9 @@ def test_settings_that_do_not_fit_the_problem():
         cr.BayesByBackprop(init=torch.zeros(1, 3)).fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match="batch_size: found 41 for 40 training rows"):
         cr.BayesByBackprop(batch_size=41).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match='family: "full-rank" for 5001 parameters'):
+    with pytest.raises(
+        cr.InputError, match='family: "full-rank" supports at most 4000 parameters, this problem has 5001'
+    ):
         cr.BayesByBackprop(family="full-rank", steps=2).fit(problem(mlp(3, 1000, 1, dtype=f64)), seed=0)
 
 

@@ -139,7 +139,7 @@ def test_outputs_are_spread_by_the_jacobian(case, structure):
     problem = small(likelihood, width, y)
     posterior = post_hoc(problem, structure=structure)
     p = posterior.predict(NEW, draws=64)
-    output = p._source.outputs(NEW, 0, 64)  # (draw, row, width)
+    output = p.source.outputs(NEW, 0, 64)  # (draw, row, width)
     jacobian = torch.func.jacrev(lambda t: problem.layout.call(t, NEW))(posterior.loc)
     expected = jacobian @ posterior.covariance() @ jacobian.mT
     torch.testing.assert_close(output.mean(0), problem.layout.call(posterior.loc, NEW), rtol=1e-9, atol=1e-9)
@@ -169,7 +169,7 @@ def test_every_pixel_is_spread_by_its_own_jacobian(structure):
     problem = cr.Problem(net, data=(x, y), likelihood=Categorical(axis=1), prior=cr.priors.Normal(1.0))
     posterior = post_hoc(problem, structure=structure)
     p = posterior.predict(x[:2], draws=32)
-    output = p._source.outputs(x[:2], 0, 32)  # (draw, row, H, W, class)
+    output = p.source.outputs(x[:2], 0, 32)  # (draw, row, H, W, class)
     assert output.shape == (32, 2, 3, 3, 3)
     jacobian = torch.func.jacrev(lambda t: problem.layout.call(t, x[:2]).movedim(1, -1))(posterior.loc)
     expected = jacobian @ posterior.covariance() @ jacobian.mT
@@ -199,7 +199,7 @@ def test_rows_in_blocks_give_the_same(monkeypatch):
     monkeypatch.setattr("credibly.predictive.base.CACHE_VALUES", 64)
     monkeypatch.setattr("credibly.predictive.base.BLOCK_VALUES", 2000)
     parts = posterior.predict(X)
-    assert parts._source.rows < 6
+    assert parts.source.rows < 6
     torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(parts.epistemic, whole.epistemic, rtol=1e-10, atol=1e-12)
 

@@ -540,8 +540,8 @@ def test_a_step_size_that_runs_away_is_told(method):
         ({"thin": 0}, "thin: found 0"),
         ({"batch_size": 0}, "batch_size: found 0"),
         ({"batch_size": 2.5}, "batch_size: found 2.5"),
-        ({"step_size": 0.0}, "step_size: "),
-        ({"step_size": math.nan}, "step_size: "),
+        ({"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
+        ({"step_size": math.nan}, "step_size must be a positive number, got nan"),
         ({"schedule": "cosine"}, 'schedule: found \'cosine\'. Pass "constant", "polynomial" or "cyclical"'),
         ({"cycles": 0}, "cycles: found 0"),
         (

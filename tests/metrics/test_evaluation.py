@@ -1,4 +1,4 @@
-"""Figures of merit, against the same figures computed by hand from the predictive."""
+"""Metrics of a predictive, against the same metrics computed by hand."""
 
 import math
 
@@ -20,18 +20,18 @@ def fitted(outputs, y, likelihood):
 
 def test_real_targets():
     p = fitted(1, Y, Gaussian())
-    figures = cr.evaluate(p, Y)
+    values = cr.evaluate(p, Y)
     lower, upper = p.interval(0.9)
-    assert figures["rmse"] == pytest.approx(float((p.mean - Y).square().mean().sqrt()), rel=1e-5)
-    assert figures["log_density"] == pytest.approx(float(p.log_prob(Y).mean()), rel=1e-5)
-    assert figures["coverage"] == pytest.approx(float(((lower <= Y) & (upper >= Y)).float().mean()))
-    assert figures["width"] == pytest.approx(float((upper - lower).mean()), rel=1e-5)
-    assert 0 < figures["crps"] < figures["rmse"]
+    assert values["rmse"] == pytest.approx(float((p.mean - Y).square().mean().sqrt()), rel=1e-5)
+    assert values["log_density"] == pytest.approx(float(p.log_prob(Y).mean()), rel=1e-5)
+    assert values["coverage"] == pytest.approx(float(((lower <= Y) & (upper >= Y)).float().mean()))
+    assert values["width"] == pytest.approx(float((upper - lower).mean()), rel=1e-5)
+    assert 0 < values["crps"] < values["rmse"]
     below = torch.stack([(p.cdf(Y) <= q).float().mean() for q in torch.arange(1, 100) / 100])
-    assert figures["calibration_error"] == pytest.approx(
+    assert values["calibration_error"] == pytest.approx(
         float((below - torch.arange(1, 100) / 100).abs().mean()), abs=1e-5
     )
-    assert cr.evaluate(p, Y.numpy()) == figures
+    assert cr.evaluate(p, Y.numpy()) == values
 
 
 def test_wider_predictions_cover_more_and_score_worse():
@@ -46,20 +46,20 @@ def test_wider_predictions_cover_more_and_score_worse():
 def test_labels(likelihood, outputs):
     labels = (Y > 0).long()
     p = fitted(outputs, labels, likelihood)
-    figures = cr.evaluate(p, labels)
-    assert figures["accuracy"] == pytest.approx(float((p.probabilities.argmax(-1) == labels).float().mean()))
-    assert figures["log_density"] == pytest.approx(float(p.log_prob(labels).mean()), rel=1e-5)
+    values = cr.evaluate(p, labels)
+    assert values["accuracy"] == pytest.approx(float((p.probabilities.argmax(-1) == labels).float().mean()))
+    assert values["log_density"] == pytest.approx(float(p.log_prob(labels).mean()), rel=1e-5)
     one_hot = torch.nn.functional.one_hot(labels, 2)
-    assert figures["brier"] == pytest.approx(float((p.probabilities - one_hot).square().sum(-1).mean()), rel=1e-4)
-    assert figures["coverage"] >= figures["accuracy"]
-    assert 1 <= figures["set_size"] <= 2
+    assert values["brier"] == pytest.approx(float((p.probabilities - one_hot).square().sum(-1).mean()), rel=1e-4)
+    assert values["coverage"] >= values["accuracy"]
+    assert 1 <= values["set_size"] <= 2
 
 
 def test_counts_have_no_calibration_error():
     counts = Y.exp().round().clamp(max=20)
-    figures = cr.evaluate(fitted(1, counts, Poisson()), counts)
-    assert set(figures) == {"log_density", "rmse", "crps", "coverage", "width"}
-    assert 0.7 < figures["coverage"] <= 1
+    values = cr.evaluate(fitted(1, counts, Poisson()), counts)
+    assert set(values) == {"log_density", "rmse", "crps", "coverage", "width"}
+    assert 0.7 < values["coverage"] <= 1
 
 
 class TestCompare:
@@ -77,13 +77,13 @@ class TestCompare:
         assert found["mean_shift"] == pytest.approx(float(((a.mean - b.mean).abs() / b.std).mean()), rel=1e-5)
         assert compare(b, a)["total_variation"] == pytest.approx(found["total_variation"], abs=1e-6)
 
-    def test_nothing_in_common_and_nothing_different(self):
+    def test_disjoint_and_equal_predictions(self):
         a, far = fitted(1, Y * 0, Gaussian(0.01)), fitted(1, Y * 0 + 2, Gaussian(0.01))
         assert compare(a, a) == {"total_variation": 0.0, "mean_shift": 0.0}
         assert compare(a, far)["total_variation"] == pytest.approx(1, abs=1e-5)
 
     def test_a_spike_within_a_wide_band_is_resolved(self):
-        """Widths 1 and 20: the closed form of two Gaussians with nearly one mean, from no more than the standard cells."""
+        """Widths 1 and 20: the default cells match the closed form of two Gaussians with nearly equal means."""
         a, b = fitted(1, Y * 0, Gaussian(0.05)), fitted(1, Y * 0, Gaussian(1.0))
         ratio = 20.0
         c = (2 * ratio**2 * math.log(ratio) / (ratio**2 - 1)) ** 0.5
@@ -107,7 +107,7 @@ class TestCompare:
         expected = (masses[0] - masses[1]).abs().sum(0).mean() / 2
         assert compare(a, b)["total_variation"] == pytest.approx(float(expected), abs=1e-4)
 
-    def test_other_inputs_or_another_kind_of_y_are_refused(self):
+    def test_other_inputs_or_another_support_are_refused(self):
         a = fitted(1, Y, Gaussian())
         with pytest.raises(cr.InputError, match="reference: is binary of shape"):
             compare(a, fitted(1, (Y > 0).long(), Bernoulli()))

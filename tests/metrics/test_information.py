@@ -156,7 +156,7 @@ def test_independent_sums_its_base():
 
 
 def test_divergence_from_a_uniform_to_a_continuous_bernoulli_is_finite():
-    # torch's closed form says infinite; at probability 1/2 the two are the same distribution
+    # torch's closed form returns infinity; at probability 1/2 the two are the same distribution
     uniform, bernoulli = td.Uniform(T(0.0), T(1.0)), td.ContinuousBernoulli(T(0.5))
     assert kl_divergence(uniform, bernoulli).value.abs() < 1e-5
     assert kl_divergence(bernoulli, uniform).value.abs() < 1e-5
@@ -198,7 +198,7 @@ def test_monte_carlo_agrees_with_closed_form(name):
     "p, q",
     [
         (mixture(), mixture((0.5, 0.5))),
-        (td.Normal(0.0, 1.0), mixture()),  # the entropy is closed, the divergence is not
+        (td.Normal(0.0, 1.0), mixture()),  # the entropy has a closed form, the divergence does not
         (td.Poisson(T([2.0, 3.0])), td.Poisson(T([3.0, 3.0]))),  # the other way round
         (mixture(), td.Normal(T([[0.0], [1.0]]), 2.0)),
         (td.Normal(T([0.0, 1.0]), 1.0), td.Normal(T([[0.0], [1.0]]), 1.0)),
@@ -225,8 +225,8 @@ def test_standard_error_is_that_of_the_mean():
 def test_chunks_give_the_same_moments(monkeypatch):
     p, q = mixture(), mixture((0.5, 0.5))
     whole = kl_divergence(p, q, samples=20_001)
-    monkeypatch.setattr(info, "_CHUNK_NUMBERS", 1_000)
-    chunked = kl_divergence(p, q, samples=20_001)  # other draws: the components are drawn chunk by chunk
+    monkeypatch.setattr(info, "_CHUNK_VALUES", 1_000)
+    chunked = kl_divergence(p, q, samples=20_001)  # different draws: the components are drawn chunk by chunk
     assert (whole.value - chunked.value).abs() < 4 * math.sqrt(2) * whole.standard_error
     close(chunked.standard_error, whole.standard_error, 0.05)
     draws = []
@@ -306,7 +306,7 @@ def test_mutual_information_of_draws():
     p = tables(20, 6, 3)
     mi = mutual_information_of_draws(p).value
     close(mi, entropy(p.mean(0)).value - entropy(p).value.mean(0), 1e-12)
-    # the same as between the draw's number and the label
+    # equals the mutual information of the draw's index and the label
     joint = p.permute(1, 0, 2) / 20
     close(mi, mutual_information(joint).value, 1e-12)
     hard = torch.eye(4)[[0, 1, 2, 3]]
@@ -380,7 +380,7 @@ BAD_TABLES = {
     "sum": T([0.5, 0.6]),
     "infinite": T([math.inf, 0.0]),
     "empty": torch.zeros(0, 3),
-    "whole numbers": T([1, 0]),
+    "integers": T([1, 0]),
     "scalar": T(1.0),
     "a list": [0.5, 0.5],
 }
@@ -423,7 +423,7 @@ def test_bad_tables(name):
         (lambda: entropy(mixture(), samples=1), "samples"),
         (lambda: entropy("normal"), "p"),
         (lambda: mutual_information(GOOD), "joint"),
-        (lambda: mutual_information(tables(2, 2)), "joint"),  # rows that sum to 1 each are no joint table
+        (lambda: mutual_information(tables(2, 2)), "joint"),  # a joint table sums to 1 as a whole
         (lambda: mutual_information_of_draws(GOOD), "probabilities"),
         (lambda: log_mean_exp(torch.zeros(0), 0), "x"),
     ],

@@ -42,9 +42,9 @@ def test_rmse_and_mae_by_hand():
 
 @pytest.mark.parametrize("f", [m.rmse, m.mae])
 def test_column_against_row_is_refused(f):
-    with pytest.raises(InputError, match="shape"):  # would broadcast to (3, 3)
+    with pytest.raises(InputError, match=r"y: has shape \(3,\), mean has shape \(3, 1\)"):  # would broadcast to (3, 3)
         f(torch.zeros(3, 1), torch.zeros(3))
-    with pytest.raises(InputError, match="shape"):
+    with pytest.raises(InputError, match=r"y: has shape \(1, 1\), mean has shape \(3, 1\)"):
         f(torch.zeros(3, 1), torch.zeros(1, 1))
 
 
@@ -70,13 +70,13 @@ def test_crps_from_samples_by_hand():
 
 def test_crps_of_samples_keeps_its_digits_far_from_zero(g):
     samples, y = torch.randn(1000, generator=g), T(0.3)
-    offset = T(4096.0)  # single precision holds a 2048th there
+    offset = T(4096.0)  # there float32 resolves 1/2048
     expected = m.crps_from_samples((samples + offset).double(), (y + offset).double())
     close(m.crps_from_samples(samples + offset, y + offset), expected, 1e-5)
 
 
 def test_crps_is_fair_in_the_number_of_draws(g):
-    """The mean over many repetitions is the closed form even with two draws; the plain estimator would be off."""
+    """The mean over repetitions equals the closed form even with two draws; the plain estimator is biased."""
     y = torch.full((200_000,), 0.7)
     for n in (2, 5):
         values = m.crps_from_samples(torch.randn(n, 200_000, generator=g), y, reduction="none")
@@ -112,7 +112,7 @@ def test_crps_is_proper(g):
 
 def test_coverage_and_width():
     lower, upper, y = T([0.0, 0.0, 0.0, -math.inf]), T([1.0, 1.0, 1.0, 5.0]), T([0.0, 1.0, 1.5, -9.0])
-    close(m.coverage(lower, upper, y), 0.75)  # both ends count
+    close(m.coverage(lower, upper, y), 0.75)  # the interval is inclusive
     close(m.width(lower[:3], upper[:3] * T([1.0, 2.0, 3.0])), 2.0)
     assert m.width(lower, upper) == math.inf
 
@@ -123,8 +123,8 @@ def test_coverage_of_true_intervals(g):
     error = m.coverage_standard_error(0.9, len(y))
     assert error == pytest.approx(0.0015)
     assert abs(m.coverage(-half, half, y) - 0.9) < 4 * error
-    spread = torch.stack([m.coverage(-half[:100], half[:100], part) for part in y.split(100)]).std()
-    assert 0.85 < spread / m.coverage_standard_error(0.9, 100) < 1.15
+    observed = torch.stack([m.coverage(-half[:100], half[:100], part) for part in y.split(100)]).std()
+    assert 0.85 < observed / m.coverage_standard_error(0.9, 100) < 1.15
 
 
 def test_regression_calibration_by_hand():
@@ -168,7 +168,9 @@ def test_classification_scores_against_sklearn_and_torchmetrics(g):
     close(m.negative_log_likelihood(p, y), sk.log_loss(y, p))
     close(m.accuracy(p, y), multiclass_accuracy(p, y, 4, average="micro"))
     two = p[:, :2] / p[:, :2].sum(-1, keepdim=True)
-    close(m.brier(two, y % 2), 2 * sk.brier_score_loss(y % 2, two[:, 1]))  # over one class of two: half of ours
+    close(
+        m.brier(two, y % 2), 2 * sk.brier_score_loss(y % 2, two[:, 1])
+    )  # scikit-learn sums over one of the two classes
 
 
 def test_per_pixel_shapes_and_class_order(g):
@@ -196,10 +198,10 @@ def test_scores_are_proper(g, score):
 @pytest.mark.parametrize("sharp", [0.5, 2.0, 4.0])
 def test_calibration_against_torchmetrics(g, bins, sharp):
     p, y = classified(g, sharp=sharp)
-    assert p.float().max() < 1  # torchmetrics gives confidence 1 a bin of its own
+    assert p.float().max() < 1  # torchmetrics puts confidence 1 into an extra bin
     for name, norm in (("ece", "l1"), ("mce", "max")):
         expected = multiclass_calibration_error(p, y, num_classes=4, n_bins=bins, norm=norm)
-        close(getattr(m.calibration(p, y, bins), name), expected, 1e-6)  # it works in single precision
+        close(getattr(m.calibration(p, y, bins), name), expected, 1e-6)  # torchmetrics computes in float32
     assert m.ece(p, y, bins) > 0.01 or sharp == 0.5
 
 
@@ -334,19 +336,19 @@ def gaussian_cdf(points, mean, sd):
 def test_total_variation_from_cdf_between_gaussians_is_known_in_closed_form():
     points = torch.linspace(-12, 12, 2001, dtype=torch.float64)
     phi = torch.distributions.Normal(T(0.0).double(), T(1.0).double()).cdf
-    # One width, means d apart: the densities cross half-way, and the two differ by 2 Phi(d/2) - 1.
+    # Equal stds, means d apart: the densities cross half-way, and the distance is 2 Phi(d/2) - 1.
     for d in (0.0, 0.3, 1.0, 4.0):
         found = m.total_variation_from_cdf(gaussian_cdf(points, 0.0, 1.0), gaussian_cdf(points, d, 1.0))
         close(found, 2 * phi(T(d).double() / 2) - 1, 1e-5)
-    # One mean, deviations 1 and r: they cross at +-c with c^2 = 2 r^2 ln r / (r^2 - 1).
+    # Equal means, stds 1 and r: they cross at +-c with c^2 = 2 r^2 ln r / (r^2 - 1).
     for r in (1.1, 2.0, 3.0):
         c = T(math.sqrt(2 * r**2 * math.log(r) / (r**2 - 1))).double()
         found = m.total_variation_from_cdf(gaussian_cdf(points, 0.0, 1.0), gaussian_cdf(points, 0.0, r))
-        close(found, 2 * (phi(c) - phi(c / r)), 1e-4)  # what lies beyond the points is counted too
+        close(found, 2 * (phi(c) - phi(c / r)), 1e-4)  # the mass beyond the points counts too
 
 
 def test_total_variation_from_cdf_is_that_of_the_cells(g):
-    """Against the measure for probabilities, on rows with points of their own; finer cells never give less."""
+    """Against total_variation on rows with their own points; finer cells never decrease it."""
     points = torch.randn(64, 5, generator=g, dtype=torch.float64).mul(2).sort(0).values
     p, q = gaussian_cdf(points, 0.2, 0.8), gaussian_cdf(points, -0.1, 1.1)
 

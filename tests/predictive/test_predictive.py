@@ -27,7 +27,7 @@ f64 = torch.float64
 
 
 def make(likelihood, outputs, y, draws=7, dtype=f64, seed=1, scale=1.0):
-    """A posterior of given draws on a small network; the draws are arbitrary."""
+    """A posterior of arbitrary draws on a small network."""
     net = mlp(2, 4, outputs, dtype=dtype)
     problem = cr.Problem(net, data=(randn(len(y), 2, dtype=dtype), y), likelihood=likelihood, prior=cr.priors.Normal())
     point = cr.MAP(steps=1).fit(problem, seed=0)
@@ -54,7 +54,7 @@ def test_decomposition_identities(name):
     p = make(*CASES[name]).predict(randn(5, 2, seed=3, dtype=f64))
     torch.testing.assert_close(p.total, p.aleatoric + p.epistemic)
     assert bool((p.epistemic >= 0).all())
-    assert float(p.epistemic.max()) > 1e-4  # the draws differ, so there is something to find
+    assert float(p.epistemic.max()) > 1e-4  # the draws differ
     if p.likelihood.ordered:
         torch.testing.assert_close(p.variance, p.total)
     else:
@@ -62,7 +62,7 @@ def test_decomposition_identities(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_mean_asked_for_alone_is_that_of_the_summary(name):
+def test_the_mean_alone_is_that_of_the_summary(name):
     posterior, x = make(*CASES[name], dtype=torch.float32), randn(5, 2, seed=3)
     views = [lambda p: p] + ([lambda p: in_units(p, 7.0, 3.0)] if posterior.likelihood.support == "real" else [])
     for view in views:
@@ -132,7 +132,7 @@ def test_quantiles_of_counts_are_the_smallest_that_reach_the_level():
 
 
 def test_interval_is_of_the_mixture_and_not_of_a_normal():
-    """Two draws far apart: the central interval spans both, where mean +- 1.64 sd would not even be close at the median."""
+    """The central interval of two distant draws spans both; mean +- 1.64 std would be far off."""
     net = nn.Linear(1, 1).double()
     problem = cr.Problem(
         net,
@@ -144,7 +144,7 @@ def test_interval_is_of_the_mixture_and_not_of_a_normal():
     posterior = cr.DrawsPosterior(point.model, torch.tensor([[[0.0, -3.0], [0.0, 5.0]]], dtype=f64), point.record)
     p = posterior.predict(torch.zeros(1, 1, dtype=f64))
     lower, upper = p.interval(0.9)
-    z = stats.norm.ppf(0.9)  # each half of the mixture holds 5 % beyond its own 10 % tail
+    z = stats.norm.ppf(0.9)  # 10 % of one of the two equal components lies beyond each bound
     assert float(lower) == pytest.approx(-3 - 0.1 * z, abs=1e-6)
     assert float(upper) == pytest.approx(5 + 0.1 * z, abs=1e-6)
     assert float(p.mean) == pytest.approx(1.0)
@@ -172,7 +172,7 @@ def test_samples_share_a_draw_across_rows():
     assert float(draws[:, 0].std()) > 0.1
 
 
-def test_prediction_sets_hold_their_level_and_no_more():
+def test_prediction_sets_reach_their_level_and_are_minimal():
     p = make(Categorical(), 3, LABELS).predict(randn(6, 2, seed=3, dtype=f64))
     chosen = p.prediction_set(0.8)
     held = (p.probabilities * chosen).sum(-1)
@@ -203,6 +203,59 @@ def test_streaming_in_small_blocks_changes_nothing(name, monkeypatch):
     for a, b in zip(results, again):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert streamed.sample(4).shape == whole.sample(4).shape
+
+
+@pytest.mark.parametrize("name", ["learned", "two targets", "classes"])
+def test_map_blocks_covers_every_row_once_and_in_order(name, monkeypatch):
+    posterior, x = make(*CASES[name]), randn(6, 2, seed=3, dtype=f64)
+    ((outputs, extra, first),) = posterior.predict(x).map_blocks(lambda *block: block)
+    assert first == 0
+    assert outputs.shape[:2] == (7, 6)
+    torch.testing.assert_close(outputs, posterior.predict(x).source.outputs(x, 0, 7))
+    assert {k: v.shape[0] for k, v in extra.items()} == ({"log_scale": 7} if name == "learned" else {})
+    monkeypatch.setattr(module, "BLOCK_VALUES", 40)
+    monkeypatch.setattr(module, "CACHE_VALUES", 1)
+    blocks = list(posterior.predict(x).map_blocks(lambda *block: block))
+    sizes = [block.shape[1] for block, _, _ in blocks]
+    assert len(blocks) > 1
+    assert [start for _, _, start in blocks] == [sum(sizes[:i]) for i in range(len(sizes))]
+    torch.testing.assert_close(torch.cat([block for block, _, _ in blocks], 1), outputs, rtol=1e-9, atol=1e-9)
+    for _, same, _ in blocks:
+        assert all(torch.equal(same[k], extra[k]) for k in extra)
+
+
+def test_map_blocks_is_lazy_and_takes_no_gradient(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_VALUES", 1)
+    monkeypatch.setattr(module, "CACHE_VALUES", 1)
+    seen = []
+    blocks = make(*CASES["gaussian"]).predict(randn(6, 2, dtype=f64)).map_blocks(lambda o, e, start: seen.append(start))
+    assert seen == []
+    next(blocks)
+    assert seen == [0]
+    assert not next(make(*CASES["gaussian"]).predict(randn(6, 2)).map_blocks(lambda o, e, s: torch.is_grad_enabled()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_subset_predicts_as_its_rows_alone(name):
+    posterior, x, y = make(*CASES[name]), randn(6, 2, seed=3, dtype=f64), CASES[name][2]
+    whole, rows = posterior.predict(x), torch.tensor([4, 1, 1])
+    part, alone = whole.subset(rows), posterior.predict(x[rows])
+    assert part.rows == len(part) == 3
+    assert part.source is whole.source
+    assert torch.equal(part.x, x[rows])
+    for quantity in ("mean", "variance", "aleatoric", "epistemic"):
+        assert torch.equal(getattr(part, quantity), getattr(alone, quantity))
+        torch.testing.assert_close(getattr(part, quantity), getattr(whole, quantity)[rows])
+    torch.testing.assert_close(part.log_prob(y[rows]), whole.log_prob(y)[rows])
+    mask = torch.tensor([True, False, False, True, False, True])
+    torch.testing.assert_close(whole.subset(mask).mean, whole.mean[mask])
+
+
+def test_source_and_inputs_are_read_only():
+    p = make(*CASES["gaussian"]).predict(randn(6, 2, dtype=f64))
+    for name in ("source", "x"):
+        with pytest.raises(AttributeError):
+            setattr(p, name, None)
 
 
 class PerPixel(nn.Module):
@@ -250,9 +303,9 @@ def test_ood_scores():
 def test_bad_requests_are_refused():
     real = make(Gaussian(0.4), 1, REAL).predict(randn(5, 2, dtype=f64))
     classes = make(Categorical(), 3, LABELS).predict(randn(5, 2, dtype=f64))
-    with pytest.raises(cr.InputError, match="level: found 1.5"):
+    with pytest.raises(cr.InputError, match=r"level must be between 0 and 1, got 1\.5"):
         real.interval(1.5)
-    with pytest.raises(cr.InputError, match="level: found"):
+    with pytest.raises(cr.InputError, match=r"level must be between 0 and 1, got \[\]"):
         real.quantile([])
     with pytest.raises(cr.InputError, match="prediction_set"):
         classes.interval(0.9)
@@ -260,11 +313,11 @@ def test_bad_requests_are_refused():
         classes.cdf(torch.zeros(5))
     with pytest.raises(cr.InputError, match="probabilities: the likelihood is Gaussian"):
         real.prediction_set(0.9)
-    with pytest.raises(cr.InputError, match="count: found 0"):
+    with pytest.raises(cr.InputError, match="count must be a positive integer, got 0"):
         real.sample(0)
-    with pytest.raises(cr.InputError, match=r"y: has shape \(4,\).*5 rows"):
+    with pytest.raises(cr.InputError, match=r"y: has shape \(4,\), these predictions have 5 rows of shape \(1,\)"):
         real.log_prob(torch.zeros(4))
     with pytest.raises(cr.InputError, match="y: has 1 values that are NaN"):
         real.log_prob(torch.tensor([0.0, 1.0, math.nan, 0.0, 0.0]))
-    with pytest.raises(cr.InputError, match="kind: found 'odd'"):
+    with pytest.raises(cr.InputError, match="kind must be one of 'total', 'epistemic', 'max_probability', got 'odd'"):
         classes.ood_score("odd")

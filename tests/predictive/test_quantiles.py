@@ -1,4 +1,4 @@
-"""Quantiles of mixtures: a few steps from a Gaussian's quantile give what narrowing a bracket gives, in any shape."""
+"""Quantiles of mixtures: Halley's method and bracketing agree, in any shape."""
 
 import pytest
 import torch
@@ -10,33 +10,33 @@ from credibly.predictive import quantiles
 LEVELS = (0.001, 0.05, 0.5, 0.95, 0.999)
 
 
-# At 0.999 a distribution function in float32 is known to 6e-8, and the density there is 3e-3: 4e-5 for the two together.
+# At 0.999 a CDF in float32 is accurate to 6e-8, and the density there is 3e-3: 4e-5 for the two methods together.
 @pytest.mark.parametrize("dtype, close", [(torch.float64, 1e-12), (torch.float32, 4e-5)])
-@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])  # of the components, in scales of one
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0])  # std of the components' locations, in units of their scale
 @pytest.mark.parametrize(
     "likelihood, width",
     [(Gaussian(0.2), 1), (Gaussian((0.1, 2.0)), 2), (StudentT(0.2, df=3.0), 1), (HeteroscedasticGaussian(), 2)],
 )
-def test_steps_find_what_a_bracket_finds(likelihood, width, spread, dtype, close):
+def test_halley_and_bracketing_agree(likelihood, width, spread, dtype, close):
     output = 0.2 * spread * randn(50, 7, width, dtype=dtype) + randn(1, 7, width, dtype=dtype)
-    steps = quantiles._by_steps(likelihood, output, {}, LEVELS)
-    bracket = quantiles._by_bracket(likelihood, output, {}, LEVELS)
+    halley = quantiles._by_halley(likelihood, output, {}, LEVELS)
+    bracketing = quantiles._by_bracketing(likelihood, output, {}, LEVELS)
     mean, variance = likelihood.moments(output, {})
-    deviation = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
-    assert steps.shape == bracket.shape
-    assert float(((steps - bracket).abs() / deviation).max()) < close
+    std = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
+    assert halley.shape == bracketing.shape
+    assert float(((halley - bracketing).abs() / std).max()) < close
 
 
-def test_shares_of_the_rows_give_the_same(monkeypatch):
+def test_blocks_of_rows_give_the_same_quantiles(monkeypatch):
     output, extra = randn(20, 30, 1, dtype=torch.float64), {"log_scale": 0.1 * randn(20, dtype=torch.float64)}
     whole = quantiles.mixture_quantiles(Gaussian(), output, extra, LEVELS)
-    monkeypatch.setattr(quantiles, "CACHED", 60)
+    monkeypatch.setattr(quantiles, "BLOCK_VALUES", 60)
     again = quantiles.mixture_quantiles(Gaussian(), output, extra, LEVELS)
-    assert torch.allclose(again, whole, rtol=0, atol=1e-11)  # a share ends when all its rows have settled
+    assert torch.allclose(again, whole, rtol=0, atol=1e-11)  # a block stops when all its rows have converged
 
 
-def test_rows_that_steps_do_not_settle_go_by_a_bracket():
-    """Two narrow components far apart: between them there is no density for a step to divide by."""
+def test_rows_that_do_not_converge_fall_back_to_bracketing():
+    """Two narrow components far apart: the density between them, by which a step divides, vanishes."""
     output = torch.tensor([[[-100.0]], [[100.0]], [[100.0]]], dtype=torch.float64)
     found = quantiles.mixture_quantiles(Gaussian(0.01), output, {}, (0.2, 0.5))
     expected = [

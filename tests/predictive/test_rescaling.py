@@ -1,4 +1,4 @@
-"""Units: a predictive of a standardised target read in the target's own, against what a change of variables says."""
+"""Predictions of a standardised target in the target's own units, against the change of variables."""
 
 import math
 
@@ -24,7 +24,7 @@ SCALES = {"a": (7.5, 250.0), "tiny": (-3e-7, 2e-9), "huge": (1e9, 3.0), "far and
 
 
 def predictive(likelihood, outputs, y, dtype=torch.float32):
-    """Of five draws that nothing was fitted with."""
+    """Predictions of five barely trained ensemble members."""
     net = mlp(3, 6, outputs, dtype=dtype)
     problem = cr.Problem(net, data=(X.to(dtype), y.to(dtype)), likelihood=likelihood, prior=cr.priors.Normal())
     posterior = cr.DeepEnsemble(members=5, steps=3, init="prior", compile=False).fit(problem, seed=0, progress=False)
@@ -32,13 +32,13 @@ def predictive(likelihood, outputs, y, dtype=torch.float32):
 
 
 def close(a, b, scale, rtol=2e-6):
-    """Alike to the precision of a float32 prediction of z, told in units of y."""
+    """Assert equality to the precision of a float32 prediction of z, in units of y."""
     assert torch.allclose(a, b, rtol=rtol, atol=rtol * scale), float((a - b).abs().max() / scale)
 
 
 @pytest.mark.parametrize("units", SCALES)
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_every_figure_is_that_of_the_change_of_variables(name, units):
+def test_every_quantity_follows_the_change_of_variables(name, units):
     location, scale = SCALES[units]
     likelihood, outputs = LIKELIHOODS[name]
     p = predictive(likelihood, outputs, randn(12, seed=5))
@@ -82,7 +82,7 @@ def test_the_density_in_units_integrates_to_one():
 def test_entropy_grows_by_the_logarithm_of_the_scale():
     p = predictive(StudentT(), 1, randn(12, seed=5), f64)
     q = in_units(p, -2.0, 30.0)
-    output, extra = p._source.outputs(X.double(), 0, 5), p._source.extra(0, 5)
+    output, extra = p.source.outputs(X.double(), 0, 5), p.source.extra(0, 5)
     difference = q.likelihood.entropy(output, extra) - p.likelihood.entropy(output, extra)
     assert torch.allclose(difference, torch.full_like(difference, math.log(30)))
 
@@ -93,7 +93,7 @@ def test_samples_have_the_moments_and_the_far_digits():
     error = (q.variance / 4000).sqrt()
     assert bool(((draws.mean(0) - q.mean).abs() < 5 * error).all())
     assert torch.allclose(draws.std(0), q.std, rtol=0.1)
-    assert len(draws.unique()) > 40_000  # float32 knows only multiples of 64 at 1e9
+    assert len(draws.unique()) > 40_000  # at 1e9 float32 has only multiples of 64
 
 
 def test_quantiles_invert_the_distribution_function_far_off():
@@ -118,7 +118,7 @@ def test_each_target_has_its_own_units():
     assert torch.allclose(q.cdf(location + scale * z), p.cdf(z), atol=1e-8)
 
 
-def test_figures_of_evaluate_scale_with_the_units():
+def test_metrics_of_evaluate_scale_with_the_units():
     y = randn(12, seed=7, dtype=f64)
     p = predictive(Gaussian(), 1, y, f64)
     plain, scaled = cr.evaluate(p, y), cr.evaluate(in_units(p, 16.0, 8.0), 16 + 8 * y)
@@ -130,52 +130,54 @@ def test_figures_of_evaluate_scale_with_the_units():
 @pytest.mark.parametrize("noise", ["learned", "student", "heteroscedastic", 0.4])
 @pytest.mark.parametrize("scale, offset", [(1000.0, -7.0), (1e-6, 0.0), (3.0, 1e9)])
 def test_a_fit_does_not_depend_on_the_units_of_the_target(noise, scale, offset):
-    """Fitted to y and to a y + b, the predictions are one another's, and the log density differs by log |a|."""
+    """Fits to y and to a y + b make the same predictions, and their log densities differ by log |a|."""
     x = np.random.default_rng(0).normal(size=(40, 3))
     y = x[:, 0] - x[:, 1] ** 2 + 0.3 * x[:, 2]
     model = cr.BayesianRegressor("map", hidden=(8,), noise=noise, settings={"steps": 100})
     plain = clone(model).fit(x, y)
     other_y = scale * y + offset
     other = clone(model).fit(x, other_y)
-    spread = plain.predict(x, return_std=True)[1]
-    # float64 keeps 16 digits of the offset, float32 seven of the standardised target, and training magnifies the last ones
+    std = plain.predict(x, return_std=True)[1]
+    # float64 keeps 16 digits of the offset, float32 7 of the standardised target, and training amplifies the last ones
     rounding = np.finfo(np.float64).eps * abs(offset) / scale
-    error = np.abs((other.predict(x) - offset) / scale - plain.predict(x)) / spread
+    error = np.abs((other.predict(x) - offset) / scale - plain.predict(x)) / std
     assert error.max() < 2e-3 + 100 * rounding
-    other_spread = other.predict(x, return_std=True)[1] / scale
-    assert np.abs(other_spread / spread - 1).max() < 2e-3 + 100 * rounding
+    other_std = other.predict(x, return_std=True)[1] / scale
+    assert np.abs(other_std / std - 1).max() < 2e-3 + 100 * rounding
     lower = (other.predict_interval(x)[0] - offset) / scale
-    assert np.abs((lower - plain.predict_interval(x)[0]) / spread).max() < 4e-3 + 100 * rounding
+    assert np.abs((lower - plain.predict_interval(x)[0]) / std).max() < 4e-3 + 100 * rounding
     assert other.log_score(x, other_y) == pytest.approx(plain.log_score(x, y) - math.log(scale), abs=4e-3)
 
 
 def test_in_double_keeps_probabilities_from_zero_and_one():
     p = predictive(Bernoulli(), 1, (randn(12, seed=5) > 0).float())
-    p._source.theta[:] = p._source.theta[:1]  # one network ...
-    p._source.theta[:, -1] = 25.0  # ... whose logits are all near 25, as its last bias is
+    p.source.theta[:] = p.source.theta[:1]  # a single network ...
+    p.source.theta[:, -1] = 25.0  # ... whose logits are all close to 25, the last bias
     q = in_double(p)
-    assert bool((p.probabilities[:, 0] == 0).all())  # 1 - p is nothing at all in float32
-    logits = p._source.outputs(X, 0, 1)[0, :, 0].double()
+    assert bool((p.probabilities[:, 0] == 0).all())  # 1 - p is exactly 0 in float32
+    logits = p.source.outputs(X, 0, 1)[0, :, 0].double()
     assert torch.allclose(q.probabilities[:, 0], torch.sigmoid(-logits), rtol=1e-4, atol=0)
 
 
 def test_refuses_what_has_no_units():
     real = predictive(Gaussian(), 1, randn(12, seed=5))
     binary = predictive(Bernoulli(), 1, (randn(12, seed=5) > 0).float())
-    with pytest.raises(cr.InputError, match="likelihood: its targets are binary"):
+    with pytest.raises(cr.InputError, match="likelihood must have real targets, its support is 'binary'"):
         in_units(binary, 0.0, 1.0)
-    with pytest.raises(cr.InputError, match="location: found \\(0.0, 1.0\\) beside scales \\(1.0,\\)"):
+    with pytest.raises(
+        cr.InputError, match="location must be one finite number per target, got \\(0.0, 1.0\\) with scale \\(1.0,\\)"
+    ):
         in_units(real, [0.0, 1.0], 1.0)
-    with pytest.raises(cr.InputError, match="location: found \\(inf,\\)"):
+    with pytest.raises(cr.InputError, match="location must be one finite number per target, got \\(inf,\\)"):
         in_units(real, math.inf, 1.0)
     for scale in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(cr.InputError, match="scale: found"):
+        with pytest.raises(cr.InputError, match=rf"scale must be one positive number per target, got \({scale},\)"):
             in_units(real, 0.0, scale)
     with pytest.raises(cr.InputError, match="y: has shape"):
         in_units(real, 0.0, 1.0).log_prob(torch.zeros(11))
 
 
-def test_a_likelihood_in_units_says_what_it_reads():
+def test_moments_of_a_likelihood_in_units():
     made = InUnits(Gaussian(0.5), (3.0,), (2.0,))
     assert made.support == "real"
     assert made.ordered

@@ -1,4 +1,4 @@
-"""A posterior as the next prior: densities against torch's own, moments, closed forms, and Bayes' rule in turns."""
+"""A posterior as the next prior: densities against torch.distributions, moments, closed forms, sequential inference."""
 
 import json
 import math
@@ -37,26 +37,26 @@ def kronecker(rows, columns, seed):
     return Kronecker(left, right, 0.4 + randn(rows, columns, seed=seed, dtype=DOUBLE).square(), scale)
 
 
-def shapes():
-    deviation = 0.2 + randn(DIM, seed=1, dtype=DOUBLE).abs()
+def precisions():
+    std = 0.2 + randn(DIM, seed=1, dtype=DOUBLE).abs()
     return {
-        "diagonal": Diagonal(deviation**-2),
-        "low-rank": LowRankPlusDiagonal.of(deviation, randn(DIM, 3, seed=2, dtype=DOUBLE)),
+        "diagonal": Diagonal(std**-2),
+        "low-rank": LowRankPlusDiagonal.of(std, randn(DIM, 3, seed=2, dtype=DOUBLE)),
         "dense": Dense.of_root(torch.linalg.cholesky(spd(DIM, 3))),
         "dense by precision": Dense.of_precision(spd(DIM, 4)),
         "dense by covariance": Dense.of_covariance(spd(DIM, 5)),
         "blocks": Blocks(kronecker(2, 3, 6), Diagonal(torch.tensor([0.7, 5.0], dtype=DOUBLE))),
-        "blocks elsewhere": Blocks(kronecker(2, 3, 6), Dense.of_root(torch.linalg.cholesky(spd(2, 7))), places=PLACES),
+        "blocks permuted": Blocks(kronecker(2, 3, 6), Dense.of_root(torch.linalg.cholesky(spd(2, 7))), indices=INDICES),
     }
 
 
-PLACES = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
-SHAPES = ["diagonal", "low-rank", "dense", "dense by precision", "dense by covariance", "blocks", "blocks elsewhere"]
+INDICES = torch.tensor([5, 0, 7, 2, 1, 6, 3, 4])
+STRUCTURES = ["diagonal", "low-rank", "dense", "dense by precision", "dense by covariance", "blocks", "blocks permuted"]
 
 
 def covariance_of(name):
-    """By what each was made of, without asking the object."""
-    deviation = 0.2 + randn(DIM, seed=1, dtype=DOUBLE).abs()
+    """The covariance by the definition of each structure."""
+    std = 0.2 + randn(DIM, seed=1, dtype=DOUBLE).abs()
     factor = randn(DIM, 3, seed=2, dtype=DOUBLE)
     if name.startswith("blocks"):
         block = kronecker(2, 3, 6)
@@ -67,11 +67,11 @@ def covariance_of(name):
         if name == "blocks":
             return whole
         moved = torch.zeros_like(whole)
-        moved[PLACES.unsqueeze(1), PLACES] = whole
+        moved[INDICES.unsqueeze(1), INDICES] = whole
         return moved
     return {
-        "diagonal": torch.diag(deviation**2),
-        "low-rank": torch.diag(deviation**2) + factor @ factor.T,
+        "diagonal": torch.diag(std**2),
+        "low-rank": torch.diag(std**2) + factor @ factor.T,
         "dense": spd(DIM, 3),
         "dense by precision": torch.linalg.inv(spd(DIM, 4)),
         "dense by covariance": spd(DIM, 5),
@@ -90,10 +90,10 @@ def linear(dim=DIM, dtype=DOUBLE):
 def bound(name):
     p = linear()
     loc = randn(DIM, seed=9, dtype=DOUBLE)
-    return GaussianPrior(loc, shapes()[name], signature(p.layout)).bind(p.layout), loc
+    return GaussianPrior(loc, precisions()[name], signature(p.layout)).bind(p.layout), loc
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_log_prob_is_that_of_torch(name):
     prior, loc = bound(name)
     points = randn(5, DIM, seed=4, dtype=DOUBLE) * 2
@@ -101,17 +101,17 @@ def test_log_prob_is_that_of_torch(name):
     torch.testing.assert_close(prior.log_prob(points), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_parts_of_the_precision(name):
-    shape, covariance = shapes()[name], covariance_of(name)
+    tested, covariance = precisions()[name], covariance_of(name)
     precision = torch.linalg.inv(covariance)
-    torch.testing.assert_close(shape.matrix(), precision, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(shape.diagonal(), precision.diagonal(), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(shape.variance(), covariance.diagonal(), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(shape.log_det(), torch.logdet(precision), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(tested.matrix(), precision, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(tested.diagonal(), precision.diagonal(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(tested.variance(), covariance.diagonal(), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(tested.log_det(), torch.logdet(precision), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_draws_have_its_moments(name):
     prior, loc = bound(name)
     count = 40_000
@@ -126,7 +126,7 @@ def test_draws_have_its_moments(name):
 
 
 @pytest.mark.parametrize("family", [MeanField(), LowRank(2), FullRank()], ids=["mean-field", "low-rank", "full-rank"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", STRUCTURES)
 def test_expected_log_prob_by_brute_force_and_by_draws(name, family):
     prior, loc = bound(name)
     phi = 0.5 * randn(2, family.size(DIM), seed=7, dtype=DOUBLE)
@@ -134,8 +134,8 @@ def test_expected_log_prob_by_brute_force_and_by_draws(name, family):
     value = prior.expected_log_prob(mean, variance, torch.zeros(()), None, factor)
     precision = torch.linalg.inv(covariance_of(name))
     for m in range(2):
-        spread = torch.trace(precision @ family.covariance(phi, DIM)[m])
-        exact = MultivariateNormal(loc, covariance_of(name)).log_prob(mean[m]) - 0.5 * spread
+        trace = torch.trace(precision @ family.covariance(phi, DIM)[m])
+        exact = MultivariateNormal(loc, covariance_of(name)).log_prob(mean[m]) - 0.5 * trace
         torch.testing.assert_close(value[m], exact, rtol=1e-9, atol=1e-9)
     noise = randn(2, 20_000, family.noise_size(DIM), seed=8, dtype=DOUBLE)
     seen = prior.log_prob(family.draw(phi, noise))
@@ -189,7 +189,7 @@ def test_a_laplace_posterior_is_its_own_prior_exactly(structure):
 
 
 def test_online_laplace_on_a_linear_model_is_one_batch_fit(conjugate):
-    """Mode and precision add up: the last posterior is that of all rows, to the optimiser's last digits."""
+    """Sequential updates end at the posterior of all rows, up to the optimiser's tolerance."""
     prior, init = cr.priors.Normal(conjugate.prior), "network"
     for x, y in parts(conjugate):
         problem = cr.Problem(conjugate.net, data=(x, y), likelihood=Gaussian(conjugate.noise), prior=prior)
@@ -201,7 +201,7 @@ def test_online_laplace_on_a_linear_model_is_one_batch_fit(conjugate):
     torch.testing.assert_close(posterior.covariance(), covariance, rtol=1e-8, atol=1e-10)
 
 
-# -- Bayes' rule in turns
+# -- sequential inference
 
 
 def parts(conjugate):
@@ -212,8 +212,8 @@ def parts(conjugate):
 def test_sequential_updates_are_one_batch_fit(conjugate):
     """Full rank on a linear model: each posterior becomes the next prior, and the last is that of all rows.
 
-    The optimum of every fit is exact; what remains is the noise of its gradients. In units of the posterior's deviations that
-    of K draws has deviation 1/sqrt(K), and the end of the cosine averages over some hundred steps or more; three fits add up.
+    The optimum of every fit is exact; what remains is gradient noise. In units of the posterior's standard deviation it
+    is 1/sqrt(K) for K draws; the end of the cosine schedule averages over 100 steps or more, and three fits add up.
     """
     samples, fits = 256, 3
     tolerance = 4 * math.sqrt(fits / (samples * 100))
@@ -230,7 +230,7 @@ def test_sequential_updates_are_one_batch_fit(conjugate):
     assert float((white @ (posterior.loc[0] - mean)).abs().max()) < tolerance
     relative = white @ posterior.covariance()[0] @ white.T
     torch.testing.assert_close(relative, torch.eye(4, dtype=DOUBLE), rtol=0, atol=2 * tolerance)
-    # A prior that forgot the earlier rows would be elsewhere by far more.
+    # The posterior of the last rows alone is much further away.
     x, y = parts(conjugate)[-1]
     lone = torch.cat([x, torch.ones(len(x), 1, dtype=DOUBLE)], 1)
     precision = lone.T @ lone / conjugate.noise**2 + torch.eye(4, dtype=DOUBLE) / conjugate.prior**2
@@ -238,8 +238,8 @@ def test_sequential_updates_are_one_batch_fit(conjugate):
     assert float((white @ (forgetful - mean)).abs().max()) > 10 * tolerance
 
 
-def test_the_batch_posterior_is_the_optimum_of_the_last_turn_exactly(conjugate):
-    """The free energy of the second rows, in closed form for a linear model, has no slope at the posterior of all rows."""
+def test_the_batch_posterior_is_exactly_the_optimum_of_the_last_update(conjugate):
+    """The free energy of the second rows (closed form for a linear model) has zero gradient at the posterior of all."""
     prior, names = exact_prior(conjugate, 12), signature(conjugate.problem().layout)
     x, y = conjugate.x[12:], conjugate.y[12:]
     problem = cr.Problem(conjugate.net, data=(x, y), likelihood=Gaussian(conjugate.noise), prior=prior)
@@ -267,14 +267,14 @@ def exact_prior(conjugate, rows):
 
 
 def test_sequential_densities_add_up_exactly(conjugate):
-    """With the exact posterior of the first rows as prior, the second problem's density is that of all rows, to rounding."""
+    """With the exact posterior of the first rows as prior, the second density is that of all rows, up to rounding."""
     prior, second = exact_prior(conjugate, 12), (conjugate.x[12:], conjugate.y[12:])
     whole = conjugate.problem()
-    turn = cr.Problem(conjugate.net, data=second, likelihood=Gaussian(conjugate.noise), prior=prior)
+    second_problem = cr.Problem(conjugate.net, data=second, likelihood=Gaussian(conjugate.noise), prior=prior)
     points = prior.loc + 0.3 * randn(4, 4, dtype=DOUBLE)
-    a, b = whole.log_density_and_grad(points), turn.log_density_and_grad(points)
+    a, b = whole.log_density_and_grad(points), second_problem.log_density_and_grad(points)
     torch.testing.assert_close(b.gradient, a.gradient, rtol=1e-9, atol=1e-9)
-    gap = b.log_density - a.log_density  # the evidence of the first rows, the same at every point
+    gap = b.log_density - a.log_density  # the log evidence of the first rows, the same at every point
     torch.testing.assert_close(gap, gap[:1].expand(4), rtol=0, atol=1e-8)
 
 
@@ -302,10 +302,10 @@ def test_draws_match_moments():
     torch.testing.assert_close(torch.linalg.inv(full.precision.matrix()), torch.cov(flat.T))
     torch.testing.assert_close(diag.precision.variance(), flat.var(0))
     torch.testing.assert_close(full.loc, flat.mean(0))
-    with pytest.raises(cr.InputError, match="family: found 'half'"):
+    with pytest.raises(cr.InputError, match="family must be one of 'diag', 'full', got 'half'"):
         posterior.as_prior(family="half")
     few = cr.DrawsPosterior(Model.of(p), draws[:1, :4], posterior.record)
-    with pytest.raises(cr.InputError, match="4 draws of 4 parameters have no full spread"):
+    with pytest.raises(cr.InputError, match="4 draws of hmc do not determine the covariance of 4 parameters"):
         few.as_prior(family="full")
 
 
@@ -316,14 +316,14 @@ def test_points_mixtures_dropout_and_densities_are_refused():
     x, y = randn(20, 3), randn(20, seed=1)
     p = cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
     for method in (cr.MLE(steps=2), cr.MAP(steps=2)):
-        with pytest.raises(cr.InputError, match="as_prior: m.*: one point has no spread"):
+        with pytest.raises(cr.InputError, match="as_prior: m.* is a single point, which has no variance"):
             method.fit(p, seed=0).as_prior()
     with pytest.raises(cr.InputError, match="mixture of 3 Gaussians"):
         cr.BayesByBackprop(members=3, steps=2).fit(p, seed=0).as_prior()
     with pytest.raises(cr.InputError, match="posterior of dropout is not a Gaussian"):
         cr.MCDropout(insert="*", steps=2).fit(p, seed=0).as_prior()
     pruned = cr.BayesByBackprop(steps=2).fit(p, seed=0).prune(0.5)
-    with pytest.raises(cr.InputError, match="spread of zero"):
+    with pytest.raises(cr.InputError, match="precision must have a positive finite variance for every parameter"):
         pruned.as_prior()
     density = cr.HMC(chains=2, draws=5, warmup=20, compile=False).fit(
         cr.Density(lambda t: -0.5 * t.square().sum(-1), 2), seed=0
@@ -337,12 +337,12 @@ def test_a_prior_of_another_network_is_refused_with_both_named():
     p = cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
     prior = cr.BayesByBackprop(steps=2).fit(p, seed=0).as_prior()
     with pytest.raises(
-        cr.InputError, match=r"another network: there '0.weight' has shape \(4, 3\), here shape \(5, 3\)"
+        cr.InputError, match=r"another network: '0.weight' has shape \(4, 3\) there, shape \(5, 3\) here"
     ):
         cr.Problem(mlp(3, 5, 1), data=(x, y), likelihood=Gaussian(0.5), prior=prior)
-    with pytest.raises(cr.InputError, match="'likelihood.log_scale' has no such tensor, here shape"):
+    with pytest.raises(cr.InputError, match="'likelihood.log_scale' has no such tensor there, shape .* here"):
         cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(), prior=prior)
-    with pytest.raises(cr.InputError, match="'0.weight' has shape .*, here no such tensor"):
+    with pytest.raises(cr.InputError, match="'0.weight' has shape .* there, no such tensor here"):
         cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=prior, random="2.*")
 
 
@@ -362,7 +362,7 @@ def test_methods_that_need_another_prior_say_so():
         cr.DeepEnsemble(members=2, anchored=True, steps=2).fit(correlated, seed=0)
 
 
-def test_a_warm_start_goes_on_from_the_whole_posterior_and_only_from_one_that_fits():
+def test_a_warm_start_needs_a_posterior_of_the_same_family_members_and_network():
     x, y = randn(20, 3), randn(20, seed=1)
     p = cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
     posterior = cr.BayesByBackprop(steps=30).fit(p, seed=0)
@@ -381,7 +381,7 @@ def test_a_warm_start_goes_on_from_the_whole_posterior_and_only_from_one_that_fi
 # -- the record, the store, resuming
 
 
-def test_it_is_recorded_saved_and_known_again(tmp_path):
+def test_it_is_recorded_saved_and_recognised(tmp_path):
     x, y = randn(40, 3), (randn(40, seed=1) > 0).long()
     first = cr.Problem(mlp(3, 4, 2), data=(x[:20], y[:20]), likelihood=Categorical(), prior=cr.priors.Normal())
     posterior = cr.BayesByBackprop(steps=20).fit(first, seed=0, out=tmp_path / "first")
@@ -400,10 +400,10 @@ def test_it_is_recorded_saved_and_known_again(tmp_path):
 
 
 class Crash(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
-def test_a_stopped_sampler_goes_on_under_the_same_prior_only(tmp_path, monkeypatch):
+def test_a_stopped_sampler_resumes_only_under_the_same_prior(tmp_path, monkeypatch):
     x, y = randn(40, 3), randn(40, seed=1)
     base = cr.Problem(mlp(3, 4, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
     one, other = (cr.BayesByBackprop(steps=n).fit(base, seed=0).as_prior() for n in (20, 30))

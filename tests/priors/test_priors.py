@@ -1,4 +1,4 @@
-"""Priors: normalised, sampled as they say, grouped by name, scaled by fan-in."""
+"""Elementwise priors: densities, samplers, assignment by name, fan-in scaling."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_log_prob_is_the_derivative_of_the_distribution_function(prior):
     w = torch.linspace(-2, 2, 41, dtype=torch.float64)
     cdf, h = reference_cdf(prior), 1e-5
     expected = torch.tensor([(cdf(v + h) - cdf(v - h)) / (2 * h) for v in w.tolist()], dtype=torch.float64)
-    keep = (w - prior.centre).abs() > 1e-3  # a Laplace density has a corner in the middle
+    keep = (w - prior.centre).abs() > 1e-3  # a Laplace density has a kink at its mode
     torch.testing.assert_close(prior.log_prob(w).exp()[keep], expected[keep], rtol=1e-5, atol=1e-9)
 
 
@@ -81,13 +81,13 @@ def test_fan_in_scales_weights_and_not_biases():
 
 def test_bad_priors_are_refused():
     layout = Layout(mlp(3, 4, 1))
-    with pytest.raises(cr.InputError, match="scale: found 0"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got 0"):
         Normal(0)
-    with pytest.raises(cr.InputError, match="scale: found nan"):
+    with pytest.raises(cr.InputError, match="scale must be a positive number, got nan"):
         Laplace(math.nan)
-    with pytest.raises(cr.InputError, match="df: found -1"):
+    with pytest.raises(cr.InputError, match="df must be a positive number, got -1"):
         StudentT(-1)
-    with pytest.raises(cr.InputError, match="pi: found 1"):
+    with pytest.raises(cr.InputError, match="pi must be between 0 and 1, got 1"):
         ScaleMixture(pi=1)
     with pytest.raises(cr.InputError, match=r"no pattern matches parameter '0.bias'"):
         bind({"*.weight": Normal()}, layout)
@@ -97,7 +97,7 @@ def test_bad_priors_are_refused():
         bind({"*": object()}, layout)
 
 
-def test_a_prior_of_ones_own_is_told_what_it_lacks():
+def test_a_custom_prior_with_missing_members_is_refused():
     class Duck:
         def log_prob(self, w, shrink=1.0):
             return -w.abs()
@@ -114,13 +114,13 @@ def test_a_prior_of_ones_own_is_told_what_it_lacks():
 
 
 def test_expected_log_density_of_a_float64_problem_is_not_rounded():
-    """The closed form against the density's own average over sigma points, which is exact for a Normal prior."""
+    """The closed form against the average over sigma points, which is exact for a Normal prior."""
     scale, loc, variance = 0.1, 0.3, 0.7
     prior = bind(Normal(scale, loc=0.2), Layout(torch.nn.Linear(3, 1).double()))
-    mean, spread = torch.full((1, 4), loc, dtype=torch.float64), torch.full((1, 4), variance, dtype=torch.float64)
+    mean, variances = torch.full((1, 4), loc, dtype=torch.float64), torch.full((1, 4), variance, dtype=torch.float64)
     points = torch.stack([mean[0] + variance**0.5, mean[0] - variance**0.5])
     exact = prior.log_prob(points).mean()
-    found = prior.expected_log_prob(mean, spread, torch.empty(0))
+    found = prior.expected_log_prob(mean, variances, torch.empty(0))
     torch.testing.assert_close(found[0], exact, rtol=1e-13, atol=0)
 
 

@@ -280,7 +280,7 @@ def _repeated(facts, times):
     from credibly.core.inputs import map_inputs
 
     p = facts.predictive
-    longer = cr.Predictive(p._source, map_inputs(lambda t: torch.cat([t] * times), p._x))
+    longer = cr.Predictive(p.source, map_inputs(lambda t: torch.cat([t] * times), p.x))
     return changed(facts, predictive=longer, y=np.tile(facts.y, times))
 
 

@@ -247,7 +247,7 @@ def test_the_posterior_saves_and_loads(tmp_path):
         ({"hidden": "50"}, "hidden: found '50'"),
         ({"hidden": (2.5,)}, "hidden: found"),
         ({"activation": "step"}, "activation: found 'step'"),
-        ({"prior_scale": -1.0}, "prior_scale: found -1.0"),
+        ({"prior_scale": -1.0}, "prior_scale must be a positive number, got -1.0"),
         ({"noise": "none"}, "noise: found 'none'"),
         ({"settings": {"draws": 3}}, "settings: DeepEnsemble has no 'draws'"),
         ({"settings": 3}, "settings: found 3"),
@@ -263,7 +263,7 @@ def test_refuses_bad_parameters_in_fit(wrong, message):
 
 def test_refuses_bad_data():
     model = regressor().fit(X, Y)
-    with pytest.raises(cr.InputError, match="level: found 1.5"):
+    with pytest.raises(cr.InputError, match="level must be between 0 and 1, got 1.5"):
         model.predict_interval(X, 1.5)
     with pytest.raises(ValueError, match="X has 2 features, but BayesianRegressor is expecting 3"):
         model.predict(X[:, :2])

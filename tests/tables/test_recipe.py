@@ -147,10 +147,10 @@ def test_refuses_what_it_cannot_use():
         ({"task": "ranking"}, "task: found 'ranking'. Pass one of regression, classification"),
         ({"method": "gibbs"}, "method: found 'gibbs'. Pass auto or one of mle, map"),
         ({"activation": "step"}, "activation: found 'step'"),
-        ({"prior_scale": 0.0}, "prior_scale: found 0.0"),
-        ({"prior_scale": float("nan")}, "prior_scale: found nan"),
+        ({"prior_scale": 0.0}, "prior_scale must be a positive number, got 0.0"),
+        ({"prior_scale": float("nan")}, "prior_scale must be a positive number, got nan"),
         ({"noise": "none"}, "noise: found 'none'. Pass one of learned, heteroscedastic, student, or a positive number"),
-        ({"noise": -1.0}, "noise: found -1.0"),
+        ({"noise": -1.0}, "noise must be a positive number, got -1.0"),
         ({"settings": [("steps", 3)]}, "settings: found"),
     ):
         with pytest.raises(cr.InputError) as caught:

@@ -99,7 +99,7 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
     _check_targets(predictive, targets)
     likelihood = predictive.likelihood
     if likelihood.support == "real":
-        there, noise_there = (torch.cat(part, 1)[..., 0] for part in zip(*targets._each(_moments_of(likelihood))))
+        there, noise_there = (torch.cat(part, 1)[..., 0] for part in zip(*targets.map_blocks(_moments_of(likelihood))))
         total_there = there.var(0, correction=0) + noise_there.mean(0)
         there = there - there.mean(0)
 
@@ -112,7 +112,9 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
 
         return _scores(predictive, gaussian)
 
-    far = torch.cat(list(targets._each(lambda output, extra, start: log_probabilities(likelihood, output).exp())), 1)
+    far = torch.cat(
+        list(targets.map_blocks(lambda output, extra, start: log_probabilities(likelihood, output).exp())), 1
+    )
     rows_there, classes = far.shape[1:]
     mean_there = _entropy(far.mean(0)).mean()
     far = far.flatten(1)  # (S, targets * K)
@@ -190,13 +192,8 @@ def log_probabilities(likelihood: Likelihood, output: Tensor) -> Tensor:
     return both.squeeze(-2) if both.shape[-2] == 1 else both  # one target has no axis of its own
 
 
-def rows_of(predictive: Predictive, rows: Tensor) -> Predictive:
-    """The predictive of the same draws at some of its rows."""
-    return Predictive(predictive._source, map_inputs(lambda t: t[rows.to(t.device)], predictive._x))
-
-
 def _scores(predictive: Predictive, block: Callable[[Tensor, dict[str, Tensor], int], Tensor]) -> Tensor:
-    found: Iterator[Tensor] = predictive._each(block)
+    found: Iterator[Tensor] = predictive.map_blocks(block)
     return torch.cat(list(found))
 
 
@@ -220,8 +217,8 @@ def _entropy(p: Tensor) -> Tensor:
 
 def _elements(predictive: Predictive) -> int:
     """Labels or targets in a row."""
-    one = predictive._source.outputs(map_inputs(lambda t: t[:1], predictive._x), 0, 1)
-    mean = predictive.likelihood.moments(one, predictive._source.extra(0, 1))[0]
+    one = predictive.source.outputs(map_inputs(lambda t: t[:1], predictive.x), 0, 1)
+    mean = predictive.likelihood.moments(one, predictive.source.extra(0, 1))[0]
     return mean[0, 0].numel() // (mean.shape[-1] if predictive.likelihood.support == "class" else 1)
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from credibly.active.acquisition import bald, check_fits, log_probabilities, rows_of
+from credibly.active.acquisition import bald, check_fits, log_probabilities
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
@@ -87,7 +87,7 @@ def batch_bald(
     if len(allowed) > max(candidates, count):
         scores = bald(predictive).cpu()[allowed]
         allowed = allowed[top(scores, max(candidates, count)).sort().values]
-    some = rows_of(predictive, allowed)
+    some = predictive.subset(allowed)
     real = predictive.likelihood.support == "real"
     chosen = _gaussian(some, count) if real else _labels(some, count, labellings, check_seed(seed))
     return Batch(allowed[chosen.rows], chosen.information)
@@ -113,7 +113,7 @@ def _probabilities(predictive: Predictive) -> tuple[Tensor, Tensor]:
     def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
         return log_probabilities(predictive.likelihood, output).exp()
 
-    p = torch.cat(list(predictive._each(block)), 1)
+    p = torch.cat(list(predictive.map_blocks(block)), 1)
     return p, torch.special.entr(p).sum(-1)
 
 
@@ -175,7 +175,7 @@ def _gaussian(predictive: Predictive, count: int) -> Batch:
         mean, noise = (part[..., 0].double() for part in likelihood.moments(output, extra))
         return mean, noise.mean(0), noise.log().mean(0)
 
-    means, noise, log_noise = (torch.cat(part, -1) for part in zip(*predictive._each(block)))
+    means, noise, log_noise = (torch.cat(part, -1) for part in zip(*predictive.map_blocks(block)))
     centred = (means - means.mean(0)) / math.sqrt(len(means))  # (S, N): its columns' products are the covariances
     left = centred.square().sum(0)  # epistemic variance given the labels so far
     explained = centred.new_zeros(count, centred.shape[1])

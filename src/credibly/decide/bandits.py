@@ -53,7 +53,7 @@ def thompson(
         best, place = (sign * one_value(predictive, functions, value)).max(1)
         return best, place + start
 
-    best, place = (torch.stack(part) for part in zip(*predictive._each(block)))
+    best, place = (torch.stack(part) for part in zip(*predictive.map_blocks(block)))
     return place.gather(0, best.argmax(0, keepdim=True))[0]
 
 

@@ -218,7 +218,9 @@ def _observed(likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], 
 
 
 def _each(predictive: Predictive, reduce: Callable[[Tensor, dict[str, Tensor]], Tensor]) -> Tensor:
-    return _single(predictive, torch.cat(list(predictive._each(lambda output, extra, start: reduce(output, extra)))))
+    return _single(
+        predictive, torch.cat(list(predictive.map_blocks(lambda output, extra, start: reduce(output, extra))))
+    )
 
 
 def _functions(predictive: Predictive, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -227,7 +229,7 @@ def _functions(predictive: Predictive, reduce: Callable[[Tensor], Tensor]) -> Te
     def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
         return reduce(one_value(predictive, predictive.likelihood.moments(output, extra)[0]))
 
-    return torch.cat(list(predictive._each(block)))
+    return torch.cat(list(predictive.map_blocks(block)))
 
 
 def _gaussian(predictive: Predictive) -> tuple[Tensor, Tensor]:

@@ -166,7 +166,7 @@ def _sampled(predictive: Predictive, utility: Utility, actions: list[Any], sampl
         used = 2 * pairs * predictive.draws
         return mean / used, (spread / used / used).sqrt()
 
-    utilities, error = (torch.cat(part) for part in zip(*predictive._each(block)))
+    utilities, error = (torch.cat(part) for part in zip(*predictive.map_blocks(block)))
     return Choice(utilities, utilities.argmax(-1), error)
 
 

@@ -1,10 +1,10 @@
-"""Variational families: Gaussians on the flat vector, each described by one flat parameter row phi (M, P).
+"""Variational families: Gaussians on the flat vector, M of them described by the rows of phi (M, P).
 
     mean field   w = mu + sigma * e                     sigma = softplus(rho)
     low rank     w = mu + sigma * e + F f               F is (D, R)
     full rank    w = mu + L e                           L lower triangular, its diagonal softplus(rho)
 
-e and f are standard normal (reparameterisation), so gradients of an expectation pass through the draws.
+e and f are standard normal, so gradients of an expectation pass through the draws (the reparameterisation trick).
 """
 
 from __future__ import annotations
@@ -17,64 +17,65 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from credibly.core.checks import check_choice, check_integer
 from credibly.errors import InputError
 from credibly.gaussians.precisions import Dense, Diagonal, LowRankPlusDiagonal, Precision
 
 Parts = tuple[Tensor, ...]
-FULL_RANK_LIMIT = 4_000  # D (D + 1) / 2 numbers: 32 MiB in float32 at this size
-FACTOR_SHARE = 0.05  # of a coordinate's variance, that the low-rank factor starts with
+FULL_RANK_LIMIT = 4_000  # D at which the D (D + 1) / 2 values take 32 MiB in float32
+FACTOR_FRACTION = 0.05  # of each coordinate's initial variance, contributed by the low-rank factor
 
 
 class Family(ABC):
     """A family of Gaussians over R^D.
 
-    What takes phi takes its `parts` as well. Whoever asks for several things makes the parts once: then phi is taken apart
-    once, and so is put together once in the gradient.
+    Every method that takes phi also takes its `parts`. Computing the parts once for several calls splits phi only once,
+    in the forward pass and in the gradient.
     """
 
     @abstractmethod
     def parts(self, phi: Tensor | Parts) -> Parts:
-        """The mean (M, D) and what the family makes the covariance of."""
+        """Split phi into the mean (M, D) and the tensors that define the covariance."""
 
     @abstractmethod
     def size(self, dim: int) -> int:
-        """Length P of phi."""
+        """Return P, the length of a row of phi."""
 
     def noise_size(self, dim: int) -> int:
-        """Standard normal numbers that one draw takes."""
+        """Return the number of standard normal variates per draw."""
         return dim
 
     @abstractmethod
     def init(self, loc: Tensor, scale: float) -> Tensor:
-        """phi (M, P) of Gaussians at loc (M, D) with independent coordinates of that standard deviation."""
+        """Return phi (M, P) of Gaussians with means loc (M, D) and standard deviation `scale` in every coordinate."""
 
     @abstractmethod
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
-        """Draws (M, K, D) from noise (M, K, noise_size)."""
+        """Transform standard normal noise (M, K, noise_size) into draws (M, K, D)."""
 
     @abstractmethod
     def entropy(self, phi: Tensor | Parts) -> Tensor:
-        """-E_q log q in nats, (M,)."""
+        """Return -E_q log q in nats, (M,)."""
 
     @abstractmethod
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
-        """Variance of every coordinate, (M, D)."""
+        """Return the variance of every coordinate, (M, D)."""
 
     def factor(self, phi: Tensor | Parts) -> Tensor | None:
-        """F (M, D, R) with covariance = diagonal + F F'; None where it is diagonal."""
+        """Return F (M, D, R) of covariance = diagonal + F F', or None if it is diagonal."""
         return None
 
     @abstractmethod
     def precision(self, phi: Tensor) -> Precision:
-        """The shape of the first Gaussian, as a prior has it."""
+        """Return the precision of the first Gaussian, for use as a prior."""
 
     def loc(self, phi: Tensor | Parts, dim: int) -> Tensor:
-        """The mean, (M, D)."""
+        """Return the mean, (M, D)."""
         return phi[:, :dim] if isinstance(phi, Tensor) else phi[0]
 
     @abstractmethod
     def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
-        """The whole covariance (M, D, D); for small D."""
+        """Return the dense covariance (M, D, D); for small D."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ class LowRank(Family):
     rank: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
-            raise InputError("rank", f"found {self.rank!r}", "Pass a whole number from 1 up")
+        check_integer("rank", self.rank)
 
     def size(self, dim: int) -> int:
         """(2 + R) D."""
@@ -138,14 +138,14 @@ class LowRank(Family):
         return dim + self.rank
 
     def init(self, loc: Tensor, scale: float) -> Tensor:
-        """The factor starts with a small share of the variance, in fixed random directions.
+        """Start the factor with a small fraction of the variance, in fixed random directions.
 
-        Its expected gradient is a matrix times the factor: at zero, or in directions that it lacks, there would be none.
+        Its expected gradient is a matrix times the factor, so a zero factor, or a missing direction, would never grow.
         """
         members, dim = loc.shape
         factor = torch.randn(dim, self.rank, generator=torch.Generator().manual_seed(0), dtype=loc.dtype)
-        factor = (scale * math.sqrt(FACTOR_SHARE) * F.normalize(factor, dim=-1)).to(loc.device)
-        rho = torch.full_like(loc, inverse_softplus(scale * math.sqrt(1 - FACTOR_SHARE)))
+        factor = (scale * math.sqrt(FACTOR_FRACTION) * F.normalize(factor, dim=-1)).to(loc.device)
+        rho = torch.full_like(loc, inverse_softplus(scale * math.sqrt(1 - FACTOR_FRACTION)))
         return torch.cat([loc, rho, factor.flatten().expand(members, -1)], -1)
 
     def parts(self, phi: Tensor | Parts) -> Parts:
@@ -164,26 +164,26 @@ class LowRank(Family):
         return result
 
     def entropy(self, phi: Tensor | Parts) -> Tensor:
-        """Half the log determinant, by the determinant lemma: R x R instead of D x D."""
+        """Return the entropy by the determinant lemma: an R x R determinant instead of D x D."""
         _, sigma, factor = self.parts(phi)
         scaled = factor / sigma.unsqueeze(-1)
         inner = torch.eye(self.rank, dtype=sigma.dtype, device=sigma.device) + scaled.mT @ scaled
-        factored = torch.linalg.cholesky_ex(inner).L  # NaN stays NaN, for the training loop to report
+        factored = torch.linalg.cholesky_ex(inner).L  # propagates NaN instead of raising: the training loop reports it
         half_log_det = torch.log(sigma).sum(-1) + torch.log(factored.diagonal(dim1=-2, dim2=-1)).sum(-1)
         return half_log_det + 0.5 * sigma.shape[-1] * math.log(2 * math.pi * math.e)
 
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
-        """sigma^2 plus the squares of the factor's rows."""
+        """sigma^2 plus the squared norms of F's rows."""
         _, sigma, factor = self.parts(phi)
-        spread: Tensor = torch.square(sigma) + torch.square(factor).sum(-1)
-        return spread
+        total: Tensor = torch.square(sigma) + torch.square(factor).sum(-1)
+        return total
 
     def factor(self, phi: Tensor | Parts) -> Tensor | None:
         """F."""
         return self.parts(phi)[2]
 
     def precision(self, phi: Tensor) -> Precision:
-        """By the inversion lemma."""
+        """Return the precision, by the inversion lemma."""
         _, sigma, factor = self.parts(phi)
         return LowRankPlusDiagonal.of(sigma[0], factor[0])
 
@@ -195,13 +195,15 @@ class LowRank(Family):
 
 @dataclass(frozen=True)
 class FullRank(Family):
-    """Any covariance L L': phi = (mu, the rows of L)."""
+    """Any covariance L L': phi = (mu, the rows of L's lower triangle)."""
 
     def size(self, dim: int) -> int:
         """D + D (D + 1) / 2."""
         if dim > FULL_RANK_LIMIT:
             raise InputError(
-                "family", f'"full-rank" for {dim} parameters', f'It is for at most {FULL_RANK_LIMIT}; use "low-rank"'
+                "family",
+                f'"full-rank" supports at most {FULL_RANK_LIMIT} parameters, this problem has {dim}',
+                'Use "low-rank"',
             )
         return dim + dim * (dim + 1) // 2
 
@@ -221,8 +223,8 @@ class FullRank(Family):
         values = phi[:, dim:]
         values = torch.where(rows == columns, F.softplus(values), values)
         factor = torch.zeros(len(phi), dim * dim, dtype=phi.dtype, device=phi.device)
-        place = (rows * dim + columns).expand(len(phi), -1)
-        return phi[:, :dim], factor.scatter(1, place, values).reshape(-1, dim, dim)
+        index = (rows * dim + columns).expand(len(phi), -1)
+        return phi[:, :dim], factor.scatter(1, index, values).reshape(-1, dim, dim)
 
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + L e."""
@@ -230,22 +232,21 @@ class FullRank(Family):
         return mu.unsqueeze(1) + noise @ factor.mT
 
     def entropy(self, phi: Tensor | Parts) -> Tensor:
-        """sum log of L's diagonal + D/2 log(2 pi e)."""
+        """sum log diag(L) + D/2 log(2 pi e)."""
         mu, factor = self.parts(phi)
-        return torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1) + 0.5 * mu.shape[-1] * math.log(
-            2 * math.pi * math.e
-        )
+        half_log_det = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
+        return half_log_det + 0.5 * mu.shape[-1] * math.log(2 * math.pi * math.e)
 
     def variance(self, phi: Tensor | Parts, dim: int) -> Tensor:
-        """Squares of L summed over its rows."""
+        """Squared norms of L's rows."""
         return torch.square(self.parts(phi)[1]).sum(-1)
 
     def factor(self, phi: Tensor | Parts) -> Tensor | None:
-        """L: there is no diagonal beside it."""
+        """L; the diagonal part is zero."""
         return self.parts(phi)[1]
 
     def precision(self, phi: Tensor) -> Precision:
-        """By the inverse of L."""
+        """Return the precision, by the inverse of L."""
         return Dense.of_root(self.parts(phi)[1][0])
 
     def covariance(self, phi: Tensor | Parts, dim: int) -> Tensor:
@@ -255,13 +256,12 @@ class FullRank(Family):
 
 
 def family(name: str, rank: int) -> Family:
-    """The family of that name."""
+    """Return the family with the given name."""
     families: dict[str, Family] = {"mean-field": MeanField(), "low-rank": LowRank(rank), "full-rank": FullRank()}
-    if name not in families:
-        raise InputError("family", f"found {name!r}", f"Pass one of {', '.join(families)}")
+    check_choice("family", name, families)
     return families[name]
 
 
 def inverse_softplus(value: float) -> float:
-    """The x with softplus(x) = value."""
+    """Return the x with softplus(x) = value."""
     return value + math.log(-math.expm1(-value))

@@ -1,4 +1,4 @@
-"""Likelihoods: what y is, given the network's output."""
+"""Likelihoods: the distribution of y given the network's output."""
 
 from credibly.likelihoods.base import Likelihood, Parameter
 from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT

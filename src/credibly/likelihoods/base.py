@@ -1,9 +1,9 @@
 """Likelihood: everything that depends on the task, in one object.
 
-Shapes. A network maps rows to outputs (C, N, ..., K) for C parameter vectors; the last axis (or `axis`, moved there) holds
-the targets or the classes and every other axis rides along: (N, K) for a table, (N, H, W, K) for pixels. Targets of
-regression-like tasks are (N, ..., K); when the caller's y has no target axis the likelihood is `bound` with squeeze=True
-and results lose that axis again, so that they always compare with the caller's y element by element.
+Shapes. A network maps rows to outputs (C, N, ..., K) for C parameter vectors. The last axis (or `axis`, moved there)
+holds targets or classes, and other axes are elementwise: (N, K) for a table, (N, H, W, K) for pixels. Targets of
+regression-like tasks are (N, ..., K). If the caller's y has no target axis, `bind` sets squeeze=True and results lose
+that axis again, so they always have the shape of the caller's y.
 """
 
 from __future__ import annotations
@@ -35,87 +35,84 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Likelihood(ABC):
-    """p(y | f(x, w)) with its moments, entropies, distribution function and sampling.
+    """p(y | f(x, w)) with its moments, entropy, CDF and sampler.
 
     Args:
-        axis: the axis of the network's output that holds targets or classes, counted with the rows at 0: -1, or 1 for
+        axis: the axis of the network's output that holds targets or classes, where 0 is the rows: -1, or 1 for
             convolutional networks with channels first.
-        squeeze: set by `bind` when y has no target axis.
+        squeeze: set by `bind` if y has no target axis.
     """
 
     axis: int = -1
     squeeze: bool = False
 
     support: ClassVar[str]  # "real", "count", "binary" or "class"
-    ordered: ClassVar[bool] = True  # whether quantiles mean anything
-    wide: ClassVar[bool] = False  # whether results need float64, whatever the network has
+    ordered: ClassVar[bool] = True  # whether outcomes have quantiles
+    wide: ClassVar[bool] = False  # whether results need float64 whatever the network's dtype
 
     # -- binding to data ---------------------------------------------------------------------------------------------
     @abstractmethod
     def bind(self, output: Tensor, y: Tensor) -> Self:
-        """The likelihood fitted to a trial output (rows, ...) and targets of the caller's shape; refuses what does not fit."""
+        """Return the likelihood configured for a trial output (rows, ...) and the caller's y. Raise on a mismatch."""
 
     @abstractmethod
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """Checked targets in the layout that `log_prob` takes: (N, ..., K), or (N, ...) for classes."""
+        """Check targets and return them in the layout of `log_prob`: (N, ..., K), or (N, ...) for classes."""
 
     def parameters(self) -> dict[str, Parameter]:
-        """Random parameters of its own, by name."""
+        """Return the likelihood's own random parameters, by name."""
         return {}
 
     # -- the density and what follows from it; `output` is arranged, (C, N, ..., K) ------------------------------------
     @abstractmethod
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """Log density of each row (and each riding element), summed over independent targets: (C, N, ...)."""
+        """Return the log density per row (and pixel), summed over independent targets: (C, N, ...)."""
 
     @abstractmethod
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y given x and w, each (C, N, ..., K)."""
+        """Return the mean and variance of y given x and w, each (C, N, ..., K)."""
 
     @abstractmethod
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """Entropy in nats of y given x and w: (C, N, ..., K) for independent targets, (C, N, ...) for classes."""
+        """Return the entropy in nats of y given x and w: (C, N, ..., K) per target, (C, N, ...) for classes."""
 
     @abstractmethod
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """One draw of y for each element of `output`, in the layout of prepared targets."""
+        """Draw one y per element of `output`, in the layout of prepared targets."""
 
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
-        """P(y <= value) given x and w, elementwise (C, N, ..., K)."""
-        raise InputError(
-            "likelihood",
-            f"{type(self).__name__} has no order on its outcomes",
-            "Quantiles and intervals need one; use prediction_set(level) for classes",
-        )
+        """Return P(y <= value) given x and w, elementwise (C, N, ..., K)."""
+        found = f"{type(self).__name__} outcomes have no order, so no quantiles or intervals"
+        raise InputError("likelihood", found, "Use prediction_set(level) for classes")
 
-    # -- the three kinds of uncertainty, from averages over draws -----------------------------------------------------
+    # -- total, aleatoric and epistemic uncertainty, from averages over draws -----------------------------------------
     def spread(self, output: Tensor, extra: Extra) -> Tensor:
-        """The aleatoric part of one draw; averaged over draws it is the aleatoric uncertainty."""
+        """Return the uncertainty of y given w; its average over draws is the aleatoric uncertainty."""
         return self.moments(output, extra)[1]
 
     def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """Total uncertainty from the averaged mean, the variance of means over draws and the averaged spread."""
+        """Return the total uncertainty, given the mean, the variance of means over draws and the aleatoric part."""
         return aleatoric + variance_of_means
 
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """Variance of y under the model average, of the shape of the mean."""
+        """Return the variance of y under the model average, in the shape of the mean."""
         return aleatoric + variance_of_means
 
     def standardised(self) -> tuple[Likelihood, Tensor, Tensor] | None:
-        """For one that stretches and moves the outcomes of another: that one, the location and the scale of each target."""
+        """Return (inner likelihood, location, scale) if y is an affine transform of another target, else None."""
         return None
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
-        """A raw network output with `lead` axes before the rows, its target axis moved to the end."""
-        if output.ndim - lead == 1:  # a network that returns (N,): one target
+        """Move the target axis of a network output, which has `lead` axes before the rows, to the end."""
+        if output.ndim - lead == 1:  # the network returns (N,): a single target
             return output.unsqueeze(-1)
         if self.axis in (-1, output.ndim - lead - 1):
             return output
         return output.movedim(self.axis + lead if self.axis >= 0 else self.axis, -1)
 
     def restore(self, value: Tensor, lead: int = 0) -> Tensor:
-        """A result (lead, N, ..., K) in the caller's layout: squeezed, or its last axis back where the network has it."""
+        """Return a result (lead, N, ..., K) in the caller's layout: squeezed, or with the target axis moved back."""
         if self.squeeze:
             return value.squeeze(-1)
         if self.axis in (-1, value.ndim - lead - 1):
@@ -128,32 +125,32 @@ class Likelihood(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class IndependentTargets(Likelihood):
-    """Likelihoods of K real, binary or count targets that are independent given the weights."""
+    """Likelihood of K real, binary or count targets that are independent given the weights."""
 
     outputs_per_target: ClassVar[int] = 1
 
     def bind(self, output: Tensor, y: Tensor) -> Self:
-        """Fits the output width to y: (N, ..., K) targets, or one target without an axis of its own."""
+        """Match the output width to y: targets (N, ..., K), or a single target without an axis of its own."""
         arranged = self.arrange(output)
         width, per = arranged.shape[-1], self.outputs_per_target
-        ride = arranged.shape[1:-1]
+        elementwise = arranged.shape[1:-1]
         name = type(self).__name__
         if width % per:
-            raise InputError("net", f"its output has {width} values a row", f"{name} needs {per} for each target")
+            raise InputError("net", f"its output has {width} values per row", f"{name} needs {per} per target")
         if y.ndim > 1 and output.ndim > 1:
             with_axis = self._last(y)
-            if with_axis.shape[1:] == (*ride, width // per):
+            if with_axis.shape[1:] == (*elementwise, width // per):
                 return self._bound(squeeze=False, **self._target_fields(width // per))
-        if y.shape[1:] == ride and width == per:
+        if y.shape[1:] == elementwise and width == per:
             return self._bound(squeeze=True, **self._target_fields(1))
         raise InputError(
             "net",
-            f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))}), y (rows, {', '.join(map(str, y.shape[1:]))})",
-            f"{name} needs {per} output{'s' if per > 1 else ''} for each target of y, on axis {self.axis}",
+            f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
+            f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
         )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """(N, ..., K) in the network's dtype, with values checked."""
+        """Check targets and return them as (N, ..., K) in the network's dtype."""
         y = y.unsqueeze(-1) if self.squeeze else self._last(y)
         y = y.to(dtype)
         check_finite("y", y)
@@ -161,7 +158,7 @@ class IndependentTargets(Likelihood):
         return y
 
     def check_values(self, y: Tensor) -> None:
-        """Refuses targets outside the support."""
+        """Raise if a target lies outside the support."""
 
     def _last(self, y: Tensor) -> Tensor:
         return y if self.axis in (-1, y.ndim - 1) or y.ndim <= self.axis else y.movedim(self.axis, -1)
@@ -170,8 +167,13 @@ class IndependentTargets(Likelihood):
         return {}
 
 
-def ride_along(value: Tensor, output: Tensor, per_target: bool) -> Tensor:
-    """An extra parameter (C,) or (C, K) shaped to broadcast against outputs (C, N, ..., K)."""
+def row_shape(values: Tensor) -> str:
+    """Return a tensor's shape for an error message, with "rows" for the first axis."""
+    return f"({', '.join(['rows', *map(str, values.shape[1:])])})"
+
+
+def expand_to_output(value: Tensor, output: Tensor, per_target: bool) -> Tensor:
+    """Reshape a likelihood parameter (C,) or (C, K) to broadcast against outputs (C, N, ..., K)."""
     lead = value.shape[:-1] if per_target else value.shape
     last = value.shape[-1:] if per_target else torch.Size([1])
     return value.reshape(lead + (1,) * (output.ndim - len(lead) - 1) + last)

@@ -1,4 +1,4 @@
-"""Likelihoods of real targets: Gaussian, Student-t, and Gaussian with a predicted variance."""
+"""Likelihoods of real targets: Gaussian, Student-t, and heteroscedastic Gaussian."""
 
 from __future__ import annotations
 
@@ -10,74 +10,75 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.errors import InputError
-from credibly.likelihoods.base import Extra, IndependentTargets, Parameter, ride_along
+from credibly.likelihoods.base import Extra, IndependentTargets, Parameter, expand_to_output
 from credibly.likelihoods.special import student_t_cdf
-from credibly.priors.elementwise import Normal, Prior, positive, student_t_draws, student_t_log_prob
+from credibly.priors.elementwise import Normal, Prior, student_t_draws, student_t_log_prob
 
 Scale = float | tuple[float, ...] | list[float] | Literal["learned"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocationScale(IndependentTargets):
-    """y = location + scale * z with z of a standard distribution; subclasses say which, and where the scale comes from."""
+    """y = location + scale * z, with z standard normal unless a subclass overrides the `standard_` methods."""
 
     support: ClassVar[str] = "real"
 
     @abstractmethod
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Location (C, N, ..., K) and a scale that broadcasts against it."""
+        """Return the location (C, N, ..., K) and a scale that broadcasts against it."""
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Log density of z; standard normal unless overridden below."""
+        """Return the log density of z."""
         return -0.5 * torch.square(z) - 0.5 * math.log(2 * math.pi)
 
     def standard_cdf(self, z: Tensor) -> Tensor:
-        """Distribution function of z."""
+        """Return the CDF of z."""
         value: Tensor = torch.special.ndtr(z)
         return value
 
     def standard_draws(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        """Draws of z, of the shape of `like`."""
+        """Draw z in the shape of `like`."""
         return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def standard_variance(self) -> float:
-        """Variance of z."""
+        """Return the variance of z."""
         return 1.0
 
     def standard_entropy(self) -> float:
-        """Entropy of z in nats."""
+        """Return the entropy of z in nats."""
         return 0.5 * math.log(2 * math.pi * math.e)
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """sum over targets of log p((y - location)/scale) - log scale."""
+        """Return log p((y - location)/scale) - log scale, summed over targets."""
         loc, scale = self.location_scale(output, extra)
         return (self.standard_log_prob((y - loc) / scale) - torch.log(scale)).sum(-1)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """The location, and the scale squared times the variance of z."""
+        """Return the location, and scale^2 times the variance of z."""
         loc, scale = self.location_scale(output, extra)
         return loc, (scale**2 * self.standard_variance()).expand_as(loc)
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """Entropy of z plus log scale, for each target."""
+        """Return the entropy of z plus log scale, per target."""
         loc, scale = self.location_scale(output, extra)
         return (self.standard_entropy() + torch.log(scale)).expand_as(loc)
 
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
-        """P(y <= value), elementwise."""
+        """Return P(y <= value), elementwise."""
         loc, scale = self.location_scale(output, extra)
         return self.standard_cdf((value - loc) / scale)
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """location + scale * z."""
+        """Draw location + scale * z."""
         loc, scale = self.location_scale(output, extra)
         return loc + scale * self.standard_draws(loc, generator)
 
 
 @dataclass(frozen=True)
 class _SharedScale(LocationScale):
-    """A scale that does not depend on x: fixed, or learned as a random parameter `log_scale` with a prior of its own."""
+    """A scale that does not depend on x: fixed, or a random parameter `log_scale` with its own prior."""
 
     scale: Scale = "learned"
     scale_prior: Prior = field(default=Normal(scale=1.0, loc=-1.0), kw_only=True)
@@ -87,63 +88,57 @@ class _SharedScale(LocationScale):
     def __post_init__(self) -> None:
         if isinstance(self.scale, str):
             if self.scale != "learned":
-                raise InputError(
-                    "scale", f"found {self.scale!r}", 'Pass a positive number, one for each target, or "learned"'
-                )
+                constraint = 'must be a positive number, one per target, or "learned"'
+                raise InputError("scale", f"{constraint}, got {self.scale!r}")
         elif isinstance(self.scale, (tuple, list)):
             for value in self.scale:
-                positive("scale", value)
+                check_positive("scale", value)
             object.__setattr__(self, "scale", tuple(float(value) for value in self.scale))
         else:
-            positive("scale", self.scale)
+            check_positive("scale", self.scale)
 
     def parameters(self) -> dict[str, Parameter]:
-        """`log_scale` when the scale is learned: one number, or one for each target."""
+        """Return `log_scale` if the scale is learned, one value or one per target."""
         if self.scale != "learned":
             return {}
-        return {
-            "log_scale": Parameter(
-                (self.targets,) if self.per_target else (), self.scale_prior, self.scale_prior.centre
-            )
-        }
+        shape = (self.targets,) if self.per_target else ()
+        return {"log_scale": Parameter(shape, self.scale_prior, self.scale_prior.centre)}
 
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """The output itself, and the shared scale."""
+        """Return the output and the shared scale."""
         if self.scale == "learned":
-            return output, ride_along(torch.exp(extra["log_scale"]), output, self.per_target)
+            return output, expand_to_output(torch.exp(extra["log_scale"]), output, self.per_target)
         return output, torch.as_tensor(self.scale, dtype=output.dtype, device=output.device)
 
     def _target_fields(self, targets: int) -> dict[str, object]:
         if isinstance(self.scale, tuple) and len(self.scale) != targets:
-            raise InputError(
-                "scale",
-                f"has {len(self.scale)} values for {targets} targets",
-                "Pass one number, or one for each target",
-            )
+            found = f"has {len(self.scale)} values for {targets} targets"
+            raise InputError("scale", found, "Pass one number, or one per target")
         return {"targets": targets}
 
 
 @dataclass(frozen=True)
 class Gaussian(_SharedScale):
-    """y ~ N(f(x, w), scale^2), independently for each target.
+    """y ~ N(f(x, w), scale^2), independently per target.
 
     Args:
-        scale: a positive number, one for each target, or "learned": then log(scale) is a random parameter of the model.
-        scale_prior: the prior of log(scale) when it is learned.
-        per_target: with a learned scale, one for each target.
+        scale: a positive number, one per target, or "learned", which makes log(scale) a random parameter of the model.
+        scale_prior: the prior of log(scale) if it is learned.
+        per_target: whether a learned scale has one value per target.
     """
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """-(y - f)^2 / (2 scale^2) - log scale - log(2 pi)/2, summed over targets; constants apart where the scale is one number."""
+        """-(y - f)^2 / (2 scale^2) - log scale - log(2 pi)/2, summed over targets."""
         if not isinstance(self.scale, (int, float)):
             return super().log_prob(output, y, extra)
+        # A single fixed scale lets the constants be factored out of the sum.
         constant = output.shape[-1] * (math.log(self.scale) + 0.5 * math.log(2 * math.pi))
         return torch.square(y - output).sum(-1) * (-0.5 / self.scale**2) - constant
 
 
 @dataclass(frozen=True)
 class StudentT(_SharedScale):
-    """y = f(x, w) + scale * t with `df` degrees of freedom: for targets with outliers.
+    """y = f(x, w) + scale * t with t Student-t of `df` degrees of freedom: robust to outliers.
 
     Args:
         scale: as for `Gaussian`. The variance is scale^2 df / (df - 2), infinite for df <= 2.
@@ -154,18 +149,18 @@ class StudentT(_SharedScale):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("df", self.df)
+        check_positive("df", self.df)
 
     def standard_log_prob(self, z: Tensor) -> Tensor:
-        """Student-t log density."""
+        """Return the log density of a standard Student-t variable."""
         return student_t_log_prob(z, self.df)
 
     def standard_cdf(self, z: Tensor) -> Tensor:
-        """Student-t distribution function."""
+        """Return the CDF of a standard Student-t variable."""
         return student_t_cdf(z, self.df)
 
     def standard_draws(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        """Student-t draws."""
+        """Draw standard Student-t samples in the shape of `like`."""
         return student_t_draws(tuple(like.shape), self.df, generator).to(like.dtype)
 
     def standard_variance(self) -> float:
@@ -173,7 +168,7 @@ class StudentT(_SharedScale):
         return self.df / (self.df - 2) if self.df > 2 else math.inf
 
     def standard_entropy(self) -> float:
-        """Entropy of a standard Student-t variable."""
+        """Return the entropy of a standard Student-t variable."""
         a, b = (self.df + 1) / 2, self.df / 2
         digamma = [float(torch.digamma(torch.tensor(v, dtype=torch.float64))) for v in (a, b)]
         log_beta = math.lgamma(0.5) + math.lgamma(b) - math.lgamma(a)
@@ -187,6 +182,6 @@ class HeteroscedasticGaussian(LocationScale):
     outputs_per_target: ClassVar[int] = 2
 
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """The first half of the outputs, and exp of half the second half."""
+        """Return the means m and standard deviations exp(v / 2)."""
         loc, log_variance = output.chunk(2, -1)
         return loc, torch.exp(0.5 * log_variance)

@@ -1,4 +1,4 @@
-"""Likelihoods of labels and counts: Bernoulli, Categorical, Poisson, and classes with noisy logits."""
+"""Likelihoods of labels and counts: Bernoulli, Categorical, Poisson, and classification with noisy logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credibly.errors import InputError
-from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood
+from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood, row_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +22,12 @@ class Bernoulli(IndependentTargets):
     ordered: ClassVar[bool] = False
 
     def check_values(self, y: Tensor) -> None:
-        """Labels are 0 or 1."""
+        """Raise unless every label is 0 or 1."""
         if not bool(((y == 0) | (y == 1)).all()):
             raise InputError(
                 "y",
                 f"has values other than 0 and 1, such as {float(y[(y != 0) & (y != 1)][0]):g}",
-                "Encode the two classes as 0 and 1, or use Categorical for more",
+                "Encode two classes as 0 and 1, or use Categorical for more",
             )
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
@@ -40,24 +40,24 @@ class Bernoulli(IndependentTargets):
         return p, p * torch.sigmoid(-output)
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """Binary entropy in nats."""
+        """Return the binary entropy in nats."""
         return _binary_entropy(torch.sigmoid(output))
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """0 or 1."""
+        """Draw labels 0 or 1."""
         u = torch.rand(output.shape, generator=generator, dtype=output.dtype, device=output.device)
         return (u < torch.sigmoid(output)).to(output.dtype)
 
     def spread(self, output: Tensor, extra: Extra) -> Tensor:
-        """Entropy of one draw."""
+        """Return the entropy of y given w."""
         return self.entropy(output, extra)
 
     def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """Entropy of the averaged probability."""
+        """Return the entropy of the averaged probability."""
         return _binary_entropy(mean)
 
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """p (1 - p) of the averaged probability."""
+        """Return p (1 - p) of the averaged probability."""
         return mean * (1 - mean)
 
 
@@ -71,39 +71,33 @@ class Categorical(Likelihood):
     classes: int = 0
 
     def bind(self, output: Tensor, y: Tensor) -> Self:
-        """Fits the number of classes to the output width; y is (N, ...) of whole numbers."""
+        """Set the number of classes by the output width; y holds integers, (N, ...)."""
         arranged = self.arrange(output)
         width, per = arranged.shape[-1], self.outputs_per_class
         if output.ndim < 2 or width % per or width // per < 2:
             raise InputError(
                 "net",
-                f"its output has shape (rows, {', '.join(map(str, output.shape[1:]))})",
-                f"{type(self).__name__} needs {per} value{'s' if per > 1 else ''} for each of two or more classes on axis {self.axis}; "
-                "for two classes from one value use Bernoulli",
+                f"its output has shape {row_shape(output)}",
+                f"{type(self).__name__} needs {per} value{'s' if per > 1 else ''} per class on axis {self.axis}, for "
+                "two or more classes; for two classes with a single logit use Bernoulli",
             )
         if y.shape[1:] != arranged.shape[1:-1]:
             hint = ""
             if y.ndim == arranged.ndim and y.shape[-1] in (1, width // per):
-                hint = (
-                    " (y.argmax(-1) turns one-hot rows into labels)"
-                    if y.shape[-1] > 1
-                    else " (y.squeeze(-1) drops the axis)"
-                )
-            raise InputError(
-                "y",
-                f"has shape {tuple(y.shape)} for outputs (rows, {', '.join(map(str, output.shape[1:]))})",
-                f"Pass one whole number a row{hint}",
-            )
+                one_hot = y.shape[-1] > 1
+                hint = f" ({'y.argmax(-1) converts one-hot rows' if one_hot else 'y.squeeze(-1) drops the last axis'})"
+            found = f"has shape {tuple(y.shape)}, the network's output has shape {row_shape(output)}"
+            raise InputError("y", found, f"Pass one integer label per row{hint}")
         return self._bound(classes=width // per)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """(N, ...) int64 labels, checked against the number of classes."""
+        """Check labels against the number of classes and return them as int64, (N, ...)."""
         if y.is_floating_point():
-            check = torch.isfinite(y) & (y == y.round())
-            if not bool(check.all()):
+            valid = torch.isfinite(y) & (y == y.round())
+            if not bool(valid.all()):
                 raise InputError(
                     "y",
-                    f"has values that are not whole numbers, such as {float(y[~check][0]):g}",
+                    f"has values that are not integers, such as {float(y[~valid][0]):g}",
                     f"Labels are 0 to {self.classes - 1}; for real targets use Gaussian",
                 )
         y = y.to(torch.int64)
@@ -117,16 +111,16 @@ class Categorical(Likelihood):
         return y
 
     def log_probabilities(self, output: Tensor) -> Tensor:
-        """log p(class | x, w), (C, N, ..., K)."""
+        """Return log p(class | x, w), (C, N, ..., K)."""
         return torch.log_softmax(output, -1)
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """log p of each row's label."""
+        """Return log p of each row's label."""
         log_p = self.log_probabilities(output)
         return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the one-hot label: p and p (1 - p)."""
+        """Return the mean and variance of the one-hot label: p and p (1 - p)."""
         p = self.log_probabilities(output).exp()
         return p, p * (1 - p)
 
@@ -135,30 +129,30 @@ class Categorical(Likelihood):
         return _entropy(self.log_probabilities(output).exp())
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """A label for each row, (C, N, ...)."""
+        """Draw one label per row, (C, N, ...)."""
         p = self.log_probabilities(output).exp()
         flat = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, replacement=True, generator=generator)
         return flat.reshape(p.shape[:-1])
 
     def spread(self, output: Tensor, extra: Extra) -> Tensor:
-        """Entropy of one draw."""
+        """Return the entropy of y given w."""
         return self.entropy(output, extra)
 
     def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """Entropy of the averaged probabilities."""
+        """Return the entropy of the averaged probabilities."""
         return _entropy(mean)
 
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
-        """p (1 - p) of the averaged probabilities, for each class."""
+        """Return p (1 - p) of the averaged probabilities, per class."""
         return mean * (1 - mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroscedasticCategorical(Categorical):
-    """Classes whose logits carry Gaussian noise predicted by the network (Kendall & Gal 2017).
+    """Classification with Gaussian noise on the logits, predicted by the network (Kendall & Gal 2017).
 
-    The network gives K logits and then K log-variances; p(y) = E_e softmax(f + exp(v/2) e), by Monte Carlo over a fixed set
-    of `samples` noise vectors, so that the density stays a deterministic function of the weights.
+    The network outputs K logits, then K log-variances: p(y) = E_e softmax(f + exp(v/2) e), by Monte Carlo over a fixed
+    set of `samples` noise vectors, which keeps the density a deterministic function of the weights.
     """
 
     outputs_per_class: ClassVar[int] = 2
@@ -166,10 +160,10 @@ class HeteroscedasticCategorical(Categorical):
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise InputError("samples", f"found {self.samples}", "Pass a number of noise samples from 1 up")
+            raise InputError("samples", f"must be a positive integer, got {self.samples}")
 
     def log_probabilities(self, output: Tensor) -> Tensor:
-        """log of the average of softmaxes over the noise."""
+        """Return the log of the softmax averaged over the noise."""
         logits, log_variance = output.chunk(2, -1)
         noise = _fixed_noise(self.samples, logits.shape[-1], logits.device).to(logits.dtype)
         noise = noise.reshape(self.samples, *(1,) * (logits.ndim - 1), logits.shape[-1])
@@ -179,31 +173,28 @@ class HeteroscedasticCategorical(Categorical):
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(IndependentTargets):
-    """Counts with rate exp(f(x, w)), independently for each target."""
+    """Counts with rate exp(f(x, w)), independently per target."""
 
     support: ClassVar[str] = "count"
 
     def check_values(self, y: Tensor) -> None:
-        """Counts are whole and not negative."""
+        """Raise unless every target is a non-negative integer."""
         bad = (y < 0) | (y != y.round())
         if bool(bad.any()):
-            raise InputError(
-                "y",
-                f"has values that are no counts, such as {float(y[bad][0]):g}",
-                "Poisson takes whole numbers from 0 up",
-            )
+            found = f"has values that are not counts, such as {float(y[bad][0]):g}"
+            raise InputError("y", found, "Poisson needs non-negative integers")
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """y f - exp(f) - log y!, summed over targets."""
         return (y * output - torch.exp(output) - torch.lgamma(y + 1)).sum(-1)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """The rate, twice."""
+        """Return the rate, which is both mean and variance."""
         rate = torch.exp(output)
         return rate, rate
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """Entropy in nats: the sum over counts for small rates, the asymptotic series for large ones."""
+        """Return the entropy in nats: summed over counts for small rates, by its asymptotic series for large ones."""
         rate = torch.exp(output.to(torch.float64))
         k = torch.arange(0, 96, dtype=torch.float64, device=output.device)
         low = rate.clamp(max=30.0).unsqueeze(-1)
@@ -222,7 +213,7 @@ class Poisson(IndependentTargets):
         return torch.where(count < 0, torch.zeros_like(p), p)
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """Counts, in the output's dtype."""
+        """Draw counts, in the output's dtype."""
         return torch.poisson(torch.exp(output), generator=generator)
 
 
@@ -237,13 +228,13 @@ def _binary_entropy(p: Tensor) -> Tensor:
 
 
 def _fixed_noise(samples: int, classes: int, device: torch.device) -> Tensor:
-    """Standard normal values (samples, classes) that are always the same, from a hash of their place.
+    """Return constant pseudo-random standard normal values (samples, classes), from a hash of their index.
 
-    Made by tensor arithmetic alone, so that it can stand inside compiled and vectorised code, where no generator can.
+    Tensor arithmetic alone works under torch.compile and vmap, where a generator cannot be used.
     """
-    place = torch.arange(1, samples * classes + 1, dtype=torch.int64, device=device)
+    bits = torch.arange(1, samples * classes + 1, dtype=torch.int64, device=device)
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 7046029254386353131)):
-        place = (place ^ (place >> shift)) * factor  # int64 arithmetic wraps round, which is what mixes the bits
-    uniform = ((place >> 11) & (2**52 - 1)).to(torch.float64) / 2**52 + 2.0**-54
+        bits = (bits ^ (bits >> shift)) * factor  # int64 overflow wraps around, which mixes the bits
+    uniform = ((bits >> 11) & (2**52 - 1)).to(torch.float64) / 2**52 + 2.0**-54
     normal: Tensor = torch.special.ndtri(uniform)
     return normal.reshape(samples, classes)

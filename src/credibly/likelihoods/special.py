@@ -1,4 +1,4 @@
-"""Distribution functions that torch does not have."""
+"""CDFs that torch lacks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from torch import Tensor
 
 
 def student_t_cdf(z: Tensor, df: float) -> Tensor:
-    """P(t <= z) for a standard Student-t variable, elementwise, computed in float64.
+    """Return P(t <= z) for a standard Student-t variable, elementwise, computed in float64.
 
     P(|t| > |z|) = I_x(df/2, 1/2) at x = df / (df + z^2), the regularised incomplete beta function.
     """
-    wide = z.to(torch.float64)
-    tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + wide**2), wide**2 / (df + wide**2))
-    return torch.where(wide > 0, 1 - tail, tail).to(z.dtype)
+    double = z.to(torch.float64)
+    tail = 0.5 * _incomplete_beta(df / 2, 0.5, df / (df + double**2), double**2 / (df + double**2))
+    return torch.where(double > 0, 1 - tail, tail).to(z.dtype)
 
 
 def _incomplete_beta(a: float, b: float, x: Tensor, one_minus_x: Tensor) -> Tensor:
-    """I_x(a, b) by its continued fraction, on the side of x where that converges fast; 1 - x is given apart for accuracy."""
+    """Return I_x(a, b) by the continued fraction of I_x or of 1 - I_(1-x), whichever converges faster.
+
+    1 - x is passed separately for accuracy.
+    """
     flip = x > (a + 1) / (a + b + 2)
     direct = _beta_fraction(a, b, torch.where(flip, 0.5, x), torch.where(flip, 0.5, one_minus_x))
     mirrored = 1 - _beta_fraction(b, a, torch.where(flip, one_minus_x, 0.5), torch.where(flip, x, 0.5))
@@ -27,7 +30,7 @@ def _incomplete_beta(a: float, b: float, x: Tensor, one_minus_x: Tensor) -> Tens
 
 
 def _beta_fraction(a: float, b: float, x: Tensor, one_minus_x: Tensor, terms: int = 200) -> Tensor:
-    # The modified Lentz evaluation: the fraction is built from the front, each factor close to 1 once it has converged.
+    # Modified Lentz algorithm: evaluated from the front; factors approach 1 as it converges.
     tiny = 1e-300
     log_front = a * torch.log(x.clamp_min(tiny)) + b * torch.log(one_minus_x.clamp_min(tiny))
     front = torch.exp(log_front - (math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))) / a

@@ -1,4 +1,4 @@
-"""Metrics of predictions, information measures, and the evaluation of a predictive."""
+"""Metrics of predictions, information measures, and the evaluation of a `Predictive`."""
 
 from credibly.metrics.scores import (
     Calibration,

@@ -1,4 +1,4 @@
-"""How good a predictive is on known targets, and how far from another: figures chosen by what kind of y it is."""
+"""Metrics of a `Predictive` on known targets and its distance from another, chosen by the support of y."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ from credibly.errors import InputError
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
 
-SAMPLES = 400  # predictive draws behind the continuous ranked probability score
-CELLS = 128  # that the range of y is cut into where two predictives are compared
-OUTSIDE = 1e-3  # probability that either predictive leaves outside that range; it is counted, as two cells more
+SAMPLES = 400  # predictive samples for the continuous ranked probability score (CRPS)
+CELLS = 128  # intervals of the range of y over which two predictives are compared
+OUTSIDE = 1e-3  # probability of either predictive outside that range, which counts as two more cells
 
 
 def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 0) -> dict[str, float]:
-    """Figures of merit on targets y.
+    """Return metrics of the predictions on targets y.
 
-    Every kind of y has `log_density` (mean log predictive density a row, higher is better) and `coverage` (share of targets
-    inside the `level` interval, or inside the prediction set for labels; near `level` is right). Real targets and counts add
-    rmse, crps and width, real ones calibration_error as well (mean gap between nominal and observed frequencies); labels add
-    accuracy, brier, ece and the mean set size.
+    All have `log_density` (mean log predictive density per row, higher is better) and `coverage` (fraction of targets
+    inside the `level` interval, or inside the prediction set for labels; ideally `level`). Real targets and counts add
+    rmse, crps and width; real targets also calibration_error (mean gap between nominal and observed frequencies);
+    labels add accuracy, brier, ece and set_size, the mean size of the prediction set.
     """
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
-    figures = {"log_density": float(predictive.log_prob(target).double().mean())}
+    values = {"log_density": float(predictive.log_prob(target).double().mean())}
     if predictive.likelihood.ordered:
-        return figures | _ordered(predictive, target.to(predictive.mean.dtype), level, seed)
-    return figures | _labels(predictive, target, level)
+        return values | _ordered(predictive, target.to(predictive.mean.dtype), level, seed)
+    return values | _labels(predictive, target, level)
 
 
 def compare(predictive: Predictive, reference: Predictive) -> dict[str, float]:
-    """How far a predictive is from a reference at the same inputs, such as HMC's. Both must be of one kind of y.
+    """Return the distance of a predictive from a reference, such as HMC's, at the same inputs and for the same y.
 
-    `total_variation` (mean over rows of half the integral of |p - q|) is the largest difference between the probabilities that
-    the two give to any event: 0 where they are the same, 1 where they have nothing in common. Labels add `agreement`, the
-    share of rows whose most probable class is the same; real targets and counts add `mean_shift`, the mean distance between
-    the two means in standard deviations of the reference.
+    `total_variation` (mean over rows of half the integral of |p - q|) is the largest difference between the
+    probabilities that the two assign to any event: 0 if they are equal, 1 if they are disjoint. Labels add `agreement`,
+    the fraction of rows with the same most probable class; real targets and counts add `mean_shift`, the mean distance
+    between the two means in standard deviations of the reference.
     """
     if (predictive.mean.shape, predictive.likelihood.support) != (reference.mean.shape, reference.likelihood.support):
         shapes = [f"{p.likelihood.support} of shape {tuple(p.mean.shape)}" for p in (predictive, reference)]
-        raise InputError(
-            "reference", f"is {shapes[1]}, the predictive {shapes[0]}", "Predict at the same inputs with both"
-        )
+        found = f"is {shapes[1]}, the predictive {shapes[0]}"
+        raise InputError("reference", found, "Predict the same targets at the same inputs with both")
     if not reference.likelihood.ordered:
         p, q = predictive.probabilities, reference.probabilities
         return {
@@ -67,7 +66,7 @@ def compare(predictive: Predictive, reference: Predictive) -> dict[str, float]:
 def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict[str, float]:
     lower, upper = predictive.interval(level)
     samples = predictive.sample(SAMPLES, seed=seed)
-    # The distribution function at the targets is uniform where predictions are calibrated; for counts it is not even then.
+    # The CDF at the targets is uniform for calibrated predictions of real targets, but not of counts.
     calibration = {}
     if predictive.likelihood.support == "real":
         calibration["calibration_error"] = float(metrics.regression_calibration_error(predictive.cdf(y).flatten()))

@@ -140,7 +140,7 @@ class MaskPlan:
         self.width_from_first_mask = repeated_width(posterior.masked, self.sites[0].name, trial)
         with torch.no_grad():
             output = self.forward.apply({name: mask[:1] for name, mask in varied.items()}, trial)
-        self.outputs_a_row = output.numel()
+        self.outputs_per_row = output.numel()
         self.layout = posterior.layout
 
     @cached_property
@@ -162,7 +162,7 @@ class MaskDraws:
         self.likelihood = posterior.likelihood
         plan = posterior.plan(x)
         self.sites, self.shapes, self.forward = plan.sites, plan.shapes, plan.forward
-        self.plan, self.outputs_a_row = plan, plan.outputs_a_row
+        self.plan, self.outputs_per_row = plan, plan.outputs_per_row
         self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
         # A tile has few rows and all passes, so that what lies before the first mask is computed once for its rows; where
         # the rest of one row is too wide for that, as many passes as fit. The loop takes the passes one by one anyway.

@@ -21,7 +21,8 @@ from credibly.gaussians.block_precisions import Blocks, Kronecker
 from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.posterior.base import Model, Posterior, Record, WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
-from credibly.predictive.base import DrawSource, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.source import DrawSource
 from credibly.priors.gaussian import GaussianPrior, signature
 
 
@@ -136,7 +137,7 @@ class LaplacePosterior(Posterior):
                 "Say which are random in the problem (Problem(..., random=...)), and leave Laplace's random at None",
             )
         shapes = [_shape(block.to(self.loc.dtype)) for block in self.precision_blocks]
-        shape: Precision = Blocks(*shapes, places=torch.cat([places for _, places in self.blocks]))
+        shape: Precision = Blocks(*shapes, indices=torch.cat([places for _, places in self.blocks]))
         if all(isinstance(part, Diagonal) for part in shapes):
             shape = Diagonal(shape.diagonal())
         return GaussianPrior(self.loc, shape, signature(self.layout), self.record.method)

@@ -58,7 +58,7 @@ class OutputDraws:
         with torch.no_grad():
             trial = model.forward(loc.unsqueeze(0), map_inputs(lambda t: t[:1], x))
         shape = self.likelihood.arrange(trial, 1).shape
-        self.width, self.outputs_a_row = shape[-1], trial.numel()
+        self.width, self.outputs_per_row = shape[-1], trial.numel()
         own = model.layout.dim - model.layout.network_dim
         noise = normal_points(draws, self.width + own, seed).to(loc)
         self.noise = noise[:, : self.width]

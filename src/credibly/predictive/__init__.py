@@ -1,5 +1,6 @@
 """Predictions: the Bayesian model average, its quantiles, and targets in their own units."""
 
-from credibly.predictive.base import DrawSource, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.source import DrawSource
 
 __all__ = ["DrawSource", "Predictive"]

@@ -1,9 +1,9 @@
-"""Predictive: the Bayesian model average at some inputs, and the kinds of uncertainty in it.
+"""Predictive: the Bayesian model average at given inputs, with its aleatoric and epistemic uncertainty.
 
     p(y | x, D) ~ (1/S) sum_s p(y | x, w_s)
 
-Everything is computed from outputs (S, rows, ...) of a block of rows under all draws, block by block, so memory does not
-grow with the number of rows. What every later part (metrics, reports, decisions) reads is this class alone.
+Everything is computed block by block from the outputs (S, rows, ...) of a block of rows under all draws, so memory does
+not grow with the number of rows. Metrics, reports and decisions read this class alone.
 """
 
 from __future__ import annotations
@@ -11,40 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
+from credibly.core.checks import check_choice, check_integer, check_probability
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.likelihoods import Likelihood
 from credibly.predictive.quantiles import mixture_quantiles
+from credibly.predictive.source import DrawSource
 
 T = TypeVar("T")
 
-BLOCK_VALUES = 2**22  # network values held at a time: 16 MiB in float32, which also stays near the caches
-GPU_BLOCK_VALUES = 2**28  # on a GPU, which wants large pieces and has the memory: 1 GiB in float32
-MANY = 2**18  # rows times draws from which on compiled code of our own is asked for; it may have to be compiled first
-CACHE_VALUES = 2**24  # outputs of all rows are kept when they are at most this many values (64 MiB in float32)
-
-
-class DrawSource(Protocol):
-    """What a predictive needs of a posterior: outputs of some draws at some rows."""
-
-    likelihood: Likelihood
-    count: int
-
-    def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
-        """Arranged outputs (stop - start, rows, ..., K) of draws start to stop; `first_row` is the place of x's first row."""
-
-    def extra(self, start: int, stop: int) -> dict[str, Tensor]:
-        """The likelihood's own parameters in those draws."""
-
-    def row_width(self) -> int:
-        """Values that one row under one draw takes on its way through the network."""
+BLOCK_VALUES = 2**22  # network activations held at a time: 16 MiB in float32, small enough for the CPU caches
+GPU_BLOCK_VALUES = 2**28  # the same on a GPU, which needs large blocks and has the memory: 1 GiB in float32
+MANY = 2**18  # rows times draws from which the C++ backend pays off: it may have to be compiled first
+CACHE_VALUES = 2**24  # the outputs of all rows are cached up to this many values: 64 MiB in float32
 
 
 class _Summary(NamedTuple):
@@ -56,9 +41,9 @@ class _Summary(NamedTuple):
 
 
 class Predictive:
-    """Predictions with their uncertainty. Shapes follow the y that the problem was given: (N,), (N, K), (N, H, W), ...
+    """Predictions with their uncertainty, in the shape of the problem's y: (N,), (N, K), (N, H, W), ...
 
-    Nothing is computed before it is asked for; each quantity streams over the rows in bounded memory.
+    Everything is computed on first access, block by block in bounded memory.
     """
 
     def __init__(self, source: DrawSource, x: Inputs) -> None:
@@ -73,17 +58,17 @@ class Predictive:
     @property
     def mean(self) -> Tensor:
         """E[y | x, D]; for classes the averaged probabilities (N, ..., K)."""
-        # Alone it is half the work of the summary; where outputs are not kept, they are gone through once for everything.
+        # The mean alone is half the work of the summary. Without cached outputs, one pass computes everything instead.
         return self._mean if self._fits() and "_summary" not in vars(self) else self._summary.mean
 
     @property
     def variance(self) -> Tensor:
-        """Var[y | x, D], of the shape of the mean; for regression and counts it is aleatoric + epistemic."""
+        """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic."""
         return self._summary.variance
 
     @property
     def std(self) -> Tensor:
-        """Root of the variance."""
+        """Standard deviation of y, the root of the variance."""
         return self._summary.variance.sqrt()
 
     @property
@@ -93,12 +78,12 @@ class Predictive:
 
     @property
     def aleatoric(self) -> Tensor:
-        """What more data would not remove: E_s Var(y | x, w_s), or for labels E_s H[p_s]."""
+        """Uncertainty that more data would not remove: E_s Var(y | x, w_s), or for labels E_s H[p_s]."""
         return self._summary.aleatoric
 
     @property
     def epistemic(self) -> Tensor:
-        """What the model does not know: Var_s E(y | x, w_s), or for labels the mutual information of y and w."""
+        """Uncertainty about the model: Var_s E(y | x, w_s), or for labels the mutual information of y and w."""
         return self._summary.epistemic
 
     @property
@@ -108,112 +93,107 @@ class Predictive:
             return self.likelihood.arrange(self.mean)
         if self.likelihood.support == "binary":
             return torch.stack([1 - self.mean, self.mean], -1)
-        raise InputError(
-            "probabilities",
-            f"the likelihood is {type(self.likelihood).__name__}",
-            "Only labels have them; use mean and interval",
-        )
+        kind = type(self.likelihood).__name__
+        raise InputError("probabilities", f"the likelihood is {kind}, not one of labels", "Use mean and interval")
 
     @cached_property
     def _mean(self) -> Tensor:
-        """The mean of `_summary`, by the same operations."""
+        """The mean of `_summary`, bit-for-bit."""
         likelihood, location, scale = self.likelihood.standardised() or (self.likelihood, None, None)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             mean = likelihood.moments(output, extra)[0].mean(0, dtype=torch.float64)
             if location is not None and scale is not None:
                 mean = mean * scale.to(mean) + location.to(mean)
-            return mean.to(self._kept(output))
+            return mean.to(self._result_dtype(output))
 
-        return self.likelihood.restore(torch.cat(list(self._each(block))))
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block))))
 
     @cached_property
     def _summary(self) -> _Summary:
-        # In other units everything follows from the summary in the network's own, which is in its own dtype.
+        # Moments are computed in the units and dtype of the network, then converted.
         likelihood, location, scale = self.likelihood.standardised() or (self.likelihood, None, None)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
             aleatoric = mean_of_draws(likelihood.spread(output, extra))
             means = likelihood.moments(output, extra)[0]
-            mean, spread_of_means = moments_of_draws(means, native=self._native_width is not None)
-            total = likelihood.total(mean, spread_of_means, aleatoric)
-            # Rounding can leave the difference a hair below zero, and one draw must give exactly none.
+            mean, variance_of_means = moments_of_draws(means, native=self._native_width is not None)
+            total = likelihood.total(mean, variance_of_means, aleatoric)
+            # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
-            variance = likelihood.variance(mean, spread_of_means, aleatoric)
-            kept = self._kept(output)
+            variance = likelihood.variance(mean, variance_of_means, aleatoric)
+            dtype = self._result_dtype(output)
             parts: tuple[Tensor, ...] = (mean, variance, total, aleatoric, epistemic)
             if location is not None and scale is not None:
                 centre, stretch = location.to(mean), scale.to(mean)
                 parts = (mean * stretch + centre, *(part * stretch**2 for part in parts[1:]))
-            return tuple(part.to(kept) for part in parts)
+            return tuple(part.to(dtype) for part in parts)
 
-        mean, variance, *rest = (torch.cat(c) for c in zip(*self._each(block)))
-        # Entropies of classes have no class axis; everything else has the target axis of the mean.
+        mean, variance, *rest = (torch.cat(c) for c in zip(*self.map_blocks(block)))
+        # Entropies have no class axis; everything else has the target axis of the mean.
         rest = [r if r.ndim < mean.ndim else self.likelihood.restore(r) for r in rest]
         return _Summary(self.likelihood.restore(mean), self.likelihood.restore(variance), *rest)
 
     # -- densities, quantiles, samples -------------------------------------------------------------------------------
     def log_prob(self, y: object) -> Tensor:
-        """Log predictive density of each row: log (1/S) sum_s p(y | x, w_s), never the average of logs; (N, ...)."""
+        """Return the log predictive density of each row, log (1/S) sum_s p(y | x, w_s), shape (N, ...)."""
         target = self._target(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
-            return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._kept(output))
+            return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._result_dtype(output))
 
-        return torch.cat(list(self._each(block)))
+        return torch.cat(list(self.map_blocks(block)))
 
     def log_likelihoods(self, y: object) -> Iterator[Tensor]:
-        """log p(y_i | x_i, w_s) under every draw, block of rows by block of rows: (S, rows) each, summed over what rides along."""
+        """Yield log p(y_i | x_i, w_s) per draw and row, (S, rows) per block of rows, summed over targets and pixels."""
         target = self._target(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra)
             return part.reshape(*part.shape[:2], -1).sum(2, dtype=torch.float64)
 
-        return self._each(block)
+        return self.map_blocks(block)
 
     def cdf(self, y: object) -> Tensor:
-        """P(Y <= y | x, D), elementwise in the shape of y."""
+        """Return P(Y <= y | x, D), elementwise in the shape of y."""
         target = self._target(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return self.likelihood.cdf(output, target[start : start + output.shape[1]], extra).mean(0)
 
-        return self.likelihood.restore(torch.cat(list(self._each(block))))
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block))))
 
     def quantile(self, level: float | Sequence[float]) -> Tensor:
-        """Quantiles of the mixture, in the shape of the mean; with several levels they come first: (levels, N, ...)."""
+        """Return quantiles of the mixture, in the shape of the mean; (levels, N, ...) for several levels."""
         levels = (level,) if isinstance(level, (int, float)) else tuple(level)
         if not levels or any(not 0 < q < 1 for q in levels):
-            raise InputError("level", f"found {level!r}", "Pass numbers between 0 and 1")
+            raise InputError("level", f"must be between 0 and 1, got {level!r}")
         self._refuse_unordered()
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return mixture_quantiles(self.likelihood, output, extra, levels)
 
-        result = torch.cat(list(self._each(block)), 1)
+        result = torch.cat(list(self.map_blocks(block)), 1)
         restored = torch.stack([self.likelihood.restore(r) for r in result])
         return restored[0] if isinstance(level, (int, float)) else restored
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """The central credible interval (lower, upper) that holds `level` of the predictive distribution."""
-        if not isinstance(level, (int, float)) or not 0 < level < 1:
-            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        """Return the central credible interval (lower, upper) with probability `level` under the predictive."""
+        check_probability("level", level)
         lower, upper = self.quantile(((1 - level) / 2, (1 + level) / 2))
         return lower, upper
 
     def prediction_set(self, level: float = 0.9) -> Tensor:
-        """For labels: which classes belong to the smallest set that holds at least `level`; (N, ..., K) booleans."""
-        if not isinstance(level, (int, float)) or not 0 < level < 1:
-            raise InputError("level", f"found {level!r}", "Pass a number between 0 and 1, such as 0.9")
+        """Return the smallest set of classes with probability at least `level`, as booleans (N, ..., K)."""
+        check_probability("level", level)
         p, order = self.probabilities.sort(-1, descending=True)
-        needed = p.cumsum(-1) - p < level  # a class is in while those before it do not yet hold the level
+        needed = p.cumsum(-1) - p < level  # a class belongs while the likelier ones do not yet reach the level
         return torch.zeros_like(needed).scatter(-1, order, needed)
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
-        """Draws of y, (count, N, ...): each picks one draw of the weights for all rows, so its rows belong together."""
-        _at_least_one("count", count)
+        """Draw samples of y, (count, N, ...). Each uses one draw of the weights for all rows, so they are dependent."""
+        check_integer("count", count)
         picks = torch.randint(self.draws, (count,), generator=stream(check_seed(seed), "predictive draws"))
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
@@ -221,66 +201,59 @@ class Predictive:
             chosen = picks.to(output.device)
             return self.likelihood.sample(output[chosen], {k: v[chosen] for k, v in extra.items()}, generator)
 
-        result = torch.cat(list(self._each(block)), 1)
+        result = torch.cat(list(self.map_blocks(block)), 1)
         return result if self.likelihood.support == "class" else self.likelihood.restore(result, 1)
 
     def functions(self, count: int | None = None) -> Tensor:
-        """E(y | x, w_s) for each draw (the first `count` of evenly spaced ones): (S, N, ...), the curves of a picture."""
+        """Return E(y | x, w_s) of all draws, or of `count` evenly spaced ones, (S, N, ...): the curves of a plot."""
         picks = torch.arange(self.draws)
         if count is not None:
-            _at_least_one("count", count)
+            check_integer("count", count)
             picks = torch.linspace(0, self.draws - 1, min(count, self.draws)).round().long()
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return self.likelihood.moments(output, extra)[0][picks.to(output.device)]
 
-        return self.likelihood.restore(torch.cat(list(self._each(block)), 1), 1)
+        return self.likelihood.restore(torch.cat(list(self.map_blocks(block)), 1), 1)
 
     def ood_score(self, kind: str = "total") -> Tensor:
-        """A score for each row that is higher for rows unlike the training data.
+        """Return a score per row, (N,), that is higher for inputs unlike the training data.
 
-        kind: "total" (entropy or variance), "epistemic" (mutual information or epistemic variance), or "max_probability"
-        (one minus the highest class probability). Targets and pixels are averaged.
+        Args:
+            kind: "total" (entropy or variance), "epistemic" (mutual information or epistemic variance), or
+                "max_probability" (one minus the highest class probability). Averaged over targets and pixels.
         """
-        if kind == "max_probability":
-            score = 1 - self.probabilities.max(-1).values
-        elif kind in ("total", "epistemic"):
-            score = getattr(self, kind)
-        else:
-            raise InputError("kind", f"found {kind!r}", 'Pass "total", "epistemic" or "max_probability"')
+        check_choice("kind", kind, ("total", "epistemic", "max_probability"))
+        score = 1 - self.probabilities.max(-1).values if kind == "max_probability" else getattr(self, kind)
         return score.reshape(self.rows, -1).mean(-1)
 
     def __len__(self) -> int:
         return self.rows
 
-    def __repr__(self) -> str:
-        return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
+    # -- for building on ---------------------------------------------------------------------------------------------
+    @property
+    def source(self) -> DrawSource:
+        """The draws and the network, which compute the outputs at any inputs."""
+        return self._source
 
-    # -- streaming ---------------------------------------------------------------------------------------------------
-    @cached_property
-    def _block_rows(self) -> int:
-        return max(1, self._most_values // (self.draws * self._outputs_a_row))
+    @property
+    def x(self) -> Inputs:
+        """The inputs, on the network's device."""
+        return self._x
 
-    @cached_property
-    def _most_values(self) -> int:
-        return GPU_BLOCK_VALUES if tensors_of(self._x)[0][1].device.type == "cuda" else BLOCK_VALUES
+    def subset(self, rows: Tensor) -> Predictive:
+        """Return the predictions of the same draws at the given rows (indices or a boolean mask)."""
+        return Predictive(self._source, map_inputs(lambda t: t[rows.to(t.device)], self._x))
 
-    @cached_property
-    def _native_width(self) -> int | None:
-        """Values of a row that compiled code of our own keeps, where it does the work: there is enough of it, and it can."""
-        width: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
-        return width() if width is not None and self.rows * self.draws >= MANY else None
+    def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
+        """Call `function(outputs, extra, start)` on consecutive blocks of rows and yield what it returns.
 
-    @cached_property
-    def _outputs_a_row(self) -> int:
-        known: int | None = getattr(self._source, "outputs_a_row", None)  # a source may know without a trial pass
-        return known or self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
+        Only one block of outputs is held at a time. Outputs small enough to cache make a single block of all rows.
 
-    def _fits(self) -> bool:
-        return self.rows * self.draws * self._outputs_a_row <= CACHE_VALUES
-
-    def _each(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
-        """The function's value for each block of rows: its outputs, the likelihood's parameters, the first row's place."""
+        Args:
+            function: receives the outputs of the block under every draw, (S, rows, ..., K); the likelihood's own
+                parameters, each (S, ...); and the index of the block's first row. It must not modify them in place.
+        """
         extra = self._source.extra(0, self.draws)
         with torch.no_grad():
             if self._fits():
@@ -293,12 +266,38 @@ class Predictive:
                 block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
                 yield function(self._outputs(block, start), extra, start)
 
+    def __repr__(self) -> str:
+        return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
+
+    # -- streaming ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def _block_rows(self) -> int:
+        return max(1, self._block_values // (self.draws * self._outputs_per_row))
+
+    @cached_property
+    def _block_values(self) -> int:
+        return GPU_BLOCK_VALUES if tensors_of(self._x)[0][1].device.type == "cuda" else BLOCK_VALUES
+
+    @cached_property
+    def _native_width(self) -> int | None:
+        """Values per row that the C++ backend keeps; None if it cannot be used or there are too few rows and draws."""
+        width: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
+        return width() if width is not None and self.rows * self.draws >= MANY else None
+
+    @cached_property
+    def _outputs_per_row(self) -> int:
+        known: int | None = getattr(self._source, "outputs_per_row", None)
+        return known or self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1).numel()
+
+    def _fits(self) -> bool:
+        return self.rows * self.draws * self._outputs_per_row <= CACHE_VALUES
+
     def _outputs(self, x: Inputs, first: int) -> Tensor:
-        """Outputs (S, rows, ...) of one block of rows, computed in tiles of draws by rows that stay small."""
+        """Return the outputs (S, rows, ...) of one block of rows, computed in small tiles of draws by rows."""
         rows = row_count(x)
         width = self._native_width or self._source.row_width()
-        tile_rows = max(1, min(rows, self._most_values // width, 4096 if self._native_width is None else rows))
-        tile_draws = max(1, min(self.draws, self._most_values // (tile_rows * width)))
+        tile_rows = max(1, min(rows, self._block_values // width, 4096 if self._native_width is None else rows))
+        tile_draws = max(1, min(self.draws, self._block_values // (tile_rows * width)))
         result: Tensor | None = None
         for row in range(0, rows, tile_rows):
             some = map_inputs(lambda t, r=row: t[r : r + tile_rows], x) if tile_rows < rows else x  # type: ignore[misc]
@@ -312,31 +311,24 @@ class Predictive:
         assert result is not None
         return result
 
-    def _kept(self, output: Tensor) -> torch.dtype:
-        """The dtype of results: the network's, unless the likelihood needs more."""
+    def _result_dtype(self, output: Tensor) -> torch.dtype:
+        """Return the dtype of results: the network's, or float64 if the likelihood needs it."""
         return torch.float64 if self.likelihood.wide else output.dtype
 
     def _target(self, y: object) -> Tensor:
         sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
         value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
-        target = self.likelihood.prepare(value.to(sample.device), self._kept(sample))
+        target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):
-            raise InputError(
-                "y", f"has shape {tuple(value.shape)}", f"These predictions have {self.rows} rows of {tuple(expected)}"
-            )
+            wanted = f"{self.rows} rows of shape {tuple(expected)}"
+            raise InputError("y", f"has shape {tuple(value.shape)}, these predictions have {wanted}")
         return target
 
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:
+            kind = type(self.likelihood).__name__
             raise InputError(
-                "level",
-                f"{type(self.likelihood).__name__} outcomes have no order, so no quantiles",
-                "Use prediction_set(level) or probabilities",
+                "level", f"{kind} outcomes have no quantiles", "Use prediction_set(level) or probabilities"
             )
-
-
-def _at_least_one(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(name, f"found {count!r}", "Pass a whole number from 1 up")

@@ -1,10 +1,11 @@
-"""Predictions in the units of the target: a fit on standardised y, read in y's own units with the density corrected.
+"""Predictions in the units of the target, from a fit on a standardised target.
 
-With y = location + scale * z a fit knows z alone. Means and deviations are stretched, and a density is divided by the scale,
+The fit sees z with y = location + scale * z. Means and standard deviations are rescaled, and the density follows from
+the change of variables,
 
     log p(y | x) = log p(z | x) - log scale,
 
-so that every figure is the one that a fit in the original units would give, and rescaling y changes nothing but units.
+so every quantity equals that of a fit in the original units.
 """
 
 from __future__ import annotations
@@ -20,66 +21,67 @@ from credibly.core.inputs import Inputs
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
 from credibly.likelihoods.base import Extra, IndependentTargets
-from credibly.predictive.base import DrawSource, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.source import DrawSource
 
 
 @dataclass(frozen=True)
 class InUnits(IndependentTargets):
-    """A likelihood of real targets z, read as one of y = location + scale * z. Numbers are float64."""
+    """The likelihood of y = location + scale * z, given that of a real target z. Results are float64."""
 
     inner: Likelihood
     location: tuple[float, ...]
     scale: tuple[float, ...]
 
     support: ClassVar[str] = "real"
-    wide: ClassVar[bool] = True  # a far-off location would round away what a float32 knows about the rest
+    wide: ClassVar[bool] = True  # with a location far from 0, float32 would round away the predicted differences
 
     def __post_init__(self) -> None:
         if self.inner.support != "real":
-            raise InputError("likelihood", f"its targets are {self.inner.support}", "Only real targets have units")
+            raise InputError("likelihood", f"must have real targets, its support is {self.inner.support!r}")
         if len(self.location) != len(self.scale) or not all(math.isfinite(v) for v in self.location):
             raise InputError(
-                "location", f"found {self.location} beside scales {self.scale}", "Pass one for each target"
+                "location", f"must be one finite number per target, got {self.location} with scale {self.scale}"
             )
         if not all(math.isfinite(v) and v > 0 for v in self.scale):
-            raise InputError("scale", f"found {self.scale}", "Pass a positive number for each target")
+            raise InputError("scale", f"must be one positive number per target, got {self.scale}")
 
     def _affine(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        where = {"dtype": torch.float64, "device": like.device}
-        return torch.tensor(self.location, **where), torch.tensor(self.scale, **where)  # type: ignore[arg-type]
+        options = {"dtype": torch.float64, "device": like.device}
+        return torch.tensor(self.location, **options), torch.tensor(self.scale, **options)  # type: ignore[arg-type]
 
     def standardised(self) -> tuple[Likelihood, Tensor, Tensor]:
-        """The likelihood of z, and what leads from z to y."""
+        """Return the likelihood of z, the location and the scale."""
         return self.inner, *self._affine(torch.empty(0))
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """Of y: that of z less the logarithm of the scale, for each target."""
+        """Return log p(z) - log scale, summed over targets."""
         location, scale = self._affine(output)
         return self.inner.log_prob(output, (y - location) / scale, extra) - scale.log().sum()
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y."""
+        """Return the mean and variance of y."""
         location, scale = self._affine(output)
         mean, variance = self.inner.moments(output, extra)
         return mean * scale + location, variance * scale**2
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """That of z plus the logarithm of the scale."""
+        """Return the entropy of z plus log scale."""
         return self.inner.entropy(output, extra) + self._affine(output)[1].log()
 
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
-        """P(y <= value)."""
+        """Return P(y <= value)."""
         location, scale = self._affine(output)
         return self.inner.cdf(output, (value - location) / scale, extra)
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """Draws of y."""
+        """Draw samples of y."""
         location, scale = self._affine(output)
         return self.inner.sample(output, extra, generator) * scale + location
 
 
-class _Read:
-    """A source with another likelihood in the place of its own."""
+class _WithLikelihood:
+    """A source with its likelihood replaced."""
 
     def __init__(self, inner: DrawSource, likelihood: Likelihood) -> None:
         self.inner = inner
@@ -100,8 +102,8 @@ class _Read:
         return native() if native is not None else None
 
 
-class _Doubled(_Read):
-    """A source whose outputs are float64."""
+class _InDouble(_WithLikelihood):
+    """A source with its outputs converted to float64."""
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         return self.inner.outputs(x, start, stop, first_row).double()
@@ -111,15 +113,15 @@ class _Doubled(_Read):
 
 
 def in_units(predictive: Predictive, location: float | list[float], scale: float | list[float]) -> Predictive:
-    """A predictive of z = (y - location) / scale as one of y, with a location and a scale for each target."""
+    """Return predictions of y from those of z = (y - location) / scale, with one location and scale per target."""
     locations, scales = (
         tuple(float(v) for v in (value if isinstance(value, (list, tuple)) else [value])) for value in (location, scale)
     )
     inner = predictive.likelihood
     likelihood = InUnits(inner, locations, scales, axis=inner.axis, squeeze=inner.squeeze)
-    return Predictive(_Read(predictive._source, likelihood), predictive._x)
+    return Predictive(_WithLikelihood(predictive.source, likelihood), predictive.x)
 
 
 def in_double(predictive: Predictive) -> Predictive:
-    """The same predictive with its figures in float64: probabilities near 0 and 1 keep their distance from them."""
-    return Predictive(_Doubled(predictive._source, predictive.likelihood), predictive._x)
+    """Return the same predictions computed in float64, where probabilities close to 0 and 1 do not round to them."""
+    return Predictive(_InDouble(predictive.source, predictive.likelihood), predictive.x)

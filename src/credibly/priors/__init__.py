@@ -1,4 +1,4 @@
-"""Priors: elementwise densities, by parameter name, and a posterior as the next prior."""
+"""Priors: elementwise densities, assigned by parameter name, or an earlier posterior."""
 
 from credibly.priors.elementwise import PRIORS, Laplace, Normal, Prior, ScaleMixture, StudentT
 

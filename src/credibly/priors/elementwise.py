@@ -1,7 +1,7 @@
-"""Priors on parameters: small immutable descriptions of an elementwise density, with its sampler.
+"""Elementwise priors on parameters: immutable densities with their samplers.
 
-A `Problem` takes one of them, or a mapping from name patterns to them; `credibly.priors.flat.bind` makes that the prior of
-the whole flat vector.
+A `Problem` takes one of them, or a mapping from name patterns to them; `credibly.priors.flat.bind` lays them out over
+the flat vector.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_positive
 from credibly.errors import InputError
 
 Shrink = Tensor | float
 
 
-def positive(name: str, value: float) -> None:
-    """Refuses a scale, rate or degree of freedom that is not a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise InputError(name, f"found {value!r}", "Pass a positive finite number")
-
-
 class Prior(ABC):
-    """One density for every element, with `scale` multiplied by `shrink` (1, or 1/sqrt(fan-in) where that is on)."""
+    """An elementwise density. `shrink` multiplies its scale: 1, or 1/sqrt(fan-in) if `fan_in` is set."""
 
     fan_in: bool
 
     @abstractmethod
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
-        """Elementwise normalised log density, of the shape of w."""
+        """Return the normalised log density of each element, in the shape of w."""
 
     def total_log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
-        """The sum over the last axis."""
+        """Return the log density summed over the last axis."""
         return self.log_prob(w, shrink).sum(-1)
 
     @abstractmethod
@@ -46,29 +41,29 @@ class Prior(ABC):
         dtype: torch.dtype = torch.float32,
         shrink: Shrink = 1.0,
     ) -> Tensor:
-        """Independent draws of the given shape, on the generator's device."""
+        """Draw independent samples of the given shape, on the generator's device."""
 
     @property
     @abstractmethod
     def std(self) -> float:
-        """Standard deviation of one element before fan-in scaling (infinite where there is none)."""
+        """Standard deviation of one element before fan-in scaling; may be infinite."""
 
     @property
     def centre(self) -> float:
-        """The mode, where an optimiser may start."""
+        """Mode, a starting point for optimisers."""
         return float(getattr(self, "loc", 0.0))
 
 
 @dataclass(frozen=True)
 class Normal(Prior):
-    """N(loc, scale^2). With `fan_in`, the standard deviation of a weight is scale / sqrt(its fan-in)."""
+    """N(loc, scale^2). With `fan_in`, the standard deviation of a weight is scale / sqrt(fan-in)."""
 
     scale: float = 1.0
     loc: float = 0.0
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale", self.scale)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-(w - loc)^2 / (2 s^2) - log s - log(2 pi)/2, elementwise."""
@@ -76,7 +71,7 @@ class Normal(Prior):
         return -0.5 * ((w - self.loc) / s) ** 2 - _log(s) - 0.5 * math.log(2 * math.pi)
 
     def total_log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
-        """The sum over the last axis, with the constants taken out of it: this is evaluated at every step of every method."""
+        """Return the sum over the last axis, with constants factored out: every step of every method evaluates it."""
         offset = w - self.loc if self.loc else w
         if isinstance(shrink, Tensor):
             scales = self.scale * shrink
@@ -95,12 +90,12 @@ class Normal(Prior):
         dtype: torch.dtype = torch.float32,
         shrink: Shrink = 1.0,
     ) -> Tensor:
-        """Independent normal draws."""
+        """Draw independent normal samples."""
         return self.loc + self.scale * shrink * _randn(shape, generator, dtype)
 
     @property
     def std(self) -> float:
-        """The scale itself."""
+        """The scale."""
         return self.scale
 
 
@@ -113,7 +108,7 @@ class Laplace(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale", self.scale)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-|w - loc| / s - log(2 s), elementwise."""
@@ -128,7 +123,7 @@ class Laplace(Prior):
         dtype: torch.dtype = torch.float32,
         shrink: Shrink = 1.0,
     ) -> Tensor:
-        """By the inverse of the distribution function."""
+        """Draw independent Laplace samples, by the inverse CDF."""
         u = _rand(shape, generator) - 0.5
         return self.loc + self.scale * shrink * (-u.sign() * torch.log1p(-2 * u.abs())).to(dtype)
 
@@ -148,8 +143,8 @@ class StudentT(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("df", self.df)
-        positive("scale", self.scale)
+        check_positive("df", self.df)
+        check_positive("scale", self.scale)
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """-(df + 1)/2 log(1 + z^2/df) + normaliser, with z = (w - loc)/s, elementwise."""
@@ -164,7 +159,7 @@ class StudentT(Prior):
         dtype: torch.dtype = torch.float32,
         shrink: Shrink = 1.0,
     ) -> Tensor:
-        """Independent Student-t draws."""
+        """Draw independent Student-t samples."""
         return self.loc + self.scale * shrink * student_t_draws(shape, self.df, generator).to(dtype)
 
     @property
@@ -175,7 +170,7 @@ class StudentT(Prior):
 
 @dataclass(frozen=True)
 class ScaleMixture(Prior):
-    """pi N(0, scale1^2) + (1 - pi) N(0, scale2^2): a spike and a slab (Blundell et al. 2015)."""
+    """pi N(0, scale1^2) + (1 - pi) N(0, scale2^2), the spike and slab of Blundell et al. (2015)."""
 
     pi: float = 0.5
     scale1: float = 1.0
@@ -183,13 +178,13 @@ class ScaleMixture(Prior):
     fan_in: bool = False
 
     def __post_init__(self) -> None:
-        positive("scale1", self.scale1)
-        positive("scale2", self.scale2)
+        check_positive("scale1", self.scale1)
+        check_positive("scale2", self.scale2)
         if not 0 < self.pi < 1:
-            raise InputError("pi", f"found {self.pi!r}", "Pass a number between 0 and 1")
+            raise InputError("pi", f"must be between 0 and 1, got {self.pi!r}")
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
-        """log of the mixture density, elementwise, by logaddexp."""
+        """Return the log of the mixture density, elementwise."""
         wide = Normal(self.scale1).log_prob(w, shrink) + math.log(self.pi)
         narrow = Normal(self.scale2).log_prob(w, shrink) + math.log1p(-self.pi)
         return torch.logaddexp(wide, narrow)
@@ -202,13 +197,13 @@ class ScaleMixture(Prior):
         dtype: torch.dtype = torch.float32,
         shrink: Shrink = 1.0,
     ) -> Tensor:
-        """Each element picks its component, then a normal draw of that width."""
+        """Draw a component per element, then a normal sample from it."""
         wide = (_rand(shape, generator) < self.pi).to(dtype)
         return (self.scale2 + (self.scale1 - self.scale2) * wide) * shrink * _randn(shape, generator, dtype)
 
     @property
     def std(self) -> float:
-        """Root of the mixed variances."""
+        """sqrt(pi scale1^2 + (1 - pi) scale2^2)."""
         return math.sqrt(self.pi * self.scale1**2 + (1 - self.pi) * self.scale2**2)
 
 
@@ -216,13 +211,13 @@ PRIORS: dict[str, type[Prior]] = {c.__name__: c for c in (Normal, Laplace, Stude
 
 
 def student_t_log_prob(z: Tensor, df: float) -> Tensor:
-    """Log density of a standard Student-t variable."""
+    """Return the log density of a standard Student-t variable."""
     norm = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
     return norm - (df + 1) / 2 * torch.log1p(z**2 / df)
 
 
 def student_t_draws(shape: tuple[int, ...], df: float, generator: torch.Generator) -> Tensor:
-    """Standard Student-t draws in float64 from two uniforms each (Bailey's polar form, exact for any df > 0)."""
+    """Draw standard Student-t samples in float64 from two uniforms each (Bailey's polar form, exact for any df > 0)."""
     u = 1.0 - _rand(shape, generator)  # in (0, 1]
     radius = torch.sqrt(df * torch.expm1(-2.0 / df * torch.log(u)))
     return radius * torch.cos(2 * math.pi * _rand(shape, generator))

@@ -1,4 +1,4 @@
-"""The prior of a whole flat vector, (C, D) -> (C,): priors by name pattern and fan-in laid out over the coordinates."""
+"""The prior of the flat vector, (C, D) -> (C,): elementwise priors by name pattern, with fan-in scaling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from credibly.networks.layout import Layout
 from credibly.priors.elementwise import Normal, Prior, Shrink
 from credibly.priors.gaussian import BoundGaussianPrior, GaussianPrior
 
-_ADVICE = "Pass one of credibly.priors.elementwise (Normal, Laplace, StudentT, ScaleMixture), a Prior of your own or posterior.as_prior()"
+_ADVICE = (
+    "Pass one of credibly.priors.elementwise (Normal, Laplace, StudentT, ScaleMixture), a subclass of Prior, "
+    "or posterior.as_prior()"
+)
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,9 @@ class _Segment:
 
 
 class BoundPrior:
-    """The prior of a whole flat vector: a few contiguous segments, each of one family.
+    """The prior of the flat vector: contiguous segments, each with one elementwise prior.
 
-    The first `groups` of the segments are the network's; what follows is the likelihood's own (all are the network's by default).
+    The first `groups` segments (by default all) belong to the network, the others to the likelihood's own parameters.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class BoundPrior:
         self.dtype = dtype
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Normalised log density: (C, D) -> (C,)."""
+        """Return the normalised log density: (C, D) -> (C,)."""
         if len(self.segments) == 1:
             return self.segments[0].prior.total_log_prob(theta, self.segments[0].shrink)
         parts = [s.prior.total_log_prob(theta[..., s.start : s.stop], s.shrink) for s in self.segments]
@@ -50,28 +53,28 @@ class BoundPrior:
     def expected_log_prob(
         self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None, factor: Tensor | None = None
     ) -> Tensor:
-        """E_q log p(w), (M,), for Gaussians q with that mean and variance (M, D).
+        """Return E_q log p(w), (M,), for Gaussians q with means `loc` and variances `variance`, (M, D) each.
 
-        In closed form where the prior is Normal; elsewhere the average over draws (M, K, D) of q. `stretch` (M, groups)
-        multiplies the scale of each of the network's segments, where that is learned. What lies beside the diagonal of the
-        covariance, `factor`, plays no part here: the coordinates of this prior are independent.
+        Normal priors have a closed form; others are averaged over draws (M, K, D) of q. `stretch` (M, groups)
+        multiplies the scale of each of the network's segments, if that is learned. The off-diagonal covariance of q,
+        `factor`, is irrelevant: the coordinates of this prior are independent.
         """
         parts = []
-        for place, segment in enumerate(self.segments):
+        for i, segment in enumerate(self.segments):
             here = slice(segment.start, segment.stop)
             scale = segment.shrink
-            if stretch is not None and place < self.groups:
-                scale = scale * stretch[:, place : place + 1]
+            if stretch is not None and i < self.groups:
+                scale = scale * stretch[:, i : i + 1]
             if isinstance(segment.prior, Normal):
-                spread = (variance[:, here] / (segment.prior.scale * scale) ** 2).sum(-1)
-                parts.append(segment.prior.total_log_prob(loc[:, here], scale) - 0.5 * spread)
+                trace = (variance[:, here] / (segment.prior.scale * scale) ** 2).sum(-1)
+                parts.append(segment.prior.total_log_prob(loc[:, here], scale) - 0.5 * trace)
             else:
-                wide = scale.unsqueeze(1) if isinstance(scale, Tensor) and scale.ndim == 2 else scale
-                parts.append(segment.prior.log_prob(draws[..., here], wide).sum(-1).mean(1))
+                per_draw = scale.unsqueeze(1) if isinstance(scale, Tensor) and scale.ndim == 2 else scale
+                parts.append(segment.prior.log_prob(draws[..., here], per_draw).sum(-1).mean(1))
         return torch.stack(parts).sum(0)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, D)."""
+        """Draw samples (count, D)."""
         parts = [
             s.prior.sample((count, s.stop - s.start), generator, dtype=self.dtype, shrink=s.shrink)
             for s in self.segments
@@ -86,13 +89,13 @@ class BoundPrior:
 
     @property
     def loc(self) -> Tensor:
-        """Centre of every coordinate, (D,)."""
+        """Mode of every coordinate, (D,)."""
         ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
         return torch.cat([ones[s.start : s.stop] * s.prior.centre for s in self.segments])
 
     @property
     def is_normal(self) -> bool:
-        """Whether every coordinate has a normal prior."""
+        """Whether every coordinate has a Normal prior."""
         return all(isinstance(s.prior, Normal) for s in self.segments)
 
     @property
@@ -104,13 +107,13 @@ class BoundPrior:
 def bind(
     prior: Prior | Mapping[str, Prior] | GaussianPrior, layout: Layout, extra: Mapping[str, Prior] | None = None
 ) -> BoundPrior | BoundGaussianPrior:
-    """The prior of a layout's flat vector.
+    """Return the prior of a layout's flat vector.
 
     Args:
-        prior: one prior for all, or {name pattern: prior}; the first pattern that matches a name decides. A Gaussian over
-            the whole vector, as a posterior gives it, is of the extra tensors too.
-        layout: where each parameter lies.
-        extra: priors of the layout's extra tensors by name.
+        prior: one prior for all parameters, or {name pattern: prior}, where the first matching pattern applies. A
+            `GaussianPrior` covers the whole vector, including the layout's extra tensors.
+        layout: the parameters in the flat vector.
+        extra: priors of the layout's extra tensors, by name.
     """
     if isinstance(prior, GaussianPrior):
         return prior.bind(layout)
@@ -118,16 +121,12 @@ def bind(
     for pattern, member in groups.items():
         missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
         if missing:
-            raise InputError(
-                "prior",
-                f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}",
-                _ADVICE,
-            )
+            found = f"{type(member).__name__} for {pattern!r} has no method {' and no '.join(missing)}"
+            raise InputError("prior", found, _ADVICE)
         absent = [a for a in ("fan_in", "total_log_prob") if not hasattr(member, a)]
         if absent:
-            raise InputError(
-                "prior", f"{type(member).__name__} for {pattern!r} has no {' and no '.join(absent)}", _ADVICE
-            )
+            found = f"{type(member).__name__} for {pattern!r} has no {' and no '.join(absent)}"
+            raise InputError("prior", found, _ADVICE)
     names = [e.name for e in layout.entries if e.name not in layout.extra]
     used = set()
     segments: list[_Segment] = []
@@ -138,7 +137,7 @@ def bind(
             chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
             if chosen_pattern is None:
                 raise InputError(
-                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one for it, or "*" for the rest'
+                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one, or "*" for all others'
                 )
             used.add(chosen_pattern)
             chosen = groups[chosen_pattern]
@@ -148,7 +147,7 @@ def bind(
     if unused and not (len(unused) == 1 and unused[0] == "*"):
         raise InputError(
             "prior",
-            f"pattern {unused[0]!r} matches no random parameter that an earlier one left",
+            f"pattern {unused[0]!r} matches no random parameter that an earlier pattern does not",
             f"The names are {', '.join(names[:12])}",
         )
     merged = _merge(segments, layout)
@@ -157,9 +156,9 @@ def bind(
 
 
 def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
-    """Neighbours of the same prior become one segment; fan-in factors that differ become a vector.
+    """Merge neighbours with the same prior into one segment; different fan-in factors become a vector.
 
-    The network's coordinates and the likelihood's stay apart.
+    The network's and the likelihood's coordinates are never merged.
     """
     runs: list[list[_Segment]] = []
     for segment in segments:

@@ -1,9 +1,9 @@
-"""A Gaussian over the whole flat vector as a prior: what `posterior.as_prior()` gives, for the next problem.
+"""A Gaussian prior over the flat vector, as returned by `posterior.as_prior()`, for sequential inference.
 
     log p(w) = -1/2 (w - m)' P (w - m) + 1/2 log det P - D/2 log(2 pi)
 
-Bayes' rule in turns: with the posterior of the first data as the prior of the second, the second posterior is that of both.
-That holds exactly where the first posterior is exact; otherwise as well as it stands in for it.
+With the posterior of the first data set as the prior for the second, the second posterior is that of both. This is
+exact if the first posterior is, and otherwise as good as its Gaussian approximation.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice
 from credibly.errors import InputError
 from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.networks.layout import Layout
@@ -24,7 +25,7 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def signature(layout: Layout) -> Signature:
-    """Names and shapes of the random tensors, in their order."""
+    """Return the names and shapes of the random tensors, in order."""
     return tuple((e.name, e.shape) for e in layout.entries)
 
 
@@ -33,8 +34,8 @@ class GaussianPrior:
 
     Args:
         loc: the mean, (D,).
-        precision: the shape.
-        names: names and shapes of the tensors that the vector is made of; a problem with others refuses the prior.
+        precision: the precision P.
+        names: names and shapes of the tensors in the flat vector; a problem with others refuses the prior.
         source: what it was made from, for the record.
     """
 
@@ -42,16 +43,16 @@ class GaussianPrior:
         if loc.shape != (precision.dim,) or precision.dim != sum(math.prod(shape) for _, shape in names):
             raise InputError(
                 "loc",
-                f"has shape {tuple(loc.shape)} for a precision of {precision.dim} coordinates",
+                f"has shape {tuple(loc.shape)}, the precision has {precision.dim} coordinates",
                 "Pass the mean of all random parameters, in the order of the layout",
             )
-        # A coordinate without a spread has no density, and one without precision is no part of a Gaussian.
+        # A coordinate of zero variance has no density, and one of infinite variance is improper.
         variance = precision.variance()
         if not bool(torch.isfinite(loc).all()) or not bool((torch.isfinite(variance) & (variance > 0)).all()):
             raise InputError(
                 "precision",
-                "some coordinate has a spread of zero, or a value that is not finite",
-                "A prior needs a positive finite deviation of every parameter; pruned posteriors have none",
+                "must have a positive finite variance for every parameter",
+                "Pruned posteriors have parameters of zero variance",
             )
         self.loc = loc.detach()
         self.precision = precision
@@ -59,22 +60,22 @@ class GaussianPrior:
         self.source = source
 
     def bind(self, layout: Layout) -> BoundGaussianPrior:
-        """The prior on a layout's device and in its dtype; another network's is refused with what differs."""
+        """Return the prior on the layout's device and in its dtype. Raise if it belongs to another network."""
         mine, theirs = dict(self.names), dict(signature(layout))
         for name in [*mine, *theirs]:
             if mine.get(name) != theirs.get(name):
                 raise InputError(
                     "prior",
-                    f"is from a posterior of another network: there {name!r} has {_shape(mine.get(name))}, "
-                    f"here {_shape(theirs.get(name))}",
-                    "Pass a posterior's as_prior() to a problem of the network, the random parameters and the likelihood that it is of",
+                    f"is from a posterior of another network: {name!r} has {_shape(mine.get(name))} there, "
+                    f"{_shape(theirs.get(name))} here",
+                    "The network, its random parameters and the likelihood must be those of the posterior",
                 )
         if self.names != signature(layout):
-            raise InputError("prior", "its parameters lie in another order", "Build the network by the same code")
+            raise InputError("prior", "has the parameters in another order", "Build the network with the same code")
         return BoundGaussianPrior(self.loc, self.precision, layout.device, layout.dtype)
 
     def checksum(self) -> str:
-        """A short hash of all its numbers: the same posterior gives the same."""
+        """Return a short hash of all its values."""
         digest = hashlib.sha256(self.precision.structure.encode())
         for tensor in (self.loc, *self.precision.tensors()):
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -82,7 +83,7 @@ class GaussianPrior:
         return digest.hexdigest()[:32]
 
     def spec(self) -> dict[str, Any]:
-        """What a record keeps of it: enough to know it again, not to make it again."""
+        """Return what a record keeps of it: enough to recognise it, not to rebuild it."""
         return {
             "kind": "gaussian_prior.GaussianPrior",
             "structure": self.precision.structure,
@@ -92,45 +93,44 @@ class GaussianPrior:
         }
 
     def __repr__(self) -> str:
-        return f"GaussianPrior({self.precision.structure} over {self.precision.dim} parameters, from {self.source or 'given values'})"
+        structure, dim, source = self.precision.structure, self.precision.dim, self.source or "given values"
+        return f"GaussianPrior({structure} over {dim} parameters, from {source})"
 
 
 class BoundGaussianPrior:
-    """The prior of a problem's flat vector; it does what `credibly.priors.flat.BoundPrior` does."""
+    """A Gaussian prior of a problem's flat vector, with the interface of `credibly.priors.flat.BoundPrior`."""
 
-    groups = 0  # there is no scale to learn: the prior is a posterior
-    closed_form = True  # E_q log p is known for every Gaussian q
+    groups = 0  # no scale can be learned: the prior is a posterior
+    closed_form = True  # E_q log p has a closed form for every Gaussian q
 
     def __init__(self, loc: Tensor, precision: Precision, device: torch.device, dtype: torch.dtype) -> None:
         self.loc = loc.to(device, dtype)
         self.precision = precision.to(device, dtype)
         self.dim, self.device, self.dtype = precision.dim, device, dtype
-        # In float64 from the source: the sum of many logarithms is no place for rounding.
+        # In float64, before rounding to dtype: the log determinant sums D logarithms.
         half = 0.5 * float(precision.to(device, torch.float64).log_det())
         self.constant = half - 0.5 * self.dim * math.log(2 * math.pi)
         self._double: tuple[Tensor, Precision] | None = None
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Normalised log density: (C, D) -> (C,)."""
+        """Return the normalised log density: (C, D) -> (C,)."""
         loc, precision = self._in(theta.dtype)
         return self.constant - 0.5 * precision.quadratic(theta - loc)
 
     def expected_log_prob(
         self, loc: Tensor, variance: Tensor, draws: Tensor, stretch: Tensor | None = None, factor: Tensor | None = None
     ) -> Tensor:
-        """E_q log p(w), (M,), in closed form: log p(E w) - tr(P Sigma_q) / 2.
+        """Return E_q log p(w), (M,), in closed form: log p(E w) - tr(P Sigma_q) / 2.
 
-        For Gaussians q with that mean and variance (M, D) and, where they are not diagonal, a factor (M, D, R) whose
-        products F F' are what lies beside the diagonal. The draws are not looked at.
+        q are Gaussians with means `loc` and variances `variance`, (M, D) each; the off-diagonal covariance is that of
+        F F' for a factor F (M, D, R), or zero without one. The draws are ignored.
         """
         if stretch is not None:
-            raise InputError(
-                "learn_prior_scale", "found with a prior that is a posterior", "Its scale is known; leave it out"
-            )
+            raise InputError("learn_prior_scale", "the prior is a posterior, whose scale is known", "Leave it out")
         return self.log_prob(loc) - 0.5 * self.precision.trace_with(variance, factor)
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """Draws (count, D)."""
+        """Draw samples (count, D)."""
         shape = (count, self.precision.noise_size())
         noise = torch.randn(shape, generator=generator, dtype=self.dtype, device=generator.device)
         return self.loc + self.precision.draw(noise)
@@ -142,7 +142,7 @@ class BoundGaussianPrior:
 
     @property
     def is_normal(self) -> bool:
-        """Whether the coordinates are independent normal variables."""
+        """Whether the coordinates are independent."""
         return self.precision.structure == "diagonal"
 
     def _in(self, dtype: torch.dtype) -> tuple[Tensor, Precision]:
@@ -156,26 +156,24 @@ class BoundGaussianPrior:
 
 
 def by_moments(draws: Tensor, names: Signature, family: str, source: str) -> GaussianPrior:
-    """The Gaussian with the mean and the variances ("diag") or the covariance ("full") of draws (S, D)."""
-    if family not in ("diag", "full"):
-        raise InputError("family", f"found {family!r}", 'Pass "diag" or "full"')
+    """Return the Gaussian with the mean and the variances ("diag") or the covariance ("full") of draws (S, D)."""
+    check_choice("family", family, ("diag", "full"))
     count, dim = draws.shape
-    least = 2 if family == "diag" else dim + 1
-    if count < least:
-        what = "one point has no spread" if count == 1 else f"{count} draws of {dim} parameters have no {family} spread"
-        advice = (
-            "Fit a method that gives a distribution, such as BayesByBackprop" if count == 1 else 'Use family="diag"'
-        )
-        raise InputError("as_prior", f"{source}: {what}", advice)
-    wide = draws.double()
-    mean = wide.mean(0)
+    if count < 2:
+        advice = "Fit a method that gives a distribution, such as BayesByBackprop"
+        raise InputError("as_prior", f"{source} is a single point, which has no variance", advice)
+    if family == "full" and count <= dim:
+        found = f"{count} draws of {source} do not determine the covariance of {dim} parameters"
+        raise InputError("as_prior", found, 'Use family="diag"')
+    double = draws.double()
+    mean = double.mean(0)
     if family == "diag":
-        variance = wide.var(0).to(draws.dtype)
+        variance = double.var(0).to(draws.dtype)
         if bool((variance == 0).any()):
-            raise InputError("as_prior", f"{source}: some parameter is the same in all draws", "Use more draws")
+            raise InputError("as_prior", f"some parameter is the same in all draws of {source}", "Use more draws")
         return GaussianPrior(mean.to(draws.dtype), Diagonal(1 / variance), names, source)
-    shape = Dense.of_covariance(torch.cov(wide.mT).reshape(dim, dim).to(draws.dtype))
-    return GaussianPrior(mean.to(draws.dtype), shape, names, source)
+    precision = Dense.of_covariance(torch.cov(double.mT).reshape(dim, dim).to(draws.dtype))
+    return GaussianPrior(mean.to(draws.dtype), precision, names, source)
 
 
 def _shape(shape: Sequence[int] | None) -> str:

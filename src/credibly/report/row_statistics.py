@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly.core.inputs import map_inputs
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
 from credibly.tables.facts import Facts
@@ -90,8 +89,7 @@ def some_rows(facts: Facts) -> tuple[Predictive, Any]:
     if len(y) <= POINTS:
         return facts.predictive, y
     places = torch.linspace(0, len(y) - 1, POINTS).round().long()
-    x = map_inputs(lambda t: t[places.to(t.device)], facts.predictive._x)
-    return Predictive(facts.predictive._source, x), y[places]
+    return facts.predictive.subset(places), y[places]
 
 
 def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

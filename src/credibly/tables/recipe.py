@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.core.checks import check_positive
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, StudentT
 from credibly.methods import METHODS, Method
 from credibly.networks.zoo import ACTIVATIONS, mlp
-from credibly.priors.elementwise import Normal, positive
+from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 
 TASKS = ("regression", "classification")
@@ -60,13 +61,13 @@ class Recipe:
         if self.activation not in ACTIVATIONS:
             raise InputError("activation", f"found {self.activation!r}", f"Pass one of {', '.join(ACTIVATIONS)}")
         if self.prior_scale is not None:
-            positive("prior_scale", self.prior_scale)
+            check_positive("prior_scale", self.prior_scale)
         if isinstance(self.noise, str):
             if self.noise not in NOISES:
                 known = ", ".join(NOISES)
                 raise InputError("noise", f"found {self.noise!r}", f"Pass one of {known}, or a positive number")
         else:
-            positive("noise", self.noise)
+            check_positive("noise", self.noise)
         if not isinstance(self.settings, Mapping):
             raise InputError("settings", f"found {self.settings!r}", "Pass a dict of the method's settings, or None")
 
