@@ -1,12 +1,10 @@
 """SGLD and SGHMC end to end: the distribution that theory says they have, their schedules, step sizes and refusals."""
 
 import math
-import re
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from sgmcmc_problems import BOTH, DOUBLE, SHORT, X, Y, fit, problem
 from torch import nn
 
 import credibly as cr
@@ -17,13 +15,6 @@ from credibly.inference.sampling import noise as chain_noise
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
 from credibly.inference.target import to_target
 from credibly.likelihoods import Categorical, Gaussian
-
-DOUBLE = torch.float64
-BOTH = pytest.mark.parametrize("method", [cr.SGLD, cr.SGHMC])
-
-
-def fit(method, target, *, seed=0, **kwargs):
-    return method(**{"compile": False, **kwargs}).fit(target, seed=seed)
 
 
 def precision_of(conjugate, t_lik=1.0, t_prior=1.0):
@@ -221,6 +212,8 @@ def recurrent():
 
 
 INPUT = randn(5, 2)
+
+
 NETWORKS = {
     "regression": (lambda: mlp(2, 3, 1), INPUT, INPUT.sum(1), Gaussian(1.0), 40_000),
     "classes": (lambda: mlp(2, 3, 3), INPUT, torch.tensor([0, 1, 2, 0, 0]), Categorical(), 40_000),
@@ -245,16 +238,7 @@ def test_predictions_of_small_networks_are_those_of_the_weighted_prior(method, n
     assert posterior.predict(x).mean.shape[0] == len(x)
 
 
-# -- minibatches ---------------------------------------------------------------------------------------------------------
-X, Y = randn(24, 3, dtype=DOUBLE), randn(24, seed=1, dtype=DOUBLE)
-
-
-def problem(**kwargs):
-    return cr.Problem(
-        mlp(3, 5, 1, dtype=DOUBLE), data=(X, Y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(), **kwargs
-    )
-
-
+# -- minibatches -------------------------------------------------------------------------------------------------------
 @BOTH
 def test_the_minibatches_of_an_epoch_average_to_the_full_gradient(method):
     p = problem(temperature=cr.Tempering(0.4, 2.0))
@@ -279,12 +263,6 @@ def test_the_batch_size_is_64_or_all_rows():
     assert cr.SGLD(batch_size=24).batch(24) == 24
     posterior = fit(cr.SGLD, problem(), chains=2, draws=2, warmup=2, thin=1, init="prior")
     assert posterior.record.history["batch_size"] == 24
-
-
-@BOTH
-def test_a_minibatch_larger_than_the_data_is_refused(method):
-    with pytest.raises(cr.InputError, match="batch_size: found 25 for 24 rows. Pass at most the number of rows"):
-        method(batch_size=25).fit(problem(), seed=0)
 
 
 # -- step-size rule ------------------------------------------------------------------------------------------------------
@@ -341,109 +319,7 @@ def test_a_given_step_size_is_used_as_it_is():
     assert history["curvature"] is None
 
 
-# -- schedules -----------------------------------------------------------------------------------------------------------
-@st.composite
-def schedules(draw):
-    schedule = draw(st.sampled_from(["constant", "polynomial", "cyclical"]))
-    cycles = draw(st.integers(1, 4))
-    each = draw(st.integers(1, 5))
-    return cr.SGLD(
-        schedule=schedule,
-        cycles=cycles,
-        draws=each * cycles if schedule == "cyclical" else draw(st.integers(1, 12)),
-        warmup=draw(st.integers(0, 15)),
-        thin=draw(st.integers(1, 5)),
-        exploration=draw(st.sampled_from([0.0, 0.1, 0.5, 0.75, 0.9])),
-    )
-
-
-@given(schedules())
-@settings(max_examples=150, deadline=None)
-def test_the_bookkeeping_of_draws_agrees_with_itself(options):
-    total = options.resolved_schedule().steps
-    taken = [done for done in range(total + 1) if options.resolved_schedule().is_draw(done)]
-    assert len(taken) == options.draws
-    assert taken[0] > options.warmup
-    assert taken[-1] == total
-    assert not options.resolved_schedule().is_draw(0)
-    for done in range(total):
-        assert options.resolved_schedule().next_draw(done) == next(t for t in taken if t > done)
-    for done in range(total + 1):
-        assert options.resolved_schedule().drawn(done) == sum(t <= done for t in taken)
-
-
-@given(schedules())
-@settings(max_examples=50, deadline=None)
-def test_every_draw_comes_from_a_step_with_noise(options):
-    for done in range(1, options.resolved_schedule().steps + 1):
-        size, heat = options.resolved_schedule().at(done - 1, 2.0)
-        assert 0 < size <= 2.0
-        if options.resolved_schedule().is_draw(done):
-            assert heat == 1.0
-
-
-def test_a_cycle_is_a_cosine_that_explores_first_and_draws_at_its_end():
-    options = cr.SGLD(schedule="cyclical", cycles=3, draws=12, warmup=10, thin=5, exploration=0.5)
-    assert options.resolved_schedule().steps == 10 + 3 * 40
-    taken = [done - 10 for done in range(131) if options.resolved_schedule().is_draw(done)]
-    assert taken == [40 * c + p for c in range(3) for p in (25, 30, 35, 40)]
-    for t in range(10):
-        assert options.resolved_schedule().at(t, 1.0) == (1.0, 1.0)
-    for c in range(3):
-        for place in range(40):
-            size, heat = options.resolved_schedule().at(10 + 40 * c + place, 0.1)
-            assert size == pytest.approx(0.05 * (1 + math.cos(math.pi * place / 40)), abs=1e-15)
-            assert heat == (1.0 if place >= 20 else 0.0)
-
-
-def test_the_other_schedules():
-    options = cr.SGLD(draws=90, warmup=10, thin=1)
-    assert {options.resolved_schedule().at(t, 0.3) for t in range(100)} == {(0.3, 1.0)}
-    falling = cr.SGLD(draws=90, warmup=10, thin=1, schedule="polynomial")
-    assert falling.resolved_schedule().at(0, 0.3) == (0.3, 1.0)
-    assert falling.resolved_schedule().at(10, 0.3)[0] == pytest.approx(0.3 * 2**-0.55)
-    assert falling.resolved_schedule().at(90, 0.3)[0] == pytest.approx(0.3 * 10**-0.55)
-
-
-@BOTH
-def test_there_is_no_noise_while_a_cycle_explores(method):
-    """Two seeds go the same way down with full-batch gradients, and part when the sampling phase begins."""
-    options = method(
-        chains=2, draws=4, cycles=1, warmup=0, thin=5, schedule="cyclical", step_size=1e-3, batch_size=24, compile=False
-    )
-    assert options.resolved_schedule().steps == 40
-    paths = []
-    for seed in (0, 1):
-        process = options.sampler(to_target(problem()), seed)
-        process.start(0.3 * randn(2, problem().dim, dtype=DOUBLE))
-        process.momentum.zero_()  # SGHMC begins with a momentum of its own
-        path = []
-        for t in range(40):
-            process._advance_one(t, torch.tensor(process._figures(t), dtype=DOUBLE))
-            path.append(process.theta.clone())
-        paths.append(path)
-    assert all(torch.equal(a, b) for a, b in zip(paths[0][:20], paths[1][:20]))
-    assert not torch.equal(paths[0][0], paths[0][10])
-    assert not torch.equal(paths[0][20], paths[1][20])
-
-
-@BOTH
-def test_a_cyclical_run_keeps_what_it_promises(method):
-    posterior = fit(
-        method, problem(), chains=3, draws=6, cycles=3, warmup=7, thin=4, schedule="cyclical", step_size=1e-3, batch_size=8, init="prior"
-    )  # fmt: skip
-    assert posterior.draws.shape == (3, 6, problem().dim)
-    assert posterior.record.history["steps"] == 7 + 3 * 16
-    seen = posterior.statistics["step_size"][0]
-    torch.testing.assert_close(seen[:2], seen[2:4], rtol=0, atol=0)
-    assert seen[0] == pytest.approx(0.5e-3 * (1 + math.cos(math.pi * 11 / 16)))
-    assert seen[1] == pytest.approx(0.5e-3 * (1 + math.cos(math.pi * 15 / 16)))
-
-
-# -- the same result, however it is computed -----------------------------------------------------------------------------
-SHORT = {"chains": 4, "draws": 5, "warmup": 10, "thin": 3, "batch_size": 8, "step_size": 2e-3, "init": "prior"}
-
-
+# -- the same result, however it is computed ---------------------------------------------------------------------------
 @pytest.mark.parametrize("preconditioner", [None, "rmsprop"])
 @BOTH
 def test_batched_is_looped(method, preconditioner):
@@ -496,7 +372,7 @@ def test_compiled_is_eager():
     torch.testing.assert_close(fast.draws, eager.draws, rtol=1e-9, atol=1e-9)
 
 
-# -- what a run leaves behind, and what is refused -----------------------------------------------------------------------
+# -- what a run leaves behind ------------------------------------------------------------------------------------------
 @BOTH
 def test_the_record_tells_how_it_went(method):
     posterior = fit(method, problem(), **SHORT)
@@ -523,62 +399,6 @@ def test_the_log_likelihood_that_is_noted_is_that_of_the_point_or_the_one_before
     torch.testing.assert_close(posterior.statistics["log_likelihood"][:, 1:], known[:, :-1])
 
 
-@BOTH
-def test_a_step_size_that_runs_away_is_told(method):
-    with pytest.raises(
-        cr.SamplingError, match=r"chain \d left the range of numbers by step \d+ with step_size=1e\+03. Try a tenth"
-    ):
-        fit(method, problem(), **{**SHORT, "warmup": 300, "step_size": 1e3})
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"chains": 0}, "chains: found 0. Pass a whole number from 1 up"),
-        ({"draws": 0}, "draws: found 0"),
-        ({"warmup": -1}, "warmup: found -1"),
-        ({"thin": 0}, "thin: found 0"),
-        ({"batch_size": 0}, "batch_size: found 0"),
-        ({"batch_size": 2.5}, "batch_size: found 2.5"),
-        ({"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
-        ({"step_size": math.nan}, "step_size must be a positive number, got nan"),
-        ({"schedule": "cosine"}, 'schedule: found \'cosine\'. Pass "constant", "polynomial" or "cyclical"'),
-        ({"cycles": 0}, "cycles: found 0"),
-        (
-            {"schedule": "cyclical", "draws": 10, "cycles": 3},
-            "cycles: found 3 for 10 draws. Pass a number that divides",
-        ),
-        ({"exploration": 1.0}, "exploration: found 1.0"),
-        ({"exploration": -0.1}, "exploration: found -0.1"),
-        ({"preconditioner": "adam"}, "preconditioner: found 'adam'"),
-        ({"preconditioner": "rmsprop", "warmup": 0}, "warmup: found 0 with a preconditioner"),
-        ({"init": "zeros"}, "init: found 'zeros'"),
-        ({"draw_dtype": "int8"}, "draw_dtype: found 'int8'"),
-    ],
-    ids=str,
-)
-@BOTH
-def test_settings_that_cannot_be_used(method, options, message):
-    with pytest.raises(cr.InputError, match=re.escape(message)):
-        method(**options)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 1.0, -0.5, math.nan])
-def test_sghmc_keeps_a_share_of_its_momentum(momentum):
-    with pytest.raises(cr.InputError, match="momentum: found"):
-        cr.SGHMC(momentum=momentum)
-
-
-@BOTH
-def test_a_wrong_problem_seed_or_folder(method, tmp_path):
-    with pytest.raises(cr.InputError, match="problem: found Linear. Pass a credibly.Problem or a credibly.Density"):
-        method().fit(nn.Linear(1, 1), seed=0)
-    with pytest.raises(cr.InputError, match="seed: found -1"):
-        method().fit(problem(), seed=-1)
-    with pytest.raises(cr.StoreError, match="out: .* exists already"):
-        method().fit(problem(), seed=0, out=tmp_path)
-
-
 # -- where chains begin --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", [cr.SGHMC, cr.HMC])
 def test_more_steps_of_the_start_begin_nearer_to_the_mode(method):
@@ -592,9 +412,3 @@ def test_more_steps_of_the_start_begin_nearer_to_the_mode(method):
     assert bool((reached[1] > reached[0] + 1).all())
     assert bool((reached[2] > reached[1] + 1).all())
     assert bool((reached[2] > mode - 1).all())
-
-
-@pytest.mark.parametrize("method", [cr.SGLD, cr.SGHMC, cr.HMC])
-def test_a_start_of_no_steps_is_refused(method):
-    with pytest.raises(cr.InputError, match="start_steps: found 0"):
-        method(start_steps=0)

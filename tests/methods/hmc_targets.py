@@ -1,0 +1,52 @@
+"""Targets, and the short way to a fit, that the tests of HMC share."""
+
+import torch
+
+import credibly as cr
+from conftest import mlp, randn
+from credibly.likelihoods import Gaussian
+
+DOUBLE = torch.float64
+
+
+def hmc(target, *, seed=0, out=None, **kwargs):
+    return cr.HMC(**{"compile": False, **kwargs}).fit(target, seed=seed, out=out)
+
+
+SHAPE = torch.tensor([2.0, 5.0], dtype=DOUBLE)
+
+
+def skewed(w):
+    """Logarithms of Gamma(2) and Gamma(5) variables, and a normal variable that leans on the first."""
+    a, b = SHAPE.to(w)
+    lean = w[:, 2] - 0.5 * w[:, 0]
+    return a * w[:, 0] - w[:, 0].exp() + b * w[:, 1] - w[:, 1].exp() - 0.5 * (lean / 0.6) ** 2
+
+
+def skewed_moments():
+    centre, spread = torch.digamma(SHAPE), torch.polygamma(1, SHAPE)
+    mean = torch.stack([centre[0], centre[1], 0.5 * centre[0]])
+    covariance = torch.diag(torch.stack([spread[0], spread[1], 0.25 * spread[0] + 0.36]))
+    covariance[0, 2] = covariance[2, 0] = 0.5 * spread[0]
+    return mean, covariance
+
+
+def density(dtype=DOUBLE, **kwargs):
+    return cr.Density(skewed, 3, batched=True, dtype=dtype, **kwargs)
+
+
+SIZES = {"chains": 32, "draws": 150, "warmup": 100}
+
+
+def wide(dim=40):
+    return cr.Density(lambda w: -0.5 * w.square().sum(-1), dim, batched=True)
+
+
+X, Y = randn(25, 3, dtype=DOUBLE), randn(25, 3, dtype=DOUBLE).sum(1) + 0.1 * randn(25, seed=1, dtype=DOUBLE)
+SHORT = {"chains": 5, "draws": 8, "warmup": 20, "init": "prior", "trajectory_length": 0.5}
+
+
+def problem(net=None, **kwargs):
+    return cr.Problem(
+        net or mlp(3, 6, 1, dtype=DOUBLE), data=(X, Y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(), **kwargs
+    )

@@ -1,0 +1,74 @@
+"""Bayes by Backprop: settings, problems and calls that raise an error."""
+
+import math
+
+import pytest
+import torch
+from bbb_models import X, f64, fit, posterior_of, problem
+
+import credibly as cr
+from conftest import mlp
+from credibly.likelihoods import Gaussian
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("family", "cauchy"), ("rank", 0), ("rank", 1.5), ("samples", 0), ("samples", 2.0), ("samples", True), ("members", 0), ("members", "two"),
+     ("estimator", "magic"), ("init_scale", 0.0), ("init_scale", -1.0), ("init_scale", math.inf), ("init_scale", math.nan), ("init_scale", "wide"),
+     ("init_scale", True), ("kl_weights", "cosine"), ("kl_warmup", -1), ("kl_warmup", 2.5), ("kl_warmup", True), ("learn_prior_scale", "yes"),
+     ("learn_prior_scale", 1), ("steps", 0), ("lr", -1.0), ("batch_size", 0), ("epochs", 0), ("validation", 1.5), ("patience", 0), ("clip_norm", 0.0),
+     ("optimiser", "newton"), ("schedule", "none"), ("momentum", 1.0), ("warmup", -1)],
+)  # fmt: skip
+def test_settings_out_of_range_are_named(name, value):
+    with pytest.raises(cr.InputError, match=f"^{name}(: found| must be .*, got) ") as caught:
+        cr.BayesByBackprop(**{name: value})
+    assert caught.value.argument == name
+
+
+def test_settings_that_do_not_fit_the_problem():
+    for warmup in (20, 100):
+        with pytest.raises(cr.InputError, match=f"kl_warmup: found {warmup} for 20 steps. It has to end before"):
+            cr.BayesByBackprop(steps=20, kl_warmup=warmup).fit(problem(), seed=0)
+    cr.BayesByBackprop(steps=20, kl_warmup=19).fit(problem(), seed=0)
+    with pytest.raises(cr.InputError, match="init: found 'best'"):
+        cr.BayesByBackprop(init="best").fit(problem(), seed=0)
+    with pytest.raises(cr.InputError, match=r"init: has shape \(1, 3\)"):
+        cr.BayesByBackprop(init=torch.zeros(1, 3)).fit(problem(), seed=0)
+    with pytest.raises(cr.InputError, match="batch_size: found 41 for 40 training rows"):
+        cr.BayesByBackprop(batch_size=41).fit(problem(), seed=0)
+    with pytest.raises(
+        cr.InputError, match='family: "full-rank" supports at most 4000 parameters, this problem has 5001'
+    ):
+        cr.BayesByBackprop(family="full-rank", steps=2).fit(problem(mlp(3, 1000, 1, dtype=f64)), seed=0)
+
+
+@pytest.mark.parametrize("method, other", [("log_prob", "sample"), ("sample", "log_prob")])
+def test_a_prior_without_sample_or_log_prob_is_refused(method, other):
+    thing = type("Half", (), {other: lambda self, *args: None, "fan_in": False})()
+    with pytest.raises(
+        cr.InputError, match=rf"prior: Half for '\*' has no method {method}\. Pass one of credibly.priors.elementwise"
+    ):
+        problem(prior=thing)
+    with pytest.raises(cr.InputError, match="prior: object for '[*]' has no method log_prob and no sample"):
+        problem(prior={"*": object()})
+
+
+def test_bad_questions_to_the_posterior():
+    p, posterior = problem(likelihood=Gaussian()), fit(steps=5)
+    for draws in (0, -1, 2.0, True):
+        with pytest.raises(cr.InputError, match="draws: found"):
+            posterior.predict(X, draws=draws)
+        with pytest.raises(cr.InputError, match="count: found"):
+            posterior.sample(draws)
+    for samples in (0, 1, 2.5):
+        with pytest.raises(cr.InputError, match="samples: found .* from 2 up"):
+            posterior.elbo(p, samples=samples)
+    for fraction in (-0.1, 1.0, 2, math.nan, "half", True):
+        with pytest.raises(cr.InputError, match="fraction: found"):
+            posterior.prune(fraction)
+    with pytest.raises(cr.InputError, match="seed: found"):
+        posterior.sample(3, seed=-1)
+    with pytest.raises(cr.InputError, match="family: found FullRank. Only mean-field"):
+        fit(steps=5, family="full-rank").prune(0.5)
+    with pytest.raises(cr.InputError, match=r"phi: has shape \(1, 3\)"):
+        posterior_of(p, torch.zeros(1, 3, dtype=f64))

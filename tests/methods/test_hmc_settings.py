@@ -1,0 +1,195 @@
+"""HMC: settings, networks and starting points that raise an error."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hmc_targets import DOUBLE, SHORT, X, density, hmc, problem, skewed, wide
+from torch import nn
+
+import credibly as cr
+from conftest import mlp, randn
+from credibly.likelihoods import Gaussian
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"chains": 0}, "chains: found 0. Pass a whole number from 1 up"),
+        ({"chains": 2.0}, "chains: found 2.0"),
+        ({"chains": True}, "chains: found True"),
+        ({"draws": 0}, "draws: found 0"),
+        ({"draws": -3}, "draws: found -3"),
+        ({"warmup": -1}, "warmup: found -1"),
+        ({"warmup": 10}, "warmup: found 10 without a step_size. Pass at least 20, or a step_size"),
+        ({"thin": 0}, "thin: found 0"),
+        ({"max_steps": 0}, "max_steps: found 0"),
+        ({"step_size": 0.0}, "step_size must be a positive number, got 0.0"),
+        ({"step_size": -0.1}, "step_size must be a positive number, got -0.1"),
+        ({"step_size": math.nan}, "step_size must be a positive number, got nan"),
+        ({"step_size": math.inf}, "step_size must be a positive number, got inf"),
+        ({"trajectory_length": 0}, "trajectory_length must be a positive number, got 0"),
+        ({"trajectory_length": "long"}, "trajectory_length: found 'long'. Pass a positive number, None or \"tuned\""),
+        ({"trajectory_length": "tuned", "warmup": 50}, "warmup: found 50 to tune the trajectory length in"),
+        ({"target_accept": 1.0}, "target_accept: found 1.0. Pass a number between 0 and 1"),
+        ({"target_accept": math.nan}, "target_accept: found nan"),
+        ({"jitter": 1.0}, "jitter: found 1.0"),
+        ({"jitter": -0.1}, "jitter: found -0.1"),
+        ({"refresh": 0.0}, "refresh: found 0.0"),
+        ({"refresh": 1.1}, "refresh: found 1.1"),
+        ({"mass": "dense"}, "mass: found 'dense'"),
+        ({"integrator": "yoshida"}, "integrator: found 'yoshida'"),
+        ({"init": "zeros"}, "init: found 'zeros'. Pass one of prior, map, ensemble, network, fresh"),
+        ({"init": None}, "init: found None"),
+        ({"init": np.zeros((4, 2))}, "init: found"),
+        ({"draw_dtype": "int8"}, "draw_dtype: found 'int8'"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_used(settings, message):
+    with pytest.raises(cr.InputError, match=re.escape(message)):
+        cr.HMC(**settings)
+
+
+@pytest.mark.parametrize("kind", ["problem", "density"])
+def test_a_step_size_that_diverges_at_once_is_told_with_one_that_works(kind):
+    target = problem() if kind == "problem" else wide()
+    settings = {"chains": 4, "draws": 30, "warmup": 0, "mass": "identity"}
+    with pytest.raises(cr.SamplingError, match=r"every trajectory diverged in the first 10 iterations") as error:
+        hmc(target, step_size=50.0, trajectory_length=500.0, init="prior", **settings)
+    message = str(error.value)
+    assert "with step size 50 " in message
+    found = float(re.search(r"energy error ([\d.e+]+|inf) in the median chain", message)[1])
+    assert found > 1000
+    hint = float(re.search(r"Try step_size=([\d.e-]+) or less", message)[1])
+    assert hint < 5
+    posterior = hmc(target, step_size=hint, trajectory_length=10 * hint, init="prior", **settings)
+    assert float(posterior.statistics["acceptance"].mean()) > 0.3
+
+
+def test_one_chain_that_goes_on_is_enough_to_go_on():
+    """Half of the chains begin where every step diverges; the run goes on and counts them."""
+    cliff = cr.Density(lambda w: -0.5 * w[:, 0] ** 2 * torch.where(w[:, 0].abs() < 50, 1.0, 1e12), 1, batched=True)
+    start = torch.tensor([[0.0], [100.0]])
+    posterior = hmc(cliff, chains=2, draws=40, warmup=0, step_size=0.5, mass="identity", init=start)
+    assert posterior.record.history["divergences"] == [0, 40]
+    assert bool((posterior.draws[1] == 100.0).all())
+
+
+class Hidden(nn.Module):
+    """Dropout that is not a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(nn.functional.dropout(x, 0.5, training=True))
+
+
+RANDOM = {
+    "a dropout layer": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)),
+        r"net: has active dropout \(1\)",
+    ),
+    "an LSTM's own": (lambda: nn.Sequential(nn.LSTM(3, 4, num_layers=2, dropout=0.3)), "net: has active dropout"),
+    "a function's": (Hidden, "net: its log likelihood changed by .* between two evaluations at one point"),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+@pytest.mark.parametrize("method", [cr.HMC, cr.SGLD, cr.SGHMC])
+def test_networks_with_dropout_are_refused(name, method):
+    make, message = RANDOM[name]
+    x, y = (randn(6, 2, 3), randn(6, 2, 4)) if "LSTM" in name else (randn(6, 3), randn(6))
+
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make()
+
+        def forward(self, x):
+            out = self.inner(x)
+            return out[0] if isinstance(out, tuple) else out
+
+    net = First() if "LSTM" in name else make()
+    p = cr.Problem(net, data=(x, y), likelihood=Gaussian(1.0), prior=cr.priors.Normal())
+    with pytest.raises(cr.InputError, match=message):
+        method(chains=2, draws=5, init="prior", compile=False).fit(p, seed=0)
+
+
+def test_dropout_of_rate_zero_is_none():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1)).double()
+    assert hmc(problem(net), **SHORT).draws.shape == (5, 8, 21)
+
+
+def test_batch_norm_is_refused():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
+    with pytest.raises(cr.InputError, match="net: 1 layer keeps batch statistics"):
+        problem(net)
+
+
+def test_a_start_that_is_not_finite_names_the_chain():
+    hole = cr.Density(lambda w: torch.log(w).sum(-1) - w.sum(-1), 2, batched=True)
+    start = torch.ones(3, 2)
+    start[2, 0] = -1.0
+    for method in (cr.HMC, cr.SGLD, cr.SGHMC):
+        with pytest.raises(cr.InputError, match="init: the likelihood is nan at the starting point of chain 2"):
+            method(chains=3, draws=5, init=start, compile=False).fit(hole, seed=0)
+
+
+def test_a_gradient_that_is_not_finite_names_the_chain():
+    kink = cr.Density(lambda w: -w.abs().sqrt().sum(-1), 2, batched=True)
+    start = torch.ones(3, 2)
+    start[1] = 0.0
+    with pytest.raises(cr.InputError, match="init: the gradient is nan at the starting point of chain 1"):
+        hmc(kink, chains=3, draws=5, init=start)
+
+
+@pytest.mark.parametrize("target", [density, problem])
+def test_starts_of_the_wrong_shape(target):
+    target = target()
+    dim = target.dim
+    for wrong in (torch.zeros(2, dim), torch.zeros(3, dim + 1), torch.zeros(dim), torch.full((3, dim), torch.nan)):
+        with pytest.raises(cr.InputError, match=rf"init: has shape .* Pass a finite \(3, {dim}\) tensor"):
+            hmc(target, chains=3, draws=2, warmup=20, init=wrong)
+
+
+def test_a_posterior_of_another_network_is_no_start():
+    other = cr.MAP(steps=5).fit(problem(mlp(3, 2, 1, dtype=DOUBLE)), seed=0)
+    with pytest.raises(cr.InputError, match="init: has shape"):
+        hmc(problem(), chains=3, draws=2, warmup=20, init=other)
+
+
+def test_a_folder_that_exists_and_seeds_that_are_none(tmp_path):
+    for seed in (-1, 1.5, True, None):
+        with pytest.raises(cr.InputError, match="seed: found"):
+            cr.HMC(draws=2).fit(density(), seed=seed)
+    with pytest.raises(cr.StoreError, match="out: .* exists already"):
+        hmc(density(), draws=2, out=tmp_path)
+    with pytest.raises(cr.InputError, match="problem: found function. Pass a credibly.Problem or a credibly.Density"):
+        cr.HMC(draws=2).fit(skewed, seed=0)
+
+
+def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
+    """So that the same call can be made again once the start is mended."""
+    hole = cr.Density(lambda w: torch.log(w).sum(-1) - w.sum(-1), 2, batched=True)
+    with pytest.raises(cr.InputError, match="init: the likelihood is nan"):
+        hmc(hole, chains=2, draws=5, init=-torch.ones(2, 2), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_density_that_is_flat_has_no_step_size():
+    flat = cr.Density(lambda w: 0.0 * w.sum(-1), 2, batched=True)
+    with pytest.raises(cr.SamplingError, match="no step size was found: even at .* accepted. The density may be flat"):
+        hmc(flat, chains=2, draws=5)
+
+
+def test_a_density_posterior_does_not_predict():
+    posterior = hmc(density(), chains=2, draws=5, warmup=20)
+    assert posterior.draws.shape == (2, 5, 3)
+    assert posterior.sample(7, seed=1).shape == (7, 3)
+    with pytest.raises(cr.InputError, match="predict: a density has no network"):
+        posterior.predict(X)
