@@ -1,6 +1,7 @@
 """Bayes by Backprop: settings, problems and calls that raise an error."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -20,21 +21,21 @@ from credibly.likelihoods import Gaussian
      ("optimiser", "newton"), ("schedule", "none"), ("momentum", 1.0), ("warmup", -1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
-    with pytest.raises(cr.InputError, match=f"^{name}(: found| must be .*, got) ") as caught:
+    with pytest.raises(cr.InputError, match=rf"^{name}(: found| must be .*, got) {re.escape(repr(value))}") as caught:
         cr.BayesByBackprop(**{name: value})
     assert caught.value.argument == name
 
 
 def test_settings_that_do_not_fit_the_problem():
     for warmup in (20, 100):
-        with pytest.raises(cr.InputError, match=f"kl_warmup: found {warmup} for 20 steps. It has to end before"):
+        with pytest.raises(cr.InputError, match=f"kl_warmup must be below the number of steps, 20, got {warmup}"):
             cr.BayesByBackprop(steps=20, kl_warmup=warmup).fit(problem(), seed=0)
     cr.BayesByBackprop(steps=20, kl_warmup=19).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match="init: found 'best'"):
+    with pytest.raises(cr.InputError, match="init must be one of .*'network', 'fresh', 'prior', got 'best'"):
         cr.BayesByBackprop(init="best").fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match=r"init: has shape \(1, 3\)"):
+    with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(1, 26\), got shape \(1, 3\)"):
         cr.BayesByBackprop(init=torch.zeros(1, 3)).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match="batch_size: found 41 for 40 training rows"):
+    with pytest.raises(cr.InputError, match="batch_size must be at most the number of training rows, 40, got 41"):
         cr.BayesByBackprop(batch_size=41).fit(problem(), seed=0)
     with pytest.raises(
         cr.InputError, match='family: "full-rank" supports at most 4000 parameters, this problem has 5001'
@@ -56,19 +57,24 @@ def test_a_prior_without_sample_or_log_prob_is_refused(method, other):
 def test_bad_questions_to_the_posterior():
     p, posterior = problem(likelihood=Gaussian()), fit(steps=5)
     for draws in (0, -1, 2.0, True):
-        with pytest.raises(cr.InputError, match="draws: found"):
+        with pytest.raises(cr.InputError, match=rf"draws(: found| must be a positive integer, got) {draws!r}"):
             posterior.predict(X, draws=draws)
-        with pytest.raises(cr.InputError, match="count: found"):
+        with pytest.raises(cr.InputError, match=rf"count(: found| must be a positive integer, got) {draws!r}"):
             posterior.sample(draws)
     for samples in (0, 1, 2.5):
-        with pytest.raises(cr.InputError, match="samples: found .* from 2 up"):
+        with pytest.raises(
+            cr.InputError,
+            match=f"samples(: found {samples!r}.* from 2 up| must be an integer of at least 2, got {samples!r})",
+        ):
             posterior.elbo(p, samples=samples)
     for fraction in (-0.1, 1.0, 2, math.nan, "half", True):
-        with pytest.raises(cr.InputError, match="fraction: found"):
+        with pytest.raises(cr.InputError, match=f"fraction(: found| must be at least 0 and below 1, got) {fraction!r}"):
             posterior.prune(fraction)
-    with pytest.raises(cr.InputError, match="seed: found"):
+    with pytest.raises(cr.InputError, match="seed(: found| must be a non-negative integer .*got) -1"):
         posterior.sample(3, seed=-1)
-    with pytest.raises(cr.InputError, match="family: found FullRank. Only mean-field"):
+    with pytest.raises(
+        cr.InputError, match="family(: found FullRank. Only mean-field| must be mean-field .*, got FullRank)"
+    ):
         fit(steps=5, family="full-rank").prune(0.5)
-    with pytest.raises(cr.InputError, match=r"phi: has shape \(1, 3\)"):
+    with pytest.raises(cr.InputError, match=r"phi(: has shape| must have shape \(components, \d+\), got) \(1, 3\)"):
         posterior_of(p, torch.zeros(1, 3, dtype=f64))

@@ -150,13 +150,13 @@ def test_saved_as_a_prior_and_in_float32(tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"rank": 1}, "rank: found 1"),
-        ({"rank": 30, "iterates": 20}, "rank: found 30 for 20 iterates"),
-        ({"iterates": 1, "rank": 2}, "iterates: found 1"),
-        ({"every": 0}, "every: found 0"),
-        ({"sgd_lr": -1.0}, "sgd_lr: found -1.0"),
-        ({"sgd_lr": True}, "sgd_lr: found True"),
-        ({"init": "prior"}, "init: found 'prior'"),
+        ({"rank": 1}, "rank must be an integer of at least 2, got 1"),
+        ({"rank": 30, "iterates": 20}, "rank must be at most the number of iterates, 20, got 30"),
+        ({"iterates": 1, "rank": 2}, "iterates must be an integer of at least 2, got 1"),
+        ({"every": 0}, "every must be a positive integer, got 0"),
+        ({"sgd_lr": -1.0}, "sgd_lr must be a positive number, got -1.0"),
+        ({"sgd_lr": True}, "sgd_lr must be a positive number, got True"),
+        ({"init": "prior"}, r'init must be "map", "network" or a \(1, D\) tensor, got \'prior\''),
     ],
 )
 def test_settings_that_cannot_be_used(settings, message):
@@ -165,9 +165,9 @@ def test_settings_that_cannot_be_used(settings, message):
 
 
 def test_a_batch_of_all_rows_and_a_rate_that_explodes():
-    with pytest.raises(cr.InputError, match="batch_size: a batch of 60 has all of the 60 training rows"):
+    with pytest.raises(cr.InputError, match="batch_size must be smaller than the number of training rows, 60, got 60"):
         SWAG(batch_size=60).fit(small(), seed=0)
-    with pytest.raises(cr.InputError, match="init: has shape"):
+    with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(1, 26\), got shape \(1, 3\)"):
         SWAG(init=torch.zeros(1, 3)).fit(small(), seed=0)
     with pytest.raises(cr.TrainingError, match="smaller sgd_lr") as caught:
         SWAG(init="network", sgd_lr=1e4).fit(small(), seed=0)
