@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from credibly.cli.options import METHOD_NAMES
+from credibly.cli.options import _method_list, _methods
 from credibly.methods import METHODS
 from own_tables import SCRIPT, diabetes, wine, write
 
@@ -41,7 +41,8 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
             assert f"(Default: {default}.)" in re.sub(r"[\s│]+", " ", found.stdout)
 
     def test_every_method_can_be_named(self):
-        assert list(METHODS) == list(METHOD_NAMES)
+        assert _methods("") == ["auto", *METHODS]
+        assert _method_list("") == list(METHODS)
 
     @pytest.mark.parametrize(
         "line, wanted, not_wanted",

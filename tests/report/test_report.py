@@ -348,6 +348,10 @@ class TestDemo:
             steps: int | None = 5
             compile: bool = False
 
+            @classmethod
+            def demo_settings(cls, quick):
+                return {}
+
         monkeypatch.setitem(METHODS, "later", Later)
         seen = []
         found = run_demo(["later", "map"], quick=True, progress=lambda *step: seen.append(step))

@@ -9,12 +9,16 @@ from typing import Annotated
 
 import typer
 
-# The names in METHODS, written out so that help and completion need not load them; a test holds the two together.
-METHOD_NAMES = ("mle", "map", "ensemble", "dropout", "bbb", "laplace", "swag", "hmc", "sgld", "sghmc")
+
+def _method_names() -> list[str]:
+    """Return the names in METHODS. This loads torch, so only the completion of a method may call it."""
+    from credibly.methods import METHODS
+
+    return list(METHODS)
 
 
 def _methods(incomplete: str) -> list[str]:
-    return [name for name in ("auto", *METHOD_NAMES) if name.startswith(incomplete)]
+    return [name for name in ("auto", *_method_names()) if name.startswith(incomplete)]
 
 
 def _columns(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -34,7 +38,7 @@ def _column_list(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _method_list(incomplete: str) -> list[str]:
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in METHOD_NAMES if name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in _method_names() if name.startswith(last)]
 
 
 def _tasks(incomplete: str) -> list[str]:

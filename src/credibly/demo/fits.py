@@ -91,35 +91,8 @@ def _finite(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[s
 
 
 def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
-    """Settings of a method in the demo; a method without an entry runs with its own defaults."""
-    training: dict[str, Any] = {"steps": 150 if quick else 1500}
-    # Randomised members spread over the posterior. Started alike and drawn to one prior centre, they would mostly agree.
-    spread = {"members": 10, "anchored": True, "init": "prior"}
-    # The demo networks have no dropout of their own. It is put before the last layer: the toys have one or two inputs, and
-    # dropping one of those would drop the whole question.
-    drop = training | {"insert": "2", "rate": 0.1}
-    # Short trajectories that keep most of their momentum: on these tasks about twice the effective draws a gradient of long
-    # ones that begin anew.
-    hmc: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh"}
-    many = {"chains": 16, "warmup": 80, "draws": 80, "thin": 2}
-    few = {"chains": 4, "warmup": 20, "draws": 20, "max_steps": 40}
-    # Steps by their own rule, which are small: on the wave these chains hardly leave the fits they begin at.
-    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}
-    if quick:
-        minibatch |= {"warmup": 100, "draws": 20, "thin": 5}
-    known = {
-        "mle": training,
-        "map": training,
-        "ensemble": training | spread,
-        "dropout": drop,
-        "bbb": training,
-        "laplace": training,
-        "swag": training,
-        "hmc": (few if quick else many) | hmc,
-        "sgld": minibatch,
-        "sghmc": minibatch,
-    }
-    return known.get(method, {})
+    """Return the settings of a method in the demo; none for a name that is not in METHODS."""
+    return registry.METHODS[method].demo_settings(quick) if method in registry.METHODS else {}
 
 
 def summary(method: str) -> str:

@@ -136,30 +136,5 @@ class Recipe:
 
 
 def settings_for(method: str, layers: int = 1, noise: str | float = "learned") -> dict[str, Any]:
-    """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
-    # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good. With noise
-    # on the weights it comes near zero more often; elsewhere a norm of 10 would already hold a precise fit back.
-    training: dict[str, Any] = {"clip_norm": 100.0}
-    noisy = {"clip_norm": 10.0} if noise == "heteroscedastic" else {}
-    # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
-    hmc: dict[str, Any] = {
-        "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
-        "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh",
-    }  # fmt: skip
-    minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "start_steps": 5000}
-    known: dict[str, dict[str, Any]] = {
-        "mle": training,
-        "map": training,
-        # Randomised members spread over the posterior; started alike and drawn to one prior centre they would mostly agree.
-        # Rows held back stop each before it takes the noise of its rows for signal, which would leave its intervals too narrow.
-        "ensemble": training | {"members": 10, "anchored": True, "init": "prior", "validation": 0.2},
-        # Before the last layer: a table's columns are few, and dropping one of them drops its whole question.
-        "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
-        "bbb": training | noisy,
-        "laplace": training,
-        "swag": training,
-        "hmc": hmc,
-        "sgld": minibatch,
-        "sghmc": minibatch,
-    }
-    return dict(known.get(method, {}))
+    """Return the settings of a method for an ordinary table; none for a name that is not in METHODS."""
+    return METHODS[method].table_settings(layers, noise) if method in METHODS else {}
