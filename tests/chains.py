@@ -1,6 +1,6 @@
-"""What many independent chains are held against: known moments, or the prior weighted by the likelihood.
+"""Checks of many independent chains against known moments, or against the prior weighted by the likelihood.
 
-Tolerances come from how far the chains differ among themselves.
+Tolerances come from the variation between chains.
 """
 
 import math
@@ -8,16 +8,22 @@ import math
 import torch
 from scipy import stats
 
-LEVEL = 1e-5  # chance that a right sampler fails one call
+# The probability that a correct sampler fails one call.
+LEVEL = 1e-5
 
 
 def assert_moments(draws, mean, covariance, *, precision=0.1):
-    """Mean (D,) and covariance (D, D), or (chain, D, D) where it is known for each, of draws (chain, draw, D).
+    """Check the mean (D,) and the covariance of draws (chain, draw, D).
 
-    Chains are independent, so the averages of each chain give the standard error of their common average by Student's t. Draws
-    are whitened by what they should be, which makes errors those of the number of effective draws alone. `precision` is the
-    largest standard error with which the check still means something: in units of the standard deviation for means, of
-    sqrt(2) variances for second moments.
+    Chains are independent, so the chain means give the standard error of the overall mean by Student's t. Draws are
+    whitened by the expected covariance, so errors depend on the number of effective draws alone.
+
+    Args:
+        draws: posterior draws.
+        mean: expected mean.
+        covariance: expected covariance, (D, D), or (chain, D, D) if each chain has its own.
+        precision: the largest standard error at which the check is still meaningful, in standard deviations for means
+            and in sqrt(2) variances for second moments.
     """
     draws = draws.double()
     dim = draws.shape[-1]
@@ -30,27 +36,31 @@ def assert_moments(draws, mean, covariance, *, precision=0.1):
 
 
 def assert_zero(values, *, precision=None):
-    """Values (chain, draw, K) have mean zero, within the error that the spread of the chains' averages gives."""
+    """Check that values (chain, draw, K) have mean zero, within the standard error of the chain means."""
     averages = values.double().mean(1)
     chains, count = averages.shape
     error = averages.std(0) / math.sqrt(chains)
     worst = float(error.max())
     if precision is not None:
-        assert worst < precision, f"too few effective draws to tell: standard error {worst:.3f}"
+        assert worst < precision, f"too few effective draws for this check: standard error {worst:.3f}"
     score = averages.mean(0).abs() / error
     limit = float(stats.t.isf(LEVEL / (2 * count), chains - 1))
-    place = int(score.argmax())
-    assert float(score[place]) < limit, (
-        f"number {place} of {count} is off by {float(averages.mean(0)[place]):.4f}, "
-        f"{float(score[place]):.1f} standard errors where {limit:.1f} are allowed"
+    worst_index = int(score.argmax())
+    assert float(score[worst_index]) < limit, (
+        f"value {worst_index} of {count} is off by {float(averages.mean(0)[worst_index]):.4f}, "
+        f"{float(score[worst_index]):.1f} standard errors, limit {limit:.1f}"
     )
 
 
 def assert_weighted_prior(problem, draws, count):
-    """Mean predictions at the data and their squares, from draws (chain, draw, D) and from the prior by importance sampling.
+    """Check mean predictions at the data and their squares against importance sampling from the prior.
 
-    With few data, draws of the prior weighted by their likelihood are a good sample of the posterior: another way to it, for
-    any network.
+    With little data, prior draws weighted by their likelihood represent the posterior well, for any network.
+
+    Args:
+        problem: the problem that was sampled.
+        draws: posterior draws (chain, draw, D).
+        count: number of prior draws.
     """
 
     def functions(theta):
@@ -70,6 +80,6 @@ def assert_weighted_prior(problem, draws, count):
     chains = len(draws)
     seen = functions(draws.flatten(0, 1))[1].reshape(*draws.shape[:2], -1).mean(1)
     error = (seen.var(0) / chains + spread.square() / effective).sqrt()
-    assert float((error / spread).max()) < 0.2  # otherwise the comparison would tell nothing
+    assert float((error / spread).max()) < 0.2  # otherwise the comparison is meaningless
     score = ((seen.mean(0) - known) / error).abs()
     assert float(score.max()) < float(stats.t.isf(LEVEL * 10 / len(score), chains - 1))

@@ -1,4 +1,4 @@
-"""Problems, priors, families and closed forms that the tests of Bayes by Backprop share."""
+"""Problems, priors, families and closed forms shared by the tests of Bayes by Backprop."""
 
 import torch
 from torch import distributions as td
@@ -27,7 +27,7 @@ def scalar(value):
 
 
 def normal(loc, scale):
-    """In float64: torch makes float32 of two plain numbers."""
+    """Return a float64 distribution: torch would make a float32 one from two floats."""
     return td.Normal(scalar(loc), scale)
 
 
@@ -37,7 +37,7 @@ def problem(net=None, prior=None, likelihood=None, **kwargs):
 
 
 def free_energy(p, chosen=None, *, per_epoch=1, **options):
-    """The objective of a fit that draws weights, and a phi of no particular shape."""
+    """Return the objective of a fit with weight draws, and an arbitrary phi."""
     chosen, method = chosen or MeanField(), cr.BayesByBackprop(**options)
     layers = choose_estimator("weights", p, p.n, mean_field=True)
     objective = FreeEnergy(p, chosen, p.n, method, layers, seed=0, per_epoch=per_epoch)
@@ -49,9 +49,9 @@ def free_energy(p, chosen=None, *, per_epoch=1, **options):
 
 
 def evaluate(objective, phi, noise, rows=None, step=0):
-    """Parts (M, 2) and gradient (M, P) of a step."""
-    p, figures = objective.problem, torch.tensor(objective.controls(step), dtype=f64)
-    return objective.evaluate(phi, (), p.x, p.y, rows, noise, figures)
+    """Return the loss terms (M, 2) and the gradient (M, P) of a step."""
+    p, controls = objective.problem, torch.tensor(objective.controls(step), dtype=f64)
+    return objective.evaluate(phi, (), p.x, p.y, rows, noise, controls)
 
 
 def posterior_of(p, phi, chosen=None):
@@ -59,7 +59,7 @@ def posterior_of(p, phi, chosen=None):
 
 
 def best(conjugate, name, t_lik, t_prior):
-    """The Gaussian of a family that minimises the free energy, in closed form."""
+    """Return the Gaussian of a family that minimises the free energy, in closed form."""
     mean, covariance = conjugate.exact(t_lik, t_prior)
     if name == "mean-field":
         covariance = torch.diag(1 / torch.linalg.inv(covariance).diagonal())
@@ -67,12 +67,12 @@ def best(conjugate, name, t_lik, t_prior):
 
 
 def pack(name, q):
-    """phi of that Gaussian."""
+    """Return phi of that Gaussian."""
     dim = len(q.loc)
-    deviations = torch.tensor([inverse_softplus(float(v)) for v in q.scale_tril.diagonal()], dtype=f64)
+    scales = torch.tensor([inverse_softplus(float(v)) for v in q.scale_tril.diagonal()], dtype=f64)
     if name == "mean-field":
-        return torch.cat([q.loc, deviations]).unsqueeze(0)
-    factor = q.scale_tril.tril(-1) + torch.diag(deviations)
+        return torch.cat([q.loc, scales]).unsqueeze(0)
+    factor = q.scale_tril.tril(-1) + torch.diag(scales)
     rows, columns = torch.tril_indices(dim, dim)
     return torch.cat([q.loc, factor[rows, columns]]).unsqueeze(0)
 
@@ -86,7 +86,7 @@ PRIORS = {
         ScaleMixture(0.25, 1.5, 0.1),
         lambda w: torch.log(0.25 * normal(0.0, 1.5).log_prob(w).exp() + 0.75 * normal(0.0, 0.1).log_prob(w).exp()),
     ),
-}  # fmt: skip
+}
 
 
 def fit(**options):

@@ -1,4 +1,4 @@
-"""Targets, and the short way to a fit, that the tests of HMC share."""
+"""Targets with known moments, and a short call of HMC, shared by its tests."""
 
 import torch
 
@@ -17,17 +17,17 @@ SHAPE = torch.tensor([2.0, 5.0], dtype=DOUBLE)
 
 
 def skewed(w):
-    """Logarithms of Gamma(2) and Gamma(5) variables, and a normal variable that leans on the first."""
+    """Logarithms of Gamma(2) and Gamma(5) variables, and a normal variable correlated with the first."""
     a, b = SHAPE.to(w)
-    lean = w[:, 2] - 0.5 * w[:, 0]
-    return a * w[:, 0] - w[:, 0].exp() + b * w[:, 1] - w[:, 1].exp() - 0.5 * (lean / 0.6) ** 2
+    residual = w[:, 2] - 0.5 * w[:, 0]
+    return a * w[:, 0] - w[:, 0].exp() + b * w[:, 1] - w[:, 1].exp() - 0.5 * (residual / 0.6) ** 2
 
 
 def skewed_moments():
-    centre, spread = torch.digamma(SHAPE), torch.polygamma(1, SHAPE)
-    mean = torch.stack([centre[0], centre[1], 0.5 * centre[0]])
-    covariance = torch.diag(torch.stack([spread[0], spread[1], 0.25 * spread[0] + 0.36]))
-    covariance[0, 2] = covariance[2, 0] = 0.5 * spread[0]
+    loc, variance = torch.digamma(SHAPE), torch.polygamma(1, SHAPE)
+    mean = torch.stack([loc[0], loc[1], 0.5 * loc[0]])
+    covariance = torch.diag(torch.stack([variance[0], variance[1], 0.25 * variance[0] + 0.36]))
+    covariance[0, 2] = covariance[2, 0] = 0.5 * variance[0]
     return mean, covariance
 
 

@@ -1,4 +1,4 @@
-"""The problem, and the short way to a fit, that the tests of SGLD and SGHMC share."""
+"""A small problem and a short call, shared by the tests of SGLD and SGHMC."""
 
 import pytest
 import torch

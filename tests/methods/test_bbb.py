@@ -1,4 +1,4 @@
-"""Bayes by Backprop: the optimum and the evidence where both are known, the objective term by term, and the posterior."""
+"""Bayes by Backprop: known optimum and evidence, fits of several networks, starts, empirical Bayes and failures."""
 
 import math
 from dataclasses import replace
@@ -21,19 +21,20 @@ from credibly.methods.bbb import FreeEnergy
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
 
-ORIGIN = torch.zeros(1, 4, dtype=f64)  # where fits of the conjugate model start
+# The start of fits of the conjugate model.
+ORIGIN = torch.zeros(1, 4, dtype=f64)
 
 
-# -- linear regression, where the posterior and the evidence are known -------------------------------------------------
+# -- linear regression, with known posterior and evidence --------------------------------------------------------------
 def sigma_points(size, members=1):
-    """Noise with mean 0 and covariance I exactly: the average of a quadratic over it is its expectation."""
+    """Return noise with mean 0 and covariance I exactly: the average of a quadratic over it is its expectation."""
     points = math.sqrt(size) * torch.eye(size, dtype=f64)
     return torch.cat([points, -points]).expand(members, -1, -1)
 
 
 @pytest.fixture
 def exact_noise(monkeypatch):
-    """Fits of linear models without Monte Carlo error."""
+    """Fit linear models without Monte Carlo error."""
 
     def noise(self, step):
         return (sigma_points(self.family.noise_size(self.problem.dim), self.options.members),)
@@ -42,7 +43,7 @@ def exact_noise(monkeypatch):
 
 
 def log_normaliser(conjugate, t_lik, t_prior):
-    """log of the integral of p(D|w)^(1/T_lik) p(w)^(1/T_prior): its value at the mode times the volume around it."""
+    """Return the log of the integral of p(D|w)^(1/T_lik) p(w)^(1/T_prior): the mode plus the volume around it."""
     mean, covariance = conjugate.exact(t_lik, t_prior)
     peak = td.Normal(conjugate.design @ mean, conjugate.noise).log_prob(conjugate.y).sum() / t_lik
     peak = peak + normal(0.0, conjugate.prior).log_prob(mean).sum() / t_prior
@@ -54,7 +55,7 @@ def fitted(posterior):
 
 
 def test_the_normaliser_is_the_evidence(conjugate):
-    """The closed form that the tests below lean on, against the density of y with the weights integrated out."""
+    """The closed form used by the tests below, against the density of y with the weights integrated out."""
     covariance = conjugate.prior**2 * conjugate.design @ conjugate.design.T
     covariance = covariance + conjugate.noise**2 * torch.eye(len(conjugate.y), dtype=f64)
     evidence = MultivariateNormal(torch.zeros_like(conjugate.y), covariance).log_prob(conjugate.y)
@@ -64,7 +65,7 @@ def test_the_normaliser_is_the_evidence(conjugate):
 @pytest.mark.parametrize("t_lik, t_prior", TEMPERATURES)
 @pytest.mark.parametrize("name", ["mean-field", "full-rank"])
 def test_the_free_energy_at_the_best_gaussian(conjugate, name, t_lik, t_prior):
-    """Minus the log evidence where q is exact, more by KL(q || posterior) where it cannot be; and flat there."""
+    """Minus the log evidence if q is exact, plus KL(q || posterior) otherwise; the gradient is zero."""
     p = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
     objective, _ = free_energy(p, FAMILIES[name])
     q, target = best(conjugate, name, t_lik, t_prior), best(conjugate, "full-rank", t_lik, t_prior)
@@ -101,8 +102,8 @@ def test_training_ends_at_the_best_gaussian(conjugate, exact_noise, name, t_lik,
         ("full-rank", 64, 0.5, 0.5),
     ],
 )
-def test_training_with_random_draws_ends_there_too(conjugate, name, samples, t_lik, t_prior):
-    """As users run it. The ELBO plus KL(q || posterior) is the log evidence for any q, so that needs no allowance."""
+def test_training_with_random_draws_ends_at_the_best_gaussian(conjugate, name, samples, t_lik, t_prior):
+    """With the usual noise. The ELBO plus KL(q || posterior) is the log evidence for any q, so this needs no slack."""
     p = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
     options = {"steps": 1500, "batch_size": 30, "lr": 0.03, "init": ORIGIN, "init_scale": 0.1, "compile": False}
     posterior = cr.BayesByBackprop(family=name, rank=4, samples=samples, **options).fit(p, seed=0)
@@ -119,7 +120,7 @@ def test_training_with_random_draws_ends_there_too(conjugate, name, samples, t_l
 
 
 def test_minibatches_have_the_same_optimum(conjugate):
-    """The gradient of a third of the rows, averaged over the three thirds, vanishes at the same place."""
+    """The gradient on a third of the rows, averaged over the three thirds, vanishes at the same point."""
     p = conjugate.problem()
     objective, _ = free_energy(p, FullRank(), per_epoch=3)
     phi = pack("full-rank", best(conjugate, "full-rank", 1.0, 1.0))
@@ -129,7 +130,7 @@ def test_minibatches_have_the_same_optimum(conjugate):
     assert float(gradients[0].abs().max()) > 1e-3
 
 
-def test_the_warm_up_changes_the_way_but_not_the_end(conjugate, exact_noise):
+def test_the_warm_up_changes_the_path_but_not_the_optimum(conjugate, exact_noise):
     options = {"steps": 700, "batch_size": 30, "lr": 0.06, "estimator": "weights", "compile": False, "init_scale": 0.1}
     runs = [cr.BayesByBackprop(kl_warmup=w, init=ORIGIN, **options).fit(conjugate.problem(), seed=0) for w in (0, 300)]
     first = [run.record.history["parts"]["complexity"][0][0] for run in runs]
@@ -170,7 +171,7 @@ NETS = {
 @pytest.mark.parametrize("estimator", ["auto", "weights"])
 @pytest.mark.parametrize("name", NETS)
 def test_any_network(name, estimator):
-    """A few steps on a task that can be learned: the free energy falls and the classes come out better than by chance."""
+    """A few steps on a learnable task: the free energy falls and classification is better than chance."""
     make, shape, expected = NETS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -186,14 +187,14 @@ def test_any_network(name, estimator):
     assert history["loss"][-1][0] < history["loss"][0][0]
     predictive = posterior.predict(x.reshape(60, *shape), draws=20)
     assert predictive.mean.shape == (60, 3)
-    assert float(predictive.log_prob(y).mean()) > -1.0  # chance is -1.04 (the entropy of the classes)
+    assert float(predictive.log_prob(y).mean()) > -1.0  # chance level is -1.04, minus the entropy of the classes
     assert float(predictive.epistemic.min()) > 0
 
 
 @pytest.mark.parametrize(
     "prior", [Laplace(0.5), StudentT(3.0, 0.5), ScaleMixture(0.5, 1.0, 0.05)], ids=lambda p: type(p).__name__
 )
-def test_every_prior_and_both_kinds_of_weights(prior):  # fmt: skip
+def test_every_prior_with_geometric_weights_and_warm_up(prior):
     p = problem(prior=prior)
     method = cr.BayesByBackprop(steps=200, batch_size=8, kl_weights="geometric", kl_warmup=20, samples=2, compile=False)
     posterior = method.fit(p, seed=0)
@@ -201,7 +202,7 @@ def test_every_prior_and_both_kinds_of_weights(prior):  # fmt: skip
     assert math.isfinite(posterior.record.history["elbo"])
 
 
-def test_progress_and_history_show_the_free_energy_and_its_parts(capsys):
+def test_progress_and_history_show_the_free_energy_and_its_terms(capsys):
     posterior = cr.BayesByBackprop(steps=600, batch_size=40, compile=False).fit(problem(), seed=0, progress=True)
     line = capsys.readouterr().err.split("\r")[-1]
     assert line.startswith("Bayes by Backprop [========================] 600/600  loss ")
@@ -214,12 +215,12 @@ def test_progress_and_history_show_the_free_energy_and_its_parts(capsys):
         assert loss[0] == pytest.approx(a[0] + b[0])
     for part in (misfit, complexity, history["loss"]):
         assert part[-1][0] < part[0][0]
-    # The ELBO in nats is what was minimised, times -N, up to the noise of both.
+    # The ELBO in nats is -N times the loss, up to the noise of both.
     assert history["elbo_standard_error"] > 0
     assert history["elbo"] == pytest.approx(-40 * history["loss"][-1][0], abs=10 * history["elbo_standard_error"])
 
 
-def test_the_seed_decides_and_the_global_generator_is_left_alone():
+def test_the_seed_determines_the_fit_and_the_global_generator_is_not_used():
     before = torch.get_rng_state()
     for options in ({}, {"estimator": "flipout"}, {"family": "low-rank", "samples": 2}, {"members": 2}):
         method = cr.BayesByBackprop(steps=20, batch_size=8, compile=False, **options)
@@ -238,7 +239,7 @@ def test_noise_differs_from_step_to_step_and_between_members():
     assert torch.equal(objective.noise(1)[0], second)
 
 
-# -- where it starts ---------------------------------------------------------------------------------------------------
+# -- starting points ---------------------------------------------------------------------------------------------------
 STILL = {"steps": 1, "optimiser": "sgd", "lr": 1e-12, "compile": False}
 
 
@@ -256,7 +257,7 @@ def test_starts_by_name_and_by_tensor():
     exact = {
         "fresh": p.layout.reinitialised(0, 2),
         "prior": torch.cat([p.prior.sample(1, stream(0, "prior start", m)) for m in range(2)]),
-        "network": p.layout.reinitialised(0, 2),  # several members from one place would stay together
+        "network": p.layout.reinitialised(0, 2),  # several members from one point would stay together
     }
     for init, start in [*exact.items(), (given, given)]:
         posterior = cr.BayesByBackprop(init=init, members=2, **STILL).fit(p, seed=0)
@@ -292,7 +293,7 @@ def test_the_prior_scale_moves_to_the_weights(exact_noise, size, prior, above):
     assert factor > 3 if above else factor < 1 / 3
     exact = float((posterior.loc.square() + posterior.std.square()).mean().sqrt())
     assert factor * prior == pytest.approx(exact, rel=1e-3)
-    # The ELBO that is reported is that of the learned prior, and better than that of the given one.
+    # The reported ELBO is that of the learned prior, and better than that of the given one.
     rescaled = cr.Problem(net, data=(x, y), likelihood=Gaussian(0.1), prior=Normal(prior * factor))
     assert posterior.record.history["elbo"] == pytest.approx(float(posterior.elbo(rescaled, samples=32).value))
     assert posterior.record.history["elbo"] > float(posterior.elbo(p, samples=32).value) + 1
@@ -307,7 +308,7 @@ def test_the_prior_scale_is_not_learned_by_default():
     assert learned.phi.shape == (2, 2 * learned.layout.dim)
 
 
-# -- held-out rows, blow-ups, compiling --------------------------------------------------------------------------------
+# -- held-out rows, failures, compilation ------------------------------------------------------------------------------
 def test_the_held_out_score_is_the_log_of_the_averaged_density():
     p = problem()
     objective, phi = free_energy(p, members=2)
@@ -339,7 +340,7 @@ def test_early_stopping_keeps_the_best_on_held_out_rows():
 
 
 def poison(p, after):
-    """Likelihoods that are NaN from some call on."""
+    """Make the likelihood NaN after the given number of calls."""
     calls, original = [], p.log_likelihood_rows
 
     def poisoned(theta, x, y, **kwargs):
@@ -351,7 +352,7 @@ def poison(p, after):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_was_reached_before_a_blow_up_is_kept(tmp_path, family):
+def test_the_last_finite_parameters_are_kept_after_a_failure(tmp_path, family):
     method = cr.BayesByBackprop(steps=200, estimator="weights", family=family, compile=False, learn_prior_scale=True)
     with pytest.raises(
         cr.TrainingError, match="Bayes by Backprop: the loss of member 0 was not finite at step 71"
@@ -366,7 +367,7 @@ def test_what_was_reached_before_a_blow_up_is_kept(tmp_path, family):
     assert kept.predict(X, draws=5).mean.shape == (40,)
 
 
-def test_a_map_start_that_blows_up_has_no_posterior(tmp_path):
+def test_a_failed_map_start_has_no_posterior(tmp_path):
     with pytest.raises(cr.TrainingError, match="MAP start: the loss of member 0 was not finite at step 71") as caught:
         cr.BayesByBackprop(steps=200, init="map", compile=False).fit(
             poison(problem(), 70), seed=0, out=tmp_path / "run"
@@ -376,7 +377,7 @@ def test_a_map_start_that_blows_up_has_no_posterior(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")  # torch's own compiler
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`:FutureWarning")  # raised inside torch's compiler
 @pytest.mark.parametrize(
     "options",
     [{"family": "low-rank", "members": 2, "samples": 2}, {"estimator": "local"}],
@@ -393,8 +394,8 @@ def test_compiled_training_equals_eager(options, caplog):
 
 @pytest.mark.parametrize("estimator", ["weights", "local", "flipout"])
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_noise_of_large_networks_is_drawn_as_bits(estimator, compiled):
-    """A step on the bits is the step on the normal numbers they stand for, and the same seed gives the same bits."""
+def test_noise_of_large_networks_is_drawn_as_random_bits(estimator, compiled):
+    """A step on the bits equals a step on the normal noise they encode, and the same seed gives identical fits."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(200, 180), nn.ReLU(), nn.Linear(180, 1))
     x = torch.randn(200, 200)
@@ -419,7 +420,7 @@ def test_noise_of_large_networks_is_drawn_as_bits(estimator, compiled):
         eager = replace(method, compile=False).fit(problem, seed=7, progress=False)
         moved = (eager.phi - phi).norm()
         assert moved > 0.01
-        # phi is some 700 long, so its rounding alone is a thousandth of the move.
+        # The norm of phi is about 700, so rounding alone is a thousandth of the move.
         assert (first.phi - eager.phi).norm() < 1e-2 * moved
 
 

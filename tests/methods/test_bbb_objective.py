@@ -1,4 +1,4 @@
-"""Bayes by Backprop: the free energy term by term, and the weights of its complexity."""
+"""Bayes by Backprop: the free energy term by term, KL weights, KL warm-up and learned prior scales."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
 @pytest.mark.parametrize("t_lik, t_prior", TEMPERATURES)
 @pytest.mark.parametrize("name", PRIORS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_are_those_of_a_free_energy_written_by_hand(family, name, t_lik, t_prior):
+def test_the_terms_equal_those_of_a_hand_written_free_energy(family, name, t_lik, t_prior):
     prior, log_prob = PRIORS[name]
     p = problem(prior=prior, temperature=cr.Tempering(t_lik, t_prior))
     chosen = FAMILIES[family]
@@ -39,10 +39,8 @@ def test_parts_are_those_of_a_free_energy_written_by_hand(family, name, t_lik, t
     noise = objective.noise(0)
     parts, _ = evaluate(objective, phi, noise)
     draws = chosen.draw(phi, noise[0])[0]
-    log_lik = torch.stack([
-        td.Normal(torch.func.functional_call(p.layout.module, p.layout.split(w)[0], X).squeeze(1), 0.3).log_prob(Y).sum()
-        for w in draws
-    ])  # fmt: skip
+    outputs = [torch.func.functional_call(p.layout.module, p.layout.split(w)[0], X).squeeze(1) for w in draws]
+    log_lik = torch.stack([td.Normal(output, 0.3).log_prob(Y).sum() for output in outputs])
     q = MultivariateNormal(chosen.loc(phi, p.dim)[0], covariance_matrix=chosen.covariance(phi, p.dim)[0])
     if isinstance(prior, Normal):  # in closed form
         centred = torch.square(q.loc - prior.loc) + q.variance
@@ -53,7 +51,7 @@ def test_parts_are_those_of_a_free_energy_written_by_hand(family, name, t_lik, t
     torch.testing.assert_close(parts[0], torch.stack([misfit, complexity]), rtol=1e-7, atol=1e-7)
 
 
-def test_the_gradient_is_that_of_the_sum_of_the_parts():
+def test_the_gradient_is_that_of_the_sum_of_the_terms():
     objective, phi = free_energy(problem(prior=Laplace(0.4)), samples=3, learn_prior_scale=True)
     noise = objective.noise(0)
 
@@ -68,7 +66,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_parts():
 
 
 def test_complexity_is_the_kl_divergence_summed_over_every_weight():
-    """Not averaged over weights, not divided by layers, not scaled: the peers' commonest error."""
+    """Not averaged over weights, not divided by layers, not scaled: the most common error of other libraries."""
     objective, phi = free_energy(problem())
     mu, rho = phi.chunk(2, -1)
     exact = kl_divergence(td.Normal(mu, softplus(rho)), normal(0.0, 1.0)).sum(-1)
@@ -89,7 +87,7 @@ def test_the_complexity_of_two_layers_is_the_sum_of_theirs():
 
 
 def test_monte_carlo_complexity_agrees_with_the_closed_form():
-    """A mixture of two equal normals is one normal, but goes through the draws."""
+    """A mixture of two equal normals is one normal, but is evaluated by draws."""
     closed, phi = free_energy(problem(prior=Normal(0.6)))
     sampled, _ = free_energy(problem(prior=ScaleMixture(0.5, 0.6, 0.6)), samples=50)
     noise = [sampled.noise(step)[0] for step in range(400)]
@@ -103,14 +101,14 @@ def test_monte_carlo_complexity_agrees_with_the_closed_form():
 
 @pytest.mark.parametrize("kind", ["uniform", "geometric"])
 def test_an_epoch_of_minibatches_adds_up_to_the_free_energy(kind):
-    """(N/M) times the sum of the losses of an epoch, with the same draws, is VFE on all rows; so is that of gradients."""
+    """(N/M) times the sum of the losses of an epoch, with the same draws, is VFE on all rows; likewise gradients."""
     p = problem(prior=ScaleMixture(0.25, 1.5, 0.1), temperature=cr.Tempering(0.5, 2.0))
     objective, phi = free_energy(p, per_epoch=5, kl_weights=kind, samples=3)
-    whole, _ = free_energy(p, samples=3)
+    full, _ = free_energy(p, samples=3)
     noise = objective.noise(0)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).split(8)
     batches = [evaluate(objective, phi, noise, rows, step=35 + i) for i, rows in enumerate(order)]  # the eighth epoch
-    parts, gradient = evaluate(whole, phi, noise)
+    parts, gradient = evaluate(full, phi, noise)
     torch.testing.assert_close(sum(b[0] for b in batches) * 40 / 5, 40 * parts)
     torch.testing.assert_close(sum(b[1] for b in batches) / 5, gradient)
     complexities = [float(b[0][0, 1]) for b in batches]
@@ -120,7 +118,7 @@ def test_an_epoch_of_minibatches_adds_up_to_the_free_energy(kind):
         assert all(a == pytest.approx(2 * b) for a, b in itertools.pairwise(complexities))
 
 
-def test_the_misfit_is_a_mean_over_the_batch_and_the_complexity_a_share_of_n():
+def test_the_misfit_is_a_mean_over_the_batch_and_the_complexity_is_divided_by_n():
     """Data seen twice: the same misfit, half the complexity."""
     once = problem()
     twice = cr.Problem(once.layout.module, (torch.cat([X, X]), torch.cat([Y, Y])), Gaussian(0.3), Normal())
@@ -133,13 +131,13 @@ def test_the_misfit_is_a_mean_over_the_batch_and_the_complexity_a_share_of_n():
 
 @pytest.mark.parametrize("kind", ["uniform", "geometric"])
 @pytest.mark.parametrize("batches", [1, 2, 3, 10, 469, 5000])
-def test_shares_of_the_complexity_sum_to_one(kind, batches):
-    shares = [kl_weight(kind, i, batches) for i in range(batches)]
-    assert math.fsum(shares) == pytest.approx(1, abs=1e-12)
-    assert all(0 <= b <= a <= 1 for a, b in itertools.pairwise(shares))
+def test_kl_weights_sum_to_one(kind, batches):
+    weights = [kl_weight(kind, i, batches) for i in range(batches)]
+    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)
+    assert all(0 <= b <= a <= 1 for a, b in itertools.pairwise(weights))
 
 
-def test_geometric_shares_are_blundells():
+def test_geometric_kl_weights_are_those_of_blundell():
     """pi_i = 2^(M-i) / (2^M - 1) for i from 1 to M; uniform ones 1/M."""
     for m in (1, 4, 30):
         exact = [2 ** (m - i) / (2**m - 1) for i in range(1, m + 1)]
@@ -147,11 +145,11 @@ def test_geometric_shares_are_blundells():
         assert {kl_weight("uniform", i, m) for i in range(m)} == {1 / m}
 
 
-def test_figures_start_again_with_every_epoch():
+def test_kl_weights_restart_every_epoch():
     objective, _ = free_energy(problem(), per_epoch=4, kl_weights="geometric")
-    figures = [objective.controls(step)[0] for step in range(12)]
-    assert figures[:4] == figures[4:8] == figures[8:]
-    assert figures[:4] == pytest.approx([4 * 2 ** (4 - i) / 15 for i in (1, 2, 3, 4)])
+    weights = [objective.controls(step)[0] for step in range(12)]
+    assert weights[:4] == weights[4:8] == weights[8:]
+    assert weights[:4] == pytest.approx([4 * 2 ** (4 - i) / 15 for i in (1, 2, 3, 4)])
 
 
 def test_the_warm_up_rises_and_ends_at_exactly_one():
@@ -183,7 +181,7 @@ def test_a_learned_factor_multiplies_the_scale_of_the_prior(make):
         torch.testing.assert_close(learned.complexity(phi, noise)[member], mine[0])
 
 
-def test_each_group_of_the_prior_has_a_factor_of_its_own():
+def test_each_group_of_the_prior_has_its_own_factor():
     prior = {"0.*": Normal(0.5), "*": Laplace(0.8)}
     objective, phi = free_energy(problem(prior=prior), learn_prior_scale=True)
     assert phi.shape[1] == 2 * objective.problem.dim + 2

@@ -39,9 +39,9 @@ def test_draws_come_from_every_component_in_turn():
     assert nearest.tolist() == [-1, 0, 1, -1, 0, 1, -1, 0]
     assert posterior.draws.shape == (3, 34, p.dim)
     assert posterior.draws.mean((1, 2)).div(10).round().tolist() == [-1, 0, 1]
-    deviations = (posterior.draws - centres.unsqueeze(1)) / 0.1
-    assert float(deviations.std()) == pytest.approx(1, abs=4.5 / math.sqrt(2 * deviations.numel()))
-    assert float((deviations[0] - deviations[1]).abs().max()) > 0.1
+    noise = (posterior.draws - centres.unsqueeze(1)) / 0.1
+    assert float(noise.std()) == pytest.approx(1, abs=4.5 / math.sqrt(2 * noise.numel()))
+    assert float((noise[0] - noise[1]).abs().max()) > 0.1
 
 
 def test_members_are_different_fits_of_the_same_data():
@@ -49,14 +49,15 @@ def test_members_are_different_fits_of_the_same_data():
     assert posterior.components == 3
     assert posterior.loc.shape == posterior.std.shape == (3, posterior.layout.dim)
     assert float((posterior.loc[0] - posterior.loc[1]).abs().max()) > 0.1
-    error = [float((posterior_of(problem(likelihood=Gaussian()), posterior.phi[m : m + 1]).predict(X).mean - Y).square().mean())
-             for m in range(3)]  # fmt: skip
+    p = problem(likelihood=Gaussian())
+    means = [posterior_of(p, posterior.phi[m : m + 1]).predict(X).mean for m in range(3)]
+    error = [float((mean - Y).square().mean()) for mean in means]
     assert max(error) < 0.2 * float(Y.var())
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (3, 3, 1), (3, 5, 1)], ids=str)
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_draw_is_the_same_however_many_are_asked_for(sizes, members):
+def test_a_draw_does_not_depend_on_the_number_of_draws(sizes, members):
     p = problem(mlp(*sizes, dtype=torch.float32), dtype=torch.float32)
     posterior = posterior_of(p, MeanField().init(randn(members, p.dim), 0.3))
     many = posterior.sample(25, seed=4)
@@ -79,7 +80,7 @@ def test_samples_have_the_mean_and_the_covariance(family):
     assert float(away.abs().max()) < 4.5 * math.sqrt(2 / count)
 
 
-def test_predictions_are_fixed_by_draws_and_seed():
+def test_draws_and_seed_determine_predictions():
     posterior = fit()
     a, b = posterior.predict(X, draws=30, seed=1), posterior.predict(X, draws=30, seed=1)
     assert torch.equal(a.mean, b.mean)
@@ -106,15 +107,19 @@ def test_predictions_on_the_linear_model_are_exact(conjugate):
     torch.testing.assert_close(predictive.aleatoric, torch.full_like(variance, conjugate.noise**2))
 
 
-def test_layers_tell_sizes_and_ratios():
+def test_layers_report_scales_and_signal_to_noise():
     p = problem(mlp(3, 2, 1, dtype=f64), likelihood=Gaussian())
     mu = torch.arange(1.0, p.dim + 1, dtype=f64) * torch.tensor([1.0, -1.0]).repeat(p.dim)[: p.dim]
     sigma = torch.full((p.dim,), 0.5, dtype=f64)
     rho = torch.tensor([inverse_softplus(0.5)] * p.dim, dtype=f64)
     layers = posterior_of(p, torch.cat([mu, rho]).unsqueeze(0)).layers()
     assert [(row.name, row.shape) for row in layers] == [
-        ("0.weight", (2, 3)), ("0.bias", (2,)), ("2.weight", (1, 2)), ("2.bias", (1,)), ("likelihood.log_scale", p.layout.entries[-1].shape)
-    ]  # fmt: skip
+        ("0.weight", (2, 3)),
+        ("0.bias", (2,)),
+        ("2.weight", (1, 2)),
+        ("2.bias", (1,)),
+        ("likelihood.log_scale", p.layout.entries[-1].shape),
+    ]
     first = layers[0]
     assert first.mean_abs == pytest.approx(3.5)
     assert first.mean_scale == pytest.approx(0.5)
@@ -133,7 +138,7 @@ def test_layers_average_over_components():
 
 
 # -- pruning -----------------------------------------------------------------------------------------------------------
-def test_signal_to_noise_is_the_mean_over_the_deviation():
+def test_signal_to_noise_is_the_mean_over_the_standard_deviation():
     posterior = fit()
     torch.testing.assert_close(
         posterior.signal_to_noise(), posterior.loc.abs() / softplus(posterior.phi[:, posterior.layout.dim :])
@@ -156,7 +161,7 @@ def test_pruning_removes_the_stated_fraction_with_least_signal(fraction, members
     for m in range(members):
         assert bool((draws[m::members][:, gone[m]] == 0).all())
         assert torch.equal(draws[m::members][:, ~gone[m]], posterior.sample(12, seed=3)[m::members][:, ~gone[m]])
-    assert not bool(gone[:, network:].any())  # the noise scale is the likelihood's own
+    assert not bool(gone[:, network:].any())  # the noise scale belongs to the likelihood
     assert bool(torch.isfinite(pruned.predict(X).log_prob(Y)).all())
     assert pruned.record.history["pruned"] == fraction
 
@@ -184,7 +189,7 @@ def test_pruning_counts_exactly_where_ratios_are_equal():
     assert int((posterior.prune(0.5).std == 0).sum()) == 13
 
 
-def test_pruning_again_starts_from_what_is_already_gone():
+def test_pruning_again_counts_weights_that_are_already_pruned():
     posterior = fit()
     again = posterior.prune(0.5).prune(0.75)
     assert torch.equal(again.phi, posterior.prune(0.75).phi)
@@ -203,8 +208,8 @@ def test_a_pruned_posterior_is_saved_and_loaded(tmp_path):
     assert loaded.record.history["pruned"] == 0.5
 
 
-# -- the evidence lower bound --------------------------------------------------------------------------------------------
-def test_the_standard_error_shrinks_with_the_root_of_the_samples():
+# -- the evidence lower bound ------------------------------------------------------------------------------------------
+def test_the_standard_error_shrinks_with_the_square_root_of_the_samples():
     p = problem(prior=Laplace(0.5))
     objective, phi = free_energy(p)
     errors = [float(posterior_of(p, phi).elbo(p, samples=n).standard_error) for n in (250, 4000)]
@@ -213,11 +218,11 @@ def test_the_standard_error_shrinks_with_the_root_of_the_samples():
 
 
 @pytest.mark.parametrize("name, members", [("normal", 1), ("laplace", 1), ("scale mixture", 1), ("normal", 2)])
-def test_the_standard_error_is_the_spread_of_estimates(name, members):
-    """Over 300 seeds: the spread of the values is the error that each of them states (its own error is 4 %)."""
+def test_the_standard_error_is_the_standard_deviation_of_estimates(name, members):
+    """Over 300 seeds: the standard deviation of the values, known to 4 %, is the reported error."""
     p = problem(mlp(3, 2, 1, dtype=f64), prior=PRIORS[name][0], likelihood=Gaussian(2.0))
     _, phi = free_energy(p, members=members)
-    phi[-1, : p.dim] += 2.0 * (members - 1)  # components whose values differ by more than their draws do
+    phi[-1, : p.dim] += 2.0 * (members - 1)  # the components differ by more than their draws
     posterior = posterior_of(p, phi)
     estimates = [posterior.elbo(p, samples=20, seed=s) for s in range(300)]
     values, errors = (torch.stack(column) for column in zip(*estimates))
@@ -243,8 +248,8 @@ def test_the_elbo_of_a_mixture_is_the_mean_over_its_components(factors):
     assert abs(float(both.value) - 0.5 * sum(float(e.value) for e in each)) < 4 * error
 
 
-def test_the_elbo_is_the_free_energy_of_its_own_draws():
-    """The same draws through the objective of training, for a prior in closed form and one through draws."""
+def test_the_elbo_is_the_free_energy_of_its_draws():
+    """The same draws in the training objective, for a prior with a closed form and one without."""
     for prior in (Normal(0.7), StudentT(3.0, 0.5)):
         p = problem(prior=prior, temperature=cr.Tempering(0.5, 2.0), likelihood=Gaussian())
         objective, phi = free_energy(p)

@@ -11,16 +11,32 @@ import credibly as cr
 from conftest import mlp
 from credibly.likelihoods import Gaussian
 
+INVALID = {
+    "family": ("cauchy",),
+    "rank": (0, 1.5),
+    "samples": (0, 2.0, True),
+    "members": (0, "two"),
+    "estimator": ("magic",),
+    "init_scale": (0.0, -1.0, math.inf, math.nan, "wide", True),
+    "kl_weights": ("cosine",),
+    "kl_warmup": (-1, 2.5, True),
+    "learn_prior_scale": ("yes", 1),
+    "steps": (0,),
+    "lr": (-1.0,),
+    "batch_size": (0,),
+    "epochs": (0,),
+    "validation": (1.5,),
+    "patience": (0,),
+    "clip_norm": (0.0,),
+    "optimiser": ("newton",),
+    "schedule": ("none",),
+    "momentum": (1.0,),
+    "warmup": (-1,),
+}
 
-@pytest.mark.parametrize(
-    "name, value",
-    [("family", "cauchy"), ("rank", 0), ("rank", 1.5), ("samples", 0), ("samples", 2.0), ("samples", True), ("members", 0), ("members", "two"),
-     ("estimator", "magic"), ("init_scale", 0.0), ("init_scale", -1.0), ("init_scale", math.inf), ("init_scale", math.nan), ("init_scale", "wide"),
-     ("init_scale", True), ("kl_weights", "cosine"), ("kl_warmup", -1), ("kl_warmup", 2.5), ("kl_warmup", True), ("learn_prior_scale", "yes"),
-     ("learn_prior_scale", 1), ("steps", 0), ("lr", -1.0), ("batch_size", 0), ("epochs", 0), ("validation", 1.5), ("patience", 0), ("clip_norm", 0.0),
-     ("optimiser", "newton"), ("schedule", "none"), ("momentum", 1.0), ("warmup", -1)],
-)  # fmt: skip
-def test_settings_out_of_range_are_named(name, value):
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in INVALID.items() for value in values])
+def test_invalid_settings_are_named(name, value):
     with pytest.raises(cr.InputError, match=rf"^{name}(: found| must be .*, got) {re.escape(repr(value))}") as caught:
         cr.BayesByBackprop(**{name: value})
     assert caught.value.argument == name
@@ -44,17 +60,17 @@ def test_settings_that_do_not_fit_the_problem():
 
 
 @pytest.mark.parametrize("method, other", [("log_prob", "sample"), ("sample", "log_prob")])
-def test_a_prior_without_sample_or_log_prob_is_refused(method, other):
-    thing = type("Half", (), {other: lambda self, *args: None, "fan_in": False})()
+def test_a_prior_without_sample_or_log_prob_raises(method, other):
+    partial = type("Half", (), {other: lambda self, *args: None, "fan_in": False})()
     with pytest.raises(
         cr.InputError, match=rf"prior: Half for '\*' has no method {method}\. Pass one of credibly.priors.elementwise"
     ):
-        problem(prior=thing)
+        problem(prior=partial)
     with pytest.raises(cr.InputError, match="prior: object for '[*]' has no method log_prob and no sample"):
         problem(prior={"*": object()})
 
 
-def test_bad_questions_to_the_posterior():
+def test_invalid_calls_of_the_posterior():
     p, posterior = problem(likelihood=Gaussian()), fit(steps=5)
     for draws in (0, -1, 2.0, True):
         with pytest.raises(cr.InputError, match=rf"draws(: found| must be a positive integer, got) {draws!r}"):

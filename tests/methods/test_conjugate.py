@@ -1,4 +1,4 @@
-"""Every method against the posterior of linear regression, which is known in closed form."""
+"""Every method against the closed-form posterior of linear regression."""
 
 import math
 
@@ -26,10 +26,10 @@ def test_mle_is_least_squares(conjugate):
     torch.testing.assert_close(posterior.draws[0, 0], solution, rtol=0, atol=1e-6)
 
 
-def test_mle_and_map_differ_by_the_prior_alone(conjugate):
+def test_mle_and_map_differ_only_by_the_prior(conjugate):
     mean, _ = conjugate.exact()
     solution = torch.linalg.lstsq(conjugate.design, conjugate.y.unsqueeze(1)).solution.squeeze(1)
-    assert float((mean - solution).abs().max()) > 1e-2  # otherwise the two tests above could not tell them apart
+    assert float((mean - solution).abs().max()) > 1e-2  # otherwise the two tests above could not distinguish them
 
 
 def test_map_with_minibatches_ends_near_the_mean(conjugate):
@@ -55,8 +55,8 @@ def test_anchored_members_are_exact_posterior_draws(conjugate, t_lik, t_prior):
     assert float((torch.cov(whitened) - torch.eye(dim, dtype=draws.dtype)).abs().max()) < 4.5 * math.sqrt(2 / members)
 
 
-def test_anchoring_without_target_noise_would_be_caught(conjugate):
-    """The two perturbations both matter: leaving either out gives a covariance that the test above refuses."""
+def test_anchoring_perturbs_targets_and_anchors(conjugate):
+    """Both perturbations matter: without either one the covariance would fail the test above."""
     problem = conjugate.problem()
     method = cr.DeepEnsemble(members=1000, anchored=True, steps=10)
     perturbation = method.perturbation(problem, seed=0)
@@ -67,7 +67,7 @@ def test_anchoring_without_target_noise_would_be_caught(conjugate):
 
 
 def test_predictive_of_exact_draws_matches_the_exact_predictive(conjugate):
-    """Many exact draws: mean, both parts of the variance, quantiles and log density against the closed form."""
+    """Mean, both terms of the variance, quantiles and log density of many exact draws against the closed form."""
     mean, covariance = conjugate.exact()
     generator = torch.Generator().manual_seed(0)
     draws = (
@@ -94,8 +94,8 @@ def test_predictive_of_exact_draws_matches_the_exact_predictive(conjugate):
 
 
 @pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
-def test_hmc_draws_are_of_the_exact_posterior(conjugate, t_lik, t_prior):
-    """Mean and covariance over 32 independent chains, within Monte Carlo error, from starts drawn of the prior."""
+def test_hmc_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
+    """Mean and covariance over 32 independent chains started from the prior, within Monte Carlo error."""
     problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
     method = cr.HMC(chains=32, draws=100, warmup=80, mass="diagonal", jitter=0.3, init="prior", compile=False)
     posterior = method.fit(problem, seed=0)
@@ -107,13 +107,13 @@ def exact_draws(conjugate, count):
     return mean + randn(count, len(mean), dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T
 
 
-# Chains begin at exact draws: what they come to is the dynamics' own distribution, without a warm-up to wait for.
+# Chains start at exact draws, so they reach the stationary distribution of the dynamics without a long warm-up.
 SGMCMC = {"chains": 400, "draws": 4, "warmup": 600, "thin": 150, "batch_size": 30, "compile": False}
 
 
 @pytest.mark.parametrize("rate", [1.2, 0.3])
-def test_sgld_has_the_covariance_that_its_step_size_gives_it(conjugate, rate):
-    """A^-1 (1 - eps A / 4)^-1 with full-batch gradients: in the stiffest direction 43 % and 8 % too wide."""
+def test_sgld_has_the_stationary_covariance_of_its_step_size(conjugate, rate):
+    """A^-1 (1 - eps A / 4)^-1 with full-batch gradients: 43 % and 8 % too much variance in the stiffest direction."""
     mean, covariance = conjugate.exact()
     precision = torch.linalg.inv(covariance)
     size = rate / float(torch.linalg.eigvalsh(precision)[-1])
@@ -122,7 +122,7 @@ def test_sgld_has_the_covariance_that_its_step_size_gives_it(conjugate, rate):
     posterior = cr.SGLD(step_size=size, init=start, **SGMCMC).fit(conjugate.problem(), seed=0)
     assert_moments(posterior.draws, mean, biased)
     if rate > 1:
-        with pytest.raises(AssertionError, match="is off by"):  # the bias is large enough to be seen
+        with pytest.raises(AssertionError, match="is off by"):  # the bias is large enough to be detected
             assert_moments(posterior.draws, mean, covariance)
 
 
@@ -135,7 +135,7 @@ def test_sghmc_has_the_exact_covariance_even_at_a_large_step(conjugate):
     assert_moments(posterior.draws, *conjugate.exact())
 
 
-def test_hmc_predicts_as_the_exact_posterior_does(conjugate):
+def test_hmc_predictions_match_the_exact_posterior(conjugate):
     posterior = cr.HMC(chains=32, draws=100, warmup=80, mass="diagonal", jitter=0.3, init="prior", compile=False).fit(
         conjugate.problem(), seed=1
     )
@@ -144,7 +144,7 @@ def test_hmc_predicts_as_the_exact_posterior_does(conjugate):
     features = torch.cat([x, torch.ones(2, 1, dtype=x.dtype)], 1)
     p = posterior.predict(x)
     epistemic = (features @ covariance * features).sum(1)
-    effective = 1000  # of 3,200 draws: no fewer, as the moments above show
+    effective = 1000  # at least this many of the 3,200 draws, as the moments above show
     assert float(((p.mean - features @ mean) / epistemic.sqrt()).abs().max()) < 4.5 / math.sqrt(effective)
     torch.testing.assert_close(p.epistemic, epistemic, rtol=4.5 * math.sqrt(2 / effective), atol=0)
     torch.testing.assert_close(p.aleatoric, torch.full((2,), conjugate.noise**2, dtype=x.dtype))

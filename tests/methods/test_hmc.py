@@ -1,4 +1,4 @@
-"""HMC end to end: known posteriors, the same result however it is computed, and what it refuses."""
+"""HMC against known posteriors, importance sampling, and simulation-based calibration."""
 
 import pytest
 import torch
@@ -13,21 +13,21 @@ from credibly.likelihoods import Categorical, Gaussian
 
 # -- targets whose moments are known -----------------------------------------------------------------------------------
 VARIANTS = {
-    "as it comes": {},
+    "defaults": {},
     "jittered": {"jitter": 0.4},
-    "momentum kept": {"refresh": 0.3, "trajectory_length": 1.0},
-    "length tuned": {"trajectory_length": "tuned"},
-    "length tuned, unit mass": {"trajectory_length": "tuned", "mass": "identity"},
-    "own step sizes": {"pooled": False},
+    "partial refreshment": {"refresh": 0.3, "trajectory_length": 1.0},
+    "tuned length": {"trajectory_length": "tuned"},
+    "tuned length, unit mass": {"trajectory_length": "tuned", "mass": "identity"},
+    "step size per chain": {"pooled": False},
     "minimum error": {"integrator": "minimum-error"},
     "unit mass": {"mass": "identity"},
-    "mass of the prior": {"mass": "prior"},
+    "prior mass": {"mass": "prior"},
     "thinned": {"thin": 3, "draws": 60},
-    "step size given": {"step_size": 0.4, "mass": "prior"},
-    "step size given, mass adapted": {"step_size": 0.4, "mass": "diagonal"},
-    "trajectories cut": {"max_steps": 1, "thin": 4},
+    "fixed step size": {"step_size": 0.4, "mass": "prior"},
+    "fixed step size, adapted mass": {"step_size": 0.4, "mass": "diagonal"},
+    "truncated trajectories": {"max_steps": 1, "thin": 4},
     "low acceptance": {"step_size": 0.8, "mass": "identity", "trajectory_length": 2.4, "thin": 4},
-    "started at one point": {"init": torch.ones(32, 3)},
+    "common start": {"init": torch.ones(32, 3)},
 }
 
 
@@ -58,15 +58,15 @@ def test_a_correlated_gaussian_of_very_different_scales(dtype):
     assert high == pytest.approx(100.0, rel=0.3)
 
 
-def test_the_energy_that_is_noted_is_the_hamiltonian():
+def test_the_recorded_energy_is_the_hamiltonian():
     """Its kinetic part has mean D/2 in equilibrium, whatever the mass."""
-    noted = hmc(density(), **SIZES).statistics
-    kinetic = noted["energy"] + noted["log_likelihood"] + noted["log_prior"]
+    statistics = hmc(density(), **SIZES).statistics
+    kinetic = statistics["energy"] + statistics["log_likelihood"] + statistics["log_prior"]
     assert float(kinetic.min()) > 0
     assert_zero((kinetic - 1.5).unsqueeze(-1), precision=0.05)
 
 
-# -- networks, against importance sampling from the prior ----------------------------------------------------------------
+# -- networks, against importance sampling from the prior --------------------------------------------------------------
 class Sequence(nn.Module):
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_predictions_of_small_networks_are_those_of_the_weighted_prior(name):
+def test_predictions_of_small_networks_agree_with_importance_sampling(name):
     make, x, y, likelihood, count = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -105,13 +105,13 @@ def test_predictions_of_small_networks_are_those_of_the_weighted_prior(name):
     assert posterior.predict(x).mean.shape[0] == len(x)
 
 
-def test_a_noise_scale_that_is_learned():
-    """A linear model: given the scale all is Gaussian, and over the scale there is one integral to do on a grid."""
+def test_a_learned_noise_scale():
+    """A linear model: Gaussian given the scale, and a one-dimensional integral over the scale on a grid."""
     x = randn(12, 2, dtype=DOUBLE)
     y = x @ torch.tensor([1.0, -0.5], dtype=DOUBLE) + 0.7 * randn(12, seed=4, dtype=DOUBLE)
     net = nn.Linear(2, 1, bias=False).double()
     p = cr.Problem(net, data=(x, y), likelihood=Gaussian(), prior=cr.priors.Normal(0.8))
-    grid = torch.linspace(-4, 3, 4001, dtype=DOUBLE)  # of the log scale, whose prior is N(-1, 1)
+    grid = torch.linspace(-4, 3, 4001, dtype=DOUBLE)  # of the log scale, which has prior N(-1, 1)
     noise = grid.exp().square()[:, None, None] * torch.eye(12, dtype=DOUBLE)
     covariance = 0.64 * x @ x.T + noise
     evidence = torch.distributions.MultivariateNormal(torch.zeros(12, dtype=DOUBLE), covariance).log_prob(y)
@@ -127,12 +127,12 @@ def test_a_noise_scale_that_is_learned():
     assert_moments(posterior.draws, mean, total)
 
 
-# -- calibration ---------------------------------------------------------------------------------------------------------
+# -- calibration -------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_simulation_based_calibration_of_a_tiny_network():
-    """Weights from the prior, data from the weights: among draws given the data, the truth has a uniform rank.
+    """Weights from the prior, data from the weights: the rank of the truth among posterior draws is uniform.
 
-    One chain a data set, all of them at once: chain c sees the targets of data set c.
+    One chain per data set, all at once: chain c sees the targets of data set c.
     """
     from scipy import stats
 
@@ -170,7 +170,7 @@ def test_simulation_based_calibration_of_a_tiny_network():
 
 
 def test_gradients_in_bf16_have_energies_in_full_precision():
-    """Draws are exact for the network as it is: what decides about them is its own log likelihood, not that of rounded outputs."""
+    """Draws are exact for the float32 network: acceptance uses its log likelihood, not that of bf16 outputs."""
     x = torch.randn(300, 3, generator=torch.Generator().manual_seed(1))
     y = x.sum(1)
     net = mlp(3, 20, 1)

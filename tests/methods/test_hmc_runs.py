@@ -1,4 +1,4 @@
-"""Runs of HMC: the same result however it is computed, the record, and where chains begin."""
+"""Runs of HMC: equivalent ways to compute them, the record, and starting points."""
 
 import math
 
@@ -15,9 +15,9 @@ from credibly.inference.target import to_target
 from credibly.likelihoods import Gaussian
 
 
-# -- the same result, however it is computed ---------------------------------------------------------------------------
-def test_batched_is_looped_is_micro_batched_is_chunked(monkeypatch):
-    # No adaptation and short paths: what differs by rounding alone is not yet magnified.
+# -- equivalent computations -------------------------------------------------------------------------------------------
+def test_batched_looped_micro_batched_and_chunked_runs_agree(monkeypatch):
+    # No adaptation and short trajectories: rounding differences are not magnified yet.
     settings = {"chains": 5, "draws": 6, "warmup": 0, "init": "prior", "step_size": 0.03, "trajectory_length": 0.3}
     usual = hmc(problem(plan="batched"), **settings)
     history = usual.record.history
@@ -25,8 +25,8 @@ def test_batched_is_looped_is_micro_batched_is_chunked(monkeypatch):
     looped = hmc(problem(plan="looped"), **settings)
     assert looped.record.history["chains_at_once"] == 1
     assert looped.record.history["plan"].startswith("looped")
-    pieces = hmc(problem(micro_batch=7), **settings)
-    assert not pieces.record.history["one_piece"]
+    micro = hmc(problem(micro_batch=7), **settings)
+    assert not micro.record.history["one_piece"]
     width = problem().forward.row_width
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 2 * 25 * width)
     chunks = hmc(problem(), **settings)
@@ -34,27 +34,27 @@ def test_batched_is_looped_is_micro_batched_is_chunked(monkeypatch):
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 10 * width)
     least = hmc(problem(), **settings)
     assert (least.record.history["chains_at_once"], least.record.history["one_piece"]) == (1, False)
-    for other in (looped, pieces, chunks, least):
+    for other in (looped, micro, chunks, least):
         torch.testing.assert_close(other.draws, usual.draws, rtol=1e-9, atol=1e-9)
         for name, values in usual.statistics.items():
             torch.testing.assert_close(other.statistics[name], values, rtol=1e-7, atol=1e-7)
     assert 0 < float(usual.statistics["acceptance"].mean()) < 1
 
 
-def test_chunks_are_of_one_length_where_that_costs_little():
+def test_chunks_have_equal_size_if_that_costs_little():
     for chains in range(1, 40):
         for most in range(1, 40):
-            share = even_chunk(chains, most)
-            assert 1 <= share <= most
+            size = even_chunk(chains, most)
+            assert 1 <= size <= most
             fewest = math.ceil(chains / most)
-            assert math.ceil(chains / share) <= 1.5 * fewest
-            assert chains % share == 0 or all(chains % k for k in range(fewest, int(1.5 * fewest) + 1))
+            assert math.ceil(chains / size) <= 1.5 * fewest
+            assert chains % size == 0 or all(chains % k for k in range(fewest, int(1.5 * fewest) + 1))
     assert [even_chunk(8, most) for most in (8, 7, 4, 3, 1)] == [8, 4, 4, 2, 1]
-    assert even_chunk(7, 4) == 4  # seven chunks of one would be many
+    assert even_chunk(7, 4) == 4  # seven chunks of one chain would be too many
 
 
 def test_chunks_of_chains_adapt_together(monkeypatch):
-    """One step size for all of them, from the acceptance of all of them."""
+    """One step size for all chains, from the acceptance of all chains."""
     settings = {**SHORT, "draws": 2}
     usual = hmc(problem(), **settings)
     monkeypatch.setattr(credibly.problem, "ACTIVATION_BUDGET", 2 * 25 * problem().forward.row_width)
@@ -74,9 +74,9 @@ def test_chunks_of_chains_adapt_together(monkeypatch):
     ],
     ids=str,
 )
-def test_a_chain_does_not_depend_on_the_others_where_nothing_is_pooled(settings):
+def test_a_chain_does_not_depend_on_the_others_without_pooling(settings):
     start = 0.1 * randn(6, problem().dim, dtype=DOUBLE)
-    start[2:] *= 30  # the others stand where steps have to be much smaller
+    start[2:] *= 30  # the others start where steps have to be much smaller
     many = hmc(problem(), **{**SHORT, "chains": 6, "init": start, **settings})
     few = hmc(problem(), **{**SHORT, "chains": 2, "init": start[:2], **settings})
     # Rounding differs with the number of chains, and adaptation magnifies it; a shared step size would give 1e-1.
@@ -86,26 +86,28 @@ def test_a_chain_does_not_depend_on_the_others_where_nothing_is_pooled(settings)
     )
 
 
-def test_the_same_seed_gives_the_same_bits():
+def test_the_same_seed_gives_identical_draws():
     one, two, other = (hmc(problem(), seed=s, **SHORT) for s in (3, 3, 4))
     assert torch.equal(one.draws, two.draws)
     assert all(torch.equal(one.statistics[k], two.statistics[k]) for k in one.statistics)
     assert not torch.equal(one.draws, other.draws)
-    assert len({tuple(row.tolist()) for row in one.draws[:, 0]}) == 5  # chains have streams of their own
+    assert len({tuple(row.tolist()) for row in one.draws[:, 0]}) == 5  # each chain has its own stream
 
 
-def test_the_noise_of_a_chain_is_its_own():
+def test_each_chain_has_its_own_noise():
     def noise(chains, seed=0, dim=3, purpose="momentum", **kwargs):
         return ChainNoise(seed, purpose, chains, dim, device=torch.device("cpu"), dtype=DOUBLE, **kwargs)
 
     many = noise(range(4))
     values = torch.stack([many.at(t).clone() for t in range(600)], 1)  # more than two blocks
     assert values.shape == (4, 600, 3)
-    assert len(set(values.flatten().tolist())) == values.numel()  # none comes twice
+    assert len(set(values.flatten().tolist())) == values.numel()  # no value repeats
     limit = 4.5 / math.sqrt(values.numel())
     assert abs(float(values.mean())) < limit
     assert abs(float(values.square().mean()) - 1) < math.sqrt(2) * limit
-    assert torch.equal(noise(range(2, 3)).at(599)[0], values[2, 599])  # whichever chains run beside it, in any order
+    assert torch.equal(
+        noise(range(2, 3)).at(599)[0], values[2, 599]
+    )  # independent of the other chains and of the order
     assert torch.equal(many.at(0), values[:, 0])
     assert not torch.equal(noise(range(4), seed=1).at(0), values[:, 0])
     assert not torch.equal(noise(range(4), purpose="other").at(0), values[:, 0])
@@ -114,7 +116,7 @@ def test_the_noise_of_a_chain_is_its_own():
     assert 0.99 < float(flat.max()) < 1
 
 
-def test_torchs_own_generator_is_not_touched():
+def test_the_global_generator_is_not_used():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
     hmc(problem(), **{**SHORT, "jitter": 0.3})
@@ -128,15 +130,15 @@ def test_thinning_keeps_every_third_draw():
     assert torch.equal(third.statistics["energy"], usual.statistics["energy"][:, 2::3])
 
 
-def test_a_run_can_be_cut_short_without_changing_its_beginning():
+def test_a_shorter_run_is_a_prefix_of_a_longer_one():
     long, short = (hmc(density(), chains=3, draws=n, warmup=40) for n in (30, 12))
     assert torch.equal(long.draws[:, :12], short.draws)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_native")
-def test_compiled_is_eager():
-    """Eleven steps a trajectory: eight in one call and three alone."""
+def test_compiled_equals_eager():
+    """Eleven steps per trajectory: eight in one call and three on their own."""
     settings = {**SHORT, "step_size": 0.05, "trajectory_length": 0.55, "warmup": 0}
     eager, fast = hmc(problem(), **settings), hmc(problem(), **{**settings, "compile": True})
     assert eager.record.history["steps"] == 11
@@ -146,8 +148,8 @@ def test_compiled_is_eager():
     torch.testing.assert_close(fast.statistics["energy"], eager.statistics["energy"], rtol=1e-8, atol=1e-8)
 
 
-# -- what a run leaves behind --------------------------------------------------------------------------------------------
-def test_the_record_tells_how_it_went():
+# -- record and statistics ---------------------------------------------------------------------------------------------
+def test_the_record_describes_the_run():
     posterior = hmc(density(), chains=3, draws=20, warmup=100, thin=2, jitter=0.2)
     history = posterior.record.history
     assert history["phases"][0]["name"] == "step size"
@@ -168,13 +170,13 @@ def test_the_record_tells_how_it_went():
         assert posterior.statistics[name].shape == (3, 20)
 
 
-def test_a_trajectory_that_was_cut_is_told():
+def test_truncated_trajectories_are_recorded():
     posterior = hmc(density(), chains=2, draws=5, warmup=30, max_steps=2, trajectory_length=10.0)
     assert posterior.record.history["trajectory_shortened"]
     assert posterior.record.history["steps"] == 2
 
 
-def test_the_parts_that_are_noted_are_those_of_the_draws():
+def test_the_recorded_density_is_that_of_the_draws():
     p = problem(temperature=cr.Tempering(0.5, 2.0))
     posterior = hmc(p, **SHORT)
     known = p.log_density_and_grad(posterior.draws.flatten(0, 1))
@@ -184,7 +186,7 @@ def test_the_parts_that_are_noted_are_those_of_the_draws():
 
 @pytest.mark.parametrize("out", [False, True])
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-def test_draws_in_another_dtype_predict_all_the_same(name, out, tmp_path):
+def test_draws_stored_in_another_dtype_predict_alike(name, out, tmp_path):
     net = mlp(3, 6, 1)
     p = cr.Problem(net, data=(X.float(), Y.float()), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
     settings = {**SHORT, "warmup": 0, "step_size": 0.05}
@@ -205,14 +207,14 @@ def test_draws_in_another_dtype_predict_all_the_same(name, out, tmp_path):
     assert torch.equal(loaded.predict(X.float()).mean, posterior.predict(X.float()).mean)
 
 
-# -- where chains begin --------------------------------------------------------------------------------------------------
+# -- starting points ---------------------------------------------------------------------------------------------------
 def start_of(p, init, chains=3, seed=0):
-    """A run that does not move: its one draw is its start."""
+    """Return the only draw of a run that does not move, which is its starting point."""
     settings = {"chains": chains, "draws": 1, "warmup": 0, "step_size": 1e-12, "trajectory_length": 1e-12}
     return hmc(p, init=init, seed=seed, **settings).draws[:, 0]
 
 
-def test_chains_begin_where_they_are_told_to():
+def test_chains_start_where_init_says():
     p = problem()
     own = p.layout.read(p.layout.module)
     given = randn(3, p.dim, dtype=DOUBLE)
@@ -233,17 +235,17 @@ def test_chains_begin_where_they_are_told_to():
         assert float(p.log_density(found).min()) > float(p.log_density(fresh).max()) + 10
 
 
-def test_chains_begin_at_draws_of_a_posterior():
+def test_chains_start_at_draws_of_a_posterior():
     p = problem()
     earlier = cr.DeepEnsemble(members=4, steps=20).fit(p, seed=0)
-    begun = start_of(p, earlier)
-    gaps = torch.cdist(begun, earlier.draws[:, 0])
+    started = start_of(p, earlier)
+    gaps = torch.cdist(started, earlier.draws[:, 0])
     assert float(gaps.min(1).values.max()) < 1e-9
 
 
-def test_a_density_begins_at_its_scale():
+def test_chains_of_a_density_start_at_its_scale():
     flat = cr.Density(lambda w: -0.5 * w.square().sum(-1), 2, batched=True, scale=torch.tensor([1.0, 50.0]))
-    begun = start_of(flat, "prior", chains=400)
-    assert float(begun[:, 0].std()) == pytest.approx(1.0, rel=0.16)
-    assert float(begun[:, 1].std()) == pytest.approx(50.0, rel=0.16)
-    assert not torch.equal(begun, start_of(flat, "prior", chains=400, seed=1))
+    started = start_of(flat, "prior", chains=400)
+    assert float(started[:, 0].std()) == pytest.approx(1.0, rel=0.16)
+    assert float(started[:, 1].std()) == pytest.approx(50.0, rel=0.16)
+    assert not torch.equal(started, start_of(flat, "prior", chains=400, seed=1))

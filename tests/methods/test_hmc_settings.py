@@ -25,8 +25,8 @@ from credibly.likelihoods import Gaussian
         ({"warmup": -1}, "warmup must be a non-negative integer, got -1"),
         (
             {"warmup": 10},
-            "warmup must be an integer of at least 20, got 10. The step size is found during warm-up; pass more iterations "
-            "or a step_size",
+            "warmup must be an integer of at least 20, got 10. The step size is found during warm-up; pass more "
+            "iterations or a step_size",
         ),
         ({"thin": 0}, "thin must be a positive integer, got 0"),
         ({"max_steps": 0}, "max_steps must be a positive integer, got 0"),
@@ -62,13 +62,13 @@ from credibly.likelihoods import Gaussian
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_used(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(cr.InputError, match=re.escape(message)):
         cr.HMC(**settings)
 
 
 @pytest.mark.parametrize("kind", ["problem", "density"])
-def test_a_step_size_that_diverges_at_once_is_told_with_one_that_works(kind):
+def test_a_step_size_that_diverges_at_once_raises_with_one_that_works(kind):
     target = problem() if kind == "problem" else wide()
     settings = {"chains": 4, "draws": 30, "warmup": 0, "mass": "identity"}
     with pytest.raises(cr.SamplingError, match=r"every trajectory diverged in the first 10 iterations") as error:
@@ -83,8 +83,8 @@ def test_a_step_size_that_diverges_at_once_is_told_with_one_that_works(kind):
     assert float(posterior.statistics["acceptance"].mean()) > 0.3
 
 
-def test_one_chain_that_goes_on_is_enough_to_go_on():
-    """Half of the chains begin where every step diverges; the run goes on and counts them."""
+def test_a_run_continues_while_one_chain_does_not_diverge():
+    """Half of the chains start where every step diverges; the run continues and counts them."""
     cliff = cr.Density(lambda w: -0.5 * w[:, 0] ** 2 * torch.where(w[:, 0].abs() < 50, 1.0, 1e12), 1, batched=True)
     start = torch.tensor([[0.0], [100.0]])
     posterior = hmc(cliff, chains=2, draws=40, warmup=0, step_size=0.5, mass="identity", init=start)
@@ -93,7 +93,7 @@ def test_one_chain_that_goes_on_is_enough_to_go_on():
 
 
 class Hidden(nn.Module):
-    """Dropout that is not a module."""
+    """Dropout as a function call, which is not a module."""
 
     def __init__(self):
         super().__init__()
@@ -108,14 +108,14 @@ RANDOM = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)),
         r"net: has active dropout \(1\)",
     ),
-    "an LSTM's own": (lambda: nn.Sequential(nn.LSTM(3, 4, num_layers=2, dropout=0.3)), "net: has active dropout"),
-    "a function's": (Hidden, "net: its log likelihood changed by .* between two evaluations at one point"),
+    "inside an LSTM": (lambda: nn.Sequential(nn.LSTM(3, 4, num_layers=2, dropout=0.3)), "net: has active dropout"),
+    "a function call": (Hidden, "net: its log likelihood changed by .* between two evaluations at one point"),
 }
 
 
 @pytest.mark.parametrize("name", RANDOM)
 @pytest.mark.parametrize("method", [cr.HMC, cr.SGLD, cr.SGHMC])
-def test_networks_with_dropout_are_refused(name, method):
+def test_networks_with_dropout_raise(name, method):
     make, message = RANDOM[name]
     x, y = (randn(6, 2, 3), randn(6, 2, 4)) if "LSTM" in name else (randn(6, 3), randn(6))
 
@@ -134,18 +134,18 @@ def test_networks_with_dropout_are_refused(name, method):
         method(chains=2, draws=5, init="prior", compile=False).fit(p, seed=0)
 
 
-def test_dropout_of_rate_zero_is_none():
+def test_dropout_of_rate_zero_is_accepted():
     net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.Linear(4, 1)).double()
     assert hmc(problem(net), **SHORT).draws.shape == (5, 8, 21)
 
 
-def test_batch_norm_is_refused():
+def test_batch_norm_raises():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     with pytest.raises(cr.InputError, match="net: 1 layer keeps batch statistics"):
         problem(net)
 
 
-def test_a_start_that_is_not_finite_names_the_chain():
+def test_a_non_finite_start_names_the_chain():
     hole = cr.Density(lambda w: torch.log(w).sum(-1) - w.sum(-1), 2, batched=True)
     start = torch.ones(3, 2)
     start[2, 0] = -1.0
@@ -154,7 +154,7 @@ def test_a_start_that_is_not_finite_names_the_chain():
             method(chains=3, draws=5, init=start, compile=False).fit(hole, seed=0)
 
 
-def test_a_gradient_that_is_not_finite_names_the_chain():
+def test_a_non_finite_gradient_names_the_chain():
     kink = cr.Density(lambda w: -w.abs().sqrt().sum(-1), 2, batched=True)
     start = torch.ones(3, 2)
     start[1] = 0.0
@@ -166,21 +166,19 @@ def test_a_gradient_that_is_not_finite_names_the_chain():
 def test_starts_of_the_wrong_shape(target):
     target = target()
     dim = target.dim
+    shape = rf"init must be a finite tensor of shape \(3, {dim}\), got shape "
     for wrong in (torch.zeros(2, dim), torch.zeros(3, dim + 1), torch.zeros(dim), torch.full((3, dim), torch.nan)):
-        with pytest.raises(
-            cr.InputError,
-            match=rf"init must be a finite tensor of shape \(3, {dim}\), got shape {re.escape(str(tuple(wrong.shape)))}",
-        ):
+        with pytest.raises(cr.InputError, match=shape + re.escape(str(tuple(wrong.shape)))):
             hmc(target, chains=3, draws=2, warmup=20, init=wrong)
 
 
-def test_a_posterior_of_another_network_is_no_start():
+def test_a_posterior_of_another_network_is_not_a_start():
     other = cr.MAP(steps=5).fit(problem(mlp(3, 2, 1, dtype=DOUBLE)), seed=0)
     with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(3, 31\), got shape \(3, 11\)"):
         hmc(problem(), chains=3, draws=2, warmup=20, init=other)
 
 
-def test_a_folder_that_exists_and_seeds_that_are_none(tmp_path):
+def test_invalid_seeds_folders_and_problems(tmp_path):
     for seed in (-1, 1.5, True, None):
         with pytest.raises(
             cr.InputError, match=rf"seed(: found| must be a non-negative integer .*got) {re.escape(repr(seed))}"
@@ -192,15 +190,15 @@ def test_a_folder_that_exists_and_seeds_that_are_none(tmp_path):
         cr.HMC(draws=2).fit(skewed, seed=0)
 
 
-def test_a_start_that_is_refused_leaves_no_folder(tmp_path):
-    """So that the same call can be made again once the start is mended."""
+def test_an_invalid_start_leaves_no_folder(tmp_path):
+    """The same call works once the start is fixed."""
     hole = cr.Density(lambda w: torch.log(w).sum(-1) - w.sum(-1), 2, batched=True)
     with pytest.raises(cr.InputError, match="init: the likelihood is nan"):
         hmc(hole, chains=2, draws=5, init=-torch.ones(2, 2), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_density_that_is_flat_has_no_step_size():
+def test_a_flat_density_has_no_step_size():
     flat = cr.Density(lambda w: 0.0 * w.sum(-1), 2, batched=True)
     with pytest.raises(cr.SamplingError, match="no step size was found: even at .* accepted. The density may be flat"):
         hmc(flat, chains=2, draws=5)

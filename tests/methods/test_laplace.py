@@ -1,4 +1,4 @@
-"""The Laplace approximation: exact where the posterior is Gaussian, against brute force where it is not."""
+"""The Laplace approximation: exact for a Gaussian posterior, against brute force otherwise."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def small(likelihood=None, width=1, y=Y, **kwargs):
 
 
 def post_hoc(problem, **kwargs):
-    """At the weights of the network as it is: no training, which most of these tests need none of."""
+    """Fit at the current weights of the network, without training."""
     return cr.Laplace(start="network", **kwargs).fit(problem, seed=0)
 
 
@@ -35,7 +35,7 @@ def features(x):
 
 
 def at_mode(conjugate, structure, t_lik=1.0, t_prior=1.0, **kwargs):
-    """Around the exact mode of the linear model."""
+    """Fit at the exact mode of the linear model."""
     problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
     return cr.Laplace(structure=structure, start=conjugate.exact(t_lik, t_prior)[0], **kwargs).fit(problem, seed=0)
 
@@ -48,11 +48,11 @@ def exact_evidence(conjugate):
     )
 
 
-# -- the conjugate linear model ------------------------------------------------------------------------------------------
+# -- the conjugate linear model ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("structure", ["full", "kron"])
 @pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
 def test_exact_on_the_linear_model(conjugate, structure, t_lik, t_prior):
-    """One output: the Kronecker factors are the whole matrix, bias and all."""
+    """With one output the Kronecker factors give the full matrix, including the bias."""
     posterior = at_mode(conjugate, structure, t_lik, t_prior)
     mean, covariance = conjugate.exact(t_lik, t_prior)
     torch.testing.assert_close(posterior.covariance(), covariance, rtol=1e-10, atol=1e-12)
@@ -122,7 +122,7 @@ def test_weight_draws_and_functions_agree_where_the_network_is_linear(conjugate)
     torch.testing.assert_close(linear, weights, rtol=1e-10, atol=1e-10)
 
 
-# -- networks ------------------------------------------------------------------------------------------------------------
+# -- networks ----------------------------------------------------------------------------------------------------------
 CASES = {
     "two targets": (Gaussian(0.2), 2, torch.stack([Y, Y**2], 1)),
     "heteroscedastic": (HeteroscedasticGaussian(), 2, Y),
@@ -133,8 +133,8 @@ CASES = {
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_are_spread_by_the_jacobian(case, structure):
-    """J Sigma J' by a whole Jacobian and the dense covariance, against the moments of the drawn outputs."""
+def test_output_covariance_comes_from_the_jacobian(case, structure):
+    """J Sigma J' from the full Jacobian and the dense covariance, against the moments of sampled outputs."""
     likelihood, width, y = CASES[case]
     problem = small(likelihood, width, y)
     posterior = post_hoc(problem, structure=structure)
@@ -148,7 +148,7 @@ def test_outputs_are_spread_by_the_jacobian(case, structure):
 
 
 class Images(nn.Module):
-    """A convolution, a norm with gains, and outputs for every pixel with the classes on axis 1."""
+    """A convolution, a normalisation with gains, and outputs per pixel with the classes on axis 1."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class Images(nn.Module):
 
 
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
-def test_every_pixel_is_spread_by_its_own_jacobian(structure):
+def test_output_covariance_per_pixel_comes_from_its_jacobian(structure):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = Images().double()
@@ -191,20 +191,20 @@ def test_joint_draws_are_those_of_the_linearised_function():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_rows_in_blocks_give_the_same(monkeypatch):
+def test_predictions_in_blocks_of_rows_agree(monkeypatch):
     problem = small(*CASES["classes"])
     posterior = post_hoc(problem)
-    whole = posterior.predict(X)
+    full = posterior.predict(X)
     monkeypatch.setattr("credibly.curvature.gauss_newton.BLOCK_VALUES", 64)
     monkeypatch.setattr("credibly.predictive.base.CACHE_VALUES", 64)
     monkeypatch.setattr("credibly.predictive.base.BLOCK_VALUES", 2000)
     parts = posterior.predict(X)
     assert parts.source.rows < 6
-    torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(parts.epistemic, whole.epistemic, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(parts.mean, full.mean, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(parts.epistemic, full.epistemic, rtol=1e-10, atol=1e-12)
 
 
-def test_points_have_exact_moments():
+def test_normal_points_have_exact_moments():
     for count, dim in ((64, 1), (100, 3), (128, 10)):
         points = normal_points(count, dim, seed=1)
         torch.testing.assert_close(points.mean(0), torch.zeros(dim, dtype=DOUBLE), rtol=0, atol=1e-14)
@@ -214,8 +214,8 @@ def test_points_have_exact_moments():
     assert float(normal_points(1, 2, seed=0).abs().max()) == 0
 
 
-def test_far_from_the_data_it_is_not_sure():
-    """The star of classification: MAP is certain far away, the linearised predictive is not."""
+def test_predictions_far_from_the_data_are_uncertain():
+    """MAP is confident far from the data, the linearised predictive is not."""
     x = torch.cat([randn(30, 2) * 0.5 - 1, randn(30, 2, seed=1) * 0.5 + 1])
     y = torch.cat([torch.zeros(30), torch.ones(30)])
     problem = cr.Problem(
@@ -230,7 +230,7 @@ def test_far_from_the_data_it_is_not_sure():
     assert float(posterior.predict(star).epistemic.min()) > float(posterior.predict(x).epistemic.median())
 
 
-# -- which parameters, and networks that are trained already -------------------------------------------------------------
+# -- subsets of parameters and trained networks ------------------------------------------------------------------------
 def test_only_the_last_layer():
     problem = small(*CASES["classes"])
     posterior = post_hoc(problem, random="last layer", structure="full")
@@ -248,14 +248,14 @@ def test_only_the_last_layer():
     precision = torch.einsum("nkl,ni,nj->kilj", fisher, a, a).reshape(15, 15)
     prior = torch.tensor([4 / 1.5**2] * 4 + [1 / 1.5**2], dtype=DOUBLE).repeat(3)
     covariance = torch.linalg.inv(precision + torch.diag(prior))
-    places = posterior.parts.places
-    torch.testing.assert_close(posterior.covariance()[places][:, places], covariance, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(torch.tensor(posterior.log_prior), torch.tensor(float(
-        torch.distributions.Normal(0.0, torch.cat([torch.full((12,), 0.75), torch.full((3,), 1.5)]).double()).log_prob(posterior.loc[16:]).sum()
-    )))  # fmt: skip
+    index = posterior.parts.places
+    torch.testing.assert_close(posterior.covariance()[index][:, index], covariance, rtol=1e-8, atol=1e-10)
+    scale = torch.cat([torch.full((12,), 0.75), torch.full((3,), 1.5)]).double()
+    log_prior = float(torch.distributions.Normal(0.0, scale).log_prob(posterior.loc[16:]).sum())
+    torch.testing.assert_close(torch.tensor(posterior.log_prior), torch.tensor(log_prior))
 
 
-def test_a_trained_network_is_taken_as_it_is():
+def test_a_trained_network_is_not_trained_again():
     net = mlp(3, 4, 1, dtype=DOUBLE, seed=4)
     problem = cr.Problem(net, data=(X, Y), likelihood=Gaussian(0.3), prior=cr.priors.Normal())
     posterior = cr.Laplace(start="network").fit(problem)
@@ -266,21 +266,21 @@ def test_a_trained_network_is_taken_as_it_is():
 
 
 def test_the_noise_of_a_trained_network_is_fitted_to_it():
-    """log s at its mode, with the network where it is: no gradient is left there."""
+    """log s is at its mode given the network: its gradient is zero there."""
     problem = small(Gaussian())
     posterior = post_hoc(problem)
     gradient = problem.log_density_and_grad(posterior.loc.unsqueeze(0)).gradient[0]
     assert abs(float(gradient[-1])) < 1e-7
     assert float(gradient[:-1].abs().max()) > 1
     residual = float((problem.layout.call(posterior.loc, X).squeeze(1) - Y).square().mean().sqrt())
-    assert float(posterior.loc[-1].exp()) == pytest.approx(residual, rel=0.2)  # the prior of log s pulls a little
+    assert float(posterior.loc[-1].exp()) == pytest.approx(residual, rel=0.2)  # the prior of log s shifts it a little
     p = posterior.predict(NEW)
     expected = torch.exp(2 * posterior.loc[-1] + 2 * posterior.std[-1] ** 2)  # E s^2 of a log-normal scale
     torch.testing.assert_close(p.aleatoric, expected.expand(2), rtol=0.02, atol=0)
 
 
 def test_an_earlier_posterior_as_prior(conjugate):
-    """Half the data, then the other half with the first posterior as the prior: that of all."""
+    """One part of the data, then the rest with the first posterior as the prior: the posterior of all data."""
     first, second = (conjugate.problem().subset(torch.arange(*r)) for r in ((0, 12), (12, 30)))
     fitted = cr.BayesByBackprop(family="full-rank", steps=30).fit(first)
     prior = fitted.as_prior()
@@ -300,10 +300,10 @@ def test_an_earlier_posterior_as_prior(conjugate):
     assert second.n == 18
 
 
-# -- evidence ------------------------------------------------------------------------------------------------------------
+# -- evidence ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
 def test_tuning_finds_the_highest_evidence(structure):
-    """Against refitting the curvature from the start for every scale of a fine grid."""
+    """Against recomputing the curvature for every scale of a fine grid."""
     problem = small(prior=cr.priors.Normal(1.0, fan_in=True))
     tuned = post_hoc(problem, structure=structure, tune="evidence")
     factor = tuned.record.history["tuned"][0]["prior_scale_factor"]
@@ -323,8 +323,8 @@ def test_tuning_finds_the_highest_evidence(structure):
     )
 
 
-def test_noise_and_prior_together(conjugate):
-    """On the linear model the best pair is that of the exact evidence, once refits have moved the mode there."""
+def test_noise_and_prior_are_tuned_together(conjugate):
+    """On the linear model, after refits, the chosen pair maximises the exact evidence."""
     posterior = cr.Laplace(structure="full", tune="evidence", tune_noise=True, refits=4, **{**MODE, "steps": 500}).fit(
         conjugate.problem()
     )
@@ -343,7 +343,7 @@ def test_noise_and_prior_together(conjugate):
     assert exact(conjugate.prior, conjugate.noise) < exact(*best)
 
 
-def test_tuning_leaves_learned_noise_alone():
+def test_tuning_does_not_change_learned_noise():
     problem = small(Gaussian())
     plain, tuned = post_hoc(problem), post_hoc(problem, tune="evidence")
     assert tuned.log_evidence > plain.log_evidence
@@ -355,7 +355,7 @@ def test_tuning_leaves_learned_noise_alone():
     )
 
 
-# -- storage and seeds ---------------------------------------------------------------------------------------------------
+# -- storage and seeds -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("structure", ["kron", "diag", "full"])
 @pytest.mark.parametrize("random", [None, "last layer"])
 def test_saved_and_loaded_bit_for_bit(structure, random, tmp_path):
@@ -378,7 +378,7 @@ def test_saved_and_loaded_bit_for_bit(structure, random, tmp_path):
     assert again.log_evidence == posterior.log_evidence
 
 
-# -- what cannot be --------------------------------------------------------------------------------------------------------
+# -- invalid input -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -395,12 +395,12 @@ def test_saved_and_loaded_bit_for_bit(structure, random, tmp_path):
         ({"steps": 0}, "steps must be a positive integer, got 0"),
     ],
 )
-def test_bad_settings(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(cr.InputError, match=message):
         cr.Laplace(**settings)
 
 
-def test_bad_problems_are_refused_before_work():
+def test_invalid_problems_raise_before_any_work():
     forever = {"steps": 10**9}
     with pytest.raises(cr.InputError, match="random: pattern 'body' matches no random parameter"):
         cr.Laplace(random="body", **forever).fit(small())

@@ -1,4 +1,4 @@
-"""Conformance: what every method in METHODS owes its users. A new method is one row here."""
+"""Conformance tests for every method in METHODS. A new method is one row here."""
 
 import dataclasses
 import inspect
@@ -10,7 +10,7 @@ import credibly as cr
 from conftest import mlp, randn
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 
-# One row a method: settings that make it quick, and those with which it has gone some way.
+# One row per method: settings for a quick fit, and those for a longer one that has made progress.
 SAMPLING = {"chains": 2, "draws": 6, "warmup": 20, "init": "fresh", "compile": False}
 QUICK = {
     "mle": {"steps": 60},
@@ -74,7 +74,7 @@ def test_fits_and_predicts(name, task):
 
 @pytest.mark.parametrize("name", cr.METHODS)
 def test_fitting_helps(name):
-    """Better than the network it started from, by the density it is meant to follow."""
+    """The fit is better than the initial network, by the density it approximates."""
     p = problem()
     posterior = make(name, **LONGER[name]).fit(p, seed=0)
     start = torch.cat([p.layout.read(p.layout.module), torch.tensor([-1.0])])
@@ -83,7 +83,7 @@ def test_fitting_helps(name):
 
 
 @pytest.mark.parametrize("name", cr.METHODS)
-def test_the_seed_decides(name):
+def test_the_seed_determines_the_fit(name):
     fields = {f.name for f in dataclasses.fields(cr.METHODS[name])}
     smaller = {"batch_size": 8} if "batch_size" in fields else {}
     a, b, c = (make(name, **smaller).fit(problem(), seed=s) for s in (4, 4, 5))
@@ -103,7 +103,7 @@ def test_saved_loaded_and_saved_by_fit(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", cr.METHODS)
-def test_float64_and_a_looped_plan(name):
+def test_float64_and_a_looped_forward_pass(name):
     double = cr.Problem(mlp(3, 6, 1), data=(X, Y), likelihood=Gaussian(), prior=cr.priors.Normal(), dtype=torch.float64)
     batched = make(name).fit(double, seed=0)
     assert batched.draws.dtype == torch.float64
@@ -114,7 +114,7 @@ def test_float64_and_a_looped_plan(name):
 
 
 @pytest.mark.parametrize("name", cr.METHODS)
-def test_bad_arguments(name, tmp_path):
+def test_invalid_arguments(name, tmp_path):
     method = make(name)
     with pytest.raises(cr.InputError, match="problem must be a credibly.Problem.*, got Linear"):
         method.fit(torch.nn.Linear(1, 1), seed=0)
@@ -129,8 +129,8 @@ def test_bad_arguments(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", cr.METHODS)
-def test_settings_are_data(name):
-    """A method is a frozen dataclass with a docstring that a table can show, and its settings are kept in the record."""
+def test_settings_are_recorded(name):
+    """A method is a frozen dataclass with a docstring for tables, and the record holds its settings."""
     cls = cr.METHODS[name]
     assert cls.name == name
     assert inspect.getdoc(cls)

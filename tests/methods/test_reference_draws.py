@@ -1,4 +1,4 @@
-"""HMC against the reference posteriors of posteriordb, each written as a plain density on the unconstrained scale."""
+"""HMC against reference posteriors of posteriordb, each as a plain density on the unconstrained scale."""
 
 import math
 
@@ -41,7 +41,7 @@ def autoregression(data):
     """alpha, beta (5), log sigma."""
     y = data["y"]
     order = int(data["K"])
-    past = torch.stack([y[order - k - 1 : len(y) - k - 1] for k in range(order)], 1)  # beta[k] goes with y[t - k]
+    past = torch.stack([y[order - k - 1 : len(y) - k - 1] for k in range(order)], 1)  # beta[k] multiplies y[t - k]
     now = y[order:]
 
     def log_prob(w):
@@ -66,7 +66,7 @@ def gaussian_process(data):
         white = torch.linalg.solve_triangular(factor, y.expand(len(w), -1).unsqueeze(-1), upper=False)
         fit = -0.5 * white.square().sum((1, 2)) - factor.diagonal(dim1=1, dim2=2).log().sum(-1)
         prior = 24 * w[:, 0] - 4 * rho + half_normal(alpha, 2.0) + half_normal(sigma, 1.0)
-        return torch.where(failed == 0, fit + prior + w.sum(-1), -torch.inf)  # a trajectory may go anywhere
+        return torch.where(failed == 0, fit + prior + w.sum(-1), -torch.inf)  # a trajectory can reach any point
 
     return log_prob, torch.exp, 3, 1.0
 
@@ -83,7 +83,7 @@ def reference(shared_data):
     def read(name):
         path = shared_data / "reference_draws" / f"{name}.npz"
         if not path.is_file():
-            pytest.skip(f"the reference draws are not at {path}")
+            pytest.skip(f"no reference draws at {path}")
         with np.load(path, allow_pickle=False) as file:
             data = {
                 k.removeprefix("data_"): torch.as_tensor(file[k], dtype=DOUBLE) for k in file if k.startswith("data_")
@@ -94,16 +94,15 @@ def reference(shared_data):
 
 
 def compare(posterior, constrain, draws):
-    """How far means and second moments are from the reference, in standard errors, and how far they may be."""
+    """Return the distance of first and second moments from the reference in standard errors, and its limit."""
     found = constrain(posterior.draws)
     assert found.shape == (32, 200, draws.shape[-1])
     mean, sd = draws.mean((0, 1)), draws.flatten(0, 1).std(0)
     # First and second moments about the reference mean, in its standard deviations: (chain, 2 p) each.
     seen, known = (torch.cat([z.mean(1), z.square().mean(1)], -1) for z in ((found - mean) / sd, (draws - mean) / sd))
-    errors = [
-        v.std(0) / math.sqrt(len(v)) for v in (seen, known)
-    ]  # Monte-Carlo standard errors: chains are independent
-    assert float(errors[0].max()) < 0.1  # otherwise the comparison would tell nothing
+    # Monte Carlo standard errors: chains are independent.
+    errors = [v.std(0) / math.sqrt(len(v)) for v in (seen, known)]
+    assert float(errors[0].max()) < 0.1  # otherwise the comparison is meaningless
     score = ((seen.mean(0) - known.mean(0)) / torch.hypot(*errors)).abs()
     return score, float(stats.t.isf(1e-5 / len(score), 9))  # the reference has 10 chains
 
@@ -112,7 +111,7 @@ METHOD = cr.HMC(chains=32, draws=200, warmup=200, mass="diagonal", jitter=0.3, t
 
 
 @pytest.mark.parametrize("name", POSTERIORS)
-def test_means_and_sds_are_those_of_the_reference_draws(reference, name):
+def test_means_and_standard_deviations_match_the_reference_draws(reference, name):
     data, draws, names = reference(name)
     log_prob, constrain, dim, scale = POSTERIORS[name](data)
     posterior = METHOD.fit(cr.Density(log_prob, dim, batched=True, scale=scale, name=name), seed=0)
@@ -120,4 +119,4 @@ def test_means_and_sds_are_those_of_the_reference_draws(reference, name):
     score, limit = compare(posterior, constrain, draws)
     labels = [f"mean of {n}" for n in names] + [f"sd of {n}" for n in names]
     far = {label: round(float(s), 1) for label, s in zip(labels, score) if s > limit}
-    assert not far, f"{far} standard errors from the reference, where {limit:.1f} are allowed"
+    assert not far, f"{far} standard errors from the reference, limit {limit:.1f}"

@@ -1,4 +1,4 @@
-"""SGLD and SGHMC end to end: the distribution that theory says they have, their schedules, step sizes and refusals."""
+"""SGLD and SGHMC: their stationary distributions, minibatches, step sizes and records."""
 
 import math
 
@@ -26,34 +26,34 @@ def exact_draws(conjugate, count, t_lik=1.0, t_prior=1.0, seed=0):
     return mean + randn(count, len(mean), seed=seed, dtype=DOUBLE) @ torch.linalg.cholesky(covariance).T
 
 
-# -- the conjugate model; the plain cases are in test_conjugate.py -------------------------------------------------------
-# Chains begin at exact draws: what they come to is the dynamics' own distribution, without a warm-up to wait for.
+# -- the conjugate model; the plain cases are in test_conjugate.py -----------------------------------------------------
+# Chains start at exact draws, so they reach the stationary distribution of the dynamics without a long warm-up.
 MANY = {"chains": 400, "draws": 4, "warmup": 600, "thin": 150, "batch_size": 30}
 
 
-def preconditioned_process(method, conjugate, size, **kwargs):
-    """A run and, for each chain, the preconditioner that it froze."""
+def preconditioned_run(method, conjugate, size, **kwargs):
+    """Return the draws of a run and the preconditioner that each chain froze."""
     options = method(**{**MANY, **kwargs}, preconditioner="rmsprop", step_size=size, compile=False)
     target = to_target(conjugate.problem())
-    process = options.sampler(target, 0)
-    process.start(exact_draws(conjugate, 400))
+    sampler = options.sampler(target, 0)
+    sampler.start(exact_draws(conjugate, 400))
     draws, seen = [], []
-    while process.done < process.total:
-        process.advance(lambda: False)
-        if process.keeps():
-            draws.append(process.theta.clone())
-            seen.append(process._preconditioner(process.squares))
+    while sampler.done < sampler.total:
+        sampler.advance(lambda: False)
+        if sampler.keeps():
+            draws.append(sampler.theta.clone())
+            seen.append(sampler._preconditioner(sampler.squares))
     assert all(torch.equal(s, seen[0]) for s in seen)  # frozen after warm-up
     assert float((seen[0].log().mean(-1)).abs().max()) < 1e-9  # a geometric mean of one
     assert float(seen[0].log().std(-1).min()) > 0.05  # not the identity
     return torch.stack(draws, 1), seen[0]
 
 
-def test_preconditioned_sgld_solves_its_own_balance(conjugate):
-    """S = B S B' + eps P with B = 1 - eps P A / 2, for the preconditioner of every chain."""
+def test_preconditioned_sgld_has_the_stationary_covariance_of_its_step(conjugate):
+    """S = B S B' + eps P with B = 1 - eps P A / 2, for the preconditioner P of each chain."""
     precision = precision_of(conjugate)
     size = 0.8 / float(torch.linalg.eigvalsh(precision)[-1])
-    draws, metric = preconditioned_process(cr.SGLD, conjugate, size)
+    draws, metric = preconditioned_run(cr.SGLD, conjugate, size)
     kept = torch.eye(4, dtype=DOUBLE) - 0.5 * size * metric.unsqueeze(-1) * precision
     covariance = size * torch.diag_embed(metric)
     for _ in range(20):  # the sum of B^k eps P B^k' by doubling
@@ -63,13 +63,13 @@ def test_preconditioned_sgld_solves_its_own_balance(conjugate):
 
 def test_preconditioned_sghmc_is_exact(conjugate):
     stiffest = float(torch.linalg.eigvalsh(precision_of(conjugate))[-1])
-    draws, _ = preconditioned_process(cr.SGHMC, conjugate, 0.6 / math.sqrt(stiffest), momentum=0.8)
+    draws, _ = preconditioned_run(cr.SGHMC, conjugate, 0.6 / math.sqrt(stiffest), momentum=0.8)
     assert_moments(draws, *conjugate.exact())
 
 
 @BOTH
-def test_minibatches_heat_by_no_more_than_the_step_size_rule_allows(conjugate, method):
-    """Mean as it should be; every direction at least as wide as the posterior, and none much wider."""
+def test_minibatch_noise_inflates_the_variance_by_no_more_than_the_step_size_rule_allows(conjugate, method):
+    """The mean is exact; every direction is at least as wide as the posterior, and none much wider."""
     start = exact_draws(conjugate, 400)
     posterior = fit(method, conjugate.problem(), chains=400, draws=4, warmup=300, thin=100, batch_size=10, init=start)
     mean, covariance = conjugate.exact()
@@ -84,7 +84,7 @@ def test_minibatches_heat_by_no_more_than_the_step_size_rule_allows(conjugate, m
 
 @pytest.mark.parametrize("t_lik, t_prior", [(0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
 @BOTH
-def test_the_temperatures_are_those_of_the_problem(conjugate, method, t_lik, t_prior):
+def test_the_temperatures_of_the_problem_apply(conjugate, method, t_lik, t_prior):
     problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
     mean, covariance = conjugate.exact(t_lik, t_prior)
     precision = precision_of(conjugate, t_lik, t_prior)
@@ -98,7 +98,7 @@ def test_the_temperatures_are_those_of_the_problem(conjugate, method, t_lik, t_p
 
 
 @BOTH
-def test_a_falling_step_size_ends_near_the_exact_covariance(conjugate, method):
+def test_a_decreasing_step_size_ends_near_the_exact_covariance(conjugate, method):
     """Polynomial schedule: the last draws have a smaller step, and for SGLD a smaller bias, than the first."""
     precision = precision_of(conjugate)
     stiffest = float(torch.linalg.eigvalsh(precision)[-1])
@@ -116,14 +116,14 @@ def test_a_falling_step_size_ends_near_the_exact_covariance(conjugate, method):
     assert_moments(posterior.draws[:, -1:], mean, covariance)
 
 
-# -- other targets -------------------------------------------------------------------------------------------------------
+# -- other targets -----------------------------------------------------------------------------------------------------
 SHAPE = torch.tensor([2.0, 5.0], dtype=DOUBLE)
 
 
 @pytest.mark.parametrize("preconditioner", [None, "rmsprop"])
 @BOTH
 def test_a_skewed_density(method, preconditioner):
-    """Logarithms of Gamma variables: their mean is digamma, and a wrong sign or factor moves it."""
+    """Logarithms of Gamma variables: their mean is digamma, which a wrong sign or factor would shift."""
     target = cr.Density(lambda w: (SHAPE * w - w.exp()).sum(-1), 2, batched=True)
     size = 0.01 if method is cr.SGLD else 0.15
     thin = 100 if method is cr.SGLD else 20
@@ -135,46 +135,45 @@ def test_a_skewed_density(method, preconditioner):
 
 
 @BOTH
-def test_chains_taken_in_turn_are_those_of_a_batch(method, monkeypatch):
+def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
     monkeypatch.setattr(chain_noise, "MANY", 1)
     monkeypatch.setattr(sgmcmc_run, "LARGE", 1)
     net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
     target = to_target(cr.Problem(net, (randn(24, 3), randn(24, 1, seed=1)), Gaussian(0.5), cr.priors.Normal(1.0)))
     options = method(chains=3, draws=4, warmup=0, thin=2, step_size=1e-2, batch_size=8, compile=False)
-    alone = options.sampler(target, 5)
+    single = options.sampler(target, 5)
     monkeypatch.setattr(sgmcmc_run, "LARGE", 10**6)
-    together = options.sampler(target, 5)
-    for process in (alone, together):
-        process.start(0.3 * randn(3, target.dim, seed=2))
-        while process.done < 8:
-            process.advance(lambda: False)
-    assert (alone.apart, together.apart) == (True, False)
-    assert torch.equal(together.noise.at(5)[1:2], alone.noise.of(1, 5))
-    torch.testing.assert_close(alone.theta, together.theta, rtol=1e-4, atol=1e-5)
+    batched = options.sampler(target, 5)
+    for sampler in (single, batched):
+        sampler.start(0.3 * randn(3, target.dim, seed=2))
+        while sampler.done < 8:
+            sampler.advance(lambda: False)
+    assert (single.apart, batched.apart) == (True, False)
+    assert torch.equal(batched.noise.at(5)[1:2], single.noise.of(1, 5))
+    torch.testing.assert_close(single.theta, batched.theta, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")
-def test_compiled_noise_is_the_same():
-    """An odd number of them, the last chain's."""
+def test_compiled_noise_equals_eager_noise():
+    """An odd number of values, of the last chain."""
     plain, fast = (
-        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, one_by_one=True, compile=c)
-        for c in (False, True)
-    )  # fmt: skip
+        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, one_by_one=True, compile=c) for c in (False, True)
+    )
     expected, found = plain.of(1, 7), fast.of(1, 7)
     assert found.shape == (1, 50_001)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert float(expected.mean()) == pytest.approx(0, abs=4.5 / math.sqrt(50_001))
     assert float(expected.var()) == pytest.approx(1, abs=4.5 * math.sqrt(2 / 50_001))
-    for place, iteration in ((1, 8), (0, 7)):
-        assert float((plain.of(place, iteration) * found).mean()) == pytest.approx(0, abs=4.5 / math.sqrt(50_001))
+    for chain, iteration in ((1, 8), (0, 7)):
+        assert float((plain.of(chain, iteration) * found).mean()) == pytest.approx(0, abs=4.5 / math.sqrt(50_001))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 @BOTH
-def test_a_free_particle_of_many_dimensions(method, dtype):
-    """Where the noise is drawn as bits (float32) and where it is not: variance eps t for SGLD, and that of momenta in balance.
+def test_a_free_particle_in_many_dimensions(method, dtype):
+    """Variance eps t for SGLD and that of stationary momenta for SGHMC; float32 noise comes from random bits.
 
-    SGHMC: after t steps of kept momentum c, each drift half before and half after its friction.
+    SGHMC: after t steps with momentum coefficient c, half of each drift before its friction and half after it.
     """
     dim, steps, size, kept = 40_001, 6, 0.3, 0.5
     flat = cr.Density(lambda w: 0.0 * w.sum(-1), dim, batched=True, dtype=dtype)
@@ -224,7 +223,7 @@ NETWORKS = {
 @pytest.mark.parametrize(
     "method, name", [(cr.SGLD, "regression"), (cr.SGLD, "classes"), *((cr.SGHMC, name) for name in NETWORKS)]
 )
-def test_predictions_of_small_networks_are_those_of_the_weighted_prior(method, name):
+def test_predictions_of_small_networks_agree_with_importance_sampling(method, name):
     make, x, y, likelihood, count = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -243,18 +242,18 @@ def test_predictions_of_small_networks_are_those_of_the_weighted_prior(method, n
 def test_the_minibatches_of_an_epoch_average_to_the_full_gradient(method):
     p = problem(temperature=cr.Tempering(0.4, 2.0))
     target = to_target(p)
-    process = method(chains=3, batch_size=8, compile=False).sampler(target, 0)
+    sampler = method(chains=3, batch_size=8, compile=False).sampler(target, 0)
     theta = randn(3, p.dim, seed=2, dtype=DOUBLE)
     value, gradient = (
-        sum(part) / 3 for part in zip(*(process._minibatch(theta, process.batches.at(t)) for t in range(3)))
+        sum(part) / 3 for part in zip(*(sampler._minibatch(theta, sampler.batches.at(t)) for t in range(3)))
     )
     known, slope = target.likelihood_and_grad(theta)
     torch.testing.assert_close(value, known, rtol=1e-10, atol=0)
     torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-10)
-    rows = torch.stack([process.batches.at(t) for t in range(3)], 1)  # (chain, step, row)
+    rows = torch.stack([sampler.batches.at(t) for t in range(3)], 1)  # (chain, step, row)
     assert rows.shape == (3, 3, 8)
     assert all(sorted(own.flatten().tolist()) == list(range(24)) for own in rows)
-    assert not torch.equal(rows[0], rows[1])  # every chain has its own order
+    assert not torch.equal(rows[0], rows[1])  # each chain has its own order
 
 
 def test_the_batch_size_is_64_or_all_rows():
@@ -265,7 +264,7 @@ def test_the_batch_size_is_64_or_all_rows():
     assert posterior.record.history["batch_size"] == 24
 
 
-# -- step-size rule ------------------------------------------------------------------------------------------------------
+# -- step-size rule ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("batch", [30, 10])
 def test_the_step_size_comes_from_the_largest_curvature(conjugate, batch):
     largest = float(torch.linalg.eigvalsh(precision_of(conjugate))[-1])
@@ -279,7 +278,7 @@ def test_the_step_size_comes_from_the_largest_curvature(conjugate, batch):
     assert history["step_size"] == pytest.approx(math.sqrt(0.1 * math.log(1 / 0.9) / (largest * (1 + noise))), rel=1e-6)
 
 
-def test_the_curvature_is_tempered_with_the_problem(conjugate):
+def test_the_curvature_is_that_of_the_tempered_density(conjugate):
     p = conjugate.problem(temperature=cr.Tempering(0.1, 0.5))
     history = fit(cr.SGLD, p, chains=2, draws=1, warmup=1, thin=1, init="prior").record.history
     assert history["curvature"] == pytest.approx(
@@ -287,14 +286,14 @@ def test_the_curvature_is_tempered_with_the_problem(conjugate):
     )
 
 
-def test_the_curvature_is_seen_through_the_preconditioner(conjugate):
-    process = cr.SGLD(chains=3, preconditioner="rmsprop", batch_size=30, compile=False).sampler(
+def test_the_curvature_is_that_of_the_preconditioned_density(conjugate):
+    sampler = cr.SGLD(chains=3, preconditioner="rmsprop", batch_size=30, compile=False).sampler(
         to_target(conjugate.problem()), 0
     )
-    process.start(exact_draws(conjugate, 3))
-    root = process._preconditioner(process.squares).sqrt()
+    sampler.start(exact_draws(conjugate, 3))
+    root = sampler._preconditioner(sampler.squares).sqrt()
     known = torch.linalg.eigvalsh(root.unsqueeze(-1) * precision_of(conjugate) * root.unsqueeze(-2))[:, -1]
-    assert process.curvature == pytest.approx(float(known.max()), rel=1e-3)
+    assert sampler.curvature == pytest.approx(float(known.max()), rel=1e-3)
 
 
 def test_the_curvature_of_many_rows_is_estimated_from_some_of_them():
@@ -306,23 +305,23 @@ def test_the_curvature_of_many_rows_is_estimated_from_some_of_them():
     assert history["curvature"] == pytest.approx(largest, rel=0.2)  # of 1,024 rows, rescaled to 5,000
 
 
-def test_where_the_density_is_not_concave_the_prior_decides():
+def test_a_density_that_is_not_concave_uses_the_curvature_of_the_prior():
     ridge = cr.Density(lambda w: w.square().sum(-1) - w.pow(4).sum(-1), 2, batched=True, scale=0.5)
     history = fit(cr.SGLD, ridge, chains=2, draws=1, warmup=1, thin=1, init=torch.zeros(2, 2)).record.history
     assert history["curvature"] == pytest.approx(4.0)  # 1 / 0.5^2
     assert history["step_size"] == pytest.approx(0.2 / 4)
 
 
-def test_a_given_step_size_is_used_as_it_is():
+def test_a_given_step_size_is_used_unchanged():
     history = fit(cr.SGLD, problem(), chains=2, draws=2, warmup=2, thin=1, step_size=1e-4, init="prior").record.history
     assert history["step_size"] == 1e-4
     assert history["curvature"] is None
 
 
-# -- the same result, however it is computed ---------------------------------------------------------------------------
+# -- equivalent computations -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("preconditioner", [None, "rmsprop"])
 @BOTH
-def test_batched_is_looped(method, preconditioner):
+def test_batched_equals_looped(method, preconditioner):
     usual, looped = (
         fit(method, problem(plan=p), **SHORT, preconditioner=preconditioner) for p in ("batched", "looped")
     )
@@ -341,7 +340,7 @@ def test_a_chain_does_not_depend_on_the_others(method, preconditioner):
 
 
 @BOTH
-def test_the_same_seed_gives_the_same_bits(method):
+def test_the_same_seed_gives_identical_draws(method):
     one, two, other = (fit(method, problem(), seed=s, **SHORT) for s in (3, 3, 4))
     assert torch.equal(one.draws, two.draws)
     assert not torch.equal(one.draws, other.draws)
@@ -354,8 +353,8 @@ def test_thinning_keeps_every_third_draw(method):
     assert torch.equal(third.draws, usual.draws[:, 2::3])
 
 
-def test_more_steps_than_a_block_between_two_draws():
-    """Draws further apart than the hundred steps after which the run looks up."""
+def test_draws_further_apart_than_a_block_of_steps():
+    """A block has a hundred steps."""
     far = fit(cr.SGLD, problem(), **{**SHORT, "thin": 250, "draws": 2, "warmup": 130, "step_size": 1e-4})
     near = fit(cr.SGLD, problem(), **{**SHORT, "thin": 50, "draws": 10, "warmup": 130, "step_size": 1e-4})
     assert far.draws.shape == (4, 2, problem().dim)
@@ -363,7 +362,7 @@ def test_more_steps_than_a_block_between_two_draws():
 
 
 @pytest.mark.slow
-def test_compiled_is_eager():
+def test_compiled_equals_eager():
     settings = {**SHORT, "preconditioner": "rmsprop"}
     eager = fit(cr.SGHMC, problem(), **settings)
     fast = fit(cr.SGHMC, problem(), **{**settings, "compile": True})
@@ -372,9 +371,9 @@ def test_compiled_is_eager():
     torch.testing.assert_close(fast.draws, eager.draws, rtol=1e-9, atol=1e-9)
 
 
-# -- what a run leaves behind ------------------------------------------------------------------------------------------
+# -- record and statistics ---------------------------------------------------------------------------------------------
 @BOTH
-def test_the_record_tells_how_it_went(method):
+def test_the_record_describes_the_run(method):
     posterior = fit(method, problem(), **SHORT)
     history = posterior.record.history
     assert history["phases"] == [
@@ -388,8 +387,8 @@ def test_the_record_tells_how_it_went(method):
     assert posterior.record.settings["kind"] == f"methods.{method.__name__}"
 
 
-def test_the_log_likelihood_that_is_noted_is_that_of_the_point_or_the_one_before():
-    """With all rows: SGHMC notes it at the draw, SGLD at the point from which the last step went."""
+def test_the_recorded_log_likelihood_is_that_of_the_draw_or_the_point_before_it():
+    """With full batches: SGHMC records it at the draw, SGLD at the point before the last step."""
     p = problem()
     posterior = fit(cr.SGHMC, p, **{**SHORT, "batch_size": 24})
     known = p.log_density_and_grad(posterior.draws.flatten(0, 1)).log_likelihood.reshape(4, 5)
@@ -399,10 +398,10 @@ def test_the_log_likelihood_that_is_noted_is_that_of_the_point_or_the_one_before
     torch.testing.assert_close(posterior.statistics["log_likelihood"][:, 1:], known[:, :-1])
 
 
-# -- where chains begin --------------------------------------------------------------------------------------------------
+# -- starting points ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", [cr.SGHMC, cr.HMC])
-def test_more_steps_of_the_start_begin_nearer_to_the_mode(method):
-    """A step so small that a chain stays where it began shows the start: its log density rises to that of the mode."""
+def test_more_start_steps_start_nearer_to_the_mode(method):
+    """With a tiny step the first draw is the start: its log density rises to that of the mode."""
     options = {"chains": 2, "draws": 1, "warmup": 0, "thin": 1, "step_size": 1e-9, "init": "ensemble"}
     options |= {"trajectory_length": 1e-9} if method is cr.HMC else {}
     data = (X.float(), Y.float())

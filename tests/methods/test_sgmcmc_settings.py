@@ -15,7 +15,7 @@ from conftest import randn
 from credibly.inference.target import to_target
 
 
-# -- schedules -----------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 @st.composite
 def schedules(draw):
     schedule = draw(st.sampled_from(["constant", "polynomial", "cyclical"]))
@@ -33,7 +33,7 @@ def schedules(draw):
 
 @given(schedules())
 @settings(max_examples=150, deadline=None)
-def test_the_bookkeeping_of_draws_agrees_with_itself(options):
+def test_steps_and_draws_of_a_schedule_are_consistent(options):
     total = options.resolved_schedule().steps
     taken = [done for done in range(total + 1) if options.resolved_schedule().is_draw(done)]
     assert len(taken) == options.draws
@@ -56,7 +56,7 @@ def test_every_draw_comes_from_a_step_with_noise(options):
             assert heat == 1.0
 
 
-def test_a_cycle_is_a_cosine_that_explores_first_and_draws_at_its_end():
+def test_a_cycle_is_a_cosine_that_explores_first_and_samples_at_its_end():
     options = cr.SGLD(schedule="cyclical", cycles=3, draws=12, warmup=10, thin=5, exploration=0.5)
     assert options.resolved_schedule().steps == 10 + 3 * 40
     taken = [done - 10 for done in range(131) if options.resolved_schedule().is_draw(done)]
@@ -64,13 +64,13 @@ def test_a_cycle_is_a_cosine_that_explores_first_and_draws_at_its_end():
     for t in range(10):
         assert options.resolved_schedule().at(t, 1.0) == (1.0, 1.0)
     for c in range(3):
-        for place in range(40):
-            size, heat = options.resolved_schedule().at(10 + 40 * c + place, 0.1)
-            assert size == pytest.approx(0.05 * (1 + math.cos(math.pi * place / 40)), abs=1e-15)
-            assert heat == (1.0 if place >= 20 else 0.0)
+        for step in range(40):
+            size, heat = options.resolved_schedule().at(10 + 40 * c + step, 0.1)
+            assert size == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 40)), abs=1e-15)
+            assert heat == (1.0 if step >= 20 else 0.0)
 
 
-def test_the_other_schedules():
+def test_constant_and_polynomial_schedules():
     options = cr.SGLD(draws=90, warmup=10, thin=1)
     assert {options.resolved_schedule().at(t, 0.3) for t in range(100)} == {(0.3, 1.0)}
     falling = cr.SGLD(draws=90, warmup=10, thin=1, schedule="polynomial")
@@ -80,21 +80,21 @@ def test_the_other_schedules():
 
 
 @BOTH
-def test_there_is_no_noise_while_a_cycle_explores(method):
-    """Two seeds go the same way down with full-batch gradients, and part when the sampling phase begins."""
+def test_exploration_adds_no_noise(method):
+    """With full-batch gradients two seeds follow the same path, until the sampling phase starts."""
     options = method(
         chains=2, draws=4, cycles=1, warmup=0, thin=5, schedule="cyclical", step_size=1e-3, batch_size=24, compile=False
     )
     assert options.resolved_schedule().steps == 40
     paths = []
     for seed in (0, 1):
-        process = options.sampler(to_target(problem()), seed)
-        process.start(0.3 * randn(2, problem().dim, dtype=DOUBLE))
-        process.momentum.zero_()  # SGHMC begins with a momentum of its own
+        sampler = options.sampler(to_target(problem()), seed)
+        sampler.start(0.3 * randn(2, problem().dim, dtype=DOUBLE))
+        sampler.momentum.zero_()  # SGHMC starts with a random momentum
         path = []
         for t in range(40):
-            process._advance_one(t, torch.tensor(process._controls(t), dtype=DOUBLE))
-            path.append(process.theta.clone())
+            sampler._advance_one(t, torch.tensor(sampler._controls(t), dtype=DOUBLE))
+            path.append(sampler.theta.clone())
         paths.append(path)
     assert all(torch.equal(a, b) for a, b in zip(paths[0][:20], paths[1][:20]))
     assert not torch.equal(paths[0][0], paths[0][10])
@@ -102,10 +102,20 @@ def test_there_is_no_noise_while_a_cycle_explores(method):
 
 
 @BOTH
-def test_a_cyclical_run_keeps_what_it_promises(method):
+def test_a_cyclical_run_has_the_steps_and_draws_of_its_schedule(method):
     posterior = fit(
-        method, problem(), chains=3, draws=6, cycles=3, warmup=7, thin=4, schedule="cyclical", step_size=1e-3, batch_size=8, init="prior"
-    )  # fmt: skip
+        method,
+        problem(),
+        chains=3,
+        draws=6,
+        cycles=3,
+        warmup=7,
+        thin=4,
+        schedule="cyclical",
+        step_size=1e-3,
+        batch_size=8,
+        init="prior",
+    )
     assert posterior.draws.shape == (3, 6, problem().dim)
     assert posterior.record.history["steps"] == 7 + 3 * 16
     seen = posterior.statistics["step_size"][0]
@@ -114,15 +124,15 @@ def test_a_cyclical_run_keeps_what_it_promises(method):
     assert seen[1] == pytest.approx(0.5e-3 * (1 + math.cos(math.pi * 15 / 16)))
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- invalid settings --------------------------------------------------------------------------------------------------
 @BOTH
-def test_a_minibatch_larger_than_the_data_is_refused(method):
+def test_a_minibatch_larger_than_the_data_raises(method):
     with pytest.raises(cr.InputError, match="batch_size must be at most the number of rows, 24, got 25"):
         method(batch_size=25).fit(problem(), seed=0)
 
 
 @BOTH
-def test_a_step_size_that_runs_away_is_told(method):
+def test_a_diverging_step_size_raises(method):
     with pytest.raises(
         cr.SamplingError, match=r"chain \d diverged to non-finite values by step \d+ with step_size=1e\+03. Try a tenth"
     ):
@@ -159,19 +169,19 @@ def test_a_step_size_that_runs_away_is_told(method):
     ids=str,
 )
 @BOTH
-def test_settings_that_cannot_be_used(method, options, message):
+def test_invalid_settings(method, options, message):
     with pytest.raises(cr.InputError, match=re.escape(message)):
         method(**options)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 1.0, -0.5, math.nan])
-def test_sghmc_keeps_a_share_of_its_momentum(momentum):
+def test_invalid_momentum(momentum):
     with pytest.raises(cr.InputError, match=f"momentum must be between 0 and 1, got {momentum!r}"):
         cr.SGHMC(momentum=momentum)
 
 
 @BOTH
-def test_a_wrong_problem_seed_or_folder(method, tmp_path):
+def test_an_invalid_problem_seed_or_folder(method, tmp_path):
     with pytest.raises(cr.InputError, match="problem must be a credibly.Problem or a credibly.Density, got Linear"):
         method().fit(nn.Linear(1, 1), seed=0)
     with pytest.raises(cr.InputError, match="seed(: found| must be a non-negative integer .*got) -1"):
@@ -181,6 +191,6 @@ def test_a_wrong_problem_seed_or_folder(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", [cr.SGLD, cr.SGHMC, cr.HMC])
-def test_a_start_of_no_steps_is_refused(method):
+def test_zero_start_steps_raise(method):
     with pytest.raises(cr.InputError, match="start_steps must be a positive integer, got 0"):
         method(start_steps=0)

@@ -1,4 +1,4 @@
-"""SWAG: its moments by brute force, its covariance formula, where its mean lies, and what it refuses."""
+"""SWAG: its moments by brute force, its covariance formula, the location of its mean, and invalid settings."""
 
 import math
 
@@ -24,7 +24,7 @@ def small(**kwargs):
 
 
 def brute_force(iterates, rank):
-    """Mean and covariance as the paper has them, from all iterates (T, D)."""
+    """Return mean and covariance by the formulas of the paper, from all iterates (T, D)."""
     mean = iterates.mean(0)
     variance = iterates.square().mean(0) - mean.square()
     running = iterates.cumsum(0) / torch.arange(1, len(iterates) + 1, dtype=DOUBLE).unsqueeze(1)
@@ -46,7 +46,7 @@ def test_moments_are_those_of_the_iterates(count, rank):
 
 
 @pytest.mark.parametrize("init", ["map", "network"])
-def test_a_fit_is_the_gaussian_of_the_iterates_it_went_through(monkeypatch, init):
+def test_a_fit_is_the_gaussian_of_its_iterates(monkeypatch, init):
     seen = []
     original = Iterates.add
 
@@ -65,7 +65,7 @@ def test_a_fit_is_the_gaussian_of_the_iterates_it_went_through(monkeypatch, init
 
 
 def test_the_iterates_are_those_of_plain_sgd():
-    """The same rows through torch's own SGD: the mean of the weights on the way is the posterior's."""
+    """torch's SGD on the same rows: the mean of its iterates is that of the posterior."""
     from credibly.inference.training.batches import Batches
 
     problem = small(dtype=DOUBLE)
@@ -87,14 +87,14 @@ def test_the_iterates_are_those_of_plain_sgd():
 
 
 def test_the_mean_is_at_the_mode_of_a_linear_model_and_the_covariance_is_not_the_posterior(conjugate):
-    """At a constant rate SGD on a quadratic loss wanders about the mode, so its average comes to it.
+    """At a constant rate SGD on a quadratic loss fluctuates around the mode, so its average converges to it.
 
-    The tolerance is the error of that average, by descents of their own seeds, and a hundredth of the posterior's deviation:
-    rows are shuffled and not drawn anew, which moves the average by an amount of the order of the rate.
+    The tolerance is the standard error of that average over several seeds, plus a hundredth of the posterior standard
+    deviation: rows are shuffled, not resampled, which shifts the average by an amount of the order of the rate.
     """
     problem = conjugate.problem()
     mean, covariance = conjugate.exact()
-    deviation = covariance.diagonal().sqrt()
+    std = covariance.diagonal().sqrt()
     mode = cr.MAP(steps=1500, batch_size=30, lr=0.05).fit(problem, seed=0).draws[0]
 
     def swag(seed, rate):
@@ -103,9 +103,9 @@ def test_the_mean_is_at_the_mode_of_a_linear_model_and_the_covariance_is_not_the
     fits = [swag(seed, 0.002) for seed in range(6)]
     means = torch.stack([f.loc[0] for f in fits])
     average, error = means.mean(0), means.std(0) / math.sqrt(6)
-    assert bool(((average - mean).abs() < 4 * error + 0.01 * deviation).all())
-    assert bool((error < 0.05 * deviation).all())  # so that the line above can fail
-    # The width is set by rate and batch: a smaller rate gives a narrower Gaussian for the same posterior.
+    assert bool(((average - mean).abs() < 4 * error + 0.01 * std).all())
+    assert bool((error < 0.05 * std).all())  # otherwise the check above could not fail
+    # Rate and batch size set the width: a smaller rate gives a narrower Gaussian for the same posterior.
     narrow, wide = swag(0, 0.0005), fits[0]
     assert bool((narrow.std < 0.7 * wide.std).all())
 
@@ -122,7 +122,7 @@ def test_the_default_rate_follows_the_curvature(conjugate):
 
 
 def test_post_hoc_from_a_trained_network():
-    """A network that is trained already: the mean stays near it, and the predictions agree with it on its own rows."""
+    """An already trained network: the mean stays near it, and predictions agree with it on the training rows."""
     x = randn(200, 2)
     y = (x[:, 0] > 0.3 * x[:, 1]).long()
     trained = cr.MAP(steps=800).fit(
@@ -130,15 +130,15 @@ def test_post_hoc_from_a_trained_network():
     )
     problem = cr.Problem(trained.module(), data=(x, y), likelihood=Categorical(), prior=cr.priors.Normal())
     posterior = SWAG(init="network").fit(problem, seed=0)
-    assert "loss" not in posterior.record.history  # nothing was trained before the descent
+    assert "loss" not in posterior.record.history  # no training before SGD
     before, after = trained.predict(x).probabilities, posterior.predict(x).probabilities
     assert float((before - after).abs().mean()) < 0.1
     assert float((after.argmax(-1) == y).float().mean()) > 0.95
     start = torch.cat([p.detach().flatten() for p in trained.module().parameters()])
-    assert torch.equal(problem.layout.read(problem.layout.module), start)  # the caller's network is as it was
+    assert torch.equal(problem.layout.read(problem.layout.module), start)  # the caller's network is unchanged
 
 
-def test_saved_as_a_prior_and_in_float32(tmp_path):
+def test_saved_loaded_and_used_as_a_prior_in_float32(tmp_path):
     posterior = SWAG(steps=30, rank=3, iterates=5, every=3).fit(small(), seed=0, out=tmp_path / "run")
     loaded = cr.load(tmp_path / "run", mlp(3, 5, 1))
     assert torch.equal(loaded.phi, posterior.phi)
@@ -159,12 +159,12 @@ def test_saved_as_a_prior_and_in_float32(tmp_path):
         ({"init": "prior"}, r'init must be "map", "network" or a \(1, D\) tensor, got \'prior\''),
     ],
 )
-def test_settings_that_cannot_be_used(settings, message):
+def test_invalid_settings(settings, message):
     with pytest.raises(cr.InputError, match=message):
         SWAG(**settings)
 
 
-def test_a_batch_of_all_rows_and_a_rate_that_explodes():
+def test_a_full_batch_and_a_diverging_rate_raise():
     with pytest.raises(cr.InputError, match="batch_size must be smaller than the number of training rows, 60, got 60"):
         SWAG(batch_size=60).fit(small(), seed=0)
     with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(1, 26\), got shape \(1, 3\)"):
