@@ -148,7 +148,7 @@ def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
         sampler.start(0.3 * randn(3, target.dim, seed=2))
         while sampler.done < 8:
             sampler.advance(lambda: False)
-    assert (single.apart, batched.apart) == (True, False)
+    assert (single.one_by_one, batched.one_by_one) == (True, False)
     assert torch.equal(batched.noise.at(5)[1:2], single.noise.of(1, 5))
     torch.testing.assert_close(single.theta, batched.theta, rtol=1e-4, atol=1e-5)
 
@@ -244,9 +244,8 @@ def test_the_minibatches_of_an_epoch_average_to_the_full_gradient(method):
     target = to_target(p)
     sampler = method(chains=3, batch_size=8, compile=False).sampler(target, 0)
     theta = randn(3, p.dim, seed=2, dtype=DOUBLE)
-    value, gradient = (
-        sum(part) / 3 for part in zip(*(sampler._minibatch(theta, sampler.batches.at(t)) for t in range(3)))
-    )
+    batches = [target.minibatch_and_grad(theta, sampler.batches.at(t), sampler.scale) for t in range(3)]
+    value, gradient = (sum(part) / 3 for part in zip(*batches))
     known, slope = target.likelihood_and_grad(theta)
     torch.testing.assert_close(value, known, rtol=1e-10, atol=0)
     torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-10)
