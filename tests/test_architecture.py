@@ -29,7 +29,6 @@ PENDING = {
     "credibly.inference.sampling.sgmcmc",
     "credibly.inference.training.loop",
     "credibly.inference.training.steps",
-    "credibly.posterior.base",
     "credibly.report",
     "credibly.report.comparison",
     "credibly.report.fit",

@@ -15,8 +15,9 @@ from conftest import mlp, randn
 from credibly.comparing import compare_models, difference, entries, pareto, scores, table
 from credibly.errors import InputError
 from credibly.gaussians.families import FullRank, MeanField, inverse_softplus
-from credibly.posterior.base import DrawsPosterior, Model, Record
+from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model, Record
 from credibly.predictive import base as predictive
 
 f64 = torch.float64
@@ -209,7 +210,7 @@ def test_streamed_is_whole(conjugate, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(predictive, "BLOCK_VALUES", 2000)
     monkeypatch.setattr(predictive, "CACHE_VALUES", 0)
-    monkeypatch.setattr("credibly.posterior.base.KEPT_BYTES", 0)
+    monkeypatch.setattr("credibly.posterior.draws.KEPT_BYTES", 0)
     real = scores.loo
     monkeypatch.setattr(scores, "loo", lambda block, **rest: seen.append(block.shape) or real(block, **rest))
     for way in (posterior, stored):

@@ -19,8 +19,8 @@ from credibly.inference.method import initial
 from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.bbb import FreeEnergy, kl_share
-from credibly.posterior.base import Model, Record
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model, Record
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
 
 f64 = torch.float64

@@ -14,7 +14,7 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from credibly.posterior import store
+from credibly.posterior import loading, saving
 
 SOURCE = Path(cr.__file__).parent
 
@@ -103,7 +103,7 @@ def test_buffers_tuples_and_looped_networks_come_back(tmp_path):
 def test_shards_are_put_together_in_order(tmp_path, monkeypatch):
     posterior = fitted()
     many = cr.DrawsPosterior(posterior.model, randn(2, 25, posterior.layout.dim), posterior.record)
-    monkeypatch.setattr(store, "SHARD_BYTES", 3 * 2 * 4 * posterior.layout.dim)
+    monkeypatch.setattr(saving, "SHARD_BYTES", 3 * 2 * 4 * posterior.layout.dim)
     many.save(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("draws-*.safetensors"))) == 9
     assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, many.draws)
@@ -163,6 +163,18 @@ def test_damaged_and_foreign_folders_are_refused_with_a_reason(tmp_path, damage)
         cr.load(run, net)
 
 
+def test_only_the_posterior_classes_of_the_package_can_be_loaded():
+    assert {kind: posterior.__name__ for kind, posterior in loading.POSTERIORS.items()} == {
+        "draws": "DrawsPosterior",
+        "density": "DensityPosterior",
+        "gaussian": "GaussianPosterior",
+        "dropout": "DropoutPosterior",
+        "laplace": "LaplacePosterior",
+    }
+    with pytest.raises(TypeError, match=r"Other\.kind is 'draws', which DrawsPosterior has already"):
+        type("Other", (cr.DrawsPosterior,), {"kind": "draws"})
+
+
 def test_not_a_folder_and_not_a_run(tmp_path):
     with pytest.raises(cr.StoreError, match="there is no folder"):
         cr.load(tmp_path / "nowhere", mlp(3, 4, 1))
@@ -201,13 +213,13 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run")
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
     posterior.save(tmp_path / "run")
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run", overwrite=True)
     assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, posterior.draws)  # the old run is still whole

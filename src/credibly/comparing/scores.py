@@ -21,7 +21,7 @@ from credibly.core.inputs import map_inputs
 from credibly.diagnostics.convergence import MIN_DRAWS as MIN_CHAIN
 from credibly.diagnostics.convergence import ess
 from credibly.errors import InputError
-from credibly.posterior.base import SampledPosterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.laplace import LaplacePosterior
 from credibly.predictive.base import Predictive

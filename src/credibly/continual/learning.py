@@ -29,9 +29,10 @@ from credibly.errors import InputError, StoreError
 from credibly.gaussians.families import MeanField
 from credibly.likelihoods import Likelihood
 from credibly.methods import BayesByBackprop, Method
-from credibly.posterior.base import Posterior, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.gaussian import GaussianPosterior
-from credibly.posterior.store import load
+from credibly.posterior.loading import load
 from credibly.predictive.base import Predictive
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind

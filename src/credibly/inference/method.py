@@ -17,7 +17,9 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
-from credibly.posterior.base import DrawsPosterior, Model, Posterior, Record
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model, Record
 from credibly.problem import Problem
 
 Fitted = TypeVar("Fitted", bound=Posterior)

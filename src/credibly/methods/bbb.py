@@ -29,8 +29,8 @@ from credibly.inference.method import Method, fit_with_rows, initial, partial_re
 from credibly.inference.training.loop import Training, split, train
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
-from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import positive
 from credibly.priors.gaussian import signature
 from credibly.problem import Problem

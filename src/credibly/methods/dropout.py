@@ -37,8 +37,8 @@ from credibly.inference.training.dropout_objective import DropoutObjective, Drop
 from credibly.inference.training.loop import Data, Trained, Training, folds, split, train
 from credibly.likelihoods import Likelihood
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
-from credibly.posterior.base import Model
 from credibly.posterior.dropout import DropoutPosterior
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 

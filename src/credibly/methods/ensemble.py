@@ -23,7 +23,7 @@ from credibly.inference.method import Method, fit_draws, initial
 from credibly.inference.training.loop import Data, Training, rotated, split, train
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
 from credibly.likelihoods import Gaussian
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.problem import Problem
 
 

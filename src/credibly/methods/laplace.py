@@ -25,8 +25,9 @@ from credibly.errors import InputError
 from credibly.inference.method import Method, fit_with_rows, initial, partial_result
 from credibly.inference.training.loop import Training, split, train
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import DrawsPosterior, Model
+from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.laplace import LaplacePosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
 
 

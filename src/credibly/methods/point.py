@@ -17,7 +17,7 @@ from credibly.distributed.world import World
 from credibly.inference.method import Method, fit_draws, initial
 from credibly.inference.training.loop import Training, split, train
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.problem import Problem
 
 

@@ -29,7 +29,8 @@ from credibly.inference.sampling.run import check_counts, check_dtype, fit_sampl
 from credibly.inference.sampling.sgmcmc import SGMCMCRun
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import Target
-from credibly.posterior.base import Posterior, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.priors.elementwise import positive
 from credibly.problem import Problem
 

@@ -29,8 +29,8 @@ from credibly.inference.training.loop import Data, Training, split, train
 from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.inference.training.shared_steps import make_step
 from credibly.inference.training.steps import Batches
-from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
 
 LEAST_BATCHES = 8  # minibatches in an epoch by default: with all rows in one there would be no noise to learn from

@@ -29,7 +29,8 @@ from credibly.networks.dropout_masks import (
     repeated_width,
     sites_of_layers,
 )
-from credibly.posterior.base import Model, Posterior, Record
+from credibly.posterior.base import Posterior
+from credibly.posterior.model import Model, Record
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 from credibly.problem import try_network
 

@@ -13,7 +13,9 @@ from credibly.core.specs import from_spec, kinds_of, to_spec
 from credibly.errors import InputError
 from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
-from credibly.posterior.base import Model, Posterior, Record, WeightDraws
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import WeightDraws
+from credibly.posterior.model import Model, Record
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem

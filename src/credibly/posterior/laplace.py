@@ -19,8 +19,10 @@ from credibly.curvature import Block, DiagonalBlock, KronBlock, Parts, find_part
 from credibly.errors import InputError
 from credibly.gaussians.block_precisions import Blocks, Kronecker
 from credibly.gaussians.precisions import Dense, Diagonal, Precision
-from credibly.posterior.base import Model, Posterior, Record, WeightDraws
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
+from credibly.posterior.model import Model, Record
 from credibly.predictive.base import DrawSource, Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
 

@@ -10,7 +10,7 @@ from credibly.core.rng import stream, stream_seed
 from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
 from credibly.curvature.gauss_newton import block_rows, row_gradients, vectors
 from credibly.curvature.parts import Captured
-from credibly.posterior.base import Model
+from credibly.posterior.model import Model
 
 
 class FunctionDraws:

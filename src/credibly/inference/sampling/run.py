@@ -26,8 +26,9 @@ from credibly.inference.sampling.starts import refuse_random_layers, starts
 from credibly.inference.sampling.trajectory import Stopped
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
-from credibly.posterior.store import header
+from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
+from credibly.posterior.model import Model, Record
+from credibly.posterior.saving import header
 from credibly.problem import Problem
 from credibly.storage.manifest import join_state, load_tensors, parse_manifest, read_manifest
 from credibly.storage.run_folder import RunFolder, resume_command, state_files
