@@ -147,11 +147,11 @@ def test_gauss_newton_is_that_of_whole_jacobians(name):
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
     expected = brute(problem, theta)[: problem.layout.network_dim, : problem.layout.network_dim]
-    places = parts.places
+    indices = parts.indices
     full = curvature_blocks(problem, theta, "full", parts)[0]
-    torch.testing.assert_close(full.likelihood_precision(), expected[places][:, places], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(full.likelihood_precision(), expected[indices][:, indices], rtol=1e-8, atol=1e-9)
     for layer, block in zip(parts.layers, curvature_blocks(problem, theta, "diag", parts)):
-        own = expected.diagonal()[layer.places.flatten()]
+        own = expected.diagonal()[layer.indices.flatten()]
         torch.testing.assert_close(block.likelihood_precision(), own, rtol=1e-8, atol=1e-9)
 
 
@@ -250,19 +250,19 @@ def test_networks_of_all_kinds(kind, layers):
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
     assert [layer.name for layer in parts.layers] == layers
-    assert sorted(parts.places.tolist()) == list(range(problem.dim))  # every coordinate once
+    assert sorted(parts.indices.tolist()) == list(range(problem.dim))  # every coordinate once
     expected = brute(problem, theta)
     full = curvature_blocks(problem, theta, "full", parts)[0]
     torch.testing.assert_close(
-        full.likelihood_precision(), expected[parts.places][:, parts.places], rtol=1e-7, atol=1e-8
+        full.likelihood_precision(), expected[parts.indices][:, parts.indices], rtol=1e-7, atol=1e-8
     )
     diagonal = curvature_blocks(problem, theta, "diag", parts)
     found = torch.cat([block.likelihood_precision() for block in diagonal])
-    torch.testing.assert_close(found, expected.diagonal()[parts.places], rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(found, expected.diagonal()[parts.indices], rtol=1e-7, atol=1e-8)
     for block in curvature_blocks(problem, theta, "kron", parts):
         if block.source == "rest":
             torch.testing.assert_close(
-                block.likelihood_precision(), expected.diagonal()[parts.rest_places], rtol=1e-7, atol=1e-8
+                block.likelihood_precision(), expected.diagonal()[parts.rest_indices], rtol=1e-7, atol=1e-8
             )
         else:
             assert isinstance(block, KronBlock)

@@ -16,8 +16,8 @@ from credibly.posterior.saving import save
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior
 
-# Every posterior class by its kind, filled in as the classes are defined. A run folder names its kind, so `credibly.load`
-# can only build classes that are in here.
+# Every posterior class by its kind, filled in as the classes are defined. A run folder names its kind, so
+# `credibly.load` can only build classes that are in here.
 KINDS: dict[str, type[Posterior]] = {}
 
 

@@ -75,7 +75,7 @@ class SampledPosterior(Posterior):
         return draws if self._model is None else draws.to(self._model.layout.dtype)
 
     def diagnostics(self, x: Any = None, *, spread: bool = False) -> Diagnostics:
-        """Return R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions there, with a verdict.
+        """Return R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions; with a verdict.
 
         The predictions are what counts: a network's weights have symmetries, so chains may disagree on the weights and
         agree on every function of interest.
@@ -196,6 +196,6 @@ class WeightDraws:
         return self.model.forward.row_width
 
     def native_width(self) -> int | None:
-        """Return how many values one row takes in the C++ backend, which keeps only outputs, or None if it is not used."""
+        """Return how many values one row takes in the C++ backend, which keeps only outputs; None if it is unused."""
         forward = self.model.forward
         return forward.native.outputs if forward.stack is not None and forward.native is not None else None

@@ -1,4 +1,4 @@
-"""Reading a run folder back: `credibly.load`. Only known classes are built, and nothing in a folder is ever executed."""
+"""Reading a run folder back: `credibly.load`. Only known classes are built; nothing in a folder is ever executed."""
 
 from __future__ import annotations
 
