@@ -24,7 +24,6 @@ f64 = torch.float64
 
 
 # -- the conjugate linear model
-# ------------------------------------------------------------------------------------------
 def exact_draws(conjugate, count, seed=0, chains=1):
     """A posterior of independent draws of the exact one."""
     problem = conjugate.problem()
@@ -136,7 +135,6 @@ def test_problem_is_rebuilt_from_the_data(conjugate):
 
 
 # -- Pareto smoothing
-# ----------------------------------------------------------------------------------------------------
 def awkward(draws, rows=40, seed=0):
     """Log likelihoods (draws, rows) from light to very heavy tails, and some with ties."""
     rng = np.random.default_rng(seed)
@@ -203,7 +201,6 @@ def test_log_likelihoods_that_are_refused(bad):
 
 
 # -- streaming and shapes
-# ------------------------------------------------------------------------------------------------
 def test_streamed_is_whole(conjugate, tmp_path, monkeypatch):
     """Draws on disk, read in chunks, and rows in small blocks give the same scores as everything at once."""
     posterior, problem = exact_draws(conjugate, 400, chains=4)
@@ -255,7 +252,6 @@ def test_correlated_draws_get_a_longer_tail(conjugate):
 
 
 # -- rankings
-# ------------------------------------------------------------------------------------------------------------
 def two_models(conjugate):
     """The linear model, and one whose tight prior keeps its weights near zero."""
     tight = type(conjugate)(conjugate.net, conjugate.x, conjugate.y, conjugate.noise, 0.05)
@@ -376,8 +372,7 @@ def test_different_inputs_for_the_same_targets(conjugate):
     assert "different inputs" in found.verdict
 
 
-# -- refusals
-# ------------------------------------------------------------------------------------------------------------
+# -- errors
 def refused(match, models, *args, **kwargs):
     with pytest.raises(InputError, match=match):
         compare_models(models, *args, **kwargs)

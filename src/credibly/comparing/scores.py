@@ -97,21 +97,21 @@ class Scores:
 
 def scores_of(entry: Entry, criteria: tuple[str, ...], *, draws: int, samples: int, seed: int) -> Scores:
     """Compute the requested scores that a model has."""
-    figures: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     missing: dict[str, str] = {}
     remarks: list[str] = []
     pareto_k, used = None, 0
     wanted = [c for c in criteria if c in ("loo", "waic")]
     if wanted:
-        used, pareto_k = _by_rows(entry, wanted, draws, seed, figures, missing, remarks)
+        used, pareto_k = _by_rows(entry, wanted, draws, seed, scores, missing, remarks)
     if "evidence" in criteria:
-        _evidence(entry, samples, seed, figures, missing, remarks)
+        _evidence(entry, samples, seed, scores, missing, remarks)
     return Scores(
         entry.name,
         entry.posterior.record.method,
         used,
         entry.problem.n,
-        figures,
+        scores,
         missing,
         pareto_k,
         limit(used) if used > 1 else 0.7,
@@ -120,13 +120,12 @@ def scores_of(entry: Entry, criteria: tuple[str, ...], *, draws: int, samples: i
 
 
 # -- LOO and WAIC
-# --------------------------------------------------------------------------------------------------------
 def _by_rows(
     entry: Entry,
     wanted: list[str],
     draws: int,
     seed: int,
-    figures: dict[str, Score],
+    scores: dict[str, Score],
     missing: dict[str, str],
     remarks: list[str],
 ) -> tuple[int, Tensor | None]:
@@ -162,7 +161,7 @@ def _by_rows(
     pareto_k = None
     for kind in kinds:
         elpd, second, *rest = (torch.cat(column) for column in zip(*parts[kind]))
-        figures[kind] = summed(elpd, float((second - elpd).sum()) if kind == "loo" else float(second.sum()))
+        scores[kind] = summed(elpd, float((second - elpd).sum()) if kind == "loo" else float(second.sum()))
         if kind == "loo":
             pareto_k = rest[0]
         elif unreliable := int((second > UNRELIABLE).sum()):
@@ -212,7 +211,6 @@ def _is_sampler(entry: Entry) -> bool:
 
 
 # -- evidence
-# ------------------------------------------------------------------------------------------------------------
 @runtime_checkable
 class HasLogEvidence(Protocol):
     """A posterior with an estimate of log p(D), as a number or a function without arguments."""
@@ -226,7 +224,7 @@ def has_evidence(entry: Entry) -> bool:
 
 
 def _evidence(
-    entry: Entry, samples: int, seed: int, figures: dict[str, Score], missing: dict[str, str], remarks: list[str]
+    entry: Entry, samples: int, seed: int, scores: dict[str, Score], missing: dict[str, str], remarks: list[str]
 ) -> None:
     """Add the log evidence and the ELBO to the scores."""
     posterior, why = entry.posterior, ""
@@ -242,7 +240,7 @@ def _evidence(
         return
     if isinstance(posterior, HasLogEvidence):
         found = posterior.log_evidence
-        figures["log_evidence"] = Score(float(found() if callable(found) else found), 0.0)
+        scores["log_evidence"] = Score(float(found() if callable(found) else found), 0.0)
         if isinstance(posterior, LaplacePosterior) and posterior.count < posterior.layout.dim:
             remarks.append(
                 f"{entry.name!r}: its evidence is over {posterior.count:,} of {posterior.layout.dim:,} parameters,"
@@ -254,6 +252,6 @@ def _evidence(
         factor = posterior.record.history.get("prior_scale_factor")
         scale = None if factor is None else torch.tensor(factor, dtype=posterior.phi.dtype, device=posterior.phi.device)
         bound = posterior.elbo(entry.problem, samples=samples, seed=seed, prior_scale=scale)
-        figures["elbo"] = Score(float(bound.value), float(bound.standard_error))
+        scores["elbo"] = Score(float(bound.value), float(bound.standard_error))
     else:
         missing["elbo"] = "it is not variational"

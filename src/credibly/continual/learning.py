@@ -214,7 +214,7 @@ def _reset_to_prior(posterior: GaussianPosterior, indices: Tensor, loc: Tensor, 
     return GaussianPosterior(posterior.model, posterior.family, phi, posterior.record)
 
 
-# -- checks and folders ------------------------------------------------------------------------------------------------
+# -- checks and folders
 def _check(tasks: Sequence[Any], method: Method, coreset: int, choose: str, heads: Sequence[str] | None) -> None:
     if isinstance(tasks, (str, bytes)) or not isinstance(tasks, Sequence) or not len(tasks):
         got = "an empty one" if isinstance(tasks, Sequence) and not len(tasks) else f"a {type(tasks).__name__}"

@@ -27,14 +27,14 @@ class Block(ABC):
         self.tensors = tuple(tensor.contiguous() for tensor in tensors)
 
     @property
-    @abstractmethod
     def eigenvalues(self) -> Tensor:
         """l: the ratio of the likelihood's curvature to the prior's in each direction, flat."""
+        return self.tensors[0]
 
     @property
-    @abstractmethod
     def prior(self) -> Tensor:
         """d: the prior's precision of every coordinate, flat."""
+        return self.tensors[1]
 
     @abstractmethod
     def root(self, noise: Tensor) -> Tensor:
@@ -88,16 +88,6 @@ class DiagonalBlock(Block):
         """Build the block from the diagonal of H and d."""
         return cls(source, (curvature / prior, prior))
 
-    @property
-    def eigenvalues(self) -> Tensor:
-        """The ratios of the curvatures."""
-        return self.tensors[0]
-
-    @property
-    def prior(self) -> Tensor:
-        """d."""
-        return self.tensors[1]
-
     def root(self, noise: Tensor) -> Tensor:
         """Scale each coordinate by its standard deviation."""
         return noise * self.variance().sqrt()
@@ -126,16 +116,6 @@ class DenseBlock(Block):
         half = prior.rsqrt()
         values, basis = torch.linalg.eigh(_symmetric(curvature * half * half.unsqueeze(-1)))
         return cls(source, (values.clamp_min(least), prior, basis))
-
-    @property
-    def eigenvalues(self) -> Tensor:
-        """The eigenvalues of M."""
-        return self.tensors[0]
-
-    @property
-    def prior(self) -> Tensor:
-        """d."""
-        return self.tensors[1]
 
     def root(self, noise: Tensor) -> Tensor:
         """Return d^-1/2 U (l + 1)^-1/2 U' noise: the symmetric root, whatever the basis of degenerate eigenspaces."""

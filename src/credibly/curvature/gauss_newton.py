@@ -85,14 +85,14 @@ def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | Non
 
 
 def rows_per_block(row_width: int, parts: Parts, values_per_row: int) -> int:
-    """Return how many rows to process at a time, from the values per row in the network and beside it."""
+    """Return how many rows to process at a time, from the values per row in the network and outside it."""
     # A convolution's inputs are unfolded: copied for every position that uses them.
     unfolded = 8 if any(layer.convolution for layer in parts.layers) else 1
     return max(1, BLOCK_VALUES // max(unfolded * row_width, values_per_row))
 
 
 class _Sums:
-    """Sums over rows. `values_per_row` counts the values held per row beside the forward pass."""
+    """Sums over rows. `values_per_row` counts the values held per row in addition to the forward pass."""
 
     def __init__(self, parts: Parts, problem: Problem) -> None:
         self.parts = parts

@@ -25,8 +25,8 @@ class DataSet:
     """A data set split into training and test rows, standardised with the training rows.
 
     Attributes:
-        x_train, x_test: inputs, (N, P) float32, mean 0 and standard deviation 1 over training rows (constant columns:
-            0).
+        x_train, x_test: inputs, (N, P) float32, mean 0 and standard deviation 1 over the training rows; constant
+            columns are 0.
         y_train, y_test: regression: (N, 1) float32, standardised likewise. Classification: labels, (N,) int64.
         x_mean, x_std: (P,) float32; x * x_std + x_mean is in the original units.
         y_mean, y_std: the same for y; 0 and 1 for labels. Divide a density by y_std to get it in the original units.

@@ -91,7 +91,7 @@ class GaussianPosterior(Posterior):
         check_integer("draws", draws)
         return Predictive(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x))
 
-    # -- variational inference -----------------------------------------------------------------------------------------
+    # -- variational inference
     def elbo(
         self, problem: Problem, *, samples: int = 100, seed: int = 0, prior_scale: Tensor | None = None
     ) -> Estimate:
@@ -185,7 +185,7 @@ class GaussianPosterior(Posterior):
         shape = self.family.precision(self.phi)
         return GaussianPrior(self.loc[0], shape, signature(self.layout), self.record.method)
 
-    # -- storage -------------------------------------------------------------------------------------------------------
+    # -- storage
     def tensors(self) -> dict[str, Tensor]:
         """Return phi."""
         return {"phi": self.phi}

@@ -60,7 +60,7 @@ class LaplacePosterior(Posterior):
         self.names = tuple(names)
         self.log_likelihood, self.log_prior = log_likelihood, log_prior
 
-    # -- the Gaussian --------------------------------------------------------------------------------------------------
+    # -- the Gaussian
     @cached_property
     def parts(self) -> Parts:
         """The network's layers and other parameters that the Gaussian covers."""
@@ -155,7 +155,7 @@ class LaplacePosterior(Posterior):
             precision = Diagonal(precision.diagonal())
         return GaussianPrior(self.loc, precision, signature(self.layout), self.record.method)
 
-    # -- prediction ----------------------------------------------------------------------------------------------------
+    # -- prediction
     def predict(
         self, x: Any, *, linearised: bool = True, joint: bool = False, draws: int = 128, seed: int = 0
     ) -> Predictive:
@@ -184,7 +184,7 @@ class LaplacePosterior(Posterior):
             source = OutputDraws(self.model, self.loc, self.parts, [b for b, _ in self.blocks], inputs, draws, seed)
         return Predictive(source, inputs)
 
-    # -- storage -------------------------------------------------------------------------------------------------------
+    # -- storage
     def tensors(self) -> dict[str, Tensor]:
         """Return w* and the concatenated tensors of all blocks."""
         flat = [tensor.flatten() for block in self.precision_blocks for tensor in block.tensors]

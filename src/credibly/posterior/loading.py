@@ -61,8 +61,9 @@ def load(
         raise StoreError(f"path: the manifest of {os.fspath(path)!r} is altered (unknown: {manifest['kind']!r})")
     record = Record(**{**manifest["record"], "status": manifest.get("status", manifest["record"]["status"])})
     if manifest["kind"] == DensityPosterior.kind:
-        place, dtype = torch.device(device or "cpu"), DTYPES.get(str(manifest.get("dtype")), torch.float64)
-        return DensityPosterior.from_tensors(None, _tensors(folder, manifest, state, place, dtype)[1], record, None)
+        dtype = DTYPES.get(str(manifest.get("dtype")), torch.float64)
+        _, tensors = _tensors(folder, manifest, state, torch.device(device or "cpu"), dtype)
+        return DensityPosterior.from_tensors(None, tensors, record, None)
     net = network_of(manifest, "Pass the network that was fitted") if net is None else net
     if device is not None:
         net = copy.deepcopy(net).to(device)
@@ -106,9 +107,9 @@ def _tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the fixed tensors and the posterior's, by name. Shards are joined; streamed draws stay on disk."""
     streamed = bool(manifest.get("streamed"))
-    beside = (*BESIDE, *(("draws-",) if streamed else ()))
+    skipped = (*BESIDE, *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
-    for file in sorted(f for f in manifest["files"] if not f.startswith(beside)):
+    for file in sorted(f for f in manifest["files"] if not f.startswith(skipped)):
         # Statistics per draw stay on the CPU, as after a fit.
         on_cpu = file.startswith(("stats-", "stat."))
         for key, tensor in load_tensors(folder / file, "cpu" if on_cpu else device).items():
