@@ -49,7 +49,7 @@ class SampledPosterior(Posterior):
     def draws(self) -> Tensor:
         """The draws, (chain, draw, D), in the network's dtype.
 
-        Draws that were streamed to a folder are all read into memory here; `predict` reads them in chunks.
+        Draws that were streamed to a folder are all read into memory here; `predict` reads large ones in chunks.
         """
         return self._cast(self._draws.tensor() if isinstance(self._draws, StoredDraws) else self._draws)
 
