@@ -27,7 +27,7 @@ from torch.func import functional_call
 import credibly as cr
 from benchmarks.prediction_memory import forget_peak, peak, resident
 from benchmarks.timing import Goal, Row, duration, interleaved, options, report, show, table
-from credibly.posterior.base import Model, Record
+from credibly.posterior.model import Model, Record
 from credibly.predictive import base as predictive_module
 
 LIMIT = 2**29  # bytes that scores may take beside the pool and the draws

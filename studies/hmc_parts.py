@@ -27,7 +27,7 @@ from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods import HMC
 from credibly.networks.zoo import mlp
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import Predictive
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem

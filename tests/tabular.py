@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import credibly as cr
-from credibly.posterior.base import SampledPosterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.rescaling import in_units
 from credibly.tables.facts import Facts, View
 from credibly.tables.recipe import Recipe

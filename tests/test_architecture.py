@@ -25,7 +25,6 @@ ORDER = (
 
 # Modules whose imports are still to be untangled.
 PENDING = {
-    "credibly.posterior.base",
     "credibly.report",
     "credibly.report.comparison",
     "credibly.report.fit",

@@ -12,7 +12,7 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly import active
-from credibly.posterior.base import Model, Record
+from credibly.posterior.model import Model, Record
 from credibly.predictive import base as predictive_module
 
 

@@ -10,7 +10,7 @@ import credibly as cr
 from credibly import decide
 from credibly.errors import InputError
 from credibly.gaussians.families import FullRank
-from credibly.posterior.base import Model, Record
+from credibly.posterior.model import Model, Record
 from credibly.predictive.rescaling import in_units
 
 

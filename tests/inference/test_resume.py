@@ -35,7 +35,7 @@ from credibly.inference.sampling.loop import _polite_interrupt
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from credibly.posterior.base import SampledPosterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.priors.elementwise import Laplace, Normal
 from credibly.storage import run_folder
 from credibly.storage.manifest import load_tensors, read_manifest

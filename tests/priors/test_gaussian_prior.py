@@ -18,8 +18,8 @@ from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.training.reparameterisation import LayerNoise
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.bbb import FreeEnergy
-from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.priors.gaussian import GaussianPrior, signature
 
 DOUBLE = torch.float64

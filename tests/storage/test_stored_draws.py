@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.posterior import base as posteriors
-from credibly.posterior.base import DrawsPosterior, Model, Record
+from credibly.posterior import draws as posteriors
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model, Record
 from credibly.storage.run_folder import write_tensors
 from credibly.storage.stored_draws import StoredDraws
 

@@ -21,8 +21,8 @@ from credibly.core.inputs import Inputs, tensors_of
 from credibly.errors import StoreError
 from credibly.inference.sampling.identity import identity
 from credibly.methods import Method
-from credibly.posterior.base import Model
-from credibly.posterior.store import header
+from credibly.posterior.model import Model
+from credibly.posterior.saving import header
 from credibly.problem import Problem
 from credibly.storage.manifest import load_tensors, sha256
 from credibly.storage.run_folder import MANIFEST, RunFolder, checksum

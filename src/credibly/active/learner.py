@@ -26,9 +26,11 @@ from credibly.errors import InputError
 from credibly.inference.method import initial
 from credibly.inference.sampling.identity import check_same
 from credibly.methods import METHODS, DeepEnsemble, MCDropout, Method
-from credibly.posterior.base import DrawsPosterior, Model, Posterior, WeightDraws
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior, WeightDraws
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.problem import Problem
 

@@ -17,7 +17,7 @@ from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
     from credibly.inference.density import Density
-    from credibly.posterior.base import SampledPosterior
+    from credibly.posterior.draws import SampledPosterior
     from credibly.problem import Problem
 
 JUDGED_ROWS = 32  # training rows whose predictions the verdict looks at

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.posterior.base import Posterior, WeightDraws
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import WeightDraws
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.predictive.base import Predictive
 

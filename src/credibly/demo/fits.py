@@ -24,7 +24,8 @@ from credibly.diagnostics.summary import Diagnostics
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Gaussian, Likelihood
 from credibly.metrics import evaluation
-from credibly.posterior.base import DrawsPosterior, Posterior, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior, SampledPosterior
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 

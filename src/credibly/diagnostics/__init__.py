@@ -1,4 +1,4 @@
-"""Whether chains can be trusted: convergence in weight space and in function space, in words."""
+"""Convergence diagnostics of chains in weight space and in function space, with a verdict."""
 
 from credibly.diagnostics.summary import ColumnSource, Diagnostics, diagnose
 from credibly.diagnostics.verdict import Mixing

@@ -20,7 +20,8 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
-from credibly.posterior.base import Posterior, Record
+from credibly.posterior.base import Posterior
+from credibly.posterior.model import Record
 from credibly.problem import Problem
 
 

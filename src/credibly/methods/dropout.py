@@ -39,8 +39,8 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.likelihoods import Likelihood
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
-from credibly.posterior.base import Model, Record
 from credibly.posterior.dropout import DropoutPosterior
+from credibly.posterior.model import Model, Record
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 

@@ -21,8 +21,8 @@ from credibly.inference.target import to_target
 from credibly.likelihoods import LIKELIHOODS
 from credibly.likelihoods.base import IndependentTargets
 from credibly.methods import METHODS
-from credibly.posterior.base import SampledPosterior
-from credibly.posterior.store import load, network_of
+from credibly.posterior.draws import SampledPosterior
+from credibly.posterior.loading import load, network_of
 from credibly.priors.elementwise import PRIORS
 from credibly.problem import Problem, Tempering
 from credibly.storage.manifest import load_tensors, parse_manifest

@@ -24,8 +24,9 @@ from credibly.core.inputs import blank_row, describe, map_inputs
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.networks.layout import Layout
-from credibly.posterior.base import Model, Posterior
-from credibly.posterior.store import POSTERIORS
+from credibly.posterior.base import Posterior
+from credibly.posterior.loading import POSTERIORS
+from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
 from credibly.tables.recipe import Recipe

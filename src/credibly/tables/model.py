@@ -14,7 +14,8 @@ import torch
 
 from credibly.distributed import world
 from credibly.errors import InputError
-from credibly.posterior.base import DrawsPosterior, Posterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
 from credibly.predictive.rescaling import in_units
 from credibly.tables.pieces import shared_writer

@@ -31,7 +31,7 @@ from credibly.errors import InputError, StoreError
 from credibly.inference.method import Method
 from credibly.methods.resuming import resume_with_problem
 from credibly.metrics import evaluation
-from credibly.posterior.store import load
+from credibly.posterior.loading import load
 from credibly.problem import Problem
 from credibly.storage.manifest import parse_manifest, sha256
 from credibly.storage.run_folder import resume_command

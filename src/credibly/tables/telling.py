@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from credibly.errors import InputError
-from credibly.posterior.base import SampledPosterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.tables.facts import Array, Facts, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe

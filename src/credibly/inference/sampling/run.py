@@ -39,7 +39,9 @@ from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import refuse_random_layers, starts
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Posterior, Record, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
+from credibly.posterior.model import Model, Record
 from credibly.problem import Problem
 from credibly.storage.manifest import load_tensors
 from credibly.storage.run_folder import RunFolder, state_files
