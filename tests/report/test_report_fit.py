@@ -14,10 +14,11 @@ from test_report import check_self_contained
 import credibly as cr
 from credibly import report
 from credibly.diagnostics.verdict import judge as judge_chains
-from credibly.report import comparison, judgement
+from credibly.report import assessment as judgement
+from credibly.report import comparison
+from credibly.report import metric_columns as figures
 from credibly.report import row_statistics as evidence
-from credibly.report import tables as figures
-from credibly.report.judgement import CARE, FOR, NOTE, STOP
+from credibly.report.assessment import CARE, FOR, NOTE, STOP
 from tabular import facts_of
 
 

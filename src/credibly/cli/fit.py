@@ -121,7 +121,7 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
     else:
         if not quiet:
             from credibly.cli.words import figures_table
-            from credibly.report.judgement import judge
+            from credibly.report.assessment import judge
 
             figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
             verdict, *reasons = judge(facts)
@@ -134,7 +134,7 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
 def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Path]:
     """report.html and results.json of a run; `place` is where the folder will be in the end."""
     from credibly.report import fit_page, write
-    from credibly.report.judgement import judge
+    from credibly.report.assessment import judge
     from credibly.tables.folder import write_whole
     from credibly.tables.telling import facts_of
 

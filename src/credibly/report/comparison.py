@@ -13,8 +13,8 @@ from credibly import plot
 from credibly.demo.fits import summary
 from credibly.errors import InputError
 from credibly.metrics import scores as metrics
-from credibly.report import tables as figures
-from credibly.report.judgement import VERDICTS, assess
+from credibly.report import metric_columns as figures
+from credibly.report.assessment import VERDICTS, assess
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import density_of_rows, loss_of_rows, standard_error

@@ -11,9 +11,9 @@ import torch
 from credibly import plot
 from credibly.demo.fits import summary
 from credibly.metrics import scores as metrics
-from credibly.report import inside
-from credibly.report import tables as figures
-from credibly.report.judgement import MARKS, VERDICTS, Judgement, assess
+from credibly.report import metric_columns as figures
+from credibly.report import uncertainty as inside
+from credibly.report.assessment import MARKS, VERDICTS, Judgement, assess
 from credibly.report.page import Column, Page, Section, Step, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import confidence_gap, shares_inside, some_rows

@@ -13,8 +13,9 @@ import torch
 
 from credibly.diagnostics.verdict import E_BFMI_LOW, ESS_PER_CHAIN, ESS_TOTAL, RHAT_POOR, RHAT_USABLE
 from credibly.metrics import scores as metrics
-from credibly.report.counsel import again, compare, noise_of, sample, vary_noise
+from credibly.report.metric_columns import LEVEL, number
 from credibly.report.page import Step
+from credibly.report.recommendations import again, compare, noise_of, sample, vary_noise
 from credibly.report.row_statistics import (
     confidence_gap,
     density_of_rows,
@@ -24,7 +25,6 @@ from credibly.report.row_statistics import (
     standard_error,
     told_apart,
 )
-from credibly.report.tables import LEVEL, number
 from credibly.tables.facts import Facts
 
 FOR, NOTE, CARE, STOP = range(4)  # how much a finding weighs

@@ -10,10 +10,10 @@ import torch
 
 from credibly import plot
 from credibly.diagnostics.summary import rhat
+from credibly.report.metric_columns import number
 from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import POINTS, halves, loss_of_rows, some_rows, told_apart
-from credibly.report.tables import number
 from credibly.tables.facts import Facts, View
 
 if TYPE_CHECKING:
