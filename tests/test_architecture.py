@@ -30,9 +30,6 @@ PENDING = {
     "credibly.inference.training.loop",
     "credibly.inference.training.steps",
     "credibly.posterior.base",
-    "credibly.report",
-    "credibly.report.comparison",
-    "credibly.report.fit",
     "credibly.storage.manifest",
 }
 

@@ -9,7 +9,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from test_report import check_self_contained
 
 import credibly as cr
 from credibly import report
@@ -19,6 +18,7 @@ from credibly.report import comparison
 from credibly.report import metric_columns as figures
 from credibly.report import row_statistics as evidence
 from credibly.report.assessment import CARE, FOR, NOTE, STOP
+from html_page import check_self_contained
 from tabular import facts_of
 
 

@@ -6,7 +6,6 @@ that posterior itself, so it is the reference: what a method predicts otherwise 
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -120,11 +119,6 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
         "sghmc": minibatch,
     }
     return known.get(method, {})
-
-
-def summary(method: str) -> str:
-    """A method in one line: the first line of its class's docstring."""
-    return (inspect.getdoc(registry.METHODS[method]) or "").partition("\n")[0].rstrip(".")
 
 
 def check_methods(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from credibly import plot
 from credibly.demo import reference
-from credibly.demo.fits import REFERENCE, DemoResult, summary
+from credibly.demo.fits import REFERENCE, DemoResult
+from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
@@ -45,7 +46,7 @@ def _methods(result: DemoResult) -> Section:
         settings = ", ".join(f"{key}={value}" for key, value in result.settings[name].items()) or "its defaults"
         draws = result.posteriors["gap_regression"][name].predict(result.data["gap_regression"].x[:1]).draws
         seconds = sum(times[name] for times in result.seconds.values())
-        rows.append((name, summary(name), draws, settings, seconds))
+        rows.append((name, METHODS[name].title(), draws, settings, seconds))
     columns = (Column("Method"), Column("What it is"), Column("Draws"), Column("Settings"), Column("Seconds", digits=1))
     text = (
         "Draws are the sets of weights a prediction averages over; with one there is nothing to disagree, so its epistemic "

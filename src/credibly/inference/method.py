@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -27,6 +28,11 @@ class Method(ABC):
     """A way from a `Problem` to a `Posterior`. Settings are fields; `fit` does the work."""
 
     name: ClassVar[str]
+
+    @classmethod
+    def title(cls) -> str:
+        """Return the first line of the class docstring, without its full stop."""
+        return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
 
     @abstractmethod
     def fit(

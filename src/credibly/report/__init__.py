@@ -1,6 +1,5 @@
 """The HTML report: a page of text, tables and inline pictures in one file that needs nothing else."""
 
-from credibly.demo.page import demo_page
 from credibly.report.assessment import Judgement, assess, judge
 from credibly.report.comparison import compare_page
 from credibly.report.fit import fit_page
@@ -17,7 +16,6 @@ __all__ = [
     "Table",
     "assess",
     "compare_page",
-    "demo_page",
     "fit_page",
     "judge",
     "picture",

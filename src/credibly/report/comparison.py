@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from credibly import plot
-from credibly.demo.fits import summary
 from credibly.errors import InputError
+from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
 from credibly.report import metric_columns as figures
 from credibly.report.assessment import VERDICTS, assess
@@ -273,7 +273,7 @@ def _methods(facts: dict[str, Facts]) -> Section:
             for key, value in one.settings.items()
             if value is not None
         )
-        rows.append((name, summary(one.method), settings or "its defaults"))
+        rows.append((name, METHODS[one.method].title(), settings or "its defaults"))
     first = next(iter(facts.values()))
     text = (
         f"All have the same network ({first.network}; {first.parameters:,} parameters), prior and noise; only how the posterior is "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from credibly import plot
-from credibly.demo.fits import summary
+from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
 from credibly.report import metric_columns as figures
 from credibly.report import uncertainty as inside
@@ -96,7 +96,7 @@ def _fitted(facts: Facts) -> Section:
         ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
         ("Prior", f"{facts.prior}: what is taken for likely before any row is seen"),
         ("Noise", f"{facts.noise}: what no model could predict"),
-        ("Method", f"{facts.method} ({summary(facts.method).rstrip('.')}); {facts.why}"),
+        ("Method", f"{facts.method} ({METHODS[facts.method].title()}); {facts.why}"),
         ("Prediction", draws),
         ("Settings", settings),
         ("Seed", str(facts.seed)),

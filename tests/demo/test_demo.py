@@ -1,12 +1,10 @@
-"""The page: one file that needs nothing else, says what it was given, and says the same twice."""
+"""The demo: its metrics, its comparison with HMC, and the sentences of its page."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import json
-import re
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -17,203 +15,10 @@ from credibly.demo import fits as demo
 from credibly.demo import page as demo_report
 from credibly.demo import reference
 from credibly.demo.fits import TASKS, demo_settings, run_demo
+from credibly.demo.page import demo_page
 from credibly.methods import METHODS
 from credibly.metrics import evaluation
-from credibly.report import Column, Page, Section, Table, picture
-
-LOADING = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
-VOID = {"meta", "br", "img", "link", "hr", "input"}
-
-
-class Reader(HTMLParser):
-    """Collects ids, references, addresses to load and whether tags close in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids, self.loads, self.tags, self.open, self.texts = [], [], [], [], []
-        self.references = set(re.findall(r"url\(#([^)]+)\)", text))
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag not in VOID:
-            self.open.append(tag)
-        for key, value in attrs:
-            if key == "id":
-                self.ids.append(value)
-            if key in LOADING:
-                self.loads.append(value)
-                if value.startswith("#"):
-                    self.references.add(value[1:])
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def check_self_contained(text: str) -> Reader:
-    page = Reader(text)
-    assert page.open == []
-    assert len(page.ids) == len(set(page.ids))
-    assert page.references <= set(page.ids)
-    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.loads)
-    assert not {"script", "link", "iframe", "object", "embed"} & set(page.tags)
-    assert "@import" not in text
-    assert not re.findall(r"https?://", text)
-    assert "default-src 'none'" in text
-    return page
-
-
-def dots(ax) -> None:
-    ax.plot([0, 1], [0, 1], label="up")
-    ax.imshow([[0, 1], [1, 0]])
-    ax.legend()
-
-
-def example(title: str = "A page") -> Page:
-    columns = (Column("Name"), Column("Error", "low", 2, "in points"), Column("Share", 0.9))
-    table = Table(columns, (("a", 1.234, 0.5), ("b", 1.229, 0.95)), "Numbers")
-    pictures = tuple(picture(name, dots, alt=f"dots {name}", title=name, caption="Two.") for name in ("one", "two"))
-    return Page(title, "The lead.", (Section("First", ("Look here.",), table, pictures, ("Found this.",)),), "The end.")
-
-
-class TestPage:
-    def test_needs_nothing_else(self):
-        page = check_self_contained(report.render(example()))
-        assert page.tags.count("svg") == 2
-        assert any(address.startswith("data:") for address in page.loads)
-        assert [i for i in page.ids if i.startswith("one-")]
-        assert [i for i in page.ids if i.startswith("two-")]
-
-    def test_holds_everything_it_was_given(self):
-        text = report.render(example())
-        for piece in (
-            "A page",
-            "The lead.",
-            "Look here.",
-            "Numbers",
-            "in points",
-            "dots one",
-            "Two.",
-            "Found this.",
-            "The end.",
-        ):
-            assert piece in text
-
-    def test_user_text_is_escaped(self):
-        evil = '<script>alert("x")</script>'
-        columns = (Column(evil, note=evil), Column("n"))
-        section = Section(
-            evil, (evil,), Table(columns, ((evil, 1),), evil), (picture("p", dots, alt=evil, caption=evil),), (evil,)
-        )
-        text = report.render(Page(evil, evil, (section,), evil))
-        page = check_self_contained(text)
-        assert "script" not in page.tags
-        assert text.count("&lt;script&gt;") >= 10
-
-    def test_text_inside_a_picture_is_escaped_too(self):
-        drawn = picture("p", lambda ax: ax.set_title("<b>&</b>"), alt="")
-        assert "&lt;b&gt;&amp;&lt;/b&gt;" in drawn.svg
-
-    def test_the_same_input_gives_the_same_page(self):
-        assert report.render(example()) == report.render(example())
-
-    def test_pictures_take_the_text_colour_of_the_page(self):
-        svg = picture("p", dots, alt="").svg
-        assert "currentColor" in svg
-        assert cr.plot.INK not in svg
-        assert "<style" not in svg
-        assert "<metadata" not in svg
-        assert not re.search(r"<svg[^>]*\b(width|height)=", svg)
-
-    @pytest.mark.parametrize("length, columns", [(3, 3), (12, 2), (60, 1)])
-    def test_a_legend_has_as_many_columns_as_fit(self, length, columns):
-        from matplotlib.figure import Figure
-
-        with cr.plot.style():
-            figure = Figure(figsize=(4, 3), layout="constrained")
-            axes = figure.subplots()
-            lines = [axes.plot([0, 1])[0] for _ in range(4)]
-            report.pictures._legend_below(figure, lines, ["m" * length] * 4)
-        assert [legend._ncols for legend in figure.legends] == [columns]
-
-    def test_names_are_checked(self):
-        with pytest.raises(cr.InputError, match="name: found 'a b'"):
-            picture("a b", dots, alt="")
-        twice = Section("s", pictures=(picture("p", dots, alt=""),) * 2)
-        with pytest.raises(cr.InputError, match="two are named 'p'"):
-            report.render(Page("t", "l", (twice,)))
-
-
-class TestTable:
-    def test_the_best_is_marked_by_what_is_printed(self):
-        rows = (("a", 1.234, 0.5), ("b", 1.229, 0.95), ("c", 1.5, 0.2))
-        marks = [[cell[2] for cell in row] for row in Table(example().sections[0].table.columns, rows).cells()]
-        assert marks == [[False, True, False], [False, True, True], [False, False, False]]  # 1.234 prints as 1.229 does
-
-    def test_marks(self):
-        def best(rule, *values, digits=1):
-            rows = tuple((v,) for v in values)
-            return [cell[0][2] for cell in Table((Column("x", rule, digits),), rows).cells()]
-
-        assert best("high", 1.0, 3.0, 2.0) == [False, True, False]
-        assert best("low", 1.0, 3.0, float("nan")) == [True, False, False]
-        assert best(0.9, 0.7, 1.0, 0.8) == [False, True, True]
-        assert best(None, 1.0, 2.0) == [False, False]
-        assert best("high", 1.01, 1.02) == [False, False]  # print alike: nothing to choose
-        assert best("high", 1.0) == [False]
-
-    def test_words_in_a_column_of_numbers_stand_where_the_numbers_stand(self):
-        table = Table((Column("a"), Column("b", "low", 1)), (("x", 1.0), ("y", "reference"), ("z", 2.0)))
-        assert [row[1] for row in table.cells()] == [
-            ("1.0", True, True),
-            ("reference", True, False),
-            ("2.0", True, False),
-        ]
-        assert not table.cells()[0][0][1]
-
-    def test_numbers(self):
-        assert [report.page.show(v, 2) for v in (1.005, -0.001, 7, "x", float("inf"))] == [
-            "1.00",
-            "0.00",
-            "7",
-            "x",
-            "inf",
-        ]
-
-    def test_rows_have_as_many_cells_as_columns(self):
-        with pytest.raises(cr.InputError, match="2 cells for 1 columns"):
-            Table((Column("x"),), ((1, 2),))
-
-
-class TestWrite:
-    def test_writes_and_replaces(self, tmp_path):
-        path = tmp_path / "index.html"
-        assert report.write(example("old"), path) == path
-        report.write(example("new"), str(path))
-        assert "<title>new</title>" in path.read_text()
-        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
-
-    def test_a_failure_leaves_the_old_page(self, tmp_path, monkeypatch):
-        path = tmp_path / "index.html"
-        report.write(example("old"), path)
-
-        def fail(*_):
-            raise OSError("disk full")
-
-        monkeypatch.setattr("os.replace", fail)
-        with pytest.raises(OSError, match="disk full"):
-            report.write(example("new"), path)
-        assert "<title>old</title>" in path.read_text()
-        assert [p.name for p in tmp_path.iterdir()] == ["index.html"]
+from html_page import check_self_contained
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +28,7 @@ def result():
 
 class TestDemo:
     def test_every_method_has_a_row_and_its_pictures(self, result):
-        page = report.demo_page(result)
+        page = demo_page(result)
         first, *tasks, close, chains = page.sections
         assert [len(s.pictures) for s in tasks] == [1, len(METHODS), len(METHODS), len(METHODS)]
         for section in (first, *tasks):
@@ -243,7 +48,7 @@ class TestDemo:
             assert found["rmse"] == pytest.approx(float(error), rel=1e-4)
             density = p.log_prob(known.y_test).double().mean() - torch.tensor(known.y_std).double().log()
             assert found["log_density"] == pytest.approx(float(density), rel=1e-6)
-        star, text = result.data["star_classification"].star, report.render(report.demo_page(result))
+        star, text = result.data["star_classification"].star, report.render(demo_page(result))
         for name, posterior in result.posteriors["star_classification"].items():
             p = float(posterior.predict(star).mean)
             assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
@@ -295,7 +100,7 @@ class TestDemo:
             assert len(x) <= 300
             assert result.diagnostics[task]["hmc"].functions.total == len(x)
             assert result.diagnostics[task]["sgld"].divergences is None
-        text = report.render(report.demo_page(result))
+        text = report.render(demo_page(result))
         for task in TASKS:
             assert html.escape(result.diagnostics[task]["hmc"].verdict, quote=False).replace("'", "&#39;") in text
         stored = json.loads(json.dumps(result.as_dict()))
@@ -305,9 +110,9 @@ class TestDemo:
     def test_without_hmc_there_is_no_reference_and_without_samplers_no_chains(self):
         found = run_demo(["map", "sgld"], quick=True)
         assert not any(found.against.values())
-        sections = report.demo_page(found).sections
+        sections = demo_page(found).sections
         assert [s.heading for s in sections[5:]] == ["Did the chains mix?"]
-        assert "From HMC" not in report.render(report.demo_page(found))
+        assert "From HMC" not in report.render(demo_page(found))
         assert {p.name for p in sections[-1].pictures} == {
             f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
         }
@@ -337,7 +142,7 @@ class TestDemo:
         assert torch.get_num_threads() == threads
         assert again.as_dict()["figures"] == {t: {"map": result.figures[t]["map"]} for t in TASKS}
         pages = [dataclasses.replace(r, seconds=again.seconds) for r in (again, run_demo(["map"], quick=True))]
-        assert report.render(report.demo_page(pages[0])) == report.render(report.demo_page(pages[1]))
+        assert report.render(demo_page(pages[0])) == report.render(demo_page(pages[1]))
         assert run_demo(["map"], quick=True, seed=1).figures != again.figures
 
     def test_a_method_added_later_joins_with_its_own_defaults(self, monkeypatch):
@@ -354,10 +159,10 @@ class TestDemo:
         assert found.methods == ("later", "map")
         assert demo_settings("later") == {}
         assert found.posteriors["diabetes"]["later"].record.history["steps"] == 5
-        text = report.render(report.demo_page(found))
+        text = report.render(demo_page(found))
         assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
         assert {"reliability-later", "gap-later", "star-later"} <= {
-            p.name for s in report.demo_page(found).sections for p in s.pictures
+            p.name for s in demo_page(found).sections for p in s.pictures
         }
         assert seen[0] == ("diabetes: later", 0, 8)
         assert seen[-1] == ("done", 8, 8)
