@@ -1,4 +1,4 @@
-"""The figures of merit as pages tell them: what each means in a line, which way is better, how many decimals it is given."""
+"""How pages show metrics: title, one-line description, which direction is better, number of decimals."""
 
 from __future__ import annotations
 
@@ -13,80 +13,78 @@ LEVEL = 0.9
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure of merit.
+class Metric:
+    """How a metric is shown.
 
     Attributes:
-        title: its name for people. best: which way is better, as in `Column`. meaning: a line on it.
-        share: whether it is a share, shown with three decimals whatever its size.
+        title: column heading.
+        best: which value is best, as in `Column`.
+        description: one line below the table.
+        fraction: whether it is a fraction, shown with three decimals whatever its size.
     """
 
     title: str
     best: Literal["high", "low"] | float | None
-    meaning: str
-    share: bool = False
+    description: str
+    fraction: bool = False
 
 
 REGRESSION = {
-    "log_density": Figure(
-        "Log density",
-        "high",
-        "how probable the observed values were, in nats a row: one figure for the prediction and its width together",
+    "log_density": Metric(
+        "Log density", "high", "log predictive density in nats per row; scores the mean and the interval width together"
     ),
-    "rmse": Figure("RMSE", "low", "typical error of the predicted mean, in the units of the target"),
-    "crps": Figure("CRPS", "low", "error of the whole predicted distribution, in the same units"),
-    "coverage": Figure(
-        "Coverage", LEVEL, "share of observed values inside their 90% interval: right is near 0.9", True
-    ),
-    "width": Figure("Width", None, "mean width of that interval: narrow is good only where the coverage is right"),
-    "calibration_error": Figure(
-        "Calibration error", "low", "mean gap between promised and observed shares, over all levels", True
+    "rmse": Metric("RMSE", "low", "root mean squared error of the predicted mean, in units of the target"),
+    "crps": Metric("CRPS", "low", "error of the whole predictive distribution, in units of the target"),
+    "coverage": Metric("Coverage", LEVEL, "fraction of observed values inside their 90% interval; ideally 0.9", True),
+    "width": Metric("Width", None, "mean width of the 90% interval; narrow is good only if coverage is right"),
+    "calibration_error": Metric(
+        "Calibration error", "low", "mean gap between nominal and observed coverage, over all levels", True
     ),
 }
 CLASSIFICATION = {
-    "log_density": Figure("Log density", "high", "how probable the observed classes were, in nats a row; 0 is perfect"),
-    "accuracy": Figure("Accuracy", "high", "share of rows whose most probable class is the right one", True),
-    "brier": Figure("Brier", "low", "squared error of the probabilities, from 0 to 2", True),
-    "ece": Figure("ECE", "low", "mean distance between how sure the model is and how often it is right", True),
-    "coverage": Figure(
-        "Coverage",
-        None,
-        "share of rows whose class is in the smallest set of classes that holds 90%: at least 0.9 is right",
-        True,
+    "log_density": Metric("Log density", "high", "log probability of the observed class in nats per row; 0 is perfect"),
+    "accuracy": Metric("Accuracy", "high", "fraction of rows whose most probable class is correct", True),
+    "brier": Metric("Brier", "low", "squared error of the probabilities, from 0 to 2", True),
+    "ece": Metric("ECE", "low", "expected calibration error: mean gap between confidence and accuracy", True),
+    "coverage": Metric(
+        "Coverage", None, "fraction of rows whose class is in the smallest set holding 90%; ideally at least 0.9", True
     ),
-    "set_size": Figure(
-        "Set size", None, "mean number of classes in that set: 1 is a decision, more is an honest doubt"
-    ),
+    "set_size": Metric("Set size", None, "mean number of classes in that set; 1 is a clear decision"),
 }
 
 
-def figures_of(task: str) -> dict[str, Figure]:
-    """The figures that `evaluation.evaluate` gives for this task, in the order of a page."""
+def metrics_of(task: str) -> dict[str, Metric]:
+    """Return the metrics that `evaluation.evaluate` computes for the task, in display order."""
     return dict(REGRESSION if task == "regression" else CLASSIFICATION)
 
 
-def digits(values: Iterable[float], *, share: bool = False) -> int:
-    """Decimals that leave about four digits that say something."""
+def baseline_of(task: str) -> str:
+    """Return what the baseline, which ignores the columns, always predicts."""
+    return "the training mean" if task == "regression" else "the training class frequencies"
+
+
+def decimals(values: Iterable[float], *, fraction: bool = False) -> int:
+    """Return the number of decimals that shows about four significant digits."""
     sizes = [abs(v) for v in values if math.isfinite(v) and v]
-    if share or not sizes:
+    if fraction or not sizes:
         return 3
     return min(max(3 - math.floor(math.log10(max(sizes))), 0), 8)
 
 
-def number(value: float) -> str:
-    """A number within a sentence, with about four digits."""
+def format_number(value: float) -> str:
+    """Format a number for a sentence, with about four significant digits."""
     if not math.isfinite(value):
         return str(value)
-    return f"{value:,.{digits([value])}f}"
+    return f"{value:,.{decimals([value])}f}"
 
 
 def columns(task: str, rows: Iterable[Mapping[str, float]]) -> list[tuple[str, Column]]:
-    """A column for each figure that any of the rows has, with its key."""
+    """Return the key and the column of each metric that any row has."""
     given = list(rows)
     found = []
-    for key, figure in figures_of(task).items():
+    for key, metric in metrics_of(task).items():
         values = [row[key] for row in given if key in row]
         if values:
-            places = digits(values, share=figure.share)
-            found.append((key, Column(figure.title, figure.best, places, figure.meaning)))
+            digits = decimals(values, fraction=metric.fraction)
+            found.append((key, Column(metric.title, metric.best, digits, metric.description)))
     return found

@@ -1,42 +1,43 @@
-"""What to do next about a fit, as commands that can be pasted into a shell."""
+"""Recommendations on a fit, as commands to paste into a shell."""
 
 from __future__ import annotations
 
 import shlex
 
-from credibly.report.page import Step
+from credibly.report.page import Recommendation
 from credibly.tables.facts import Facts
 
 
-def again(facts: Facts, *options: str, method: str | None = None) -> str:
-    """The command of the same fit with other options."""
-    noise = noise_of(facts)
-    words = ["credibly", "fit", facts.table, "--target", facts.target, "--method", method or facts.method]
+def refit_command(facts: Facts, *options: str, method: str | None = None) -> str:
+    """Return the `credibly fit` command that repeats the fit with other options."""
+    noise = noise_option(facts)
+    command = ["credibly", "fit", facts.table, "--target", facts.target, "--method", method or facts.method]
     if noise is not None and "--noise" not in options:
-        words += ["--noise", noise]
-    return shlex.join([*words, *options, "--out", "new-run"])
+        command += ["--noise", noise]
+    return shlex.join([*command, *options, "--out", "new-run"])
 
 
-def noise_of(facts: Facts) -> str | None:
-    """The --noise option that the fit was made with, where it is not the one that is taken by default."""
+def compare_command(facts: Facts) -> str:
+    """Return the command that fits every method to the table."""
+    return shlex.join(["credibly", "compare", facts.table, "--target", facts.target])
+
+
+def noise_option(facts: Facts) -> str | None:
+    """Return the --noise option of the fit, or None if it is the default."""
     likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
     return {"HeteroscedasticGaussian": "heteroscedastic", "StudentT": "student"}.get(type(likelihood).__name__)
 
 
-def vary_noise(facts: Facts) -> tuple[Step, ...]:
-    """To let the noise of a regression depend on the inputs, unless it does."""
-    if facts.task != "regression" or noise_of(facts) == "heteroscedastic":
+def use_heteroscedastic_noise(facts: Facts) -> tuple[Recommendation, ...]:
+    """Recommend heteroscedastic noise for a regression that does not have it."""
+    if facts.task != "regression" or noise_option(facts) == "heteroscedastic":
         return ()
-    return (Step("Let the noise depend on the inputs.", again(facts, "--noise", "heteroscedastic")),)
+    command = refit_command(facts, "--noise", "heteroscedastic")
+    return (Recommendation("Let the noise level depend on the inputs.", command),)
 
 
-def compare(facts: Facts) -> str:
-    """The command that tries every method on the table."""
-    return shlex.join(["credibly", "compare", facts.table, "--target", facts.target])
-
-
-def sample(facts: Facts) -> tuple[Step, ...]:
-    """To sample the posterior itself, unless that is what was done."""
+def use_sampling(facts: Facts) -> tuple[Recommendation, ...]:
+    """Recommend HMC for a fit that was not made by a sampler."""
     if facts.diagnostics is not None or facts.method in ("hmc", "sgld", "sghmc"):
         return ()
-    return (Step("Average over the posterior, by sampling it.", again(facts, method="hmc")),)
+    return (Recommendation("Sample the posterior with HMC.", refit_command(facts, method="hmc")),)
