@@ -1,4 +1,4 @@
-"""Reading a rendered page: its ids, references and addresses, and whether it needs any other file."""
+"""Parse a rendered page and check that it is self-contained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VOID = {"meta", "br", "img", "link", "hr", "input"}
 
 
 class Reader(HTMLParser):
-    """Collects ids, references, addresses to load and whether tags close in order."""
+    """Collect ids, references and addresses to load; check that tags are balanced."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

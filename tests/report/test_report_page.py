@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, says what it was given, and says the same twice."""
+"""The page: self-contained, complete, deterministic."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def example(title: str = "A page") -> Page:
 
 
 class TestPage:
-    def test_needs_nothing_else(self):
+    def test_is_self_contained(self):
         page = check_self_contained(report.render(example()))
         assert page.tags.count("svg") == 2
         assert any(address.startswith("data:") for address in page.loads)
         assert [i for i in page.ids if i.startswith("one-")]
         assert [i for i in page.ids if i.startswith("two-")]
 
-    def test_holds_everything_it_was_given(self):
+    def test_contains_everything(self):
         text = report.render(example())
         for piece in (
             "A page",
@@ -59,11 +59,11 @@ class TestPage:
         assert "script" not in page.tags
         assert text.count("&lt;script&gt;") >= 10
 
-    def test_text_inside_a_picture_is_escaped_too(self):
+    def test_text_in_a_picture_is_escaped(self):
         drawn = picture("p", lambda ax: ax.set_title("<b>&</b>"), alt="")
         assert "&lt;b&gt;&amp;&lt;/b&gt;" in drawn.svg
 
-    def test_the_same_input_gives_the_same_page(self):
+    def test_is_deterministic(self):
         assert report.render(example()) == report.render(example())
 
     def test_pictures_take_the_text_colour_of_the_page(self):
@@ -86,20 +86,21 @@ class TestPage:
         assert [legend._ncols for legend in figure.legends] == [columns]
 
     def test_names_are_checked(self):
-        with pytest.raises(cr.InputError, match="name: found 'a b'"):
+        with pytest.raises(cr.InputError, match="name must be a letter followed by letters, digits, - or _, got 'a b'"):
             picture("a b", dots, alt="")
         twice = Section("s", pictures=(picture("p", dots, alt=""),) * 2)
-        with pytest.raises(cr.InputError, match="two are named 'p'"):
+        with pytest.raises(cr.InputError, match="pictures must have unique names, got two named 'p'"):
             report.render(Page("t", "l", (twice,)))
 
 
 class TestTable:
-    def test_the_best_is_marked_by_what_is_printed(self):
+    def test_the_best_is_highlighted_by_its_printed_value(self):
         rows = (("a", 1.234, 0.5), ("b", 1.229, 0.95), ("c", 1.5, 0.2))
+        # 1.234 and 1.229 print the same.
         marks = [[cell[2] for cell in row] for row in Table(example().sections[0].table.columns, rows).cells()]
-        assert marks == [[False, True, False], [False, True, True], [False, False, False]]  # 1.234 prints as 1.229 does
+        assert marks == [[False, True, False], [False, True, True], [False, False, False]]
 
-    def test_marks(self):
+    def test_highlighting(self):
         def best(rule, *values, digits=1):
             rows = tuple((v,) for v in values)
             return [cell[0][2] for cell in Table((Column("x", rule, digits),), rows).cells()]
@@ -108,10 +109,10 @@ class TestTable:
         assert best("low", 1.0, 3.0, float("nan")) == [True, False, False]
         assert best(0.9, 0.7, 1.0, 0.8) == [False, True, True]
         assert best(None, 1.0, 2.0) == [False, False]
-        assert best("high", 1.01, 1.02) == [False, False]  # print alike: nothing to choose
+        assert best("high", 1.01, 1.02) == [False, False]  # both print as 1.0
         assert best("high", 1.0) == [False]
 
-    def test_words_in_a_column_of_numbers_stand_where_the_numbers_stand(self):
+    def test_text_in_a_numeric_column_is_aligned_like_numbers(self):
         table = Table((Column("a"), Column("b", "low", 1)), (("x", 1.0), ("y", "reference"), ("z", 2.0)))
         assert [row[1] for row in table.cells()] == [
             ("1.0", True, True),
@@ -129,8 +130,8 @@ class TestTable:
             "inf",
         ]
 
-    def test_rows_have_as_many_cells_as_columns(self):
-        with pytest.raises(cr.InputError, match="2 cells for 1 columns"):
+    def test_rows_must_have_one_cell_per_column(self):
+        with pytest.raises(cr.InputError, match="rows must have one cell per column, got 2 cells for 1 columns"):
             Table((Column("x"),), ((1, 2),))
 
 

@@ -217,7 +217,7 @@ def _interval_section(facts: Facts) -> Section:
     )
     finding = f"At all {len(LEVELS)} levels, coverage is within chance of its nominal value."
     if off:
-        finding = f"By more than chance: {', '.join(off)}."
+        finding = f"More than chance explains: {', '.join(off)}."
     curve = picture(
         "coverage",
         lambda ax: plot.coverage_curve(facts.predictive, facts.y, ax=ax),
