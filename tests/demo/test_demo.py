@@ -38,7 +38,7 @@ class TestDemo:
         assert {row[0].split(",")[0] for row in chains.table.rows} == {"hmc", "sgld", "sghmc"}
         check_self_contained(report.render(page))
 
-    def test_figures_are_those_of_the_posteriors(self, result):
+    def test_metrics_match_the_posteriors(self, result):
         known = result.data["diabetes"]
         for name, posterior in result.posteriors["diabetes"].items():
             p = posterior.predict(known.x_test)
@@ -54,13 +54,13 @@ class TestDemo:
             assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
             assert f"probability {p:.3f}" in text
 
-    def test_point_estimates_have_no_doubt_and_the_ensemble_more_of_it_in_the_gap(self, result):
+    def test_epistemic_uncertainty_in_the_gap(self, result):
         figures = result.figures["gap_regression"]
         assert figures["mle"]["epistemic_in_gap"] == figures["map"]["epistemic_in_gap"] == 0
         assert figures["ensemble"]["epistemic_in_gap"] > figures["ensemble"]["epistemic_on_data"] > 0
 
-    def test_hmc_is_what_the_others_are_measured_by(self, result):
-        """Against distances computed here: labels by probabilities, the gap by the densities on a fine grid."""
+    def test_hmc_is_the_reference(self, result):
+        """Compare with distances computed here: classes from probabilities, the gap from densities on a fine grid."""
         known = result.data["breast_cancer"]
         p = {name: q.predict(known.x_test).mean for name, q in result.posteriors["breast_cancer"].items()}
         gap = demo.held_out(result.data["gap_regression"])
@@ -84,7 +84,7 @@ class TestDemo:
         assert set(result.against["diabetes"]["mle"]) == set(result.against["gap_regression"]["mle"])
         assert set(result.against["diabetes"]["mle"]) == {"total_variation", "mean_shift"}
 
-    def test_the_row_of_hmc_is_one_half_of_its_chains_against_the_other(self, result):
+    def test_the_row_of_hmc_compares_the_halves_of_its_chains(self, result):
         x = result.data["breast_cancer"].x_test
         posterior = result.posteriors["breast_cancer"]["hmc"]
         chains, draws, _ = posterior.draws.shape
@@ -93,7 +93,7 @@ class TestDemo:
         found = result.against["breast_cancer"]["hmc"]["total_variation"]
         assert found == pytest.approx(float((halves[0] - halves[1]).abs().mean()), abs=1e-6)
 
-    def test_chains_are_judged_by_held_out_predictions(self, result):
+    def test_diagnostics_use_held_out_predictions(self, result):
         for task in TASKS:
             assert set(result.diagnostics[task]) == {"hmc", "sgld", "sghmc"}
             x = demo.held_out(result.data[task])
@@ -117,16 +117,17 @@ class TestDemo:
             f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
         }
 
-    def test_no_compiler_is_waited_for_in_a_quick_run(self, result):
+    def test_a_quick_run_does_not_wait_for_a_compiler(self, result):
         for task, posteriors in result.posteriors.items():
             for name, posterior in posteriors.items():
-                said = posterior.record.history  # our own compiled code is there already
-                assert not said.get("compiled") or said["native"], (task, name)
+                # The C++ backend is compiled already.
+                history = posterior.record.history
+                assert not history.get("compiled") or history["native"], (task, name)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("task", ["diabetes", "breast_cancer", "star_classification"])
     def test_the_reference_has_mixed(self, task):
-        """With the settings of a full run; the wave takes too long for a test."""
+        """Check the settings of a full run; the wave takes too long for a test."""
         known = demo._load(task, 0)
         posterior = cr.HMC(**demo_settings("hmc")).fit(demo._problem(task, known, 0), seed=0)
         found = posterior.diagnostics(demo.held_out(known))
@@ -135,7 +136,7 @@ class TestDemo:
         assert found.divergences == 0
         assert 0.6 < min(found.acceptance) < 0.95
 
-    def test_same_seed_same_page_and_nothing_global_is_changed(self, result):
+    def test_is_deterministic_and_leaves_global_state_alone(self, result):
         before, threads = torch.get_rng_state(), torch.get_num_threads()
         again = run_demo(["map"], quick=True)
         assert torch.equal(torch.get_rng_state(), before)
@@ -145,7 +146,7 @@ class TestDemo:
         assert report.render(demo_page(pages[0])) == report.render(demo_page(pages[1]))
         assert run_demo(["map"], quick=True, seed=1).figures != again.figures
 
-    def test_a_method_added_later_joins_with_its_own_defaults(self, monkeypatch):
+    def test_a_new_method_runs_with_its_defaults(self, monkeypatch):
         @dataclasses.dataclass(frozen=True, kw_only=True)
         class Later(cr.MAP):
             """A method of tomorrow, with a name to <escape>."""
@@ -167,74 +168,76 @@ class TestDemo:
         assert seen[0] == ("diabetes: later", 0, 8)
         assert seen[-1] == ("done", 8, 8)
 
-    def test_refusals_come_before_work(self):
-        with pytest.raises(cr.InputError, match=r"methods: found 'nuts'\. Known methods are mle, map, ensemble"):
+    def test_bad_arguments_are_refused_before_any_work(self):
+        with pytest.raises(cr.InputError, match="methods must be one of 'mle', 'map', 'ensemble', .*, got 'nuts'"):
             run_demo(["mle", "nuts"])
-        with pytest.raises(cr.InputError, match="methods: found none"):
+        with pytest.raises(cr.InputError, match="methods must name at least one of mle, map, ensemble, .*, got none"):
             run_demo([])
         with pytest.raises(cr.InputError, match="seed"):
             run_demo(seed=-1)
 
 
 class TestSentences:
-    """Every claim follows its numbers, whichever way they fall."""
+    """Every sentence follows from its numbers, whichever way they fall."""
 
     def test_coverage(self):
-        says = [demo_report._coverage_kind(share, 0.03) for share in (0.7, 0.88, 0.99)]
-        assert [s.split(" (")[0] for s in says] == ["Overconfident", "As promised", "Too cautious"]
+        groups = [demo_report._coverage_group(observed, 0.03) for observed in (0.7, 0.88, 0.99)]
+        assert [g.split(" (")[0] for g in groups] == ["Overconfident", "Calibrated", "Underconfident"]
 
     def test_confidence(self):
-        says = [demo_report._confidence_kind(sure, 0.9, 100) for sure in (0.99, 0.92, 0.7)]
-        assert says == [
-            "Too sure on average",
-            "As sure on average as they are right, within chance",
-            "Too cautious on average",
+        assert [demo_report._confidence_group(confidence, 0.9, 100) for confidence in (0.99, 0.92, 0.7)] == [
+            "Overconfident on average",
+            "Calibrated on average, within chance",
+            "Underconfident on average",
         ]
 
-    def test_methods_of_a_kind_share_a_sentence(self):
-        kinds = {"a": "Low", "b": "High", "c": "Low"}
-        assert demo_report._grouped(("a", "b", "c"), kinds.__getitem__, str.upper) == ("Low: A, C.", "High: B.")
+    def test_methods_of_a_group_share_a_sentence(self):
+        groups = {"a": "Low", "b": "High", "c": "Low"}
+        assert demo_report._grouped(("a", "b", "c"), groups.__getitem__, str.upper) == ("Low: A, C.", "High: B.")
 
     def test_closeness(self):
-        def rows(**far):
-            return {task: {name: {"total_variation": v} for name, v in far.items()} for task in TASKS}
+        def rows(**distance):
+            return {task: {name: {"total_variation": v} for name, v in distance.items()} for task in TASKS}
 
-        said = reference.closeness_sentences(rows(a=0.3, b=0.004, c=0.1, hmc=0.005))
-        assert said[0] == (
-            "Over the 4 tasks b is closest to HMC, with a mean total variation of 0.004; a is farthest, with 0.300."
+        sentences = reference.closeness_sentences(rows(a=0.3, b=0.004, c=0.1, hmc=0.005))
+        assert sentences[0] == (
+            "Over the 4 tasks, b is closest to HMC (mean total variation 0.004); a is farthest (0.300)."
         )
-        assert said[1] == (
-            "Diabetes: b is closest (0.004), a farthest (0.300). Chance alone gives 0.005, so b cannot be told from HMC here."
+        assert sentences[1] == (
+            "Diabetes: b is closest (0.004), a farthest (0.300). HMC's Monte Carlo error is 0.005, so b is "
+            "indistinguishable from HMC here."
         )
         assert reference.closeness_sentences(rows(a=0.3, hmc=0.1)) == tuple(
-            f"{name}: a is at a distance (0.300). Chance alone gives 0.100."
+            f"{name}: a is at 0.300. HMC's Monte Carlo error is 0.100."
             for name in ("Diabetes", "Breast cancer", "Gap", "Star")
         )
         assert reference.closeness_sentences(rows(hmc=0.1)) == ()
 
-    def test_a_reference_that_has_not_mixed_is_called_so(self):
+    def test_an_unconverged_reference_is_reported(self):
         assert reference._caution([]) == ()
-        assert "do not pass on gap and star" in reference._caution(["gap_regression", "star_classification"])[0]
+        assert (
+            "fail the diagnostics on gap and star" in reference._caution(["gap_regression", "star_classification"])[0]
+        )
 
     def test_gap(self):
         def say(on, gap):
             return demo_report._gap_sentence({"epistemic_on_data": on, "epistemic_in_gap": gap, "error_in_gap": 0.25})
 
-        assert say(0.0, 0.0) == "No doubt anywhere (epistemic deviation 0), while its mean is off by 0.25 in the gap."
+        assert say(0.0, 0.0) == "No epistemic uncertainty (std 0), while its mean is off by 0.25 in the gap."
         assert "0.300, 3.0 times the 0.100 on the data" in say(0.1, 0.3)
         assert "no wider than" in say(0.3, 0.1)
 
     def test_star(self):
-        def say(p, doubt):
+        def say(p, epistemic):
             return demo_report._star_sentence(
-                {"probability_at_star": p, "total_at_star": 0.5, "epistemic_at_star": doubt}
+                {"probability_at_star": p, "total_at_star": 0.5, "epistemic_at_star": epistemic}
             )
 
-        assert "0.010 at the star: all but certain; none of its uncertainty" in say(0.01, 0.0)
+        assert "0.010 at the star: almost certain; none of its uncertainty" in say(0.01, 0.0)
         assert "leaning" in say(0.8, 0.0)
         assert "undecided; 80% of its uncertainty is epistemic" in say(0.6, 0.4)
 
-    def test_ranking_says_when_a_lead_is_noise(self):
+    def test_ranking_reports_whether_a_lead_is_chance(self):
         class Fixed:
             def __init__(self, rows):
                 self.rows = torch.tensor(rows)
@@ -247,7 +250,7 @@ class TestSentences:
 
         noisy = demo_report._ranking({"a": Fixed([1.0, -1.0, 0.1]), "b": Fixed([-1.0, 1.0, 0.0])}, Known())
         assert noisy[0].startswith("Highest log density: a, ahead of b by 0.033")
-        assert noisy[0].endswith("too little to call on 3 rows.")
+        assert noisy[0].endswith("within chance on 3 rows.")
         clear = demo_report._ranking({"c": Fixed([0.0] * 3), "b": Fixed([1.0] * 3), "a": Fixed([2.0] * 3)}, Known())
-        assert "more than chance would give; c comes last, 2.000 behind" in clear[0]
+        assert "more than chance explains; c is last, 2.000 behind" in clear[0]
         assert demo_report._ranking({"a": Fixed([1.0])}, Known()) == ()

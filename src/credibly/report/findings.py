@@ -287,7 +287,9 @@ def confidence_and_error(facts: Facts) -> Finding | None:
     if confident - rest > 3 * error:
         text = f"Errors are larger where it is more confident, the wrong way round: {scores}."
         return Finding(WARN, text, use_sampling(facts))
-    return Finding(NOTE, f"Confidence does not separate small errors from large ones here: {scores}, within chance.")
+    return Finding(
+        NOTE, f"Confidence does not separate small errors from large ones here: {scores}, a difference within chance."
+    )
 
 
 def describe_halves(facts: Facts, confident: float, rest: float) -> str:
