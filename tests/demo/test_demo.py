@@ -215,9 +215,10 @@ class TestSentences:
 
     def test_an_unconverged_reference_is_reported(self):
         assert reference._caution([]) == ()
-        assert (
-            "fail the diagnostics on gap and star" in reference._caution(["gap_regression", "star_classification"])[0]
-        )
+        (two,) = reference._caution(["gap_regression", "star_classification"])
+        assert "fail the diagnostics on gap and star" in two
+        (three,) = reference._caution(["diabetes", "gap_regression", "star_classification"])
+        assert "fail the diagnostics on diabetes, gap and star" in three
 
     def test_gap(self):
         def say(on, gap):

@@ -66,7 +66,7 @@ def _table(result: DemoResult, task: str, columns: tuple[Column, ...], keys: tup
     rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in result.figures[task].items()]
     distance = result.against[task]
     if distance:
-        note = "total variation between its predictions and HMC's, from 0 to 1: see the last sections"
+        note = "total variation between its predictions and HMC's, from 0 to 1; see the last sections"
         columns = (*columns, Column("From HMC", None, 3, note))
         rows = [
             (*row, "reference" if row[0] == REFERENCE else distance[str(row[0])]["total_variation"]) for row in rows
@@ -139,7 +139,7 @@ def _cancer(result: DemoResult) -> Section:
         Column("Accuracy", "high", 3, "fraction of tumours classified correctly"),
         Column("Log density", "high", 3, "log probability of the observed class in nats per row"),
         Column("Brier", "low", 3, "squared error of the probabilities, from 0 to 2"),
-        Column("ECE", "low", 3, "expected calibration error: mean gap between confidence and accuracy"),
+        Column("ECE", "low", 3, "expected calibration error, the mean gap between confidence and accuracy"),
         Column("Coverage", None, 3, "fraction of test rows whose class is in the smallest set holding 90%"),
         Column("Set size", None, 2, "mean number of classes in that set; 1 is a clear decision"),
     )

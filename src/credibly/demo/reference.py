@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from credibly import plot
 from credibly.demo.fits import REFERENCE, TASKS, DemoResult
 from credibly.plot.chains import rhat_histogram
-from credibly.report.page import Column, Section, Table, Value
+from credibly.report.page import Column, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
 
 if TYPE_CHECKING:
@@ -118,14 +118,14 @@ def _task_sentence(task: str, distance: dict[str, float], error: float) -> str:
     same = [name for name in distance if distance[name] <= error]
     if not same:
         return f"{sentence}."
-    return f"{sentence}, so {', '.join(same)} {'is' if len(same) == 1 else 'are'} indistinguishable from HMC here."
+    return f"{sentence}, so {joined(same)} {'is' if len(same) == 1 else 'are'} indistinguishable from HMC here."
 
 
 def _caution(unconverged: list[str]) -> tuple[str, ...]:
     """Warn about the tasks on which HMC's own chains fail the diagnostics."""
     if not unconverged:
         return ()
-    where = " and ".join(SHORT[task] for task in unconverged)
+    where = joined([SHORT[task] for task in unconverged])
     return (
         f"Caution: HMC's chains fail the diagnostics on {where}, so distances there are rough. See the next section.",
     )

@@ -17,7 +17,7 @@ from credibly.report import metric_columns
 from credibly.report.assessment import NO_TRUST, assess
 from credibly.report.fit import settings_text
 from credibly.report.metric_columns import LEVEL, format_number
-from credibly.report.page import Column, Page, Section, Table, Value
+from credibly.report.page import Column, Page, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import log_density_per_row, loss_per_row, standard_error
 from credibly.tables.facts import Facts
@@ -102,7 +102,7 @@ def _ranking_section(facts: dict[str, Facts]) -> Section:
     findings = [f"Highest log density: {best}."]
     if tied:
         findings.append(
-            f"On {n:,} rows, {best} is statistically indistinguishable from {_and(tied)}: choose the fastest, or the "
+            f"On {n:,} rows, {best} is statistically indistinguishable from {joined(tied)}: choose the fastest, or the "
             "one easiest to explain."
         )
     trusted = [name for name, *_ in order if assess(facts[name]).verdict != NO_TRUST]
@@ -110,14 +110,10 @@ def _ranking_section(facts: dict[str, Facts]) -> Section:
         rest = f"; of the others, {trusted[0]} has the highest log density" if trusted else ""
         findings.append(f"However, {best} should not be trusted here (see its verdict below){rest}.")
     if behind:
-        findings.append(f"Behind by more than chance: {_and(behind)}.")
+        findings.append(f"Behind by more than chance: {joined(behind)}.")
     text = ("Ranked by log density, which penalises wrong predictions and wrong interval widths alike.",)
     shown = tuple(findings) if len(order) > 1 else ()
     return Section("Which is best?", text, Table(head, tuple(rows)), findings=shown)
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 # -- metrics

@@ -45,7 +45,7 @@ CLASSIFICATION = {
     "log_density": Metric("Log density", "high", "log probability of the observed class in nats per row; 0 is perfect"),
     "accuracy": Metric("Accuracy", "high", "fraction of rows whose most probable class is correct", True),
     "brier": Metric("Brier", "low", "squared error of the probabilities, from 0 to 2", True),
-    "ece": Metric("ECE", "low", "expected calibration error: mean gap between confidence and accuracy", True),
+    "ece": Metric("ECE", "low", "expected calibration error, the mean gap between confidence and accuracy", True),
     "coverage": Metric(
         "Coverage", None, "fraction of rows whose class is in the smallest set holding 90%; ideally at least 0.9", True
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -118,6 +119,11 @@ def show(value: Value, digits: int = 3) -> str:
         return str(value)
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if math.isfinite(value) and float(text) == 0 else text
+
+
+def joined(names: Sequence[str]) -> str:
+    """Join names as "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def render(page: Page) -> str:
