@@ -25,9 +25,6 @@ ORDER = (
 
 # Modules whose imports are still to be untangled.
 PENDING = {
-    "credibly.report",
-    "credibly.report.comparison",
-    "credibly.report.fit",
     "credibly.storage.manifest",
 }
 

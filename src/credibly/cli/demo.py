@@ -55,7 +55,8 @@ def run(
     with plainly():
         check_folder(out, force)
         from credibly.demo.fits import check_methods, run_demo
-        from credibly.report import demo_page, write
+        from credibly.demo.page import demo_page
+        from credibly.report import write
 
         # Unknown names are refused before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])

@@ -121,10 +121,10 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
     else:
         if not quiet:
             from credibly.cli.words import figures_table
-            from credibly.report.judgement import judge
+            from credibly.report import assess
 
             figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
-            verdict, *reasons = judge(facts)
+            verdict, *reasons = assess(facts).sentences
             say("", verdict, *(f"- {reason}" for reason in reasons), "")
         typer.echo(os.fspath(page))
     if open_page:
@@ -133,8 +133,7 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
 
 def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Path]:
     """report.html and results.json of a run; `place` is where the folder will be in the end."""
-    from credibly.report import fit_page, write
-    from credibly.report.judgement import judge
+    from credibly.report import assess, fit_page, write
     from credibly.tables.folder import write_whole
     from credibly.tables.telling import facts_of
 
@@ -142,7 +141,7 @@ def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Pat
     html = fit_page(facts)
     folder = place or done.path
     results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
-    results["verdict"] = list(judge(facts))
+    results["verdict"] = list(assess(facts).sentences)
     write_whole(done.path / "results.json", as_text(results) + "\n")
     return facts, write(html, done.path / "report.html")
 

@@ -15,10 +15,9 @@ def run(
 ) -> None:
     """List the methods by the names that other commands take, each with a line on what it is."""
     with plainly():
-        from credibly.demo.fits import summary
         from credibly.methods import METHODS
 
-        rows = [{"name": name, "class": kind.__name__, "description": summary(name)} for name, kind in METHODS.items()]
+        rows = [{"name": name, "class": kind.__name__, "description": kind.title()} for name, kind in METHODS.items()]
         if as_json:
             typer.echo(json.dumps(rows, indent=2))
             return
