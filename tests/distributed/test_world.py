@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import credibly as cr
-from credibly.distributed.world import Mesh, World, alone, current, parse_mesh, share
+from credibly.distributed.world import Mesh, World, alone, current, parse_mesh, shard
 from credibly.errors import InputError
 from credibly.storage.stored_draws import StoredDraws, join_shards
 
@@ -50,7 +50,7 @@ def start(name, folder, processes=1, *, restarts=0, check=True, **environment):
 def test_shares_hold_everything_once():
     for count in range(12):
         for places in range(1, 6):
-            parts = [share(count, place, places) for place in range(places)]
+            parts = [shard(count, place, places) for place in range(places)]
             assert [i for part in parts for i in part] == list(range(count))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

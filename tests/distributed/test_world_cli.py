@@ -300,7 +300,7 @@ class Thread(World):
     """A process of a world whose members are threads."""
 
     def barrier(self):
-        self.met += 1
+        self.collective_calls += 1
         self.together.wait()
 
 

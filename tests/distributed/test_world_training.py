@@ -16,8 +16,8 @@ import torch
 import world_fits as fits
 
 import credibly as cr
-from credibly.distributed.heartbeat import Company
-from credibly.distributed.world import WORD, Mesh, World
+from credibly.distributed.heartbeat import Heartbeat
+from credibly.distributed.world import FAILURE_KEY, Mesh, World
 from credibly.methods.ensemble import join_histories
 
 pytestmark = pytest.mark.slow
@@ -159,15 +159,15 @@ def test_histories_of_one_process_stay_as_they_are():
     assert join_histories(Mesh(World()), history) is history
 
 
-def company(store, rank):
-    return Company(World(rank=rank, size=2, timeout=0.5, store=store))
+def heartbeat(store, rank):
+    return Heartbeat(World(rank=rank, size=2, timeout=0.5, store=store))
 
 
 def test_one_that_is_at_work_is_waited_for_longer_than_the_time_limit():
     store, worked = torch.distributed.HashStore(), []
 
     def work():
-        other, end = company(store, 1), time.monotonic() + 1.5
+        other, end = heartbeat(store, 1), time.monotonic() + 1.5
         while time.monotonic() < end:
             other.tick()
             time.sleep(0.01)
@@ -176,22 +176,22 @@ def test_one_that_is_at_work_is_waited_for_longer_than_the_time_limit():
 
     thread = threading.Thread(target=work)
     thread.start()
-    company(store, 0).wait()
+    heartbeat(store, 0).wait()
     assert worked
     thread.join()
 
 
 def test_one_that_is_silent_or_has_failed_is_not_waited_for():
     store, started = torch.distributed.HashStore(), time.monotonic()
-    mine = company(store, 0)
+    mine = heartbeat(store, 0)
     mine.wait()
     assert 0.5 <= time.monotonic() - started < 10
-    store.set(WORD, "an error")
+    store.set(FAILURE_KEY, "an error")
     mine.world.timeout = 1000.0
     mine.wait()  # returns at once
 
 
 def test_alone_there_is_nobody_to_wait_for():
-    mine = Company(World())
+    mine = Heartbeat(World())
     mine.tick()
     mine.wait()

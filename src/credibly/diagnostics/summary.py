@@ -32,7 +32,7 @@ from torch import Tensor
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.diagnostics.verdict import Mixing, judge, mixing
-from credibly.distributed.world import World, share
+from credibly.distributed.world import World, shard
 from credibly.errors import InputError
 
 __all__ = ["ColumnSource", "Diagnostics", "Mixing", "diagnose", "e_bfmi", "ess", "mcse", "rhat", "to_arviz"]
@@ -158,7 +158,7 @@ def diagnose(
         found = f"has shape {tuple(functions.shape)}, the draws {chains} chains"
         raise InputError("functions", found, "Pass the predictions of the same chains, (chain, draw, ...)")
     together = world or World()
-    own = share(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
+    own = shard(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
     weights, still = _mixing("draws", draws, coordinates, together, own)
     each = -(-coordinates // together.size)
     outputs = None if functions is None else _mixing("functions", functions, each, together)[0]

@@ -17,8 +17,9 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
-from credibly.posterior.base import DrawsPosterior, Model, Posterior, Record
+from credibly.posterior.base import DrawsPosterior, Model, Posterior
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 Fitted = TypeVar("Fitted", bound=Posterior)
 
@@ -101,7 +102,7 @@ def fit_together(
     error of one process, in the work or in saving, ends it for all.
     """
     world = current()
-    with world.together():
+    with world.propagate_errors():
         check_fit(problem, seed, out)
         check_same_everywhere(world, problem, method, seed)
         mine = out if world.leader else None

@@ -58,7 +58,7 @@ def go_on(
         return _ended(folder, problem), problem
     world = current()
     # The manifest is read again under the lock: another process may have gone on with it until we had that.
-    with world.together(), open_together(path, world) as run:
+    with world.propagate_errors(), open_together(path, world) as run:
         if run.manifest["status"] != "complete":
             problem = problem if problem is not None else stored_problem(folder, run.manifest)
             check_same(problem, run.manifest, name)

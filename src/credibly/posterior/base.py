@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from credibly.core.inputs import Inputs, describe, map_inputs, row_count, to_inputs
 from credibly.core.rng import check_seed, stream
-from credibly.distributed.world import World, current, share
+from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.likelihoods import Likelihood
@@ -20,6 +20,7 @@ from credibly.networks.layout import Layout
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
 from credibly.problem import Problem, try_network
+from credibly.storage.record import Record as Record
 from credibly.storage.stored_draws import StoredDraws
 
 if TYPE_CHECKING:
@@ -53,21 +54,6 @@ class Model:
         if not self.layout.extra:
             return {}
         return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
-
-
-@dataclass(frozen=True)
-class Record:
-    """How a posterior came about: method, settings, seed, data, what was seen on the way. All of it plain JSON values."""
-
-    method: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    n: int = 0
-    fingerprint: str = ""
-    prior: Any = None
-    tempering: dict[str, float] = field(default_factory=dict)
-    history: dict[str, Any] = field(default_factory=dict)
-    status: str = "complete"
 
 
 class Posterior(ABC):
@@ -193,7 +179,7 @@ class SampledPosterior(Posterior):
         functions, world = None, current() if spread else World()
         if x is not None:
             if world.size > 1:
-                mine = share(row_count(x), world.rank, world.size)
+                mine = shard(row_count(x), world.rank, world.size)
                 if not mine:
                     found = f"has {row_count(x)} rows for {world.size} processes"
                     raise InputError("x", found, "Pass at least one row for each, or spread=False")

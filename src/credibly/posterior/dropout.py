@@ -29,9 +29,10 @@ from credibly.networks.dropout_masks import (
     repeated_width,
     sites_of_layers,
 )
-from credibly.posterior.base import Model, Posterior, Record
+from credibly.posterior.base import Model, Posterior
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 from credibly.problem import try_network
+from credibly.storage.record import Record
 
 ROW_BLOCK = 64  # rows whose own masks come from one stream
 

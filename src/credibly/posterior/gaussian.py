@@ -13,10 +13,11 @@ from credibly.core.specs import from_spec, kinds_of, to_spec
 from credibly.errors import InputError
 from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
-from credibly.posterior.base import Model, Posterior, Record, WeightDraws
+from credibly.posterior.base import Model, Posterior, WeightDraws
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 
 class LayerSummary(NamedTuple):

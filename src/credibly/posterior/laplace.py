@@ -19,10 +19,11 @@ from credibly.curvature import Block, DiagonalBlock, KronBlock, Parts, find_part
 from credibly.errors import InputError
 from credibly.gaussians.block_precisions import Blocks, Kronecker
 from credibly.gaussians.precisions import Dense, Diagonal, Precision
-from credibly.posterior.base import Model, Posterior, Record, WeightDraws
+from credibly.posterior.base import Model, Posterior, WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
 from credibly.predictive.base import DrawSource, Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
+from credibly.storage.record import Record
 
 
 class LaplacePosterior(Posterior):

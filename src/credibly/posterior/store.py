@@ -32,12 +32,13 @@ from credibly.forward import Forward, Plan
 from credibly.likelihoods import LIKELIHOODS, Likelihood
 from credibly.networks.blueprint import build_network, describe_network
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Posterior, Record
+from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Posterior
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.laplace import LaplacePosterior
 from credibly.priors.elementwise import PRIORS
 from credibly.storage.manifest import FORMAT, FORMAT_VERSION, load_tensors, read_with_state
+from credibly.storage.record import Record
 from credibly.storage.run_folder import BESIDE, RunFolder, resume_command, write_tensors
 from credibly.storage.stored_draws import StoredDraws, join_shards
 

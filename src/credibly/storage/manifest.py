@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from credibly.errors import StoreError
-from credibly.posterior.base import Record
+from credibly.storage.record import Record
 from credibly.storage.run_folder import BESIDE, checksum, state_files
 
 FORMAT = "credibly-run"

@@ -26,10 +26,11 @@ from credibly.inference.sampling.starts import refuse_random_layers, starts
 from credibly.inference.sampling.trajectory import Stopped
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Record, SampledPosterior
+from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, SampledPosterior
 from credibly.posterior.store import header
 from credibly.problem import Problem
 from credibly.storage.manifest import join_state, load_tensors, parse_manifest, read_manifest
+from credibly.storage.record import Record
 from credibly.storage.run_folder import RunFolder, resume_command, state_files
 
 SHARED = "Put the run folder on storage that all hosts share"
@@ -55,7 +56,7 @@ def fit_sampler(
 ) -> SampledPosterior:
     """Runs a sampler from its start to its end."""
     world = current()
-    with world.together():
+    with world.propagate_errors():
         mesh, target = _spread(method, problem, world)
         if out is not None and world.restarts and _unfinished(out):
             return _take_up(method, problem, seed, out, progress, world)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from credibly.core.compilation import Compile, compiled
 from credibly.core.cuda_graphs import capture
+from credibly.core.threads import one_thread
 from credibly.inference.kernels.integrators import Integrator
 from credibly.inference.target import Target
 
@@ -108,7 +108,7 @@ class Trajectory:
         self, theta: Tensor, momentum: Tensor, gradient: Tensor, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Any = None
     ) -> None:  # fmt: skip
         """From theta, momentum and gradient (C, D), so many steps of the sizes (C,); the result is in the buffers."""
-        with torch.no_grad(), self._threads():
+        with torch.no_grad(), one_thread(self.alone):
             self.theta.copy_(theta)
             self.momentum.copy_(momentum)
             self.gradient.copy_(gradient)
@@ -127,19 +127,6 @@ class Trajectory:
                 else:
                     self.single(*self._buffers())
                     left -= 1
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """One thread for steps so small that sharing them out costs more than it saves."""
-        before = torch.get_num_threads()
-        if not self.alone or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass

@@ -16,7 +16,7 @@ from torch import Tensor
 from credibly.core.compilation import Compile
 from credibly.core.progress import Progress
 from credibly.core.rng import stream
-from credibly.distributed.heartbeat import Company
+from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError, TrainingError
 from credibly.inference.kernels.optimisers import learning_rates, optimiser
@@ -196,7 +196,7 @@ def train(
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     until: int | None = None
-    company = Company(peers or World())
+    heartbeat = Heartbeat(peers or World())
     with Progress(title, steps, progress) as line:
         done = 0
         while done < steps:
@@ -204,18 +204,18 @@ def train(
             if data.stops:
                 limit = min(limit, (done // evaluate_every + 1) * evaluate_every)
             done = step.advance_to(theta, batches, done, limit, run.active)
-            company.tick()
+            heartbeat.tick()
             if done % check_every == 0 or done == steps:
                 figures = run.check(done, title)
                 line.update(done, final=done == steps, **figures)
             if data.stops and (done % evaluate_every == 0 or done == steps):
                 stopped = run.evaluate(done) or done == steps
                 if stopped and until is None:
-                    company.wait()
-                    until = max(company.world.gather(done))
+                    heartbeat.wait()
+                    until = max(heartbeat.world.gather(done))
                 if done == until:
                     break
-    company.wait()
+    heartbeat.wait()
     return run.finish(done)
 
 

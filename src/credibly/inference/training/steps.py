@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from credibly.core.compilation import compiled, one_thread
+from credibly.core.compilation import compiled
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.inputs import Inputs
 from credibly.core.rng import stream
+from credibly.core.threads import one_thread
 from credibly.inference.kernels.optimisers import clip_rows, learning_rates, optimiser
 from credibly.inference.training.objectives import Objective
 from credibly.problem import Problem

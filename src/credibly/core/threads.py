@@ -1,0 +1,29 @@
+"""The number of threads that torch's CPU operations use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Run torch's CPU operations in `count` threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def one_thread(when: bool = True) -> Iterator[None]:
+    """Run torch's CPU operations in one thread inside the block, or change nothing where `when` is false."""
+    if not when or torch.get_num_threads() == 1:
+        yield
+        return
+    with torch_threads(1):
+        yield
