@@ -69,7 +69,7 @@ CASES = {
     ),
     "infinity in y": ({"data": (X, poke(Y, -math.inf, 5))}, "y: has 1 values"),
     "lengths differ": ({"data": (X, Y[:7])}, "y: has 7 rows where x has 8"),
-    "inputs of a tuple differ": ({"data": ((X, X[:5]), Y)}, r"x\[1\]: has 5 rows where x\[0\] has 8"),
+    "inputs of a tuple differ": ({"data": ((X, X[:5]), Y)}, r"x\[1\]: has 5 rows, x\[0\] has 8"),
     "labels out of range": (
         {"net": mlp(3, 4, 2), "data": (X, LABELS), "likelihood": Categorical()},
         "y: has labels from 0 to 2.*labels are 0 to 1",
@@ -95,7 +95,7 @@ CASES = {
     ),
     "one class": ({"likelihood": Categorical(), "data": (X, LABELS)}, "two or more classes"),
     "empty set": ({"data": (X[:0], Y[:0])}, "x: has no rows"),
-    "empty data set": ({"data": Empty()}, "data: the data set has no rows"),
+    "empty data set": ({"data": Empty()}, "data: has no rows"),
     "no parameters": ({"net": nn.Sequential(nn.ReLU())}, "net: has no parameters"),
     "not a module": ({"net": lambda x: x}, "net: found function. Pass a torch.nn.Module"),
     "pattern without match": (
@@ -117,12 +117,12 @@ CASES = {
     ),
     "wrong columns": ({"data": (X[:, :2], Y)}, r"x: the network cannot take rows of x \(2,\) float32"),
     "integers": ({"data": (X.long(), Y)}, r"x: the network cannot take rows of x \(3,\) int64"),
-    "text": ({"data": (np.array([["a", "b", "c"]] * 8), Y)}, "x: holds values of type <U1. Encode text"),
+    "text": ({"data": (np.array([["a", "b", "c"]] * 8), Y)}, "x: holds values of dtype <U1. Encode text"),
     "text column": (
         {"data": (pd.DataFrame({"a": ["x"] * 8, "b": 1.0, "c": 2.0}), Y)},
-        "x: holds values of type object. Encode text",
+        "x: holds values of dtype object. Encode text",
     ),
-    "not a pair": ({"data": X}, "data: found Tensor. Pass a pair"),
+    "not a pair": ({"data": X}, r"data must be a pair \(x, y\), a torch Dataset or a DataLoader, got Tensor"),
     "no targets": ({"data": TensorDataset(X)}, "data: its items are not pairs"),
     "no inputs": ({"data": ((), Y)}, "x: holds no tensor"),
     "scalar y": ({"data": (X, 3.0)}, "y: has no rows where x has 8"),

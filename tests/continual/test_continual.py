@@ -259,7 +259,7 @@ def test_a_run_that_was_stopped_goes_on_between_tasks(tmp_path, monkeypatch):
         ({"coreset": -1}, "coreset: found -1"),
         ({"coreset": 40}, "coreset: found 40 for the 40 rows of task 0"),
         ({"choose": "best"}, "choose: found 'best'"),
-        ({"seed": -1}, "seed: found"),
+        ({"seed": -1}, "seed must be a non-negative integer .*got -1"),
     ],
 )
 def test_settings_that_cannot_be_used(change, message):

@@ -25,7 +25,7 @@ from credibly.posterior.store import load, network_of
 from credibly.priors.elementwise import PRIORS
 from credibly.problem import Problem, Tempering
 from credibly.storage.manifest import load_tensors, parse_manifest
-from credibly.storage.run_folder import LOCK, OURS, RunFolder, resume_command
+from credibly.storage.run_folder import LOCK, OWN_FILES, RunFolder, resume_command
 
 log = logging.getLogger("credibly")
 
@@ -91,7 +91,7 @@ def _ended(folder: Path, problem: Problem | Density | None) -> SampledPosterior:
     posterior = load(folder, net, likelihood=own)
     assert isinstance(posterior, SampledPosterior)
     files = manifest["files"]
-    if any(p.name == LOCK or (OURS.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
+    if any(p.name == LOCK or (OWN_FILES.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
         with suppress(StoreError), RunFolder(folder, {"files": files}) as run:  # killed after its last commit
             run.sweep()
     return posterior

@@ -39,7 +39,7 @@ from credibly.posterior.laplace import LaplacePosterior
 from credibly.priors.elementwise import PRIORS
 from credibly.storage.manifest import FORMAT, FORMAT_VERSION, load_tensors, read_with_state
 from credibly.storage.record import Record
-from credibly.storage.run_folder import BESIDE, RunFolder, resume_command, write_tensors
+from credibly.storage.run_folder import RESUME_FILES, RunFolder, resume_command, write_tensors
 from credibly.storage.stored_draws import StoredDraws, join_shards
 
 SHARD_BYTES = 2**28
@@ -152,7 +152,7 @@ def _tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The fixed tensors by name, and those of the posterior, whose shards are joined; streamed draws stay on the disk."""
     streamed = bool(manifest.get("streamed"))
-    beside = (*BESIDE, *(("draws-",) if streamed else ()))
+    beside = (*RESUME_FILES, *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
     for file in sorted(f for f in manifest["files"] if not f.startswith(beside)):
         noted = file.startswith(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from credibly.distributed.world import Mesh
-from credibly.storage.run_folder import BESIDE, RunFolder, state_files
+from credibly.storage.run_folder import RESUME_FILES, RunFolder, state_files
 from credibly.storage.stored_draws import StoredDraws, join_shards, shard_numbers
 
 SHARD_BYTES = 2**24
@@ -152,7 +152,7 @@ class FolderRecorder(Recorder):
         """The last shard and the final manifest, without a state."""
         if self.filled:
             self.spill()
-        beside = [n for n in self.folder.manifest["files"] if n.startswith(BESIDE)]
+        beside = [n for n in self.folder.manifest["files"] if n.startswith(RESUME_FILES)]
         self.folder.manifest.pop("state", None)
         self._commit(process, drop=beside, status=record["status"], record=record)
 
