@@ -33,7 +33,6 @@ PENDING = {
     "credibly.report",
     "credibly.report.comparison",
     "credibly.report.fit",
-    "credibly.storage.manifest",
 }
 
 
