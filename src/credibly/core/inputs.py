@@ -45,7 +45,7 @@ def call(net: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 def output_tensor(out: Any) -> Tensor:
-    """Return the tensor in a network's output: the output, the `logits` of a transformers output, or a tuple's first."""
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
