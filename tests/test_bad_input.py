@@ -1,4 +1,4 @@
-"""Bad input: a clear error before any work, that names the argument, says what was found and what to do."""
+"""Bad input: an error before any work, with the argument, what is wrong with it and what to do."""
 
 import math
 
@@ -97,7 +97,7 @@ CASES = {
     "empty set": ({"data": (X[:0], Y[:0])}, "x: has no rows"),
     "empty data set": ({"data": Empty()}, "data: has no rows"),
     "no parameters": ({"net": nn.Sequential(nn.ReLU())}, "net: has no parameters"),
-    "not a module": ({"net": lambda x: x}, "net: found function. Pass a torch.nn.Module"),
+    "not a module": ({"net": lambda x: x}, "net must be a torch.nn.Module, got function"),
     "pattern without match": (
         {"random": "head.*"},
         r"random: pattern 'head\.\*' matches no parameter. The names are 0.weight, 0.bias",
@@ -157,11 +157,15 @@ def test_asking_for_a_dtype_converts_everything():
 
 @settings(deadline=None, max_examples=60)
 @given(
-    rows=st.integers(0, 4), y_rows=st.integers(0, 4), columns=st.integers(1, 4), targets=st.sampled_from([(), (1,), (2,)]),
-    x_dtype=st.sampled_from([np.float32, np.float64, np.int64, np.bool_, object]), bad=st.sampled_from([None, math.nan, math.inf]),
-)  # fmt: skip
+    rows=st.integers(0, 4),
+    y_rows=st.integers(0, 4),
+    columns=st.integers(1, 4),
+    targets=st.sampled_from([(), (1,), (2,)]),
+    x_dtype=st.sampled_from([np.float32, np.float64, np.int64, np.bool_, object]),
+    bad=st.sampled_from([None, math.nan, math.inf]),
+)
 def test_any_arrays_give_a_problem_or_a_named_error(rows, y_rows, columns, targets, x_dtype, bad):
-    """Whatever the arrays: either a density that is finite and right in shape, or an InputError that names x, y, net or data."""
+    """Any arrays give either a finite density of the right shape, or an InputError that names x, y or net."""
     x, y = np.ones((rows, columns)), np.zeros((y_rows, *targets))
     if bad is not None and x.size:
         x.flat[0] = bad

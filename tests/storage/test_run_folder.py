@@ -118,7 +118,8 @@ class TestCheckpoints:
     def test_a_write_that_fails_explains_how_to_resume(self, folder, monkeypatch):
         before = (folder.path / "manifest.json").read_bytes()
         monkeypatch.setattr(os, "fsync", full_disk)
-        how = r"cannot write to .* \(No space left on device\)\. The run is intact .* resume it with `credibly resume .*run`"
+        how = r"cannot write to .* \(No space left on device\)\. The run is intact .*"
+        how += "resume it with `credibly resume .*run`"
         with pytest.raises(cr.StoreError, match=how):
             folder.write("draws-00000.safetensors", {"draws/00000": randn(2, 3)})
         with pytest.raises(cr.StoreError, match=how):

@@ -158,7 +158,7 @@ def find_sites(
                 raise InputError("net", found, "Use a separate layer for each position")
             if x.ndim < 2 or x.shape[0] != rows:
                 found = f"dropout {name!r} acts on shape {tuple(x.shape)}"
-                raise InputError("net", found, f"Its first axis must hold the {rows} rows")
+                raise InputError("net", found, "It needs inputs of shape (rows, features, ...)")
             wide = bool(getattr(layer, "channel_wise", False)) and x.ndim > 2
             shapes[name] = (x.shape[1], *(1,) * (x.ndim - 2)) if wide else tuple(x.shape[1:])
         if isinstance(layer, _TAKING):
