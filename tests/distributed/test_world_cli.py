@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -81,6 +82,8 @@ model.TableModel.columns = columns
 
 
 def torchrun(*words, cwd, restarts=0):
+    # The checkout is importable here by pytest's settings, and must be in the processes too: it holds `studies`.
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), *map(str, words)]
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *launch],
@@ -88,7 +91,7 @@ def torchrun(*words, cwd, restarts=0):
         capture_output=True,
         text=True,
         timeout=400,
-        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1"},
+        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path},
         check=False,
     )
 
