@@ -27,8 +27,9 @@ from torch.func import functional_call
 import credibly as cr
 from benchmarks.prediction_memory import forget_peak, peak, resident
 from benchmarks.timing import Goal, Row, duration, interleaved, options, report, show, table
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive import base as predictive_module
+from credibly.storage.record import Record
 
 LIMIT = 2**29  # bytes that scores may take beside the pool and the draws
 NETWORKS = ("mlp", "dropout", "cnn")

@@ -29,7 +29,8 @@ from benchmarks.timing import Goal, Row, cold_compiler, options, report
 from credibly.backends.cpp.library import library
 from credibly.core import compilation as compiling
 from credibly.diagnostics.convergence import measure
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
+from credibly.storage.record import Record
 
 NOISE, HIDDEN, CHAINS, HELD_OUT = 0.3, 50, 4, 100
 PEERS = {"numpyro_nuts": "NumPyro NUTS", "blackjax_nuts": "BlackJAX NUTS", "blackjax_mclmc": "BlackJAX MCLMC"}

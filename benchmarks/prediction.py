@@ -20,7 +20,8 @@ from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, forward_flops
 from benchmarks.suite import alone
 from benchmarks.timing import Goal, Row, interleaved, options, report
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
+from credibly.storage.record import Record
 
 SIZES = [13, 50, 1]
 DRAWS, ROWS = 1_000, 100_000

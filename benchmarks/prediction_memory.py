@@ -30,7 +30,8 @@ from torch.func import functional_call
 
 import credibly as cr
 from benchmarks.timing import Row, duration, interleaved, options, report, show, table
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
+from credibly.storage.record import Record
 
 LIMIT = 2 * 2**30  # bytes that predicting may take beside its inputs and results
 STATUS = Path("/proc/self/status")

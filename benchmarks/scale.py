@@ -122,7 +122,7 @@ def time_sum(process: Any, mesh: Mesh, number: int) -> float:
     until = time.monotonic() + 0.5
     for place in range(1000):
         began = time.perf_counter()
-        mesh.world.meet(lambda: dist.all_reduce(values))
+        mesh.world.collective(lambda: dist.all_reduce(values))
         times.append(time.perf_counter() - began)
         if place % 10 == 9 and mesh.world.gather(time.monotonic() > until)[0]:
             break

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.core.compilation import one_thread as one_thread
 from credibly.core.rng import global_stream
+from credibly.core.threads import one_thread as one_thread
 from credibly.data import uci
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Gaussian

@@ -24,9 +24,7 @@ ORDER = (
 
 
 # Modules whose imports are still to be untangled.
-PENDING = {
-    "credibly.storage.manifest",
-}
+PENDING = {}
 
 
 def module_name(path):

@@ -104,7 +104,7 @@ __all__ = [
     "zoo",
 ]
 
-# Where each public name is defined. Names are resolved on first use, so that `credibly --help` starts without torch.
+# The module of each public name. Names are resolved on first use, so that `credibly --help` starts without torch.
 _HOMES = {
     "credibly.comparing": ("compare_models",),
     "credibly.errors": ("InputError", "Interrupted", "PeerError", "SamplingError", "StoreError", "TrainingError"),

@@ -12,8 +12,9 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly import active
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive import base as predictive_module
+from credibly.storage.record import Record
 
 
 def posterior_of(net, x, y, likelihood, draws):

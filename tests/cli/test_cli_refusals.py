@@ -88,7 +88,7 @@ class TestTablesThatCannotBeFitted:
             (("--noise", "loud"), ("--noise: found 'loud'", "student")),
             (("--prior-scale", "0"), ("--prior-scale must be a positive number, got 0",)),
             (("--activation", "step"), ("--activation: found 'step'",)),
-            (("--seed", "-3"), ("--seed: found -3",)),
+            (("--seed", "-3"), ("--seed must be a non-negative integer", "got -3")),
             (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),
             (("--drop", "agee"), ("--drop: there is no column 'agee'", "Did you mean 'age'?")),
             (("--drop", "progress"), ("--drop", "is the target")),

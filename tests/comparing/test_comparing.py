@@ -17,8 +17,9 @@ from credibly.errors import InputError
 from credibly.gaussians.families import FullRank, MeanField, inverse_softplus
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.gaussian import GaussianPosterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive import base as predictive
+from credibly.storage.record import Record
 
 f64 = torch.float64
 

@@ -259,7 +259,7 @@ def test_a_stopped_run_resumes_between_tasks(tmp_path, monkeypatch):
         ({"coreset": -1}, "coreset must be a non-negative integer, got -1"),
         ({"coreset": 40}, "coreset must be less than the 40 rows of task 0, got 40"),
         ({"choose": "best"}, "choose must be one of 'random', 'k-centre', got 'best'"),
-        ({"seed": -1}, "seed: found"),
+        ({"seed": -1}, "seed must be a non-negative integer .*got -1"),
     ],
 )
 def test_settings_that_cannot_be_used(change, message):

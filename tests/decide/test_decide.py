@@ -10,8 +10,9 @@ import credibly as cr
 from credibly import decide
 from credibly.errors import InputError
 from credibly.gaussians.families import FullRank
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive.rescaling import in_units
+from credibly.storage.record import Record
 
 
 class Fixed:

@@ -20,8 +20,9 @@ from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.bbb import FreeEnergy, kl_weight
 from credibly.posterior.gaussian import GaussianPosterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
+from credibly.storage.record import Record
 
 f64 = torch.float64
 X, Y = randn(40, 3, dtype=f64), randn(40, 3, dtype=f64).sum(1) + 0.1 * randn(40, seed=1, dtype=f64)
@@ -938,7 +939,7 @@ def test_bad_questions_to_the_posterior():
     for fraction in (-0.1, 1.0, 2, math.nan, "half", True):
         with pytest.raises(cr.InputError, match="fraction must be at least 0 and below 1, got "):
             posterior.prune(fraction)
-    with pytest.raises(cr.InputError, match="seed: found"):
+    with pytest.raises(cr.InputError, match="seed must be a non-negative integer .*got "):
         posterior.sample(3, seed=-1)
     with pytest.raises(cr.InputError, match="family must be mean-field to prune single weights, got FullRank"):
         fit(steps=5, family="full-rank").prune(0.5)

@@ -1449,7 +1449,7 @@ def test_dropout_inside_a_recurrent_or_attention_layer_is_mentioned():
 
 
 def test_bad_places():
-    with pytest.raises(cr.InputError, match="insert: pattern 'head' matches no Linear .* They are 0, 2"):
+    with pytest.raises(cr.InputError, match="insert: pattern 'head' matches no Linear .* These layers are 0, 2"):
         cr.MCDropout(insert="head", steps=3).fit(build(mlp(3, 4, 1, dtype=f64)), seed=0)
     with pytest.raises(cr.InputError, match=r"rate: layer '0' drops with probability 0\.0"):
         cr.MCDropout(steps=3).fit(build(dropped_mlp(first=0.0)), seed=0)

@@ -573,7 +573,7 @@ def test_sghmc_keeps_a_share_of_its_momentum(momentum):
 def test_a_wrong_problem_seed_or_folder(method, tmp_path):
     with pytest.raises(cr.InputError, match="problem: found Linear. Pass a credibly.Problem or a credibly.Density"):
         method().fit(nn.Linear(1, 1), seed=0)
-    with pytest.raises(cr.InputError, match="seed: found -1"):
+    with pytest.raises(cr.InputError, match="seed must be a non-negative integer .*got -1"):
         method().fit(problem(), seed=-1)
     with pytest.raises(cr.StoreError, match="out: .* exists already"):
         method().fit(problem(), seed=0, out=tmp_path)

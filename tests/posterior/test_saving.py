@@ -156,10 +156,10 @@ def test_damaged_and_foreign_folders_are_rejected_with_a_reason(tmp_path, damage
             facts["likelihood"]["kind"] = "Popen"
         manifest.write_text(json.dumps(facts))
     reasons = {
-        "truncated": "cut short or altered",
+        "truncated": "truncated or was modified",
         "flipped": "checksum",
         "missing": "is missing",
-        "manifest cut": "cut short or altered",
+        "manifest cut": "truncated or was modified",
         "foreign": "not a run folder",
         "version": "format 99",
         "outside": "outside the folder",

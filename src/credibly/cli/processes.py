@@ -47,7 +47,7 @@ def taking_part() -> Iterator[None]:
             stack.enter_context(redirect_stderr(nowhere))
         stack.enter_context(_told_to_stop())
         try:
-            with everyone.together():
+            with everyone.propagate_errors():
                 yield
         except typer.Exit:  # by Ctrl-C, which all of them get
             raise
@@ -96,10 +96,12 @@ def _told_to_stop() -> Iterator[None]:
 
 def _first_word(everyone: World) -> dict[str, Any]:
     """What the process has left whose error is shown; nothing where one was lost without a word."""
-    from credibly.distributed.world import WORD
+    from credibly.distributed.world import FAILURE_KEY
 
     try:
-        found: dict[str, Any] = json.loads(everyone.store.get(WORD)) if everyone.store.check([WORD]) else {}
+        found: dict[str, Any] = (
+            json.loads(everyone.store.get(FAILURE_KEY)) if everyone.store.check([FAILURE_KEY]) else {}
+        )
     except (RuntimeError, ValueError):  # the store is gone with its host
         return {}
     return found

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from credibly import __version__, data
 from credibly import methods as registry
 from credibly.core.checks import check_choice
-from credibly.core.compilation import one_thread
 from credibly.core.rng import check_seed, global_stream
 from credibly.core.specs import to_spec
+from credibly.core.threads import one_thread
 from credibly.diagnostics.summary import Diagnostics
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Gaussian, Likelihood

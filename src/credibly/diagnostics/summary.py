@@ -33,7 +33,7 @@ from credibly.core.checks import check_integer
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.diagnostics.verdict import Mixing, judge, mixing
-from credibly.distributed.world import World, share
+from credibly.distributed.world import World, shard
 from credibly.errors import InputError
 
 __all__ = ["ColumnSource", "Diagnostics", "Mixing", "diagnose", "e_bfmi", "ess", "mcse", "rhat", "to_arviz"]
@@ -160,7 +160,7 @@ def diagnose(
         found = f"must be predictions of the same {chains} chains, got shape {tuple(functions.shape)}"
         raise InputError("functions", found)
     together = world or World()
-    own = share(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
+    own = shard(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
     weights, still = _mixing("draws", draws, coordinates, together, own)
     each = -(-coordinates // together.size)
     outputs = None if functions is None else _mixing("functions", functions, each, together)[0]

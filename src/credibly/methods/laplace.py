@@ -35,8 +35,9 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.laplace import LaplacePosterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ from torch import Tensor
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.posterior.saving import save
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior
+from credibly.storage.record import Record
 
 # Every posterior class by its kind, filled in as the classes are defined. A run folder names its kind, so
 # `credibly.load` can only build classes that are in here.

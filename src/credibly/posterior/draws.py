@@ -11,12 +11,13 @@ from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import check_seed, stream
 from credibly.diagnostics.summary import Diagnostics, diagnose, to_arviz
-from credibly.distributed.world import World, current, share
+from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
+from credibly.storage.record import Record
 from credibly.storage.stored_draws import StoredDraws
 
 # Streamed draws up to this size are read into memory for a prediction, larger ones in chunks.
@@ -86,7 +87,7 @@ class SampledPosterior(Posterior):
         functions, world = None, current() if spread else World()
         if x is not None:
             if world.size > 1:
-                mine = share(row_count(x), world.rank, world.size)
+                mine = shard(row_count(x), world.rank, world.size)
                 if not mine:
                     found = f"must have a row per process, got {row_count(x)} rows for {world.size} processes"
                     raise InputError("x", found, "Pass more rows, or spread=False")

@@ -31,9 +31,10 @@ from credibly.networks.dropout_masks import (
     sites_of_layers,
 )
 from credibly.posterior.base import Posterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 from credibly.problem import try_network
+from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.
 ROW_BLOCK = 64

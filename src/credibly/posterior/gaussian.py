@@ -16,10 +16,11 @@ from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 
 class LayerSummary(NamedTuple):

@@ -23,10 +23,11 @@ from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
 from credibly.priors.gaussian import GaussianPrior, signature
+from credibly.storage.record import Record
 
 
 class LaplacePosterior(Posterior):

@@ -22,10 +22,11 @@ from credibly.networks.blueprint import build_network
 from credibly.networks.layout import Layout
 from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import PRIORS
 from credibly.storage.manifest import load_tensors, read_with_state
-from credibly.storage.run_folder import BESIDE, resume_command
+from credibly.storage.record import Record
+from credibly.storage.run_folder import RESUME_FILES, resume_command
 from credibly.storage.stored_draws import StoredDraws, join_shards
 
 # Each module of this package registers its posterior classes when it is imported.
@@ -107,7 +108,7 @@ def _tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the fixed tensors and the posterior's, by name. Shards are joined; streamed draws stay on disk."""
     streamed = bool(manifest.get("streamed"))
-    skipped = (*BESIDE, *(("draws-",) if streamed else ()))
+    skipped = (*RESUME_FILES, *(("draws-",) if streamed else ()))
     groups: dict[str, dict[str, Tensor]] = {"fixed": {}}
     for file in sorted(f for f in manifest["files"] if not f.startswith(skipped)):
         # Statistics per draw stay on the CPU, as after a fit.

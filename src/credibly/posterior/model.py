@@ -1,8 +1,8 @@
-"""The part of a problem that outlives its data (Model), and how a posterior came about (Record)."""
+"""The part of a problem that outlives its data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -43,18 +43,3 @@ class Model:
         if not self.layout.extra:
             return {}
         return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
-
-
-@dataclass(frozen=True)
-class Record:
-    """How a posterior came about: method, settings, seed, data and training history, all as plain JSON values."""
-
-    method: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    n: int = 0
-    fingerprint: str = ""
-    prior: Any = None
-    tempering: dict[str, float] = field(default_factory=dict)
-    history: dict[str, Any] = field(default_factory=dict)
-    status: str = "complete"

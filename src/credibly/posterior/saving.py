@@ -27,8 +27,9 @@ from credibly import __version__
 from credibly.core.specs import to_spec
 from credibly.errors import StoreError
 from credibly.networks.blueprint import describe_network
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.storage.manifest import FORMAT, FORMAT_VERSION
+from credibly.storage.record import Record
 from credibly.storage.run_folder import RunFolder, write_tensors
 
 SHARD_BYTES = 2**28

@@ -26,6 +26,7 @@ import torch
 
 from credibly import __version__
 from credibly.core.specs import to_spec
+from credibly.core.threads import torch_threads
 from credibly.distributed import world
 from credibly.errors import InputError, StoreError
 from credibly.inference.method import Method
@@ -41,7 +42,7 @@ from credibly.tables.model import TableModel, doubt, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
-from credibly.tables.threads import threads, threads_for
+from credibly.tables.threads import threads_for
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -154,7 +155,7 @@ def fit_table(
         if everyone.leader:
             _begin(prepared, made)
         work = Path(everyone.gather(os.fspath(made))[0])
-        with threads(threads_for(prepared.problem, prepared.method)):
+        with torch_threads(threads_for(prepared.problem, prepared.method)):
             posterior = prepared.method.fit(
                 prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
@@ -178,7 +179,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
             f" {folder / 'config.toml'} --out NEW`"
         )
     posterior: Posterior
-    with threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
+    with torch_threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
         ended = everyone.gather(has_ended(parse_manifest(inner)))[0]
         posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None

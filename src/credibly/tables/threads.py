@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from credibly.inference.method import Method
@@ -19,14 +16,3 @@ def threads_for(problem: Problem, method: Method) -> int:
     rows = problem.n if method.name == "hmc" else min(problem.n, getattr(method, "batch_size", None) or 128)
     width = max((e.shape[0] for e in problem.layout.entries if len(e.shape) == 2), default=1)
     return 1 if together * rows * width <= SMALL else torch.get_num_threads()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many threads, and the number before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly.core.compilation import one_thread
+from credibly.core.threads import one_thread
 from credibly.errors import InputError, TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
 from credibly.tables.recipe import Recipe

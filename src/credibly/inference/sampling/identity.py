@@ -15,9 +15,10 @@ from credibly.core.specs import to_spec
 from credibly.errors import StoreError
 from credibly.inference.density import Density
 from credibly.posterior.loading import layout_mismatch
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.posterior.saving import header
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 ROWS, VALUES = 4, 16  # rows and outputs that tell one network from another of the same shape
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; tensor cores and other machines round in other ways

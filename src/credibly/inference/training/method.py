@@ -13,8 +13,9 @@ from credibly.inference.method import Fit, Method, begin_fit
 from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
-from credibly.posterior.model import Model, Record
+from credibly.posterior.model import Model
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 P = TypeVar("P", bound=Posterior)
 
