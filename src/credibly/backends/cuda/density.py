@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.density import KINDS, noise_scales
+from credibly.backends.cpp.density import LIKELIHOODS, noise_scales, supports
 from credibly.backends.cpp.stack import Stack
 from credibly.backends.cuda.driver import CudaError, Kernel, compiled
 from credibly.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
@@ -285,7 +285,7 @@ class GpuDensity:
 
 def form_of(stack: Stack | None, layout: Layout, x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> Form | None:
     """None where the kernel has no form for it."""
-    if stack is None or type(likelihood) not in KINDS or not isinstance(prior, BoundPrior) or not prior.is_normal:
+    if stack is None or type(likelihood) not in LIKELIHOODS or not isinstance(prior, BoundPrior) or not prior.is_normal:
         return None
     if not isinstance(x, Tensor) or x.ndim != 2 or y.ndim > 2 or likelihood.axis not in (-1, 1):
         return None
@@ -294,7 +294,7 @@ def form_of(stack: Stack | None, layout: Layout, x: Any, y: Tensor, likelihood: 
     if stack.outputs != outputs or count > MOST_TARGETS or stack.layers[-1][4]:
         return None
     _, place, each = noise_scales(likelihood, layout, count)
-    form = Form(stack, KINDS[type(likelihood)], count, place, bool(each))
+    form = Form(stack, LIKELIHOODS[type(likelihood)], count, place, bool(each))
     widest = max(max(layer[:2]) for layer in stack.layers)
     sums = form.sums() * (form.bytes // 4)
     return form if widest <= WIDEST and sums <= MOST_SUMS else None
