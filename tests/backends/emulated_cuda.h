@@ -28,7 +28,7 @@ inline thread_local Warp* current_warp;
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __syncwarp() { current_warp->barrier.arrive_and_wait(); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline unsigned atomicAdd(unsigned* at, unsigned increment) { return __atomic_fetch_add(at, increment, __ATOMIC_SEQ_CST); }
+inline unsigned atomicAdd(unsigned* at, unsigned value) { return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST); }
 template <class T> inline T __shfl_down_sync(unsigned, T value, int far) {
   const int lane = threadIdx.x % 32;
   current_warp->exchanged[lane] = double(value);

@@ -1,4 +1,4 @@
-"""The CUDA kernel for small networks, emulated on a CPU with one thread per CUDA thread, against the density in torch."""
+"""The CUDA kernel for small networks, emulated on a CPU with one thread per CUDA thread, against torch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def test_density_and_trajectories_match_torch(case: tuple[Any, ...], tmp_path: P
     for c in range(2):
         state = (theta[c : c + 1], momentum[c : c + 1], gradient[c : c + 1])
         for _ in range(steps[c]):
-            *state, lik = scheme.step(*state, size[c].reshape(1, 1), mass, target.likelihood_and_grad)  # type: ignore[assignment]
+            step_size = size[c].reshape(1, 1)
+            *state, lik = scheme.step(*state, step_size, mass, target.likelihood_and_grad)  # type: ignore[assignment]
         for mine, theirs in zip(moved, (*state, lik)):
             scale = float(theirs.abs().max())
             assert torch.allclose(mine[c], theirs[0], rtol=tolerance, atol=10 * tolerance * scale)

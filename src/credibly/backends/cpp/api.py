@@ -11,7 +11,7 @@ from torch import Tensor
 from credibly.backends.cpp.library import library
 
 Int, UInt, Real, Address = ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p
-# Pointers to ctypes arrays, which the struct keeps alive. An `Address` is that of a tensor, which the caller keeps alive.
+# Pointers to ctypes arrays, which the struct keeps alive. Tensors are passed as `Address`: the caller keeps them alive.
 Ints, Reals, Addresses = (ctypes.POINTER(kind) for kind in (Int, Real, Address))
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 

@@ -23,7 +23,7 @@ class Stack:
     """Layers of a network in the form that the C++ backend takes.
 
     Args:
-        layers: (inputs, outputs, offset of the weight in a parameter vector, offset of the bias or -1, activation) each.
+        layers: (inputs, outputs, offset of weight in a parameter vector, offset of bias or -1, activation) per layer.
         layout: of the parameter vectors.
     """
 

@@ -110,7 +110,7 @@ class GpuDensity:
         return density
 
     def plan(self, chains: int) -> tuple[int, int]:
-        """Return warps per block and blocks per chain: all multiprocessors are used, with at least two warps on each."""
+        """Return warps per block and blocks per chain: all multiprocessors, with at least two warps on each."""
         if chains not in self._plans:
             tiles, spec = self.padded // 32, self.spec
             most = MAX_WARPS if spec.sums() <= FEW_SUMS else MAX_WARPS // 2

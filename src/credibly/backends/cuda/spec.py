@@ -72,7 +72,7 @@ class KernelSpec:
         return weights, biases, scale, offsets
 
     def layer_memory(self) -> tuple[list[int], list[int], list[int], int]:
-        """Return the offsets of the inputs, values and derivatives of every layer in a warp's memory, and their size."""
+        """Return the offsets of inputs, values and derivatives of every layer in a warp's memory, and their size."""
         layers = self.stack.layers
         values, derivatives, size = [], [], layers[0][0] * self.pitch
         for position, (_, outputs, *_) in enumerate(layers):
