@@ -169,7 +169,7 @@ FITS = {
 DROPOUT_FITS = {
     "minibatches": cr.MCDropout(insert="*", rate=0.2, steps=60, batch_size=16),
     "all rows": cr.MCDropout(insert="*", rate=0.2, steps=60, clip_norm=0.05),
-    "one place": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
+    "one layer": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
     "held out": cr.MCDropout(insert="*", rate=0.1, steps=60, batch_size=16, validation=0.3),
     "several rates": cr.MCDropout(insert="*", rate=(0.1, 0.4), steps=60, batch_size=16),
 }

@@ -129,7 +129,7 @@ def test_density_and_trajectories_match_torch(case: tuple[Any, ...], tmp_path: P
 
 
 def fields_in_source(source: str) -> list[str]:
-    """Names of the fields of `Arguments` in mlp.cu, in order."""
+    """Names of the fields of `Arguments` in api.cu, in order."""
     body = source.split("struct Arguments {")[1].split("};")[0]
     return [re.findall(r"(\w+)(?:\[.*\])?;", line)[0] for line in body.strip().splitlines()]
 
@@ -140,7 +140,7 @@ def test_arguments_struct_matches_the_one_in_the_kernel(integrator: str, tmp_pat
     density = Emulated(given, tmp_path, 1, 1, integrator)
     struct = api.arguments_struct(len(INTEGRATORS[integrator].drifts))
     assert ctypes.sizeof(struct) == density.library.arguments_size()
-    assert [field[0] for field in struct._fields_] == fields_in_source(spec.SOURCE.read_text())
+    assert [field[0] for field in struct._fields_] == fields_in_source(spec.SOURCES[0].read_text())
 
 
 def test_a_chain_is_bit_for_bit_identical_alone_and_beside_another(tmp_path: Path) -> None:

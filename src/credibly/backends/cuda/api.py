@@ -1,4 +1,4 @@
-"""The parameter of the kernel in `mlp.cu`: the struct as it is declared there, field by field."""
+"""The parameter of the CUDA kernel: the struct as `api.cu` declares it, field by field."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from credibly.backends.cpp.stack import Stack
 from credibly.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from credibly.networks.layout import Layout
 
-SOURCE = Path(__file__).with_name("mlp.cu")
+SOURCES = [Path(__file__).with_name(f"{part}.cu") for part in ("api", "layers", "likelihood", "mlp")]
 MAX_SUMS = 160  # numbers that a lane can keep in registers beside its temporaries
 MAX_WARPS = 16  # per block
 MIN_BLOCK_WARPS = 8  # per block where several blocks share a chain: helpers add up the sums of blocks
@@ -123,7 +123,7 @@ class KernelSpec:
         lines = [f"typedef {'float' if self.bytes == 4 else 'double'} REAL;"]
         lines += [f"constexpr int {name} = {value};" for name, value in numbers.items()]
         lines += [f"__device__ constexpr int {name}[] = {{{', '.join(map(str, v))}}};" for name, v in arrays.items()]
-        return "\n".join([*lines, SOURCE.read_text()])
+        return "\n".join([*lines, *(path.read_text() for path in SOURCES)])
 
 
 def block_warps(warps: int, blocks: int) -> int:
