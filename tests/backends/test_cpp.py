@@ -265,7 +265,7 @@ class TestTrajectories:
         mass = torch.linspace(0.5, 2, plain.dim, dtype=DOUBLE) if has_mass else None
         ends = []
         for target in (plain, fast):
-            path = Trajectory(target, scheme, 3, False, 0)
+            path = Trajectory(target, scheme, 3, 0)
             path.run_each(theta, momentum, gradient, size, mass, [9, 4, 12])
             ends.append([path.theta, path.momentum, path.gradient, path.log_likelihood])
         for one, other in zip(*ends):
@@ -275,7 +275,7 @@ class TestTrajectories:
         _, fast = both(problem())
         assert fast.backend.fused
         monkeypatch.setattr(fast.backend.density, "steps_in_a_call", lambda chains: 2)
-        path = Trajectory(fast, LEAPFROG, 3, False, 0)
+        path = Trajectory(fast, LEAPFROG, 3, 0)
         theta = points(fast)
         gradient = fast.likelihood_and_grad(theta)[1]
         size = torch.full((3,), 0.01, dtype=DOUBLE)

@@ -141,7 +141,7 @@ def test_the_kernel_for_small_networks_matches_torch(name, chains):
         randn(chains, problem.dim, dtype=dtype, seed=1).cuda(),
         torch.full((chains,), 1e-4, dtype=dtype).cuda(),
     )
-    paths = [Trajectory(target, LEAPFROG, chains, False, 0) for target in (plain, fast)]
+    paths = [Trajectory(target, LEAPFROG, chains, 0) for target in (plain, fast)]
     for path in paths:
         path.run_each(theta, momentum, expected[1], size, None, [7] * chains)
     for attribute in ("theta", "momentum", "log_likelihood"):

@@ -29,12 +29,13 @@ def network(device="cuda", **options):
 @pytest.mark.parametrize("steps", [1, UNROLLED + 3])
 def test_a_captured_trajectory_equals_plain_steps(steps):
     target = ProblemTarget(network())
+    assert not target.select_backend(False).fused
     theta = randn(4, target.dim, dtype=torch.float64).cuda() * 0.3
     momentum, size = torch.ones_like(theta), torch.tensor([0.01, 0.02, 0.0, 0.03], dtype=torch.float64).cuda()
     gradient = target.likelihood_and_grad(theta)[1]
     found = []
     for graphed in (True, False):
-        path = Trajectory(target, LEAPFROG, 4, False, 0)
+        path = Trajectory(target, LEAPFROG, 4, 0)
         path.graphed = graphed
         path.run(theta, momentum, gradient, size, None, steps)
         assert bool(path.graphs) == graphed
