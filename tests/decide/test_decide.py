@@ -9,7 +9,7 @@ from torch import nn
 import credibly as cr
 from credibly import decide
 from credibly.errors import InputError
-from credibly.gaussians.families import FullRank
+from credibly.gaussians.families import FullRank, MeanField
 from credibly.posterior.base import Model, Record
 from credibly.predictive.rescaling import in_units
 
@@ -179,7 +179,7 @@ def test_bad_utilities():
         decide.expected_utility(real, torch.ones(2, 3))
     with pytest.raises(InputError, match="actions"):
         decide.expected_utility(real, decide.pinball(under=1, over=1))
-    with pytest.raises(InputError, match=r"utility must return a tensor of shape \(1000, 2\)"):
+    with pytest.raises(InputError, match=r"utility must return a tensor of shape \(500, 2\)"):
         decide.expected_utility(real, lambda a, y: y.mean(), actions=[1.0])
     with pytest.raises(InputError, match="samples"):
         decide.expected_utility(real, lambda a, y: y, actions=[1.0], samples=0)
@@ -229,7 +229,7 @@ def population(count, generator):
 
 @pytest.mark.parametrize("digits", [None, 2])
 def test_the_risk_bound_holds_at_the_stated_confidence(digits):
-    """Over 400 calibration sets the true risk, known here, exceeds the limit in at most 10 % of them, also with ties."""
+    """Over 400 calibration sets the true risk, known here, exceeds the limit in at most 10 %, also with ties."""
     generator = torch.Generator().manual_seed(1)
     broken, covered = 0, []
     for _ in range(400):
@@ -334,7 +334,7 @@ def test_thompson_picks_a_candidate_with_the_probability_that_it_is_best(conjuga
 
 
 def test_thompson_draws_whole_functions_of_a_laplace_posterior(conjugate):
-    """Frequencies follow its mean and covariance; independent draws per row would lose the correlation of candidates."""
+    """Frequencies follow its mean and covariance; independent draws per row would lose the correlation."""
     posterior = cr.Laplace(structure="full", steps=2000).fit(conjugate.problem(), seed=0, progress=False)
     mean, covariance = posterior.loc.reshape(-1), posterior.covariance().reshape(4, 4)
     first, other = torch.tensor([[1.0, 0.0, 0.2], [1.1, 0.05, 0.25]], dtype=torch.float64)
@@ -362,7 +362,7 @@ def test_thompson_with_stored_draws_blocks_and_components(monkeypatch):
     # An even mixture of a falling and a rising Gaussian: a single pick comes from either component, not always the
     # first.
     phi = torch.tensor([[-1.0, 0.0, -9.0, -9.0], [1.0, 0.0, -9.0, -9.0]], dtype=torch.float64)
-    mixture = cr.GaussianPosterior(Model.of(problem), cr.families.MeanField(), phi, Record())
+    mixture = cr.GaussianPosterior(Model.of(problem), MeanField(), phi, Record())
     singles = [int(decide.thompson(mixture, x, seed=s)) for s in range(40)]
     assert set(singles) == {0, 49}
     assert 8 <= singles.count(0) <= 32
