@@ -139,8 +139,7 @@ def selective_threshold(
     check_probability("confidence", confidence)
     u, w = uncertainty.detach().double().cpu(), wrong.detach().cpu()
     if u.ndim != 1 or len(u) == 0 or bool(u.isnan().any()):
-        found = f"must be one number per row, (N,), without NaN, got shape {tuple(u.shape)}"
-        raise InputError("uncertainty", found)
+        raise InputError("uncertainty", f"must be one number per row, (N,), without NaN, got shape {tuple(u.shape)}")
     if w.shape != u.shape or not bool(((w == 0) | (w == 1)).all()):
         raise InputError("wrong", f"must be True or False per row, ({len(u)},), got shape {tuple(w.shape)}")
     n, level = len(u), (1 - confidence) / STARTS
