@@ -133,15 +133,15 @@ def main() -> None:
         predictive_module.CACHE_VALUES = 0
         for name in names:
             make, posterior, x = setup(name, rows, args.draws)
-            contestants: dict[str, Callable[[], Any]] = {
+            implementations: dict[str, Callable[[], Any]] = {
                 "bald": lambda make=make: cr.active.bald(make()), "passes": lambda make=make: passes(make()),
             }  # fmt: skip
             if name == "mlp":
                 assert isinstance(posterior, cr.DrawsPosterior)
-                contestants["loop"] = lambda posterior=posterior, x=x: loop(posterior, x)
-                worst = float((contestants["bald"]() - contestants["loop"]()).abs().max())
+                implementations["loop"] = lambda posterior=posterior, x=x: loop(posterior, x)
+                worst = float((implementations["bald"]() - implementations["loop"]()).abs().max())
                 assert worst < 1e-5, f"scores by the loop and by credibly differ by {worst}"
-            times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
+            times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds)
             found_rows = [Row(f"{WHAT[name]}: scores beside bare passes", times["bald"], times["passes"], GOAL)]
             if "loop" in times:
                 found_rows.append(Row(f"{WHAT[name]}: scores beside a loop", times["bald"], times["loop"]))

@@ -20,7 +20,7 @@ from benchmarks import vi_peers
 from benchmarks.case import Case, Setting
 from benchmarks.ensemble import Task
 from benchmarks.floors import Floor, gradient_flops
-from benchmarks.suite import alone
+from benchmarks.suite import print_rows
 from benchmarks.timing import Goal, Row, interleaved, options, report
 from benchmarks.vi_steps import Ours, convolutional, plain_map, small, wide
 from credibly.gaussians.families import MeanField
@@ -34,7 +34,7 @@ GOALS = {"small": 6.0, "wide": 2.2, "cnn": 2.0}
 LIMITS = {
     "small": "the calls of a step: gathering rows, drawing noise, the compiled function.",
     "wide": "half of it matrix products; then random bits (one thread), softplus, the complexity and Adam on 2 x 478,410 numbers.",
-    "cnn": "the convolutions and their gradients (five sixths), which all contestants leave to the same library.",
+    "cnn": "the convolutions and their gradients (five sixths), which all implementations leave to the same library.",
 }
 
 
@@ -57,21 +57,21 @@ def floor_of(size: str, task: Task) -> Floor:
     return Floor(task.batch * (2.0 * first + 3.0 * second + 3.0 * last), traffic)
 
 
-def contest(size: str, setting: Setting) -> Iterator[Row]:
+def comparisons(size: str, setting: Setting) -> Iterator[Row]:
     """One network against all peers that are here."""
     task = TASKS[size]()
     ours = Ours(task, *free_energy(task, "weights", 1), compiled=not setting.quick)
     if not setting.quick:
         ours.compile()
-    contestants: dict[str, Callable[[], object]] = {"ours": ours, "plain MAP step": plain_map(task, "loss")}
+    implementations: dict[str, Callable[[], object]] = {"ours": ours, "plain MAP step": plain_map(task, "loss")}
     for name, make in vi_peers.MAKERS.items():
         peer = make(task, SCALE)
         if peer is None:
             setting.note(f"{name} is not installed")
             continue
         vi_peers.check(task, peer, free_energy(task, "weights", 1)[0], name)
-        contestants[name] = peer.loop
-    times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
+        implementations[name] = peer.loop
+    times = interleaved(implementations, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
     what, floor = f"{task.name}, minibatch {task.batch}: a step", floor_of(size, task)
     for name in times:
         if name != "ours":
@@ -90,7 +90,7 @@ def cases() -> list[Case]:
             f"bbb-{size}",
             f"A step of Bayes by Backprop, {words[size]}, one draw of the weights.",
             LIMITS[size],
-            partial(contest, size),
+            partial(comparisons, size),
             0.5,
             goals=f"{GOALS[size]:g}",
             peers=tuple(vi_peers.MAKERS),
@@ -105,9 +105,8 @@ def main() -> None:
     args = parser.parse_args()
     with report("bbb", args) as record:
         setting = Setting(args.repeats, args.seconds, args.threads)
-        found = [row for size in TASKS if args.only in (None, size) for row in contest(size, setting)]
-        record["rows"] = [row.record() for row in found]
-        alone(found)
+        found = [row for size in TASKS if args.only in (None, size) for row in comparisons(size, setting)]
+        print_rows(found, record)
 
 
 if __name__ == "__main__":

@@ -82,29 +82,29 @@ def name_of(estimator: str, samples: int) -> str:
 def steps(task: Task, args: argparse.Namespace, record: dict[str, Any]) -> None:
     """Steps with every estimator, compiled and eager, against plain MAP and bayesian-torch's flipout; then the variances."""
     is_small = task.x.shape[1] == 13
-    contestants: dict[str, Callable[[], object]] = {
+    implementations: dict[str, Callable[[], object]] = {
         "plain": plain_map(task, "loss"),
         "lean": plain_map(task, "optimiser"),
     }
     flipout = vi_peers.bayesian_torch(task, SCALE, "Flipout")
     if flipout is not None:
-        contestants["peer"] = flipout.loop
+        implementations["peer"] = flipout.loop
     for estimator, samples in ESTIMATORS:
         step = Ours(task, *free_energy(task, estimator, samples), compiled=True)
         seconds = step.compile()
         record.setdefault("compile", []).append(
             {"network": task.name, "what": name_of(estimator, samples), "first_call_s": seconds}
         )
-        contestants[name_of(estimator, samples)] = step
+        implementations[name_of(estimator, samples)] = step
     for estimator, samples in ESTIMATORS:
         name = f"eager {name_of(estimator, samples)}"
-        contestants[name] = Ours(task, *free_energy(task, estimator, samples), compiled=False)
+        implementations[name] = Ours(task, *free_energy(task, estimator, samples), compiled=False)
     if is_small:
         objective, phi = free_energy(task, "weights", DRAWS)
         check_draws(task, objective, phi)
-        contestants["batched"] = Gradient(task, objective, phi)
-        contestants["looped"] = Gradient(task, objective, phi, loop=True)
-    times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
+        implementations["batched"] = Gradient(task, objective, phi)
+        implementations["looped"] = Gradient(task, objective, phi, loop=True)
+    times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
     print(f"## {task.name}, {len(task.x)} rows, minibatch {task.batch}: one step\n")
     rows = []
     for key, name in (("plain", "plain MAP"), ("lean", "plain MAP (weight_decay)")):

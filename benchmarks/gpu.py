@@ -42,7 +42,7 @@ def many_chains(size: str, setting: Setting) -> Iterator[Row]:
     for chains in CHAINS:
         case = {**NETWORKS[size], "name": f"gpu-{size}", "chains": chains, "goal": 1.0}
         case["iterations"] = case["iterations"] if size == "small" or chains <= AT_LENGTH else 1
-        yield from hmc.contest(case, setting, device=setting.device)
+        yield from hmc.comparisons(case, setting, device=setting.device)
 
 
 def resnet(precision: str, setting: Setting) -> Iterator[Row]:
@@ -69,13 +69,13 @@ def resnet(precision: str, setting: Setting) -> Iterator[Row]:
             torch.cuda.synchronize()
         return gradient
 
-    contestants: dict[str, Callable[[], object]] = {"ours": ours}
+    implementations: dict[str, Callable[[], object]] = {"ours": ours}
     with setting.jax_side() as side:
         if side is not None:
             check_resnet(side, problem, theta, precision)
             words = {"precision": precision, "micro_batch": min(images, 2000), "names": names(problem)}
-            contestants["JAX"] = side.build("resnet_gradient", words, x=x, y=y, theta=theta)
-        times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
+            implementations["JAX"] = side.build("resnet_gradient", words, x=x, y=y, theta=theta)
+        times = interleaved(implementations, repeats=setting.repeats, seconds=setting.seconds)
     what = f"ResNet-20-FRN, {images:,} images, {precision}: a full-batch gradient"
     floor = Floor(3 * images * RESNET_FLOPS)
     peer = times.get("JAX", [])

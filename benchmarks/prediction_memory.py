@@ -171,18 +171,18 @@ def main() -> None:
 
         subset = min(args.subset, args.rows)
         posterior, x, y = setup(subset, args.draws)
-        contestants: dict[str, Callable[[], Any]] = {
+        implementations: dict[str, Callable[[], Any]] = {
             "our moments": lambda: our_moments(posterior, x),
             "loop moments": lambda: loop_moments(posterior, x),
             "our log_prob": lambda: posterior.predict(x).log_prob(y),
             "loop log_prob": lambda: loop_log_prob(posterior, x, y),
         }
         for what in ("moments", "log_prob"):
-            found_by = {who: torch.stack(tuple(contestants[f"{who} {what}"]())) for who in ("our", "loop")}
+            found_by = {who: torch.stack(tuple(implementations[f"{who} {what}"]())) for who in ("our", "loop")}
             assert torch.allclose(found_by["our"], found_by["loop"], rtol=1e-4, atol=1e-4), (
                 f"{what} by the loop and by credibly differ"
             )
-        times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
+        times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds)
         print(f"## {args.draws:,} draws x {subset:,} rows against a loop over the draws\n")
         show([Row(what, times[f"our {what}"], times[f"loop {what}"]) for what in ("moments", "log_prob")], record)
 
