@@ -25,7 +25,7 @@ from benchmarks.ensemble import NOISE, PRIOR, Task
 from benchmarks.floors import Floor, forward_flops
 from benchmarks.suite import print_rows
 from benchmarks.timing import Goal, Row, interleaved, options, report, show
-from benchmarks.vi_steps import Loop, Ours, own_copy, same, small, wide
+from benchmarks.vi_steps import Loop, Ours, check_gradient, own_copy, small, wide
 from credibly.inference.method import initial
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
 from credibly.posterior.dropout import DropoutPosterior, MaskDraws, draw_masks
@@ -107,7 +107,7 @@ class Passes:
         return lambda: wrapped(self.x)
 
     def probly(self) -> Callable[[], Tensor] | None:
-        """Return a loop of passes of its wrapper, which inserts dropout before every linear layer but the first module."""
+        """Return a loop of passes of its wrapper, which inserts dropout before every linear layer but a first one."""
         found = peers.single_files("probly", ["representation/dropout.py"])
         if found is None:
             return None
@@ -120,7 +120,7 @@ class Passes:
         return lambda: wrapped.predict_representation(self.x, PASSES, logits=True)
 
     def check(self) -> str:
-        """Exit unless mean and variance of many passes agree with the loop's within Monte Carlo error; report how well."""
+        """Exit unless mean and variance agree with the loop's within Monte Carlo error; return a line on how well."""
         x, passes = self.x[:32], 400
         theirs = self.looped(x, passes).double()
         source = MaskDraws(self.posterior, x, passes, 0, per_row=False)
@@ -148,7 +148,7 @@ GOALS: dict[str, dict[str, float]] = {
     "last": {},
 }
 LIMITS = {
-    "small": "argument checks and dispatch are half of a prediction; then the passes, on one thread, and sampling the masks.",
+    "small": "argument checks and dispatch take half; then the passes, on one thread, and sampling the masks.",
     "wide": "the matrix products of 100 passes, each with its own weights.",
     "last": "the last layer: everything before the dropout is computed once.",
 }
@@ -179,7 +179,7 @@ def cases() -> list[Case]:
             LIMITS[size],
             partial(comparisons, size),
             0.3 if size == "small" else 0.7,
-            goals="6 (a loop of torch: 20)" if size == "small" else "1.8",
+            goals="6 (PyTorch loop: 20)" if size == "small" else "1.8",
             peers=("torch-uncertainty", "probly", "loop", "repeated batch"),
         )
         for size in titles
@@ -209,7 +209,7 @@ def dropout_objective(task: Task) -> tuple[DropoutObjective, Tensor]:
 
 
 def plain_dropout(task: Task) -> Loop:
-    """Return plain dropout training, with the weight decay that credibly derives: the keep probability of biases is 1."""
+    """Return plain dropout training with the weight decay that credibly derives, where biases have keep rate 1."""
     net, decay = own_copy(task).train(), 1 / (PRIOR**2 * len(task.x))
     weights = [p for p in net.parameters() if p.ndim > 1]
     biases = [p for p in net.parameters() if p.ndim == 1]
@@ -221,7 +221,7 @@ def plain_dropout(task: Task) -> Loop:
 
 
 def check_step(task: Task) -> None:
-    """Exit unless the plain loop and ours have the same gradient, decay included, on the same weights, rows and masks."""
+    """Exit unless the plain loop has our gradient, decay included, on the same weights, rows and masks."""
     plain = plain_dropout(task)
     uniforms: list[Tensor] = []
 
@@ -239,7 +239,7 @@ def check_step(task: Task) -> None:
     objective, theta = dropout_objective(task)
     noise = tuple(u.unsqueeze(0) for u in uniforms)
     ours = objective.evaluate(theta, objective.own, task.problem().x, task.problem().y, rows, noise, torch.zeros(0))[1]
-    same(theirs, ours[0], "plain dropout")
+    check_gradient(theirs, ours[0], "plain dropout")
 
 
 def training(task: Task, setting: Setting) -> list[Row]:

@@ -118,7 +118,7 @@ class Plain:
 
 
 class Ours:
-    """M members with the objects of the real training loop, which takes up to `CHECK_EVERY` steps between loss checks."""
+    """M members in the objects of the real training loop, with up to `CHECK_EVERY` steps between loss checks."""
 
     def __init__(self, task: Task, members: int, *, compiled: bool) -> None:
         problem = task.problem()
@@ -244,8 +244,8 @@ def comparisons(setting: Setting, members: int = 20) -> Iterator[Row]:
     # Weights, moments: 3 read, 3 written.
     floor = Floor(members * gradient_flops([13, 50, 1], task.batch), members * dim * 4 * 7)
     for key, name, factor in (
-        ("plain", "loop of torch", members),
-        ("lean", "loop of torch, prior by weight_decay", members),
+        ("plain", "PyTorch loop", members),
+        ("lean", "PyTorch loop, prior by weight_decay", members),
         ("wrapped", "torch-uncertainty", 1),
     ):
         if key in times:
@@ -262,7 +262,7 @@ def cases() -> list[Case]:
             comparisons,
             0.4,
             goals="40",
-            peers=("loop of torch", "torch-uncertainty"),
+            peers=("PyTorch loop", "torch-uncertainty"),
         )
     ]
 

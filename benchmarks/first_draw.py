@@ -84,7 +84,7 @@ def cases() -> list[Case]:
         Case(
             "first-draw",
             "From the call to the first draw of HMC, compilation included.",
-            "the C++ compiler, which builds one library for all small networks once per machine; then the initial states.",
+            "the C++ compiler, which builds one library for all small networks once per machine; then initialisation.",
             comparisons,
             1.5,
             peers=("BlackJAX",),

@@ -40,7 +40,7 @@ SIZES: list[dict[str, Any]] = [
 LIMITS = {
     "hmc-small-1": "one core: matrix products at about half the peak rate, sums over rows, SiLU; and 250 us of torch "
     "overhead per iteration.",
-    "hmc-small-8": "matrix products at about half the peak rate, sums over rows for every weight, SiLU and its gradient.",
+    "hmc-small-8": "matrix products at about half the peak rate, sums over rows per weight, SiLU and its gradient.",
     "hmc-small-64": "as with 8 chains.",
     "hmc-medium-1": "as with 8 chains; threads split the rows of the single chain.",
     "hmc-medium-8": "matrix products at two thirds of the peak rate, and SiLU and its gradient.",

@@ -82,7 +82,7 @@ def cases() -> list[Case]:
         Case(
             "prediction",
             "Mean and variance of 13-50-1 at 100,000 rows under 1,000 draws.",
-            "matrix products at four fifths of the fused multiply-add rate, and two thirds as long for 5 billion activations.",
+            "matrix products at four fifths of the FMA rate, and two thirds as long for 5 billion activations.",
             comparisons,
             1.2,
             goals="3 against the loop, 1 against NumPyro",

@@ -88,10 +88,8 @@ def theirs(problem: cr.Problem, kind: str) -> Any:
         from posteriors.sgmcmc import sghmc, sgld
     n, module, log_posterior = problem.n, problem.layout.module, log_posterior_of(problem)
     parameters = {k: v.detach().clone() for k, v in module.named_parameters()}
-    if kind == "sghmc":
-        transform = sghmc.build(log_posterior, lr=1e-4, alpha=1.0)
-    else:
-        transform = sgld.build(log_posterior, lr=1e-6)
+    build = {"sghmc": partial(sghmc.build, lr=1e-4, alpha=1.0), "sgld": partial(sgld.build, lr=1e-6)}[kind]
+    transform = build(log_posterior)
     carry = {"state": transform.init(parameters), "order": torch.randperm(n), "start": 0}
     y = problem.y
 
@@ -179,8 +177,7 @@ def cases() -> list[Case]:
         Case(
             "sgmcmc-small",
             "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.",
-            "sampling noise and shuffling rows on one thread take a third, sums over the 64 rows for every weight most of "
-            "the rest.",
+            "a third is sampling noise and shuffling rows on one thread, most of the rest sums over 64 rows per weight.",
             partial(comparisons, small, [13, 50, 1]),
             0.6,
             goals="40 against posteriors, 1.5 against BlackJAX",

@@ -114,15 +114,15 @@ def test_a_negative_intercept_becomes_zero():
 
 
 def test_bad_input():
-    with pytest.raises(InputError, match="two sizes"):
+    with pytest.raises(InputError, match="points must have at least two sizes, got 2 times of one size"):
         cost.calibrate([(100, 1.0), (100, 1.1)], [(10, 1.0), (20, 2.0)], flops=1.0, places=2)
-    with pytest.raises(InputError, match="sums"):
+    with pytest.raises(InputError, match="sums must take longer for larger sizes"):
         cost.calibrate([(100, 1.0), (200, 2.0)], [(10, 2.0), (20, 1.0)], flops=1.0, places=2)
-    with pytest.raises(InputError, match="rate"):
+    with pytest.raises(InputError, match="rate must be a positive number, got 0.0"):
         Machine(0.0, 1.0, 0.0, 0.0)
-    with pytest.raises(InputError, match="latency"):
+    with pytest.raises(InputError, match="latency must be a non-negative number of seconds, got -1.0"):
         Machine(1.0, 1.0, -1.0, 0.0)
-    with pytest.raises(InputError, match="devices"):
+    with pytest.raises(InputError, match="devices must be a positive integer, got 0"):
         cost.best_mesh(MACHINE, WORK, 1, 0)
 
 
