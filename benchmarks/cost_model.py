@@ -1,4 +1,4 @@
-"""Cost model of a leapfrog step of HMC on many devices: sharded arithmetic, a fixed cost, and one all-reduce over row shards.
+"""Cost model of an HMC leapfrog step on many devices: sharded arithmetic, a fixed cost, an all-reduce over row shards.
 
     seconds per step = launch + (chains per device x rows per device x FLOPs per row) / rate
                        + all-reduce of a (chains per device, D) gradient over the row shards
@@ -94,7 +94,7 @@ def all_reduce_seconds(machine: Machine, size: float, places: int) -> float:
 
 
 def leapfrog_seconds(machine: Machine, work: Work, chains: int = 1, mesh: tuple[int, int] = (1, 1)) -> Step:
-    """Return the cost of a leapfrog step of all chains on a (chain shards, row shards) mesh; the busiest device counts."""
+    """Return the cost of a leapfrog step of all chains on a (chain, row) mesh; the device with the most work counts."""
     mine, rows = math.ceil(chains / mesh[0]), math.ceil(work.rows / mesh[1])
     batches, communication = _communication(machine, work, mine, mesh[1])
     return Step(mine * rows * work.flops / machine.rate, batches * machine.launch, communication)

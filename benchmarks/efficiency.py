@@ -192,7 +192,7 @@ def cases() -> list[Case]:
             "ess-concrete",
             "Effective samples per second of the predictions at held-out rows, inputs-50-1 on real data, 4 chains, "
             "warm-up included.",
-            "gradients per effective sample: hundreds per trajectory, at step sizes of a thousandth of the prior's scale.",
+            "gradients per effective sample: hundreds per trajectory, as the step size is 0.001 of the prior's scale.",
             comparisons,
             3.0,
             goals="3",

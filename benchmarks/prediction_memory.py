@@ -64,7 +64,7 @@ def peak() -> int:
 
 
 def reset_peak() -> None:
-    """Reset the peak on Linux. Elsewhere the peak of an earlier part may count for a later one: never an underestimate."""
+    """Reset the peak on Linux. Elsewhere the peak of an earlier part may count for a later one, an overestimate."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

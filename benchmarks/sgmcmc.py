@@ -177,7 +177,7 @@ def cases() -> list[Case]:
         Case(
             "sgmcmc-small",
             "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.",
-            "a third is sampling noise and shuffling rows on one thread, most of the rest sums over 64 rows per weight.",
+            "a third is sampling noise and shuffling rows on one thread, most of the rest sums over rows per weight.",
             partial(comparisons, small, [13, 50, 1]),
             0.6,
             goals="40 against posteriors, 1.5 against BlackJAX",

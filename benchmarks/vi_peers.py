@@ -18,7 +18,7 @@ from credibly.methods.bbb import FreeEnergy
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer's loop. After a backward pass `parts` returns (mean, rho, noise) of all weights and biases in our order."""
+    """A peer's loop. After a backward pass `parts` returns (mean, rho, noise) of all parameters in our order."""
 
     loop: Loop
     misfit: Callable[[Tensor], Tensor]  # rows -> mean misfit with new noise
