@@ -13,7 +13,7 @@ import torch
 import credibly as cr
 from credibly.posterior.base import SampledPosterior
 from credibly.predictive.rescaling import in_units
-from credibly.tables.facts import Facts, View
+from credibly.tables.fit_summary import Facts, View
 from credibly.tables.recipe import Recipe
 
 TINY: dict[str, dict[str, Any]] = {

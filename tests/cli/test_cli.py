@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import credibly as cr
 from credibly.cli import app
-from credibly.cli.failures import plainly
+from credibly.cli.error_handling import plainly
 from credibly.demo.fits import TASKS
 from credibly.inference.sampling.hmc import HMCRun
 from credibly.methods import METHODS
@@ -251,7 +251,7 @@ def script(tmp_path):
 
 def begin(script, problem, stop_at, monkeypatch):
     """A run of a problem in the script, stopped by Ctrl-C before that iteration; what it would have given."""
-    from credibly.cli.own_script import problem_of
+    from credibly.cli.user_script import problem_of
 
     found = problem_of(f"{script}:{problem}")
     method = sys.modules["credibly_script_train"].method

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly.cli.failures import never_lost
+from credibly.cli.error_handling import never_lost
 from credibly.storage import run_folder
 from credibly.storage.manifest import parse_manifest
 from credibly.tables import TableRun

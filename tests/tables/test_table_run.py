@@ -21,11 +21,11 @@ import credibly as cr
 from credibly.errors import InputError, StoreError
 from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 from credibly.tables.model import OOD_POINTS, quantile_levels, share_below
 from credibly.tables.reading import read_table
 from credibly.tables.run import config_of, split
-from credibly.tables.telling import baseline, facts_of
+from credibly.tables.summarise import baseline, facts_of
 from credibly.tables.threads import SMALL, threads_for
 from own_tables import cancer, diabetes, read, wine, write
 

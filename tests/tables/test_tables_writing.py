@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from credibly.errors import InputError
 from credibly.tables import writing
-from credibly.tables.cells import MISSING, NUMBER
+from credibly.tables.parsing import MISSING, NUMBER
 from credibly.tables.reading import SUFFIXES, header, read_table
 from credibly.tables.writing import TableWriter
 

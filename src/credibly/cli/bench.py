@@ -12,10 +12,10 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.checkout import checkout_module, find_checkout
+from credibly.cli.console import say, show_page
 from credibly.cli.demo import progress_line
-from credibly.cli.failures import plainly, stopped
+from credibly.cli.error_handling import plainly, stopped
 from credibly.cli.processes import several, speaks
-from credibly.cli.words import say, show_page
 from credibly.errors import InputError
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}  # `speed` hands them on

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly, stopped
+from credibly.cli.console import as_text, check_folder, number, say, show_page, show_table
+from credibly.cli.error_handling import plainly, stopped
 from credibly.cli.fit import about_table
 from credibly.cli.processes import speaks
 from credibly.cli.settings import config_from
-from credibly.cli.words import as_text, check_folder, number, say, show_page, show_table
 from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.config import Config
-    from credibly.tables.facts import Facts
+    from credibly.tables.fit_summary import Facts
     from credibly.tables.run import Prepared
 
 RESULTS = "results.json"

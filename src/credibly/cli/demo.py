@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from credibly.cli.failures import plainly
-from credibly.cli.words import check_folder, show_page
+from credibly.cli.console import check_folder, show_page
+from credibly.cli.error_handling import plainly
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly
-from credibly.cli.words import as_text, figures_table, say
+from credibly.cli.console import as_text, figures_table, say
+from credibly.cli.error_handling import plainly
 from credibly.errors import InputError
 
 
@@ -32,7 +32,7 @@ def run(
         from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
-        from credibly.tables.telling import baseline
+        from credibly.tables.summarise import baseline
 
         header(table)  # what is wrong with the file is found before anything is loaded
         done = TableRun.load(folder)

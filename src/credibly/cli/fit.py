@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly, stopped
+from credibly.cli.console import as_text, say, show_page
+from credibly.cli.error_handling import plainly, stopped
 from credibly.cli.processes import speaks
 from credibly.cli.settings import config_from
-from credibly.cli.words import as_text, say, show_page
 from credibly.errors import InputError, Interrupted, StoreError
 
 if TYPE_CHECKING:
-    from credibly.tables.facts import Facts
+    from credibly.tables.fit_summary import Facts
     from credibly.tables.run import Prepared, TableRun
 
 
@@ -84,7 +84,7 @@ def run(
 
 def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
     """What was prepared, with the settings that did best, which are said."""
-    from credibly.tables.tuned import tuned
+    from credibly.tables.table_tuning import tuned
     from credibly.tables.tuning import RULES
 
     if rule not in RULES:
@@ -120,7 +120,7 @@ def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None
         typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
     else:
         if not quiet:
-            from credibly.cli.words import figures_table
+            from credibly.cli.console import figures_table
             from credibly.report.judgement import judge
 
             figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
@@ -136,7 +136,7 @@ def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Pat
     from credibly.report import fit_page, write
     from credibly.report.judgement import judge
     from credibly.tables.folder import write_whole
-    from credibly.tables.telling import facts_of
+    from credibly.tables.summarise import facts_of
 
     facts = facts_of(done)
     html = fit_page(facts)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from credibly.cli.failures import plainly
+from credibly.cli.error_handling import plainly
 
 
 def run(

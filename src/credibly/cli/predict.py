@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import never_lost, plainly, stopped
+from credibly.cli.console import as_text, say
+from credibly.cli.error_handling import never_lost, plainly, stopped
 from credibly.cli.processes import speaks
-from credibly.cli.words import as_text, say
 from credibly.errors import InputError
 
 

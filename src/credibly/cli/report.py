@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly
-from credibly.cli.words import show_page
+from credibly.cli.console import show_page
+from credibly.cli.error_handling import plainly
 
 
 def run(

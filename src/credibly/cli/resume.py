@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from credibly.cli.failures import plainly
-from credibly.cli.own_script import problem_of
+from credibly.cli.error_handling import plainly
 from credibly.cli.processes import speaks
+from credibly.cli.user_script import problem_of
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:

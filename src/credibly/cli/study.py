@@ -13,9 +13,9 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.checkout import checkout_module
+from credibly.cli.console import check_folder, say, show_page
 from credibly.cli.demo import progress_line, staged
-from credibly.cli.failures import plainly, stopped
-from credibly.cli.words import check_folder, say, show_page
+from credibly.cli.error_handling import plainly, stopped
 from credibly.errors import InputError
 
 COMMAND = "credibly study"

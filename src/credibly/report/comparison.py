@@ -18,7 +18,7 @@ from credibly.report.judgement import VERDICTS, assess
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import density_of_rows, loss_of_rows, standard_error
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

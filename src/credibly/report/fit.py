@@ -17,7 +17,7 @@ from credibly.report.judgement import MARKS, VERDICTS, Judgement, assess
 from credibly.report.page import Column, Page, Section, Step, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import confidence_gap, shares_inside, some_rows
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

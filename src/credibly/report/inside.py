@@ -14,7 +14,7 @@ from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import POINTS, halves, loss_of_rows, some_rows, told_apart
 from credibly.report.tables import number
-from credibly.tables.facts import Facts, View
+from credibly.tables.fit_summary import Facts, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

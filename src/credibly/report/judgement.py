@@ -25,7 +25,7 @@ from credibly.report.row_statistics import (
     told_apart,
 )
 from credibly.report.tables import LEVEL, number
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 FOR, NOTE, CARE, STOP = range(4)  # how much a finding weighs
 ORDER = (STOP, CARE, FOR, NOTE)  # what speaks against a fit first, then what speaks for it

@@ -12,7 +12,7 @@ import torch
 from credibly.core.inputs import map_inputs
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 POINTS = 400  # rows in a picture of single rows, at most
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.cells import Notes, finite, is_number, numbers, positions, shown, texts
+from credibly.tables.parsing import Notes, finite, is_number, numbers, positions, shown, texts
 
 Array: TypeAlias = npt.NDArray[Any]
 

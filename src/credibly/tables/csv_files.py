@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from credibly.errors import InputError
-from credibly.tables.cells import MISSING
+from credibly.tables.parsing import MISSING
 
 log = logging.getLogger(__name__)
 

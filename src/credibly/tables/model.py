@@ -17,7 +17,7 @@ from credibly.errors import InputError
 from credibly.posterior.base import DrawsPosterior, Posterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
 from credibly.predictive.rescaling import in_units
-from credibly.tables.pieces import shared_writer
+from credibly.tables.parallel_writer import shared_writer
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import batches, header
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from credibly.errors import InputError, StoreError
 from credibly.storage.run_folder import checksum
-from credibly.tables.cells import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.targets import class_numbers, inspect_target, real_values
 
 VERSION = 1

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from credibly.errors import InputError
 from credibly.tables import csv_files
-from credibly.tables.cells import Notes, finite, is_number, numbers, texts, whole_column
+from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
 
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.cells import is_number, numbers, positions, texts
 from credibly.tables.columns import DATE, Array
+from credibly.tables.parsing import is_number, numbers, positions, texts
 
 TASKS = ("auto", "regression", "classification")
 MIN_ROWS = 10

@@ -10,7 +10,7 @@ import torch
 
 from credibly.errors import InputError
 from credibly.posterior.base import SampledPosterior
-from credibly.tables.facts import Array, Facts, View
+from credibly.tables.fit_summary import Array, Facts, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
