@@ -111,11 +111,24 @@ class TestConfig:
         path.write_text(write_config(config, {"method": plain}), encoding="utf-8")
         assert Config(**read_config(path)) == config
 
-    def test_what_it_says_is_toml_for_people(self):
+    def test_the_text_is_readable_toml_with_remarks(self):
         text = write_config(Config("a.csv", "y", settings={"draws": 3, "thin": None}), {"method": "because"})
-        assert 'method = "auto"  # because' in text.splitlines()
+        assert "# method: because" in text.splitlines()
+        assert 'method = "auto"' in text.splitlines()
         assert "draws = 3" in text
         assert tomllib.loads(text)["settings"] == {"draws": 3, "thin": "none"}
+
+    def test_a_file_of_an_earlier_version_still_loads(self, tmp_path):
+        """Before tomli-w wrote them, lists were on one line and remarks behind their settings."""
+        (tmp_path / "c.toml").write_text(
+            "# The settings of this run: `credibly fit --config THIS_FILE --out NEW_FOLDER` makes it again.\n"
+            'table = "/a.csv"\ntarget = "say \\"y\\"\\u0001"\ntask = "auto"\ndrop = ["a", "b"]\nholdout = 0.2\nseed = 0\n'
+            'method = "auto"  # because\nhidden = [50]\nactivation = "silu"\nnoise = 1e-300\n\n'
+            '[settings]\ndraws = 3\nthin = "none"\n"odd key" = [1, 2.5, "x"]\nflag = true\n'
+        )
+        chosen = {"draws": 3, "thin": None, "odd key": [1, 2.5, "x"], "flag": True}
+        expected = Config("/a.csv", 'say "y"\x01', drop=("a", "b"), noise=1e-300, settings=chosen)
+        assert Config(**read_config(tmp_path / "c.toml")) == expected
 
     def test_the_table_is_looked_for_beside_the_file(self, tmp_path):
         (tmp_path / "c.toml").write_text('table = "sub/house.csv"\ntarget = "y"\nhidden = 7\n')
@@ -134,7 +147,7 @@ class TestConfig:
         assert again.config == run.config
 
     def test_a_name_that_is_no_text_is_refused(self):
-        with pytest.raises(InputError, match="table: found"):
+        with pytest.raises(InputError, match="table must be text that UTF-8 can encode, got"):
             Config(os.fsdecode(b"caf\xe9.csv"), "y")
 
     def test_facts_that_are_no_settings(self, house):
