@@ -22,10 +22,10 @@ from credibly.errors import InputError, StoreError
 from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
 from credibly.tables.fit_summary import Facts
-from credibly.tables.model import OOD_POINTS, quantile_levels, share_below
+from credibly.tables.model import OOD_POINTS, quantile_levels, fraction_below
 from credibly.tables.reading import read_table
 from credibly.tables.run import config_of, split
-from credibly.tables.summarise import baseline, facts_of
+from credibly.tables.summarise import baseline, summarise
 from credibly.tables.threads import SMALL, threads_for
 from own_tables import cancer, diabetes, read, wine, write
 
@@ -196,20 +196,20 @@ class TestShareBelow:
     def test_is_a_share_and_grows(self, values, asked):
         levels = quantile_levels(np.array(values))
         assert len(levels) == OOD_POINTS
-        shares = share_below(np.sort(np.array(asked)), levels)
+        shares = fraction_below(np.sort(np.array(asked)), levels)
         assert ((shares >= 0) & (shares <= 1)).all()
         assert (np.diff(shares) >= 0).all()
-        assert share_below(np.array([max(values) * 2]), levels) == 1
+        assert fraction_below(np.array([max(values) * 2]), levels) == 1
 
     def test_of_the_reference_itself(self):
         values = np.random.default_rng(0).exponential(size=5000)
-        shares = share_below(values, quantile_levels(values))
+        shares = fraction_below(values, quantile_levels(values))
         exact = values.argsort().argsort() / 4999
         assert np.abs(shares - exact).max() < 0.005
 
     def test_ties(self):
         levels = quantile_levels(np.array([1.0] * 50 + [2.0] * 50))
-        below, at, between, top = share_below(np.array([0.5, 1.0, 1.5, 2.0]), levels)
+        below, at, between, top = fraction_below(np.array([0.5, 1.0, 1.5, 2.0]), levels)
         assert below == 0
         assert at == pytest.approx(0.5, abs=0.02)  # one of the kept quantiles on either side
         assert at <= between <= top == 1
@@ -267,12 +267,12 @@ class TestRuns:
     def test_no_rows_kept_back(self, tmp_path):
         run = fitted(tmp_path, cancer(60), "benign", holdout=0, method="map", settings={"steps": 20})
         assert (run.facts["rows"], run.facts["held_out"], run.facts["on"]) == (60, 0, "training")
-        facts = facts_of(TableRun.load(run.path))
+        facts = summarise(TableRun.load(run.path))
         assert isinstance(facts, Facts)
         assert (facts.on, len(facts.y), facts.ood) == ("training", 60, None)
 
     def test_facts_have_what_was_stored_and_what_can_be_seen(self, house):
-        facts = facts_of(house)
+        facts = summarise(house)
         assert facts.figures == house.figures
         assert facts.table == "table.csv"
         assert (facts.rows, facts.held_out, len(facts.y)) == (128, 32, 32)
@@ -284,7 +284,7 @@ class TestRuns:
     def test_a_table_of_one_column_can_be_looked_at(self, tmp_path):
         x = np.linspace(0, 9, 60)
         run = fitted(tmp_path, {"x": x, "y": np.sin(x)}, "y", method="ensemble", settings={"members": 3, "steps": 30})
-        view = facts_of(run).view
+        view = summarise(run).view
         assert view.names == ("x",)
         assert view.predict(np.array([[0.0], [100.0]])).mean.shape == (2,)
 

@@ -185,7 +185,7 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
 
 def _write(facts: dict[str, Facts], folder: Path) -> None:
     from credibly.report import compare_page, write
-    from credibly.tables.folder import write_whole
+    from credibly.tables.folder import write_atomic
 
     write(compare_page(facts, {name: f"{name}/report.html" for name in facts}), folder / "index.html")
     first = next(iter(facts.values()))
@@ -194,7 +194,7 @@ def _write(facts: dict[str, Facts], folder: Path) -> None:
         "held_out": first.held_out, "seed": first.seed, "baseline": first.baseline,
         "methods": {name: {"figures": one.figures, "seconds": one.seconds} for name, one in facts.items()},
     }  # fmt: skip
-    write_whole(folder / RESULTS, as_text(results) + "\n")
+    write_atomic(folder / RESULTS, as_text(results) + "\n")
 
 
 def _print(facts: dict[str, Facts]) -> None:

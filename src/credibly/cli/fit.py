@@ -64,17 +64,17 @@ def run(
     }  # fmt: skip
     with plainly(shared=True):
         wanted = config_from(config, given, settings)
-        from credibly.tables.restarts import check_place, fit_or_go_on
+        from credibly.tables.restarts import check_out_or_begun, fit_or_resume
         from credibly.tables.run import prepare
 
-        check_place(out, force)
+        check_out_or_begun(out, force)
         prepared = prepare(wanted)
         if tune is not None:
-            prepared = _tuned(prepared, tune, quiet=quiet or as_json)
+            prepared = _tune(prepared, tune, quiet=quiet or as_json)
         if not quiet and not as_json:
             say(about_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
         try:
-            done = fit_or_go_on(prepared, out, force=force, progress=False if quiet or as_json else None)
+            done = fit_or_resume(prepared, out, force=force, progress=False if quiet or as_json else None)
         except Interrupted as error:
             stopped(str(error))
         except KeyboardInterrupt:
@@ -82,15 +82,15 @@ def run(
         tell(done, quiet=quiet, as_json=as_json, open_page=open_page)
 
 
-def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
+def _tune(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
     """What was prepared, with the settings that did best, which are said."""
-    from credibly.tables.table_tuning import tuned
+    from credibly.tables.table_tuning import tune_table
     from credibly.tables.tuning import RULES
 
     if rule not in RULES:
         raise InputError("--tune", f"found {rule!r}", f"Pass {' or '.join(RULES)}")
     try:
-        ready, trials = tuned(prepared, rule)
+        ready, trials = tune_table(prepared, rule)
     except KeyboardInterrupt:
         stopped("nothing was kept")
     if not quiet and trials:
@@ -135,15 +135,15 @@ def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Pat
     """report.html and results.json of a run; `place` is where the folder will be in the end."""
     from credibly.report import fit_page, write
     from credibly.report.judgement import judge
-    from credibly.tables.folder import write_whole
-    from credibly.tables.summarise import facts_of
+    from credibly.tables.folder import write_atomic
+    from credibly.tables.summarise import summarise
 
-    facts = facts_of(done)
+    facts = summarise(done)
     html = fit_page(facts)
     folder = place or done.path
     results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
     results["verdict"] = list(judge(facts))
-    write_whole(done.path / "results.json", as_text(results) + "\n")
+    write_atomic(done.path / "results.json", as_text(results) + "\n")
     return facts, write(html, done.path / "report.html")
 
 

@@ -1,4 +1,4 @@
-"""What there is to tell about a fit to a table. The pages and the command line read these values and nothing else."""
+"""Summary of a fit to a table: the only values that the pages and the command line use."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The whole fit where the table has one or two numeric inputs and no other: what a picture of it needs.
+    """A fit with one or two inputs, all numeric, that can be plotted over them.
 
     Attributes:
-        names: of the input columns.
+        names: names of the input columns.
         x: training inputs (N, 1 or 2) in their own units.
-        y: training targets (N,) in their own units, or class numbers.
-        predict: the predictive at such inputs (M, 1 or 2), in the target's own units.
+        y: training targets (N,) in their own units, or class indices.
+        predict: maps inputs (M, 1 or 2) to the predictive in the units of the target.
     """
 
     names: tuple[str, ...]
@@ -35,24 +35,33 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """A fit to a table, as told to the user.
+    """Summary of a fit to a table.
 
     Attributes:
-        table: the file's name. target: the column that is predicted. task: "regression" or "classification".
-        classes: the labels in the order of the probabilities; None for a regression.
-        columns: each input column with what was done with it, such as ("age", "numeric", "3 missing, filled with the median").
-        rows, held_out: how many rows were fitted and kept back. seed: of everything.
-        method: its name in METHODS. why: the reason it was taken. settings: as it ran.
-        network, prior, noise: each a phrase for people. parameters: the number of random ones.
-        seconds: of the fit.
-        on: "held-out" or "training": the rows that `predictive`, `y` and `figures` are of.
-        predictive: in the units of the target. y: its targets (M,), or class numbers.
-        figures: as `evaluation.evaluate` gives them. baseline: the same figures (those that make sense) of always predicting
-            the training mean and deviation, or the training shares of the classes.
-        ood, ood_far: the `ood` score (0 to 1) of those rows, and of rows made by shuffling every column by itself, which
-            breaks the ties between columns; None where the method has no epistemic uncertainty.
-        diagnostics: of the chains at those rows, for samplers. posterior: in standardised units, with its record.history.
-        view: where the table has one or two numeric inputs and no other.
+        table: file name.
+        target: column that is predicted.
+        task: "regression" or "classification".
+        classes: labels in the order of the probabilities; None for regression.
+        columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, filled with the median").
+        rows, held_out: number of training and of held-out rows.
+        seed: seed of the split and of the fit.
+        method: name in METHODS.
+        why: why it was chosen.
+        settings: its settings.
+        network, prior, noise: descriptions, a phrase each.
+        parameters: number of random parameters.
+        seconds: duration of the fit.
+        on: "held-out" or "training", the rows behind `predictive`, `y` and `figures`.
+        predictive: predictive in the units of the target.
+        y: targets (M,), or class indices.
+        figures: metrics, as returned by `evaluation.evaluate`.
+        baseline: the metrics that apply to a constant prediction: the training mean and standard deviation, or the
+            training frequencies of the classes.
+        ood, ood_far: `ood` score (0 to 1) of those rows, and of rows with every column shuffled independently, which
+            breaks the dependence between columns; None if the method has no epistemic uncertainty.
+        diagnostics: diagnostics of the chains at those rows; None unless the method is a sampler.
+        posterior: posterior in standardised units, with its record.history.
+        view: the fit as a function of its inputs, if there are one or two and all are numeric.
     """
 
     table: str

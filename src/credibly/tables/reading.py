@@ -1,4 +1,4 @@
-"""Tables from files, whole or as a stream: CSV (also .tsv and .csv.gz) and Parquet. Every refusal is an InputError."""
+"""Reading of tables, whole or as a stream: CSV (also .tsv and .csv.gz) and Parquet. Every error is an `InputError`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 
 
 def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> pa.Table:
-    """The whole of a file: numbers as float64, everything else as text, dates of a Parquet file as they are.
+    """Read a whole file: numbers as float64, everything else as text. Dates in a Parquet file stay dates.
 
-    A CSV column is one of numbers if every cell in it is a number or missing. Columns in `text` stay as they are written, so
-    that the codes 007 and 7 differ where the other rows say that they are no numbers.
+    A CSV column is numeric if every cell in it is a number or missing. Columns in `text` are read as text regardless,
+    so that the codes 007 and 7 differ.
     """
     place = _checked(path)
     if _is_parquet(place):
         return _parquet_table(place, frozenset(text))
     form = _dialect(place)
-    got = list(csv_files.blocks(place, form, form.names))
-    whole = pa.Table.from_batches(got) if got else None
+    found = list(csv_files.blocks(place, form, form.names))
+    whole = pa.Table.from_batches(found) if found else None
     if whole is None or not whole.num_rows:
         raise csv_files.no_rows(place)
     columns = {}
@@ -42,38 +42,41 @@ def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> p
 
 
 def header(path: str | os.PathLike[str]) -> list[str]:
-    """The names of the columns."""
+    """Return the column names of a file."""
     place = _checked(path)
     return list(_parquet(place).schema_arrow.names if _is_parquet(place) else _dialect(place).names)
 
 
 def count_rows(path: str | os.PathLike[str]) -> int | None:
-    """How many rows there are where the file says so (Parquet); None where it would have to be read for that."""
+    """Return the number of rows of a Parquet file, or None for a CSV file, which would have to be read for that."""
     place = _checked(path)
     return int(_parquet(place).metadata.num_rows) if _is_parquet(place) else None
 
 
 def batches(
-    path: str | os.PathLike[str], columns: Collection[str], numeric: Collection[str], rows: int = 65536,
+    path: str | os.PathLike[str],
+    columns: Collection[str],
+    numeric: Collection[str],
+    rows: int = 65536,
     mine: tuple[int, int] = (0, 1),
-) -> Iterator[tuple[pa.RecordBatch, Notes]]:  # fmt: skip
-    """A stream of so many rows at a time (the last one shorter), in memory that does not grow with the file.
+) -> Iterator[tuple[pa.RecordBatch, Notes]]:
+    """Stream a file in batches of the given number of rows (the last may be shorter), in constant memory.
 
     Args:
-        path: of the file.
-        columns: which ones to read. Those that the file lacks are left out; compare with `header`.
-        numeric: those of them that are numbers: float64, null where a cell is missing, infinite or no number. The others
-            are text.
-        rows: of a batch.
-        mine: (place, places) takes a batch for each place in turn, and gives those of one.
+        path: the file.
+        columns: columns to read. Those that the file lacks are left out; compare with `header`.
+        numeric: the numeric ones among them: float64, null where a cell is missing, infinite or not a number. The
+            others are text.
+        rows: rows per batch.
+        mine: (rank, size) yields every size-th batch, starting with batch number rank.
 
     Returns:
-        Beside each batch the cells that are not what they should be, as (row within the batch, note).
+        Each batch with (row within the batch, note) for the cells that do not fit their column.
     """
     place = _checked(path)
     if rows < 1:
-        raise InputError("rows", f"found {rows}", "Pass a positive number")
-    # A batch without columns has no rows: where none is wanted the first column stands for their number.
+        raise InputError("rows", f"must be positive, got {rows}")
+    # A batch without columns has no rows: if no column is wanted, read the first one to keep the row count.
     if _is_parquet(place):
         names = _parquet(place).schema_arrow.names
         wanted = [n for n in names if n in set(columns)]
@@ -98,7 +101,7 @@ def _typed(
             if name in numeric:
                 values, wrong = numbers(cells, decimal)
                 columns[name], infinite = finite(values)
-                notes += [(row, f"{name} = {said}") for row, said in wrong + infinite]
+                notes += [(row, f"{name} = {note}") for row, note in wrong + infinite]
             else:
                 columns[name] = texts(cells)
         made = pa.RecordBatch.from_pydict(columns) if columns else batch
@@ -106,7 +109,7 @@ def _typed(
 
 
 def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, place: Path) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a given length."""
+    """Yield the same rows in batches of a given length."""
     held: list[pa.RecordBatch] = []
     count, seen = 0, False
     for batch in stream:
@@ -127,7 +130,8 @@ def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, place: Path) -> Iter
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(held) == 1:
         return held[0]
-    if held[0].schema != held[-1].schema:  # numbers up to here, and as text from the first cell on that is none
+    # A numeric column turns into text at the first block with a cell that is not a number.
+    if held[0].schema != held[-1].schema:
         held = [_as_text(batch, held[-1].schema) for batch in held]
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0]
 
@@ -136,9 +140,9 @@ def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.cast(kind) for column, kind in zip(batch, schema.types)], schema=schema)
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 def suffix_of(path: Path) -> str:
-    """The suffix that decides the format, ".csv.gz" included; "" where it is none of SUFFIXES."""
+    """Return the suffix that determines the format, such as ".csv.gz", or "" if it is none of SUFFIXES."""
     name = path.name.lower()
     return next((s for s in SUFFIXES if name.endswith(s)), "")
 
@@ -152,19 +156,15 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     if place.is_dir():
         raise InputError("table", f"{os.fspath(path)!r} is a folder", "Pass a CSV or Parquet file")
     if not place.exists():
-        raise InputError("table", f"there is no file {os.fspath(path)!r}", "Check the path")
+        raise InputError("table", f"no such file: {os.fspath(path)!r}")
     if not suffix_of(place):
-        raise InputError(
-            "table", f"{place.name!r} has no known suffix", f"Pass a file that ends in {', '.join(SUFFIXES)}"
-        )
+        raise InputError("table", f"{place.name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
     try:
         with open(place, "rb") as handle:
             if not handle.read(1):
-                raise InputError("table", f"{place.name!r} is empty", "Pass a file with column names and rows")
+                raise InputError("table", f"{place.name!r} is empty", "Pass a file with a header line and rows")
     except OSError as error:
-        raise InputError(
-            "table", f"{os.fspath(path)!r} cannot be read ({error.strerror})", "Check its rights"
-        ) from None
+        raise InputError("table", f"cannot read {os.fspath(path)!r} ({error.strerror})") from None
     return place
 
 
@@ -178,27 +178,27 @@ def _check_names(place: Path, names: Collection[str]) -> None:
     for number, name in enumerate(names, 1):
         if not name.strip():
             found = f"column {number} of {place.name!r} has no name"
-            advice = "Give every column a name in the first line (from pandas, write with index=False)"
+            advice = "Name every column in the header (from pandas, write with index=False)"
             raise InputError("table", found, advice)
     twice = [repr(name) for name, count in Counter(names).items() if count > 1]
     if twice:
         found = f"{place.name!r} has more than one column named {', '.join(twice[:5])}"
-        raise InputError("table", found, "Give every column a name of its own")
+        raise InputError("table", found, "Make the names unique")
 
 
-# -- Parquet -------------------------------------------------------------------------------------------------------------
+# -- Parquet -----------------------------------------------------------------------------------------------------------
 def _parquet(place: Path) -> Any:
     try:
         file = pq.ParquetFile(place)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _broken(place, error) from None
+        raise _unreadable(place, error) from None
     schema = file.schema_arrow
     _check_names(place, schema.names)
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             found = f"column {field.name!r} of {place.name!r} holds {kind}"
-            raise InputError("table", found, "Write the file without it, or spread it over columns of numbers and text")
+            raise InputError("table", found, "Leave it out of the file, or split it into columns of numbers and text")
     return file
 
 
@@ -207,7 +207,7 @@ def _parquet_table(place: Path, text: frozenset[str]) -> pa.Table:
     try:
         table = file.read()
     except (pa.ArrowException, OSError) as error:
-        raise _broken(place, error) from None
+        raise _unreadable(place, error) from None
     if not table.num_rows:
         raise csv_files.no_rows(place)
     columns = {}
@@ -226,9 +226,9 @@ def _parquet_batches(place: Path, columns: list[str], rows: int) -> Iterator[pa.
     try:
         yield from file.iter_batches(batch_size=rows, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise _broken(place, error) from None
+        raise _unreadable(place, error) from None
 
 
-def _broken(place: Path, error: Exception) -> InputError:
-    said = str(error).splitlines()[0][:200]
-    return InputError("table", f"{place.name!r} cannot be read as Parquet ({said})", "Write it again, unencrypted")
+def _unreadable(place: Path, error: Exception) -> InputError:
+    reason = str(error).splitlines()[0][:200]
+    return InputError("table", f"cannot read {place.name!r} as Parquet ({reason})", "Write it again, unencrypted")
