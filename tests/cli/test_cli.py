@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import credibly as cr
 from credibly.cli import app
-from credibly.cli.error_handling import plainly
+from credibly.cli.error_handling import handle_errors
 from credibly.demo.fits import TASKS
 from credibly.inference.sampling.hmc import HMCRun
 from credibly.methods import METHODS
@@ -251,9 +251,9 @@ def script(tmp_path):
 
 def begin(script, problem, stop_at, monkeypatch):
     """A run of a problem in the script, stopped by Ctrl-C before that iteration; what it would have given."""
-    from credibly.cli.user_script import problem_of
+    from credibly.cli.user_script import load_problem
 
-    found = problem_of(f"{script}:{problem}")
+    found = load_problem(f"{script}:{problem}")
     method = sys.modules["credibly_script_train"].method
     known = method.fit(found, seed=3)
     stop_before(monkeypatch, stop_at)
@@ -429,7 +429,7 @@ class TestResume:
 
     def test_too_few_draws_for_a_verdict(self, tmp_path, monkeypatch):
         density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
-        monkeypatch.setattr("credibly.cli.resume.problem_of", lambda words: density)
+        monkeypatch.setattr("credibly.cli.resume.load_problem", lambda words: density)
         stop_before(monkeypatch, 1)
         with pytest.raises(cr.Interrupted):
             cr.HMC(chains=1, draws=2, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
@@ -465,9 +465,9 @@ def test_errors_become_one_line(capsys):
         (OSError("plain"), 1, "credibly: plain\n"),
     ]
     for error, code, text in cases:
-        with pytest.raises(typer.Exit) as end, plainly():
+        with pytest.raises(typer.Exit) as end, handle_errors():
             raise error
         assert end.value.exit_code == code
         assert capsys.readouterr().err == text
-    with pytest.raises(ZeroDivisionError), plainly():
+    with pytest.raises(ZeroDivisionError), handle_errors():
         _ = 1 / 0  # a fault of ours keeps its trace

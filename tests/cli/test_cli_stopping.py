@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly.cli.error_handling import never_lost
+from credibly.cli.error_handling import persistent_interrupt
 from credibly.storage import run_folder
 from credibly.storage.manifest import parse_manifest
 from credibly.tables import TableRun
@@ -167,7 +167,7 @@ class TestOthers:
 
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with never_lost() as again:
+            with persistent_interrupt() as again:
                 again()
                 one = Finalised()
                 del one

@@ -71,6 +71,7 @@ def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
         if numeric:
             raise InputError("--task", f"{found}, too many for classification", "Pass --task regression")
         advice = "It looks like an identifier or free text: choose another column, or group its values"
+        advice += f" into at most {MAX_CLASSES} classes"
         raise InputError("--target", found, advice)
     order = pc.sort_indices(values)
     classes = tuple(texts(values.take(order)).to_pylist())
