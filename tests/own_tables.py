@@ -23,8 +23,14 @@ from credibly.cli import app
 SCRIPT = Path(sys.executable).with_name("credibly")
 REGRESSION = ("mean", "std", "aleatoric", "epistemic", "lower_90", "upper_90", "ood", "notes")
 RUN_FILES = [
-    "config.toml", "held_out.parquet", "posterior", "report.html", "results.json", "table.json", "training_sample.parquet",
-]  # fmt: skip
+    "config.toml",
+    "held_out.parquet",
+    "posterior",
+    "report.html",
+    "results.json",
+    "table.json",
+    "training_sample.parquet",
+]
 # Settings that end in no time.
 HMC = (
     "--method",

@@ -63,15 +63,33 @@ def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...
     ood = [(np.sort(usual).searchsorted(v) / len(usual)) if has_doubt else None for v in (usual, strange)]
     chains = method in ("hmc", "sgld", "sghmc") and isinstance(posterior, SampledPosterior)
     return Facts(
-        table=f"{name}.csv", target="y" if classes is None else "kind", task=task, classes=classes,
-        columns=tuple((n, "numeric", "standardised") for n in names), rows=int(train.sum()), held_out=int(test.sum()), seed=0,
-        method=method, why="asked for", settings={f.name: getattr(fitter, f.name) for f in dataclasses.fields(fitter)},
-        network=f"{x.shape[1]} inputs, a hidden layer of 8 units (silu)", prior="Normal with deviation 1", noise=noise,
-        parameters=problem.layout.dim, seconds=1.25, on="held-out", predictive=predictive, y=seen,
-        figures=cr.evaluate(predictive, seen), baseline=_baseline(y[train], seen, classes), ood=ood[0], ood_far=ood[1] if x.shape[1] > 1 else None,
-        diagnostics=posterior.diagnostics(standardised(x[test])) if chains else None, posterior=posterior,
+        table=f"{name}.csv",
+        target="y" if classes is None else "kind",
+        task=task,
+        classes=classes,
+        columns=tuple((n, "numeric", "standardised") for n in names),
+        rows=int(train.sum()),
+        held_out=int(test.sum()),
+        seed=0,
+        method=method,
+        why="requested",
+        settings={f.name: getattr(fitter, f.name) for f in dataclasses.fields(fitter)},
+        network=f"{x.shape[1]} inputs, a hidden layer of 8 units (silu)",
+        prior="Normal with standard deviation 1",
+        noise=noise,
+        parameters=problem.layout.dim,
+        seconds=1.25,
+        on="held-out",
+        predictive=predictive,
+        y=seen,
+        figures=cr.evaluate(predictive, seen),
+        baseline=_baseline(y[train], seen, classes),
+        ood=ood[0],
+        ood_far=ood[1] if x.shape[1] > 1 else None,
+        diagnostics=posterior.diagnostics(standardised(x[test])) if chains else None,
+        posterior=posterior,
         view=View(names, x[train], y[train], predict) if x.shape[1] <= 2 else None,
-    )  # fmt: skip
+    )
 
 
 def _data(name: str) -> tuple[Any, Any, Any, tuple[str, ...], tuple[str, ...] | None]:

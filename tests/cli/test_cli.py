@@ -292,12 +292,12 @@ class TestResume:
         assert found.exit_code == 0, found.output
         what, how_far, done, *verdict = found.stdout.splitlines()
         assert what == "HMC, 2 chains of 30 draws, seed 3: a network with D = 21 random parameters on 20 rows."
-        assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws a chain, acceptance ")
+        assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws per chain, acceptance ")
         assert how_far.endswith(", 0 divergences.")
         assert done == f"Done. Open it with credibly.load({str(run)!r})."
         x = sys.modules["credibly_script_train"].x
         said = " ".join(verdict)
-        assert said == f"{known.diagnostics(x).verdict} (Judged at 20 training rows.)"
+        assert said == f"{known.diagnostics(x).verdict} (Based on predictions at 20 training rows.)"
         assert len(verdict) <= 5
         assert found.stderr == ""
         assert torch.equal(cr.load(run).draws, known.draws)
@@ -308,7 +308,9 @@ class TestResume:
         before = {p.name: p.read_bytes() for p in run.iterdir()}
         found = call("resume", run)  # the network is not needed to say so
         assert found.exit_code == 0
-        assert found.stdout.splitlines()[1:] == [f"It has ended already. Open it with credibly.load({str(run)!r})."]
+        assert found.stdout.splitlines()[1:] == [
+            f"The run is already complete. Load it with credibly.load({str(run)!r})."
+        ]
         assert call("resume", run, "--quiet").stdout == f"{run}\n"
         assert {p.name: p.read_bytes() for p in run.iterdir()} == before
         net = sys.modules["credibly_script_train"].Net()
@@ -340,7 +342,7 @@ class TestResume:
         found = call(*words)
         assert found.exit_code == 130
         again = f"credibly resume {run} --problem {script}:own"
-        assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; go on with `{again}`\n"
+        assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; resume with `{again}`\n"
         monkeypatch.setattr("credibly.methods.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
         assert call(*words).exit_code == 130  # also before it is at work
         monkeypatch.undo()
@@ -360,20 +362,20 @@ class TestResume:
         found = call("resume", run)
         assert found.exit_code == 130
         assert "It was stopped before its first iteration." in found.stdout
-        assert found.stderr == f"credibly: stopped. Nothing is lost; go on with `credibly resume {run}`\n"
+        assert found.stderr == f"credibly: stopped. Nothing is lost; resume with `credibly resume {run}`\n"
         monkeypatch.setattr(sampler, "starts", find)
         assert call("resume", run).exit_code == 0
 
     @pytest.mark.parametrize(
         "words, reason",
         [
-            ("train.py", "--problem: found 'train.py'. Name a script and what is in it, as in train.py:problem"),
-            ("train.py:", "--problem: found"),
-            (":own", "--problem: found"),
-            ("nowhere.py:own", "there is no script 'nowhere.py'"),
-            ("notes.txt:own", "there is no script 'notes.txt'"),
-            ("train.py:other", "train.py has no 'other'. The problems in it are own, described, normal"),
-            ("train.py:number", "train.py:number is of type int. Name a credibly.Problem or credibly.Density"),
+            ("train.py", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got 'train.py'"),
+            ("train.py:", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got 'train.py:'"),
+            (":own", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got ':own'"),
+            ("nowhere.py:own", "no such script: 'nowhere.py'"),
+            ("notes.txt:own", "no such script: 'notes.txt'"),
+            ("train.py:other", "train.py has no 'other'. Its problems are own, described, normal"),
+            ("train.py:number", "train.py:number must be a credibly.Problem or credibly.Density, got int"),
             ("train.py:fails", "train.py, line 32 raised ZeroDivisionError: nothing to divide by"),
             ("broken.py:own", "broken.py, line 2 raised NameError: name 'missing' is not defined"),
             ("wrong.py:own", "wrong.py raised SyntaxError"),
@@ -436,7 +438,7 @@ class TestResume:
         found = call("resume", tmp_path / "run", "--problem", "a.py:b")
         assert found.exit_code == 0, found.output
         assert found.stdout.splitlines()[0] == "HMC, 1 chain of 2 draws, seed 0: the density (without a name), D = 2."
-        assert found.stdout.splitlines()[-1] == "There are too few draws for a verdict on them."
+        assert found.stdout.splitlines()[-1] == "Too few draws for a verdict."
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="the console script is not installed beside this Python")

@@ -63,8 +63,10 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
         write(wine(), tmp_path / "wine.parquet")
         (tmp_path / "broken.parquet").write_bytes(b"PAR1")
         env = os.environ | {
-            "_CREDIBLY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
-        }  # fmt: skip
+            "_CREDIBLY_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        }
         found = subprocess.run([str(SCRIPT)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert (found.returncode, found.stderr) == (0, "")
         offered = set(found.stdout.split())

@@ -31,18 +31,24 @@ class TestTablesThatCannotBeFitted:
     """Every refusal is one line, exit code 2, and leaves nothing behind."""
 
     CASES: ClassVar = {
-        "no such column": (diabetes(40), "price", ("--target: there is no column 'price'", "The table has age")),
+        "no such column": (diabetes(40), "price", ("--target: no column 'price'", "The table has age")),
         "nearly a column": (diabetes(40), "progres", ("Did you mean 'progress'?",)),
         "one value": (diabetes(40) | {"progress": [3.0] * 40}, "progress", ("--target", "in every row")),
         "many words": (
-            {"x": np.arange(5000.0), "y": [f"name {i}" for i in range(5000)]}, "y", ("--target", "5,000", "identifier"),
+            {"x": np.arange(5000.0), "y": [f"name {i}" for i in range(5000)]},
+            "y",
+            ("--target", "5,000", "identifier"),
         ),
         "three rows": (diabetes(3), "progress", ("3 usable rows", "at least 10")),
-        "target mostly missing": (diabetes(40) | {"progress": [1.0] * 9 + [None] * 31}, "progress", ("missing in 31 of 40",)),
+        "target mostly missing": (
+            diabetes(40) | {"progress": [1.0] * 9 + [None] * 31},
+            "progress",
+            ("missing in 31 of 40",),
+        ),
         "only a target": ({"y": np.arange(40.0)}, "y", ("no column is left",)),
         "only constants": ({"x": [1] * 40, "y": np.arange(40.0)}, "y", ("no column is left",)),
         "words for numbers": (diabetes(40), "clinic", ("--task",)),
-    }  # fmt: skip
+    }
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     @pytest.mark.parametrize("case", CASES)
@@ -73,29 +79,29 @@ class TestTablesThatCannotBeFitted:
         assert names(tmp_path) == ["t.csv"]
 
     def test_no_table_no_target(self, tmp_path):
-        refused(call("fit", "--out", tmp_path / "run"), "table: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--out", tmp_path / "run"), "--target: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--target", "y"), "there is no file")
+        refused(call("fit", "--out", tmp_path / "run"), "table: missing")
+        refused(call("fit", tmp_path / "t.csv", "--out", tmp_path / "run"), "--target: missing")
+        refused(call("fit", tmp_path / "t.csv", "--target", "y"), "no such file")
         refused(call("fit", tmp_path, "--target", "y"), "is a folder")
 
     @pytest.mark.parametrize(
         "words, said",
         [
-            (("--method", "gibbs"), ("--method: found 'gibbs'", "hmc")),
-            (("--task", "ranking"), ("--task: found 'ranking'",)),
-            (("--holdout", "1"), ("--holdout: found 1.0",)),
-            (("--hidden", "ten"), ("--hidden: found 'ten'",)),
-            (("--noise", "loud"), ("--noise: found 'loud'", "student")),
-            (("--prior-scale", "0"), ("--prior-scale: found 0",)),
-            (("--activation", "step"), ("--activation: found 'step'",)),
-            (("--seed", "-3"), ("--seed: found -3",)),
-            (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),
-            (("--drop", "agee"), ("--drop: there is no column 'agee'", "Did you mean 'age'?")),
+            (("--method", "gibbs"), ("--method must be one of", "'hmc'", "got 'gibbs'")),
+            (("--task", "ranking"), ("--task must be one of 'auto', 'regression', 'classification', got 'ranking'",)),
+            (("--holdout", "1"), ("--holdout must be a fraction of the rows from 0 to 0.9, got 1.0",)),
+            (("--hidden", "ten"), ("--hidden must be widths such as 50 or 50,50, or none, got 'ten'",)),
+            (("--noise", "loud"), ("--noise must be one of", "'student'", "got 'loud'")),
+            (("--prior-scale", "0"), ("--prior-scale must be a positive number, got 0",)),
+            (("--activation", "step"), ("--activation must be one of", "got 'step'")),
+            (("--seed", "-3"), ("--seed must be an integer from 0 to 9223372036854775807, got -3",)),
+            (("--device", "abacus"), ("--device: cannot use 'abacus'",)),
+            (("--drop", "agee"), ("--drop: no column 'agee'", "Did you mean 'age'?")),
             (("--drop", "progress"), ("--drop", "is the target")),
-            (("--set", "steps"), ("--set: found 'steps'", "draws=500")),
+            (("--set", "steps"), ("--set must be NAME=VALUE, such as draws=500, got 'steps'",)),
             (("--set", "stepps=3"), ("--set: MAP has no 'stepps'", "steps")),
-            (("--set", "warmup=soon"), ("--set: found", "soon")),
-            (("--config", "no.toml"), ("--config: there is no file 'no.toml'",)),
+            (("--set", "warmup=soon"), ("--set: invalid settings", "soon")),
+            (("--config", "no.toml"), ("--config: no such file: 'no.toml'",)),
         ],
     )
     def test_options(self, tmp_path, words, said):
@@ -136,10 +142,10 @@ class TestRunFolders:
     def test_altered(self, run, how):
         text = (run / "table.json").read_text()
         said = {
-            "altered": "was altered",
-            "cut": "cut short",
-            "another": "not the folder",
-            "binary": "cut short or altered",
+            "altered": "was modified",
+            "cut": "truncated",
+            "another": "is not a run of `credibly fit`",
+            "binary": "truncated or corrupt",
         }
         if how == "altered":
             (run / "table.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
@@ -206,7 +212,7 @@ class TestRunFolders:
         base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
         refused(call(*base, closed / "run"), "--out", "Permission denied", code=1)
         refused(
-            call("predict", run, run.parent / "wine.parquet", "--out", closed / "p.csv"), "--out", "cannot be written"
+            call("predict", run, run.parent / "wine.parquet", "--out", closed / "p.csv"), "--out", "is not writable"
         )
 
     def test_a_run_in_use_is_not_replaced(self, run):
@@ -220,7 +226,7 @@ class TestRunFolders:
     def test_resume_of_a_run_that_has_ended_tells_it_again(self, run):
         found = call("resume", run)
         assert found.exit_code == 0, found.output
-        assert found.stdout.startswith("It has ended already.\n")
+        assert found.stdout.startswith("The run is already complete.\n")
         assert found.stdout.splitlines()[-1] == str(run / "report.html")
         told = json.loads(call("resume", run, "--json").stdout)
         assert told["figures"] == TableRun.load(run).figures

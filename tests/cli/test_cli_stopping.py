@@ -38,8 +38,19 @@ from own_tables import (
 )
 
 LONG = (
-    "--method", "hmc", "--set", "draws=250", "--set", "warmup=30", "--set", "chains=2", "--set", "thin=30", "--hidden", "6",
-)  # fmt: skip
+    "--method",
+    "hmc",
+    "--set",
+    "draws=250",
+    "--set",
+    "warmup=30",
+    "--set",
+    "chains=2",
+    "--set",
+    "thin=30",
+    "--hidden",
+    "6",
+)
 
 
 def done(run: Path) -> int:
@@ -86,9 +97,9 @@ class TestSamplers:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert err == "credibly: stopped; go on with `credibly resume run`\n"
+        assert err == "credibly: stopped; resume with `credibly resume run`\n"
         assert names(tmp_path) == ["house.csv", "run"]
-        refused(call("predict", run, tmp_path / "house.csv"), "has not ended", "credibly resume", code=1)
+        refused(call("predict", run, tmp_path / "house.csv"), "is not finished", "credibly resume", code=1)
         found = command("resume", "run", cwd=tmp_path)
         assert (found.returncode, found.stderr) == (0, "")
         assert "HMC, 2 chains of 250 draws, seed 0" in found.stdout
@@ -115,7 +126,7 @@ class TestSamplers:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert err == "credibly: stopped; run is as it was; go on with `credibly resume run.new`\n"
+        assert err == "credibly: stopped; run is unchanged; resume with `credibly resume run.new`\n"
         same(tmp_path / "run", known)
         assert names(tmp_path) == ["house.csv", "run", "run.new"]
         assert call("resume", tmp_path / "run.new", "--quiet").exit_code == 0
@@ -142,7 +153,7 @@ class TestOthers:
             wait_for((tmp_path / "run" / "training_sample.parquet").exists, process)
             process.kill()
         run = tmp_path / "run"
-        refused(call("resume", run), "Begin again", "config.toml", code=1)
+        refused(call("resume", run), "Start again", "config.toml", code=1)
         found = call("fit", tmp_path / "house.csv", "--target", "progress", "--out", run, *MAP, "--force", "--quiet")
         assert found.exit_code == 0, found.output
         assert names(tmp_path) == ["house.csv", "run"]
@@ -155,7 +166,7 @@ class TestOthers:
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (130, "credibly: stopped; no predictions were kept\n")
+        assert (process.returncode, err) == (130, "credibly: stopped; no predictions were written\n")
         assert names(tmp_path) == ["big.csv"]
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -248,7 +259,7 @@ class TestFullDisk:
         if force:
             assert call(*words, *ENSEMBLE, "--set", "steps=10").exit_code == 0
             kept = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-        failures = {"nothing": 0, "to be gone on with": 0, "no page": 0}
+        failures = {"nothing": 0, "resumable": 0, "no page": 0}
         for number in range(100):
             with pytest.MonkeyPatch.context() as patch:
                 Full(patch, number)
@@ -269,7 +280,7 @@ class TestFullDisk:
             if force:
                 assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == kept
             if "credibly resume" in said:
-                failures["to be gone on with"] += 1
+                failures["resumable"] += 1
                 assert f"credibly resume {fresh}" in said
                 found = call("resume", fresh, "--quiet")
                 assert found.exit_code == 0, found.output
@@ -297,15 +308,32 @@ class TestFullDisk:
     def test_in_a_comparison(self, tmp_path):
         table = write(cancer(60), tmp_path / "t.csv")
         words = [
-            "compare", table, "--target", "benign", "--out", tmp_path / "deep" / "c", "--methods", "map,hmc", "--hidden", "4",
-            "--set", "map.steps=5", "--set", "hmc.draws=10", "--set", "hmc.warmup=20", "--set", "hmc.chains=2", "--quiet",
-        ]  # fmt: skip
+            "compare",
+            table,
+            "--target",
+            "benign",
+            "--out",
+            tmp_path / "deep" / "c",
+            "--methods",
+            "map,hmc",
+            "--hidden",
+            "4",
+            "--set",
+            "map.steps=5",
+            "--set",
+            "hmc.draws=10",
+            "--set",
+            "hmc.warmup=20",
+            "--set",
+            "hmc.chains=2",
+            "--quiet",
+        ]
         for number in (0, 3, 5, 8, 9, 13, 16, 20):
             with pytest.MonkeyPatch.context() as patch:
                 Full(patch, number)
                 found = call(*words)
             said = refused(found, "No space left on device", code=1)
-            assert "resume" not in said  # there is nothing left to go on with
+            assert "resume" not in said  # there is nothing left to resume
             assert names(tmp_path) == ["t.csv"]
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet", "csv.gz"])
@@ -316,9 +344,13 @@ class TestFullDisk:
         (tmp_path / f"p.{suffix}").write_text("mine")
         words = ["predict", known[0] / "run", "big.csv", "--out", f"p.{suffix}", "--draws", "2", "--force"]
         found = subprocess.run(
-            [str(w) for w in (SCRIPT, *words)], cwd=tmp_path, capture_output=True, text=True, check=False,
+            [str(w) for w in (SCRIPT, *words)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000)),
-        )  # fmt: skip
+        )
         assert found.returncode == 1, found.stderr
         assert found.stderr.startswith("credibly: ")
         assert "File too large" in found.stderr

@@ -56,7 +56,7 @@ class TestFit:
         place, found = house
         assert found.stderr == ""
         lines = found.stdout.splitlines()
-        assert lines[0] == "house.csv: 128 rows to fit, 32 kept back."
+        assert lines[0] == "house.csv: 128 training rows, 32 held out."
         assert lines[1].startswith("Task: regression: ")
         assert any(re.match(r"  bmi: numeric, \d+ missing", line) for line in lines)
         assert any(line.startswith("  clinic: categorical, 3 categories") for line in lines)
@@ -90,7 +90,7 @@ class TestFit:
         told = json.loads(found.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
         assert told == json.loads((tmp_path / "a" / "results.json").read_text())
         assert told["classes"] == ["0", "1"]
-        assert told["why"] == "asked for"
+        assert told["why"] == "requested"
         assert 0.7 < told["figures"]["accuracy"] <= 1
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "b", *MAP, "--quiet")
         assert (found.stdout, found.stderr) == (f"{tmp_path / 'b' / 'report.html'}\n", "")
@@ -143,7 +143,7 @@ class TestConfig:
         assert again["diagnostics"] == first["diagnostics"]
         assert torch.equal(cr.load(place / "run").draws, cr.load(place / "again").draws)
         one, two = ((place / name / "config.toml").read_text() for name in ("run", "again"))
-        assert one.replace("asked for", "") == two.replace("asked for", "")
+        assert one.replace("requested", "") == two.replace("requested", "")
 
     def test_a_file_of_the_users_own_beside_its_table(self, tmp_path):
         (tmp_path / "data").mkdir()
@@ -178,23 +178,23 @@ class TestConfig:
         assert call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet").exit_code == 0
         write(cancer(61), table)
         words = ("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "new")
-        refused(call(*words), "--config", "is not the file that the run was made from", "table_sha256")
+        refused(call(*words), "--config", "has changed since the run", "table_sha256")
         assert call(*words, table, "--quiet").exit_code == 0  # named anew, it is meant
 
     @pytest.mark.parametrize(
         "text, words",
         [
-            ("target = ", ("is not TOML", "Invalid value")),
-            ('targt = "x"', ("'targt', which is no setting", "Is it 'target'?")),
-            ("seed = true", ("seed in c.toml is True",)),
-            ('seed = "x"', ("seed in c.toml is 'x'", "int")),
-            ("drop = [1, 2]", ("--drop: found 1",)),
+            ("target = ", ("is not valid TOML", "Invalid value")),
+            ('targt = "x"', ("unknown setting 'targt' in c.toml", "Did you mean 'target'?")),
+            ("seed = true", ("seed in c.toml must be of type int, got True",)),
+            ('seed = "x"', ("seed in c.toml must be of type int, got 'x'",)),
+            ("drop = [1, 2]", ("--drop must be text", "got 1")),
             ('hidden = ["a"]', ("--hidden",)),
-            ("settings = 3", ("settings in c.toml is 3",)),
+            ("settings = 3", ("settings in c.toml must be of type dict, got 3",)),
             ("[settings]\nnothing = 3", ("--set: MAP has no 'nothing'",)),
             ("[settings]\nsteps = [1]", ("--set: steps",)),
             ("zzz = 1", ("The settings are table, target",)),
-            ('table = ""', ("table: none was given",)),
+            ('table = ""', ("table: missing",)),
         ],
     )
     def test_a_file_that_cannot_be_used(self, tmp_path, text, words):
@@ -202,8 +202,17 @@ class TestConfig:
         (tmp_path / "c.toml").write_text(text)
         named = () if "table" in text else (table,)
         found = call(
-            "fit", *named, "--target", "benign", "--method", "map", "--config", tmp_path / "c.toml", "--out", tmp_path / "r"
-        )  # fmt: skip
+            "fit",
+            *named,
+            "--target",
+            "benign",
+            "--method",
+            "map",
+            "--config",
+            tmp_path / "c.toml",
+            "--out",
+            tmp_path / "r",
+        )
         refused(found, *words)
         assert not (tmp_path / "r").exists()
 
@@ -295,14 +304,17 @@ class TestPredict:
     def test_refusals(self, house, tmp_path):
         place, _ = house
         run, table = place / "run", place / "house.csv"
-        refused(call("predict", run, tmp_path / "no.csv"), "table: there is no file")
+        refused(call("predict", run, tmp_path / "no.csv"), "table: no such file")
         write({"a": [1.0, 2.0]}, tmp_path / "other.csv")
         refused(call("predict", run, tmp_path / "other.csv", "--out", tmp_path / "p.csv"), "none of the columns", "age")
         (tmp_path / "other.csv").unlink()
         refused(call("predict", run, table, "--out", tmp_path / "p.txt"), "--out", ".csv")
-        refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "there is no folder")
-        refused(call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"), "--draws: found 0")
-        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "there is no folder", code=1)
+        refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "no such folder")
+        refused(
+            call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"),
+            "--draws must be a positive integer, got 0",
+        )
+        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "no such folder", code=1)
         refused(call("predict", place, table, "--out", tmp_path / "p.csv"), "it has no table.json", code=1)
         assert names(tmp_path) == []
 
@@ -334,7 +346,7 @@ class TestEvaluate:
         refused(call("evaluate", place / "run", tmp_path / "none.csv"), "no row of none.csv has a 'progress'")
         del some["progress"]
         write(some, tmp_path / "without.csv")
-        refused(call("evaluate", place / "run", tmp_path / "without.csv"), "there is no column 'progress'")
+        refused(call("evaluate", place / "run", tmp_path / "without.csv"), "no column 'progress'")
 
     def test_a_class_that_was_never_seen_is_refused(self, cellar, tmp_path):
         place, _ = cellar
@@ -377,9 +389,24 @@ def comparison(tmp_path_factory):
 
 def compare(place, *words):
     return call(
-        "compare", place / "wine.parquet", "--target", "kind", "--out", place / "out", "--methods", "map,ensemble", "--hidden",
-        "6", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--set", "ensemble.members=3", *words,
-    )  # fmt: skip
+        "compare",
+        place / "wine.parquet",
+        "--target",
+        "kind",
+        "--out",
+        place / "out",
+        "--methods",
+        "map,ensemble",
+        "--hidden",
+        "6",
+        "--set",
+        "map.steps=30",
+        "--set",
+        "ensemble.steps=30",
+        "--set",
+        "ensemble.members=3",
+        *words,
+    )
 
 
 class TestCompare:
@@ -399,7 +426,7 @@ class TestCompare:
             assert f"{own['figures']['log_density']:.3f}" in row
             assert TableRun.load(place / "out" / name).config.method == name
         one, two = (TableRun.load(place / "out" / name) for name in ("map", "ensemble"))
-        assert one.rows()[0].equals(two.rows()[0])  # the same rows were kept back
+        assert one.rows()[0].equals(two.rows()[0])  # the same rows were held out
         page = (place / "out" / "index.html").read_text()
         assert all(f'<th scope="row">{name}</th>' in page for name in ("map", "ensemble"))
         assert found.stdout.splitlines()[-1] == str(place / "out" / "index.html")
@@ -408,15 +435,27 @@ class TestCompare:
         place, _ = comparison
         shutil.copytree(place / "out", tmp_path / "out")
         shutil.copy(place / "wine.parquet", tmp_path)
-        refused(compare(tmp_path), "--out", "exists", "--force")
+        refused(compare(tmp_path), "--out", "is not empty", "--force")
         (tmp_path / "out" / "stale").mkdir()
         found = compare(tmp_path, "--force", "--methods", "map", "--json", "--set", "map.steps=31")
         refused(found, "--set", "ensemble.steps")
         assert "stale" in names(tmp_path / "out")
         found = call(
-            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "out", "--methods", "map",
-            "--hidden", "6", "--set", "map.steps=31", "--force", "--json",
-        )  # fmt: skip
+            "compare",
+            tmp_path / "wine.parquet",
+            "--target",
+            "kind",
+            "--out",
+            tmp_path / "out",
+            "--methods",
+            "map",
+            "--hidden",
+            "6",
+            "--set",
+            "map.steps=31",
+            "--force",
+            "--json",
+        )
         assert found.exit_code == 0, found.output
         assert list(json.loads(found.stdout)["methods"]) == ["map"]
         assert names(tmp_path / "out") == ["index.html", "map", "results.json"]
@@ -424,9 +463,17 @@ class TestCompare:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "map").mkdir()
         found = call(
-            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "photos", "--force", "--methods", "map"
-        )  # fmt: skip
-        refused(found, "--out", "is not a comparison, so it stays")
+            "compare",
+            tmp_path / "wine.parquet",
+            "--target",
+            "kind",
+            "--out",
+            tmp_path / "photos",
+            "--force",
+            "--methods",
+            "map",
+        )
+        refused(found, "--out", "is not a comparison")
         assert names(tmp_path / "photos") == ["map"]
 
     @pytest.mark.parametrize(
@@ -434,7 +481,7 @@ class TestCompare:
         [
             (("--methods", "map,nope"), ("nope",)),
             (("--methods", ""), ()),
-            (("--set", "draws=3"), ("--set: found 'draws=3'", "METHOD.NAME=VALUE")),
+            (("--set", "draws=3"), ("--set must be METHOD.NAME=VALUE", "got 'draws=3'")),
             (("--set", "hmc.draws=3"), ("--set", "map, ensemble")),
             (("--set", "map.nothing=3"), ("--set: MAP has no 'nothing'",)),
         ],

@@ -255,12 +255,12 @@ class TestStartedAgain:
     @pytest.mark.parametrize("more", [("--seed", "1"), ("--set", "draws=11")])
     def test_one_of_other_settings_is_refused(self, place, started_again, more):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC, *more)), "hmc exists")
+        refused(call(*fit("hmc", *HMC, *more)), "hmc already exists")
         assert (place / "hmc" / "posterior").is_dir()
 
     def test_a_first_start_refuses_its_own_too(self, place):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC)), "hmc exists")
+        refused(call(*fit("hmc", *HMC)), "hmc already exists")
 
 
 def test_a_run_that_loses_a_process_stays_and_a_training_goes(one, tmp_path, monkeypatch):

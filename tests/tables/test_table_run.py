@@ -22,7 +22,7 @@ from credibly.errors import InputError, StoreError
 from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
 from credibly.tables.fit_summary import Facts
-from credibly.tables.model import OOD_POINTS, quantile_levels, fraction_below
+from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
 from credibly.tables.reading import read_table
 from credibly.tables.run import config_of, split
 from credibly.tables.summarise import baseline, summarise
@@ -94,18 +94,53 @@ VALUE = st.none() | st.booleans() | NUMBER | TEXT.filter(lambda s: s != "none") 
 class TestConfig:
     @settings(deadline=None)
     @given(
-        table=TEXT, target=TEXT, drop=st.lists(TEXT, max_size=3), holdout=st.floats(0, 0.9), seed=st.integers(0, 2**62),
-        method=st.sampled_from(["auto", "map", "hmc"]), hidden=st.lists(st.integers(1, 10**6), max_size=3),
-        prior_scale=st.floats(1e-300, 1e300), noise=st.sampled_from(["learned", "student"]) | st.floats(1e-300, 1e300),
-        device=st.none() | TEXT, digest=st.none() | TEXT, given=st.dictionaries(WORD | TEXT, VALUE, max_size=4), remark=TEXT,
-    )  # fmt: skip
+        table=TEXT,
+        target=TEXT,
+        drop=st.lists(TEXT, max_size=3),
+        holdout=st.floats(0, 0.9),
+        seed=st.integers(0, 2**62),
+        method=st.sampled_from(["auto", "map", "hmc"]),
+        hidden=st.lists(st.integers(1, 10**6), max_size=3),
+        prior_scale=st.floats(1e-300, 1e300),
+        noise=st.sampled_from(["learned", "student"]) | st.floats(1e-300, 1e300),
+        device=st.none() | TEXT,
+        digest=st.none() | TEXT,
+        given=st.dictionaries(WORD | TEXT, VALUE, max_size=4),
+        remark=TEXT,
+    )
     def test_any_settings_come_back_from_their_file(
-        self, tmp_path_factory, table, target, drop, holdout, seed, method, hidden, prior_scale, noise, device, digest, given, remark
-    ):  # fmt: skip
+        self,
+        tmp_path_factory,
+        table,
+        target,
+        drop,
+        holdout,
+        seed,
+        method,
+        hidden,
+        prior_scale,
+        noise,
+        device,
+        digest,
+        given,
+        remark,
+    ):
         config = Config(
-            "/" + table.replace("\0", ""), target, "auto", tuple(drop), holdout, seed, method, tuple(hidden), "silu", prior_scale,
-            noise, device, digest, given,
-        )  # fmt: skip
+            "/" + table.replace("\0", ""),
+            target,
+            "auto",
+            tuple(drop),
+            holdout,
+            seed,
+            method,
+            tuple(hidden),
+            "silu",
+            prior_scale,
+            noise,
+            device,
+            digest,
+            given,
+        )
         plain = "".join(c for c in remark if c.isprintable())
         path = tmp_path_factory.mktemp("c") / "c.toml"
         path.write_text(write_config(config, {"method": plain}), encoding="utf-8")
@@ -161,10 +196,20 @@ class TestParseSettings:
     @pytest.mark.parametrize(
         "pair, value",
         [
-            ("a=3", 3), ("a=3.5", 3.5), ("a=1e-3", 1e-3), ("a=true", True), ("a=False", "False"), ("a=none", None),
-            ("a = None", None), ("a=prior", "prior"), ('a="3"', "3"), ("a=[1, 2]", [1, 2]), ("a=x=y", "x=y"), ("a=1_000", 1000),
+            ("a=3", 3),
+            ("a=3.5", 3.5),
+            ("a=1e-3", 1e-3),
+            ("a=true", True),
+            ("a=False", "False"),
+            ("a=none", None),
+            ("a = None", None),
+            ("a=prior", "prior"),
+            ('a="3"', "3"),
+            ("a=[1, 2]", [1, 2]),
+            ("a=x=y", "x=y"),
+            ("a=1_000", 1000),
         ],
-    )  # fmt: skip
+    )
     def test_values(self, pair, value):
         found = parse_settings([pair])
         assert found == {"a": value}
@@ -175,7 +220,7 @@ class TestParseSettings:
 
     @pytest.mark.parametrize("pair", ["a", "=1", "a=", "1a=2", "a b=2", ""])
     def test_refused(self, pair):
-        with pytest.raises(InputError, match="--set: found"):
+        with pytest.raises(InputError, match="--set: invalid settings"):
             parse_settings([pair])
 
     @given(text=st.text(max_size=20))
@@ -295,13 +340,13 @@ class TestRuns:
 
         shutil.copytree(house.path, tmp_path / "run")
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
-        with pytest.raises(StoreError, match="has not ended. Go on with it by `credibly resume"):
+        with pytest.raises(StoreError, match="is not finished. Resume it with `credibly resume"):
             TableRun.load(tmp_path / "run")
         done = resume_table(tmp_path / "run")  # all draws were there
         assert done.figures == house.figures
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
         shutil.rmtree(tmp_path / "run" / "posterior")
-        with pytest.raises(StoreError, match="Begin again: `credibly fit --config"):
+        with pytest.raises(StoreError, match="Start again with `credibly fit --config"):
             resume_table(tmp_path / "run")
 
     @pytest.mark.parametrize("rows, chains, alone", [(100, 4, True), (100_000, 8, False)])

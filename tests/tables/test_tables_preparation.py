@@ -115,12 +115,12 @@ def test_what_is_left_out_and_why() -> None:
     assert "no value" in told["nothing"][1]
     assert "no value" in told["blank"][1]
     assert told["code"][0] == "left out"
-    assert "60 of 60 texts differ" in told["code"][1]
+    assert "60 distinct values in 60 cells" in told["code"][1]
     assert "identifier" in told["code"][1]
     assert "--drop" in told["code"][1]
     assert told["number"][0] == "numeric"
     assert "row number" in told["number"][1]
-    assert told["unwanted"] == ("dropped", "as asked for")
+    assert told["unwanted"] == ("dropped", "as requested")
     assert known.names == ("x", "number", "flag", "integer")
     assert known.features == ("x", "number", "flag is missing", "integer")
     np.testing.assert_array_equal(known.transform(data)[0][:, 2], [1, 0] * 30)
@@ -128,7 +128,7 @@ def test_what_is_left_out_and_why() -> None:
 
 def test_infinite_inputs_count_as_missing() -> None:
     known = Preparation.fit(table(60, z=[np.inf, -np.inf, *range(29), *range(29)]), "y")
-    assert kinds(known)["z"] == ("numeric", "2 infinite, taken as missing")
+    assert kinds(known)["z"] == ("numeric", "2 infinite, treated as missing")
     x, notes = known.transform(pa.table({"x": [3.0, 3.0], "z": [np.inf, 4.0]}))
     assert x[:, 2].tolist() == [1.0, 0.0]
     assert notes == [(0, "z = inf is not finite")]
@@ -294,7 +294,7 @@ def test_the_task_can_be_asked_for() -> None:
     assert Preparation.fit(data, "y", task="classification").classes == ("1", "2", "2.5")
     known = Preparation.fit(table(60, y=[0, 1] * 30), "y", task="regression")
     assert (known.classes, known.y_mean, known.y_std) == (None, 0.5, 0.5)
-    assert known.task_reason == "regression, as asked for"
+    assert known.task_reason == "regression, as requested"
 
 
 def test_rows_without_a_target_are_left_out_and_told() -> None:
@@ -319,7 +319,7 @@ def test_targets_of_another_file() -> None:
     known = Preparation.fit(table(60, y=["a", "b"] * 30), "y")
     assert known.text_names == ("y",)
     assert known.target_values(pa.table({"y": [" b", "a"]})).tolist() == [1, 0]
-    with pytest.raises(InputError, match="training did not have: 'c', 'd'.*Known are a, b"):
+    with pytest.raises(InputError, match="unseen in training: 'c', 'd'.*The classes are a, b"):
         known.target_values(pa.table({"y": ["a", "d", "c", "d"]}))
     with pytest.raises(InputError, match="no column 'y'"):
         known.target_values(pa.table({"z": ["a"]}))
@@ -350,9 +350,9 @@ def test_targets_that_cannot_be_predicted() -> None:
     refused("--target", "missing in 31 of 60 rows", data=table(y=[None] * 31 + list(range(29))))
     refused("--target", "missing in 60 of 60 rows", data=table(y=pa.nulls(60)))
     refused("--target", "infinite", data=table(y=[np.inf, *range(59)]))
-    refused("--target", "5,000 different texts", "identifier", data=table(5000, y=[f"t{i}" for i in range(5000)]))
+    refused("--target", "5,000 distinct values", "identifier", data=table(5000, y=[f"t{i}" for i in range(5000)]))
     refused("--target", "101 different texts", data=table(1010, y=[f"t{i}" for i in range(101)] * 10))
-    refused("--task", "101 different values", "--task regression", data=table(101, y=range(101)), task="classification")
+    refused("--task", "101 distinct values", "--task regression", data=table(101, y=range(101)), task="classification")
     refused("--task", "holds text such as 'n.a. 2'", data=table(y=["1"] * 59 + ["n.a. 2"]), task="regression")
     refused("--task", "'ranking'", data=table(), task="ranking")
     refused("--target", "dates", data=table(y=[datetime.date(2024, 1, 1 + i % 28) for i in range(60)]))

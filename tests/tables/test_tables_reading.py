@@ -297,7 +297,7 @@ def test_binary_files(tmp_path: Path) -> None:
     refused(put(tmp_path, noise, "t.parquet"), "Parquet")
     refused(put(tmp_path, noise, "t.csv.gz"), "gzip")
     refused(put(tmp_path, b"PK\x03\x04" + noise), "Excel")
-    refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n")), "packed")
+    refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n")), "gzip-compressed")
     refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n" * 100)[:-9], "t.csv.gz"), "gzip")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "p.csv")
     refused(tmp_path / "p.csv", "a Parquet file")

@@ -120,16 +120,16 @@ def test_evidence_finds_noise_that_depends_on_the_input_and_a_width():
 
 def test_a_richer_noise_has_to_earn_its_place():
     """By more than a factor of three in evidence, and two standard errors."""
-    old = tuning._Judged(-1.0, 0.0)
+    old = tuning._Score(-1.0, 0.0)
     for gain, error, expected in ((1.0, 0.0, False), (1.2, 0.0, True), (1.2, 1.0, False), (5.0, 2.0, True)):
-        new = tuning._Judged(-1.0 + gain / 100, error / 100)
-        assert tuning._clearly(new, old, 100) is expected
+        new = tuning._Score(-1.0 + gain / 100, error / 100)
+        assert tuning._clearly_better(new, old, 100) is expected
     assert math.log(3) < 1.2
 
 
 def test_an_unknown_rule_is_refused():
     x, raw, _ = wave(20, 0.1)
-    with pytest.raises(InputError, match="tune: found 'best'"):
+    with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         tune(Recipe(), x, raw[:, 0], rule="best")
 
 
@@ -153,7 +153,7 @@ def test_estimators_tune(brief, rule, widths):
     labels = np.where(raw[:, 0] > 0, "yes", "no")
     sorted_out = cr.BayesianClassifier(hidden=8, settings=settings, tune=rule).fit(x, labels)
     assert {t.prior_scale for t in sorted_out.trials_} == set(SCALES)
-    with pytest.raises(InputError, match="tune: found 'best'"):
+    with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         cr.BayesianRegressor(tune="best").fit(x, y)
 
 

@@ -116,8 +116,8 @@ Noise = Annotated[
 PriorScale = Annotated[
     float | None,
     typer.Option(
-        help="Prior standard deviation of the weights times the square root of the fan-in. (Default: 1 for regression, 2"
-        " for classification.)"
+        help="Prior standard deviation of the weights times the square root of the fan-in. (Default: 1 for regression,"
+        " 2 for classification.)"
     ),
 ]
 Tune = Annotated[
