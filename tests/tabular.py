@@ -1,4 +1,4 @@
-"""Facts of small fits for tests of pages: embedded data and toys, with few draws and steps."""
+"""Summaries of small fits for tests of pages: embedded data and toys, with few draws and steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY: dict[str, dict[str, Any]] = {
 def facts_of(
     name: str, method: str = "ensemble", *, noise: str = "learned", settings: dict[str, Any] | None = None
 ) -> Facts:
-    """The facts of a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
+    """Summarise a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
 
     A fit is made once in a process: facts cannot be changed.
     """
@@ -93,7 +93,7 @@ def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...
 
 
 def _data(name: str) -> tuple[Any, Any, Any, tuple[str, ...], tuple[str, ...] | None]:
-    """Inputs, targets, which rows are held out, names of the inputs, names of the classes."""
+    """Return inputs, targets, a mask of held-out rows, names of the inputs and names of the classes."""
     if name in cr.data.EMBEDDED:
         known = cr.data.embedded(name)
         x = torch.cat([known.x_train, known.x_test]).double() * known.x_std + known.x_mean

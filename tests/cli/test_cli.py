@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it says no."""
+"""The command line: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestHelp:
-    def test_help_teaches_where_to_begin(self):
+    def test_help_shows_where_to_start(self):
         for words in (["--help"], ["-h"], []):
             found = call(*words)
             assert "credibly demo" in found.output
@@ -49,7 +49,7 @@ class TestHelp:
         assert (found.exit_code, found.output) == (0, f"credibly {cr.__version__}\n")
 
     def test_the_command_line_itself_imports_nothing_heavy(self):
-        # The package's own __init__ is left out, so that what is seen here is what the command line asks for.
+        # Without the package's own __init__, so that only the imports of the command line count.
         code = f"""
 import sys, types
 package = types.ModuleType("credibly")
@@ -98,13 +98,13 @@ class TestMethods:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """One quick demo of every method through the command."""
+    """Run one quick demo of every method."""
     out = tmp_path_factory.mktemp("demo") / "deep" / "demo"
     return call("demo", "--quick", "--out", out), out
 
 
 class TestDemo:
-    def test_writes_page_and_figures_with_every_method(self, demo):
+    def test_writes_page_and_results_with_every_method(self, demo):
         found, out = demo
         assert found.exit_code == 0, found.output
         assert sorted(p.name for p in out.iterdir()) == ["index.html", "results.json"]
@@ -168,7 +168,7 @@ class TestDemo:
         assert "is a file" in found.stderr
         assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
-    def test_a_failure_on_the_way_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_a_failure_during_the_work_leaves_nothing(self, tmp_path, monkeypatch):
         def fail(*_, **__):
             raise cr.TrainingError("the loss was not finite", step=3, member=0)
 
@@ -177,7 +177,7 @@ class TestDemo:
         assert (found.exit_code, found.stderr) == (1, "credibly: the loss was not finite\n")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_place_where_nothing_can_be_made(self, tmp_path):
+    def test_an_unwritable_location(self, tmp_path):
         (tmp_path / "file").write_text("")
         found = call("demo", "--out", tmp_path / "file" / "demo")
         assert found.exit_code == 1
@@ -243,14 +243,14 @@ def fails():
 
 @pytest.fixture
 def script(tmp_path):
-    """A user's script with problems in it, and a module beside it that it needs."""
+    """Write a user's script with problems, and a module beside it that it imports."""
     (tmp_path / "beside.py").write_text("ROWS = 20\n")
     (tmp_path / "train.py").write_text(SCRIPT_OF_A_USER)
     return tmp_path / "train.py"
 
 
 def begin(script, problem, stop_at, monkeypatch):
-    """A run of a problem in the script, stopped by Ctrl-C before that iteration; what it would have given."""
+    """Run a problem of the script, stopped by Ctrl-C before the given iteration; return the uninterrupted result."""
     from credibly.cli.user_script import load_problem
 
     found = load_problem(f"{script}:{problem}")
@@ -278,7 +278,7 @@ def stop_before(monkeypatch, iteration):
 
 @pytest.fixture
 def ctrl_c():
-    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    """Restore the default handling of Ctrl-C, which a shell turns off for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -286,7 +286,7 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 class TestResume:
-    def test_goes_on_and_says_what_there_is(self, script, monkeypatch):
+    def test_resumes_and_describes_the_run(self, script, monkeypatch):
         known, run = begin(script, "described", 12, monkeypatch), script.with_name("run")
         found = call("resume", run)
         assert found.exit_code == 0, found.output
@@ -302,11 +302,11 @@ class TestResume:
         assert found.stderr == ""
         assert torch.equal(cr.load(run).draws, known.draws)
 
-    def test_a_run_that_has_ended_says_so(self, script, monkeypatch):
+    def test_a_run_that_is_complete(self, script, monkeypatch):
         known, run = begin(script, "own", 12, monkeypatch), script.with_name("run")
         assert call("resume", run, "--problem", f"{script}:own").exit_code == 0
         before = {p.name: p.read_bytes() for p in run.iterdir()}
-        found = call("resume", run)  # the network is not needed to say so
+        found = call("resume", run)  # the network is not needed for that
         assert found.exit_code == 0
         assert found.stdout.splitlines()[1:] == [
             f"The run is already complete. Load it with credibly.load({str(run)!r})."
@@ -335,7 +335,7 @@ class TestResume:
         net = None if name == "normal" else sys.modules["credibly_script_train"].Net()
         assert torch.equal(cr.load(run, net).draws, known.draws)
 
-    def test_ctrl_c_says_how_to_go_on(self, script, monkeypatch):
+    def test_ctrl_c_shows_how_to_resume(self, script, monkeypatch):
         known, run = begin(script, "own", 3, monkeypatch), script.with_name("run")
         stop_before(monkeypatch, 11)
         words = ["resume", run, "--problem", f"{script}:own"]
@@ -344,7 +344,7 @@ class TestResume:
         again = f"credibly resume {run} --problem {script}:own"
         assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; resume with `{again}`\n"
         monkeypatch.setattr("credibly.methods.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
-        assert call(*words).exit_code == 130  # also before it is at work
+        assert call(*words).exit_code == 130  # also before the work starts
         monkeypatch.undo()
         assert call(*words).exit_code == 0
         assert torch.equal(cr.load(run, sys.modules["credibly_script_train"].Net()).draws, known.draws)
@@ -408,7 +408,7 @@ class TestResume:
         density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
         cr.HMC(chains=1, draws=5, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
         with RunFolder(tmp_path / "run", {}):
-            assert call("resume", tmp_path / "run").exit_code == 0  # it has ended, and nothing is written
+            assert call("resume", tmp_path / "run").exit_code == 0  # it is complete, and nothing is written
 
     def test_a_folder_in_use(self, script, monkeypatch):
         from credibly.storage.run_folder import RunFolder
@@ -419,7 +419,7 @@ class TestResume:
         assert found.exit_code == 1
         assert f"is in use by process {os.getpid()} on" in found.stderr
 
-    def test_a_sampler_that_cannot_go_on(self, script, monkeypatch):
+    def test_a_sampler_that_cannot_continue(self, script, monkeypatch):
         begin(script, "described", 3, monkeypatch)
 
         def fails(self, stop):
@@ -472,4 +472,4 @@ def test_errors_become_one_line(capsys):
         assert end.value.exit_code == code
         assert capsys.readouterr().err == text
     with pytest.raises(ZeroDivisionError), handle_errors():
-        _ = 1 / 0  # a fault of ours keeps its trace
+        _ = 1 / 0  # a bug keeps its traceback

@@ -1,4 +1,4 @@
-"""Help that comes at once, and what a shell completes."""
+"""Help that is instant, and shell completion."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
         assert wanted <= offered
         assert not offered & not_wanted
 
-    def test_output_that_nobody_reads_is_no_error_of_ours(self):
+    def test_a_closed_output_is_not_an_error(self):
         with subprocess.Popen(
             [str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:

@@ -19,7 +19,7 @@ from own_tables import ENSEMBLE, MAP, RUN_FILES, call, diabetes, names, refused,
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory):
-    """A folder with wine.parquet and a run of it by an ensemble."""
+    """Return a folder with wine.parquet and a run of it by an ensemble."""
     place = tmp_path_factory.mktemp("cellar")
     write(wine(), place / "wine.parquet")
     found = call("fit", place / "wine.parquet", "--target", "kind", "--out", place / "run", *ENSEMBLE, "--quiet")
@@ -28,7 +28,7 @@ def cellar(tmp_path_factory):
 
 
 class TestTablesThatCannotBeFitted:
-    """Every refusal is one line, exit code 2, and leaves nothing behind."""
+    """Every error is one line with exit code 2, and nothing is left behind."""
 
     CASES: ClassVar = {
         "no such column": (diabetes(40), "price", ("--target: no column 'price'", "The table has age")),
@@ -111,7 +111,7 @@ class TestTablesThatCannotBeFitted:
 
 
 class TestRunFolders:
-    """Folders that cannot be opened, and places that are taken."""
+    """Run folders that cannot be loaded, and occupied locations."""
 
     @pytest.fixture
     def run(self, cellar, tmp_path):
@@ -139,7 +139,7 @@ class TestRunFolders:
     @pytest.mark.parametrize(
         "how", ["altered", "cut", "another", "binary", "no posterior", "posterior altered", "no rows"]
     )
-    def test_altered(self, run, how):
+    def test_modified(self, run, how):
         text = (run / "table.json").read_text()
         said = {
             "altered": "was modified",
@@ -164,10 +164,10 @@ class TestRunFolders:
             (run / "held_out.parquet").unlink()
         for words in self.calls(run):
             if how == "no rows" and words[0] in ("predict", "evaluate"):
-                continue  # they need none of the rows that were kept
+                continue  # they do not need the stored rows
             refused(call(*words), said.get(how, "path: "), code=1)
 
-    def test_a_place_that_is_taken(self, run):
+    def test_an_occupied_folder(self, run):
         base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
         before = (run / "table.json").read_bytes()
         refused(call(*base, run), "--out", "exists", "--force")
@@ -185,7 +185,7 @@ class TestRunFolders:
         refused(call(*base, photos), "--out", "is not a run of `credibly fit`")
         refused(call(*base, run.parent / "wine.parquet"), "--out", "is a file")
         assert names(photos) == ["holiday.jpg"]
-        # Nor what lies where the new run is made.
+        # Nor what is in the place of the staging folder.
         (run.parent / "run.new").mkdir()
         (run.parent / "run.new" / "mine.txt").write_text("x")
         refused(call(*base, run), "run.new is not a run")
@@ -223,7 +223,7 @@ class TestRunFolders:
             refused(call(*base, run), "in use by process", code=1)
         assert TableRun.load(run).config.method == "ensemble"
 
-    def test_resume_of_a_run_that_has_ended_tells_it_again(self, run):
+    def test_resume_of_a_complete_run_reports_it_again(self, run):
         found = call("resume", run)
         assert found.exit_code == 0, found.output
         assert found.stdout.startswith("The run is already complete.\n")

@@ -1,4 +1,4 @@
-"""Commands on tables that are stopped: by Ctrl-C, by kill -9, by a disk that is full. What is left is whole, or nothing."""
+"""Commands on tables stopped by Ctrl-C, kill -9 or a full disk: they leave a complete result, or nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LONG = (
 
 
 def done(run: Path) -> int:
-    """Iterations at the last checkpoint of a run; -1 where there is none."""
+    """Return the iterations at the last checkpoint of a run; -1 if there is none."""
     try:
         manifest = parse_manifest(run / "posterior")
     except cr.StoreError:
@@ -64,7 +64,7 @@ def done(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-    """A folder with a table and a run by HMC of a second or more that nothing has stopped."""
+    """Return a folder with a table and an uninterrupted HMC run of a second or more."""
     place = tmp_path_factory.mktemp("known")
     write(diabetes(), place / "house.csv")
     found = command("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, "--json", cwd=place)
@@ -73,7 +73,7 @@ def known(tmp_path_factory):
 
 
 def same(run: Path, known: tuple[Path, dict]) -> None:
-    """That a run has the draws and figures of the one that nothing has stopped, and nothing else is left."""
+    """Assert that a run has the draws and metrics of the uninterrupted one, and nothing else is left."""
     place, told = known
     assert torch.equal(cr.load(run).draws, cr.load(place / "run").draws)
     assert TableRun.load(run).figures == told["figures"]
@@ -89,7 +89,7 @@ class TestSamplers:
         shutil.copy(known[0] / "house.csv", place)
         return start("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more, cwd=place)
 
-    def test_ctrl_c_and_on_again(self, tmp_path, known):
+    def test_ctrl_c_and_resume(self, tmp_path, known):
         run = tmp_path / "run"
         with self.begun(tmp_path, known) as process:
             wait_for(lambda: done(run) >= 0, process)
@@ -107,7 +107,7 @@ class TestSamplers:
         assert found.stdout.splitlines()[-1] == "run/report.html"
         same(run, known)
 
-    def test_kill_and_on_again(self, tmp_path, known):
+    def test_kill_and_resume(self, tmp_path, known):
         run = tmp_path / "run"
         with self.begun(tmp_path, known, "--json") as process:
             wait_for(lambda: done(run) >= 0, process)
@@ -119,7 +119,7 @@ class TestSamplers:
         assert json.loads(found.stdout)["figures"] == known[1]["figures"]
         same(run, known)
 
-    def test_ctrl_c_beside_a_run_that_is_to_be_replaced(self, tmp_path, known):
+    def test_ctrl_c_while_replacing_a_run(self, tmp_path, known):
         shutil.copytree(known[0] / "run", tmp_path / "run")
         with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
             wait_for(lambda: done(tmp_path / "run.new") >= 0, process)
@@ -170,11 +170,11 @@ class TestOthers:
         assert names(tmp_path) == ["big.csv"]
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_ctrl_c_that_a_finaliser_swallowed_comes_again(self):
+    def test_ctrl_c_swallowed_by_a_finaliser_is_raised_again(self):
         class Finalised:
             def __del__(self):
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.05)  # where Python sees the signal, and drops what it raises
+                time.sleep(0.05)  # where Python sees the signal and drops the exception
 
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -212,7 +212,7 @@ def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):
 
 
 class Full:
-    """A disk on which the n-th write fails, and all after it: half of the bytes are there, as on a real one."""
+    """A disk on which the n-th write and all later ones fail after half of their bytes, as on a real one."""
 
     def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
         self.left = number
@@ -245,7 +245,7 @@ class Full:
 
 
 def tidy(place: Path) -> None:
-    """That nothing hidden or half-written lies about, in the place or in any run in it."""
+    """Assert that no hidden or partial file is left in the folder or in any run in it."""
     assert [str(p) for p in place.rglob("*") if p.name.startswith(".") or p.name.endswith((".part", ".old"))] == []
 
 
@@ -271,7 +271,7 @@ class TestFullDisk:
             fresh = tmp_path / "run.new" if force else run
             if "credibly report" in said:
                 failures["no page"] += 1
-                assert TableRun.load(run).config.method == method[1]  # it has taken its place: it is whole
+                assert TableRun.load(run).config.method == method[1]  # it is complete and in place
                 assert call("report", run).exit_code == 0
                 if force:
                     break  # the earlier run has been replaced
@@ -338,7 +338,7 @@ class TestFullDisk:
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet", "csv.gz"])
     def test_in_predictions(self, tmp_path, known, suffix):
-        """A real limit on the size of a file, in a process of its own."""
+        """Sets a real limit on the file size, in a separate process."""
         columns = diabetes()
         write({k: list(v) * 20 for k, v in columns.items()}, tmp_path / "big.csv")
         (tmp_path / f"p.{suffix}").write_text("mine")

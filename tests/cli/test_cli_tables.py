@@ -1,4 +1,4 @@
-"""The command line on tables: from a file to predictions, figures and pages, and how it says no."""
+"""The command line on tables: from a file to predictions, metrics and pages, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from own_tables import (
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """A folder with house.csv and a run of it by HMC, through the installed command."""
+    """Return a folder with house.csv and an HMC run of it by the installed command."""
     place = tmp_path_factory.mktemp("house")
     write(diabetes(), place / "house.csv")
     found = command("fit", "house.csv", "--target", "progress", "--out", "run", *HMC, cwd=place)
@@ -43,7 +43,7 @@ def house(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory):
-    """A folder with wine.parquet and a run of it by an ensemble."""
+    """Return a folder with wine.parquet and a run of it by an ensemble."""
     place = tmp_path_factory.mktemp("cellar")
     write(wine(), place / "wine.parquet")
     found = call("fit", place / "wine.parquet", "--target", "kind", "--out", place / "run", *ENSEMBLE)
@@ -52,7 +52,7 @@ def cellar(tmp_path_factory):
 
 
 class TestFit:
-    def test_says_what_it_found_and_how_good_it_is(self, house):
+    def test_describes_the_table_and_the_fit(self, house):
         place, found = house
         assert found.stderr == ""
         lines = found.stdout.splitlines()
@@ -96,7 +96,7 @@ class TestFit:
         assert (found.stdout, found.stderr) == (f"{tmp_path / 'b' / 'report.html'}\n", "")
 
     @pytest.mark.parametrize("limit, chosen", [(None, "hmc"), (1000, "ensemble")])
-    def test_auto_says_what_it_chose_and_why(self, tmp_path, monkeypatch, limit, chosen):
+    def test_auto_explains_its_choice(self, tmp_path, monkeypatch, limit, chosen):
         from credibly.tables import recipe
 
         if limit is not None:
@@ -117,7 +117,7 @@ class TestFit:
         assert f"# method: {why}" in written
         assert f'method = "{chosen}"' in written
 
-    def test_folders_on_the_way_are_made_and_go_again_if_it_fails(self, tmp_path):
+    def test_parent_folders_are_created_and_removed_on_failure(self, tmp_path):
         table = write(cancer(60), tmp_path / "cancer.csv")
         out = tmp_path / "deep" / "down" / "run"
         refused(call("fit", table, "--target", "benign", "--out", out, *MAP, "--set", "steps=0"), "--set: steps")
@@ -125,7 +125,7 @@ class TestFit:
         assert call("fit", table, "--target", "benign", "--out", out, *MAP, "--quiet").exit_code == 0
         assert names(out) == RUN_FILES
 
-    def test_an_empty_folder_may_be_the_place(self, tmp_path):
+    def test_an_empty_folder_may_be_used(self, tmp_path):
         table = write(cancer(60), tmp_path / "cancer.csv")
         (tmp_path / "run").mkdir()
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
@@ -158,7 +158,7 @@ class TestConfig:
         assert (run.config.hidden, run.config.seed, run.facts["held_out"]) == ((5,), 3, 30)
         assert "age" not in run.model.preparation.names
         assert (run.config.settings["steps"], run.config.settings["lr"]) == (20, 0.02)
-        # Options win, and what they leave stays.
+        # Options override the file; the rest is kept.
         words = ("--hidden", "3,3", "--set", "steps=10", "--holdout", "0.2", "--method", "map")
         assert call("fit", "--config", mine, "--out", tmp_path / "b", "--quiet", *words).exit_code == 0
         run = TableRun.load(tmp_path / "b")
@@ -168,7 +168,7 @@ class TestConfig:
         words = ("--method", "ensemble", "--set", "members=2", "--set", "steps=10")
         assert call("fit", "--config", mine, "--out", tmp_path / "c", "--quiet", *words).exit_code == 0
         assert TableRun.load(tmp_path / "c").config.settings["lr"] == 0.01
-        # A table on the command line is taken from where the command runs.
+        # A table on the command line is relative to the current directory.
         other = write(diabetes(40), tmp_path / "other.csv")
         assert call("fit", other, "--config", mine, "--out", tmp_path / "d", "--quiet").exit_code == 0
         assert TableRun.load(tmp_path / "d").facts["rows"] == 20
@@ -179,7 +179,7 @@ class TestConfig:
         write(cancer(61), table)
         words = ("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "new")
         refused(call(*words), "--config", "has changed since the run", "table_sha256")
-        assert call(*words, table, "--quiet").exit_code == 0  # named anew, it is meant
+        assert call(*words, table, "--quiet").exit_code == 0  # given explicitly, it is used
 
     @pytest.mark.parametrize(
         "text, words",
@@ -284,10 +284,10 @@ class TestPredict:
         np.testing.assert_allclose(told["p_0"] + told["p_1"], 1, atol=1e-6)
         assert set(told["prediction"]) == {0, 1}
         assert told["epistemic"].max() < 1e-6
-        assert "ood" in told  # there, and empty: the method has no such thing
+        assert "ood" in told  # present but empty: the method has no epistemic uncertainty
         assert all(value is None or np.isnan(value) for value in told["ood"].tolist())
 
-    def test_what_is_there_is_not_replaced_and_the_table_never(self, house):
+    def test_an_existing_file_is_kept_and_the_table_is_never_overwritten(self, house):
         place, _ = house
         kept = place / "kept.csv"
         kept.write_text("mine\n")
@@ -320,7 +320,7 @@ class TestPredict:
 
 
 class TestEvaluate:
-    def test_figures_beside_those_of_no_inputs(self, house):
+    def test_metrics_beside_the_baseline(self, house):
         place, _ = house
         found = call("evaluate", place / "run", place / "house.csv", "--json")
         assert found.exit_code == 0, found.output
@@ -334,7 +334,7 @@ class TestEvaluate:
         assert "hmc on 160 rows of house.csv" in words
         assert "no inputs" in words
 
-    def test_rows_without_a_target_are_left_out_and_said(self, house, tmp_path):
+    def test_rows_without_a_target_are_left_out_and_counted(self, house, tmp_path):
         place, _ = house
         some = diabetes(40)
         some["progress"] = [None if i < 5 else v for i, v in enumerate(some["progress"])]
@@ -369,7 +369,7 @@ class TestReport:
         told = call("report", place / "run", "--json").stdout
         assert json.loads(told) == json.loads(results)
 
-    def test_opens_it_where_that_is_asked(self, cellar, monkeypatch):
+    def test_opens_the_page_on_request(self, cellar, monkeypatch):
         import webbrowser
 
         shown = []
@@ -502,8 +502,8 @@ def test_paths_with_spaces_and_quotes(tmp_path):
     assert Path(json.loads(found.stdout)["run"]) == place / "a run"
 
 
-class TestStrangeNames:
-    """Names of columns and classes are the user's: no sign in them means anything to the terminal, the page or a picture."""
+class TestUnusualNames:
+    """No character in names of columns and classes has a meaning to the terminal, the page or a plot."""
 
     @pytest.mark.parametrize(
         "task, sign",
@@ -548,7 +548,7 @@ def test_a_comparison_leads_to_the_page_of_each_method(comparison):
     assert {address.split("/")[0] for address in addresses} == {p.parent.name for p in place.glob("*/report.html")}
 
 
-def test_numbers_are_whole_on_a_narrow_terminal(comparison, monkeypatch):
+def test_numbers_are_not_truncated_on_a_narrow_terminal(comparison, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     place, _ = comparison
     told = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]

@@ -1,4 +1,4 @@
-"""The recipe: every method runs by it, auto says what it chose and why, and what cannot be used is refused."""
+"""The recipe: every method runs with its defaults, auto explains its choice, and invalid values are refused."""
 
 import json
 
@@ -23,7 +23,7 @@ QUICK = {name: {"steps": 40} for name in cr.METHODS} | dict.fromkeys(("hmc", "sg
 @pytest.mark.parametrize("task", ["regression", "two classes", "three classes"])
 @pytest.mark.parametrize("hidden", [(), (5, 4)])
 @pytest.mark.parametrize("method", cr.METHODS)
-def test_every_method_runs_by_it(method, hidden, task):
+def test_every_method_runs_with_its_defaults(method, hidden, task):
     classes = {"regression": None, "two classes": 2, "three classes": 3}[task]
     kind = "regression" if classes is None else "classification"
     labels = Y if classes is None else np.digitize(Y, [0.0] if classes == 2 else [-0.5, 0.5])
@@ -59,7 +59,7 @@ def test_gradients_are_clipped_sooner_where_noisy_weights_predict_a_variance():
     assert clip("bbb", noise="heteroscedastic", settings={"clip_norm": 3.0}) == 3
 
 
-def test_settings_are_a_copy_and_give_way():
+def test_settings_are_a_copy_and_can_be_overridden():
     settings_for("hmc")["chains"] = 99
     assert settings_for("hmc")["chains"] == 8
     fitter = Recipe(method="hmc", settings={"chains": 3}).fitter(10, 10)
@@ -76,7 +76,7 @@ def test_dropout_acts_before_the_last_layer():
         assert [name.partition(".")[0] for name in posterior.rates] == [last]
 
 
-def test_auto_takes_hmc_where_it_is_affordable_and_says_why():
+def test_auto_picks_hmc_where_it_is_affordable_and_explains_why():
     auto = Recipe()
     assert auto.method == "auto"
     name, why = auto.resolved(1000, AFFORDABLE // 1000)

@@ -1,4 +1,4 @@
-"""Fits to tables from Python: the split, the settings and their file, units, the same run again, streams of rows."""
+"""Fits to tables from Python: the split, the configuration and its file, units, reproducibility, streams of rows."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def house(tmp_path_factory):
 
 
 class TestSplit:
-    @given(rows=st.integers(1, 300), share=st.floats(0, 0.9), seed=st.integers(0, 2**40))
-    def test_parts_are_all_rows_in_order_and_of_the_right_size(self, rows, share, seed):
-        train, held = split(rows, share, seed)
+    @given(rows=st.integers(1, 300), fraction=st.floats(0, 0.9), seed=st.integers(0, 2**40))
+    def test_parts_are_all_rows_in_order_and_of_the_right_size(self, rows, fraction, seed):
+        train, held = split(rows, fraction, seed)
         assert sorted([*train, *held]) == list(range(rows))
         assert list(train) == sorted(train)
         assert list(held) == sorted(held)
-        assert len(held) == min(round(share * rows), rows - 1)
-        again = split(rows, share, seed)
+        assert len(held) == min(round(fraction * rows), rows - 1)
+        again = split(rows, fraction, seed)
         assert all(np.array_equal(a, b) for a, b in zip((train, held), again))
 
-    @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=200), share=st.floats(0, 0.9))
-    def test_every_class_keeps_its_share_and_a_training_row(self, labels, share):
+    @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=200), fraction=st.floats(0, 0.9))
+    def test_the_split_is_stratified_with_a_training_row_per_class(self, labels, fraction):
         y = np.array(labels)
-        train, held = split(len(y), share, 0, y)
+        train, held = split(len(y), fraction, 0, y)
         assert sorted([*train, *held]) == list(range(len(y)))
         for label in set(labels):
             count = int((y == label).sum())
-            assert (y[held] == label).sum() == min(round(share * count), count - 1)
+            assert (y[held] == label).sum() == min(round(fraction * count), count - 1)
             assert (y[train] == label).sum() >= 1
 
     def test_another_seed_is_another_split_and_the_rows_are_mixed(self):
@@ -108,7 +108,7 @@ class TestConfig:
         given=st.dictionaries(WORD | TEXT, VALUE, max_size=4),
         remark=TEXT,
     )
-    def test_any_settings_come_back_from_their_file(
+    def test_any_settings_survive_the_file(
         self,
         tmp_path_factory,
         table,
@@ -154,10 +154,11 @@ class TestConfig:
         assert tomllib.loads(text)["settings"] == {"draws": 3, "thin": "none"}
 
     def test_a_file_of_an_earlier_version_still_loads(self, tmp_path):
-        """Before tomli-w wrote them, lists were on one line and remarks behind their settings."""
+        """Before tomli-w, lists were on one line and remarks followed their settings."""
         (tmp_path / "c.toml").write_text(
             "# The settings of this run: `credibly fit --config THIS_FILE --out NEW_FOLDER` makes it again.\n"
-            'table = "/a.csv"\ntarget = "say \\"y\\"\\u0001"\ntask = "auto"\ndrop = ["a", "b"]\nholdout = 0.2\nseed = 0\n'
+            'table = "/a.csv"\ntarget = "say \\"y\\"\\u0001"\ntask = "auto"\ndrop = ["a", "b"]\n'
+            "holdout = 0.2\nseed = 0\n"
             'method = "auto"  # because\nhidden = [50]\nactivation = "silu"\nnoise = 1e-300\n\n'
             '[settings]\ndraws = 3\nthin = "none"\n"odd key" = [1, 2.5, "x"]\nflag = true\n'
         )
@@ -173,7 +174,7 @@ class TestConfig:
         assert read_config(tmp_path / "c.toml") == {"table": "/data/house.csv"}
 
     def test_settings_that_are_none_give_the_same_run_again(self, tmp_path):
-        """A setting that is none in the run and something by default is in the file."""
+        """A setting that is None in the run but not by default is in the file."""
         run = fitted(tmp_path, cancer(60), "benign", settings=HMC | {"jitter": None})
         assert run.config.settings["jitter"] is None
         assert "step_size" not in run.config.settings
@@ -181,11 +182,11 @@ class TestConfig:
         assert torch.equal(again.model.posterior.draws, run.model.posterior.draws)
         assert again.config == run.config
 
-    def test_a_name_that_is_no_text_is_refused(self):
+    def test_a_name_that_cannot_be_encoded_is_refused(self):
         with pytest.raises(InputError, match="table must be text that UTF-8 can encode, got"):
             Config(os.fsdecode(b"caf\xe9.csv"), "y")
 
-    def test_facts_that_are_no_settings(self, house):
+    def test_an_invalid_stored_configuration(self, house):
         with pytest.raises(StoreError, match="configuration"):
             config_of(house.facts | {"config": house.facts["config"] | {"sed": 1}})
         with pytest.raises(StoreError, match="configuration"):
@@ -220,7 +221,7 @@ class TestParseSettings:
 
     @pytest.mark.parametrize("pair", ["a", "=1", "a=", "1a=2", "a b=2", ""])
     def test_refused(self, pair):
-        with pytest.raises(InputError, match="--set: invalid settings"):
+        with pytest.raises(InputError, match=f"--set must be NAME=VALUE, such as draws=500, got {pair!r}"):
             parse_settings([pair])
 
     @given(text=st.text(max_size=20))
@@ -232,25 +233,25 @@ class TestParseSettings:
         assert len(found) == 1
 
 
-class TestShareBelow:
+class TestFractionBelow:
     VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(lambda v: max(v) > 0)
 
     @given(values=VALUES, asked=st.lists(st.floats(0, 2e6), min_size=1, max_size=30))
     @example(values=[0.0, 2.225073858507e-311], asked=[5e-324])
     @example(values=[3.0], asked=[2.0, 3.0, 4.0])
-    def test_is_a_share_and_grows(self, values, asked):
+    def test_is_a_fraction_and_monotone(self, values, asked):
         levels = quantile_levels(np.array(values))
         assert len(levels) == OOD_POINTS
-        shares = fraction_below(np.sort(np.array(asked)), levels)
-        assert ((shares >= 0) & (shares <= 1)).all()
-        assert (np.diff(shares) >= 0).all()
+        fractions = fraction_below(np.sort(np.array(asked)), levels)
+        assert ((fractions >= 0) & (fractions <= 1)).all()
+        assert (np.diff(fractions) >= 0).all()
         assert fraction_below(np.array([max(values) * 2]), levels) == 1
 
     def test_of_the_reference_itself(self):
         values = np.random.default_rng(0).exponential(size=5000)
-        shares = fraction_below(values, quantile_levels(values))
+        fractions = fraction_below(values, quantile_levels(values))
         exact = values.argsort().argsort() / 4999
-        assert np.abs(shares - exact).max() < 0.005
+        assert np.abs(fractions - exact).max() < 0.005
 
     def test_ties(self):
         levels = quantile_levels(np.array([1.0] * 50 + [2.0] * 50))
@@ -259,7 +260,7 @@ class TestShareBelow:
         assert at == pytest.approx(0.5, abs=0.02)  # one of the kept quantiles on either side
         assert at <= between <= top == 1
 
-    def test_where_there_is_no_doubt_there_is_no_score(self):
+    def test_without_epistemic_uncertainty_there_is_no_score(self):
         assert quantile_levels(np.zeros(30)) is None
         assert quantile_levels(np.array([0.1, np.nan])) is None
 
@@ -294,14 +295,14 @@ class TestUnits:
 
 
 class TestRuns:
-    def test_the_same_settings_give_the_same_bits(self, house, tmp_path):
+    def test_the_same_settings_give_bit_for_bit_identical_runs(self, house, tmp_path):
         again = fit_table(prepare(Config(**read_config(house.path / "config.toml"))), tmp_path / "again")
         assert torch.equal(again.model.posterior.draws, house.model.posterior.draws)
         assert again.figures == house.figures
         other = dataclasses.replace(house.config, seed=1)
         assert fit_table(prepare(other), tmp_path / "other").figures != house.figures
 
-    def test_an_opened_run_predicts_as_the_fitted_one(self, house):
+    def test_a_loaded_run_predicts_like_the_fitted_one(self, house):
         opened = TableRun.load(house.path)
         rows = house.rows()[0]
         assert torch.equal(opened.model.predict_table(rows).mean, house.model.predict_table(rows).mean)
@@ -309,14 +310,14 @@ class TestRuns:
         np.testing.assert_array_equal(opened.model.ood_levels, house.model.ood_levels)
         assert torch.equal(cr.load(house.path).draws, house.model.posterior.draws)
 
-    def test_no_rows_kept_back(self, tmp_path):
+    def test_no_rows_held_out(self, tmp_path):
         run = fitted(tmp_path, cancer(60), "benign", holdout=0, method="map", settings={"steps": 20})
         assert (run.facts["rows"], run.facts["held_out"], run.facts["on"]) == (60, 0, "training")
         facts = summarise(TableRun.load(run.path))
         assert isinstance(facts, Facts)
         assert (facts.on, len(facts.y), facts.ood) == ("training", 60, None)
 
-    def test_facts_have_what_was_stored_and_what_can_be_seen(self, house):
+    def test_the_summary_matches_the_stored_run(self, house):
         facts = summarise(house)
         assert facts.figures == house.figures
         assert facts.table == "table.csv"
@@ -326,14 +327,14 @@ class TestRuns:
         assert facts.diagnostics is not None
         assert facts.view is None
 
-    def test_a_table_of_one_column_can_be_looked_at(self, tmp_path):
+    def test_a_table_of_one_column_has_a_view(self, tmp_path):
         x = np.linspace(0, 9, 60)
         run = fitted(tmp_path, {"x": x, "y": np.sin(x)}, "y", method="ensemble", settings={"members": 3, "steps": 30})
         view = summarise(run).view
         assert view.names == ("x",)
         assert view.predict(np.array([[0.0], [100.0]])).mean.shape == (2,)
 
-    def test_a_run_that_was_never_begun_says_so(self, house, tmp_path):
+    def test_a_run_that_never_started(self, house, tmp_path):
         import shutil
 
         from credibly.tables.folder import read_facts, write_facts
@@ -350,7 +351,7 @@ class TestRuns:
             resume_table(tmp_path / "run")
 
     @pytest.mark.parametrize("rows, chains, alone", [(100, 4, True), (100_000, 8, False)])
-    def test_threads_where_they_pay(self, rows, chains, alone):
+    def test_more_threads_only_where_they_pay(self, rows, chains, alone):
         layers = [types.SimpleNamespace(shape=(50, 8)), types.SimpleNamespace(shape=(50,))]
         problem = types.SimpleNamespace(n=rows, layout=types.SimpleNamespace(entries=layers))
         found = threads_for(problem, cr.HMC(chains=chains))
@@ -360,7 +361,7 @@ class TestRuns:
 
 
 class TestStreams:
-    def test_blocks_do_not_show_in_the_predictions(self, house, tmp_path, monkeypatch):
+    def test_predictions_do_not_depend_on_the_block_size(self, house, tmp_path, monkeypatch):
         table = house.path.parent / "table.csv"
         whole = house.model.predict_file(table, tmp_path / "whole.parquet")
         assert whole.rows == 160
@@ -385,7 +386,7 @@ class TestStreams:
 
     @pytest.mark.slow
     def test_memory_does_not_grow_with_the_file(self, house, tmp_path):
-        """The peak of a process that predicts many rows, above that of one that predicts few."""
+        """Compares the peak memory of processes that predict many and few rows."""
         columns = diabetes()
         peaks = {}
         for rows in (2_000, 100_000, 400_000):
@@ -402,12 +403,12 @@ class TestStreams:
             ).stdout.split()
             assert int(out[0]) == rows
             peaks[rows] = int(out[1]) / 1024
-        # The first two tell what a full block takes; from there on four times the rows take no more.
+        # The first two show what a full block takes; beyond that four times the rows take no more.
         assert peaks[400_000] - peaks[100_000] < 60, peaks
 
 
 def test_recipe_defaults_are_those_of_a_config():
-    """What a user does not say is the same from Python and from a table."""
+    """Defaults are the same from Python and from a table."""
     config, known = Config("t.csv", "y"), recipe.Recipe()
     for name in ("hidden", "activation", "prior_scale", "noise", "method"):
         assert getattr(config, name) == getattr(known, name)

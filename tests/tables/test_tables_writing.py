@@ -1,4 +1,4 @@
-"""Tables to files: what is written is read again, and nothing is left of what could not be finished."""
+"""Writing of tables: what is written is read back, and nothing is left of an unfinished file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from credibly.tables.writing import TableWriter
 
 
 def is_text(value: str) -> bool:
-    """Whether a cell is text for certain: neither a number nor a mark of missing, with nothing to take off its ends."""
+    """Return whether a cell is certainly text: neither a number nor a missing-value marker, and already stripped."""
     return value == value.strip() and value not in MISSING and not re.match(NUMBER, value)
 
 
@@ -42,7 +42,7 @@ def is_text(value: str) -> bool:
     suffix=st.sampled_from(SUFFIXES),
     blocks=st.integers(1, 4),
 )
-def test_what_is_written_is_read(tmp_path, numbers, words, suffix, blocks) -> None:
+def test_what_is_written_is_read_back(tmp_path, numbers, words, suffix, blocks) -> None:
     count = min(len(numbers), len(words))
     floats = np.array([np.nan if v is None else v for v in numbers[:count]])
     short = np.where(np.abs(floats) < 1e30, floats, np.nan).astype(np.float32)
@@ -90,8 +90,8 @@ def test_blocks_have_the_same_columns(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
-def test_places_that_are_refused_before_any_work(tmp_path: Path) -> None:
+# -- errors ----------------------------------------------------------------------------------------------------------
+def test_paths_that_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("kept")
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "dangling.csv").symlink_to(tmp_path / "nowhere" / "t.csv")
@@ -122,9 +122,9 @@ def test_a_hidden_file_that_cannot_be_made(tmp_path: Path) -> None:
         writer.__enter__()
 
 
-# -- nothing half-written ------------------------------------------------------------------------------------------------
+# -- atomic writes ----------------------------------------------------------------------------------------------
 class FullDisk:
-    """A file that takes so many bytes and no more."""
+    """A file that accepts the given number of bytes."""
 
     def __init__(self, path: Path, mode: str, room: int) -> None:
         self.file, self.room, self.closed = open(path, mode), room, False  # noqa: SIM115
@@ -145,7 +145,7 @@ class FullDisk:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("room", [0, 10, 100_000])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch, suffix: str, room: int) -> None:
+def test_a_full_disk_raises_and_leaves_nothing(tmp_path: Path, monkeypatch, suffix: str, room: int) -> None:
     monkeypatch.setattr(writing, "open", lambda path, mode: FullDisk(path, mode, room), raising=False)
     old = tmp_path / f"t{suffix}"
     old.write_text("kept")

@@ -40,7 +40,7 @@ def print_wrapped(*lines: str) -> None:
         typer.echo(textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False) if line else "")
 
 
-def print_metrics(title: str, figures: Mapping[str, float], baseline: Mapping[str, float]) -> None:
+def print_metrics(title: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> None:
     """Print metrics beside those of a baseline that ignores the inputs, each with its meaning."""
     from rich.markup import escape
     from rich.table import Table
@@ -52,7 +52,7 @@ def print_metrics(title: str, figures: Mapping[str, float], baseline: Mapping[st
     table.add_column("this fit", justify="right", no_wrap=True)
     table.add_column("no inputs", justify="right", no_wrap=True)
     table.add_column("meaning")
-    for key, value in figures.items():
+    for key, value in metrics.items():
         other = format_number(baseline[key]) if key in baseline else ""
         table.add_row(key.replace("_", " "), format_number(value), other, DESCRIPTIONS.get(key, ""))
     print_table(table)

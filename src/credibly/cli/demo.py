@@ -115,22 +115,22 @@ def _print_tables(result: DemoResult) -> None:
     from rich.console import Console
 
     console = Console()
-    for task, figures in result.figures.items():
-        console.print(_table(TITLES[task], figures))
+    for task, metrics in result.figures.items():
+        console.print(_table(TITLES[task], metrics))
         console.print()
     if any(result.against.values()):
         console.print(_table(*_closeness(result)))
         console.print()
 
 
-def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
+def _table(title: str, metrics: dict[str, dict[str, float]]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
-    for key in next(iter(figures.values())):
+    for key in next(iter(metrics.values())):
         table.add_column(key.replace("_", " "), justify="right")
-    for name, row in figures.items():
+    for name, row in metrics.items():
         table.add_row(name, *(f"{value:.3f}" for value in row.values()))
     return table
 

@@ -140,8 +140,8 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
         open_in_browser(page)
 
 
-def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Path]:
-    """Write report.html and results.json of a run; `place` is the final location of the folder."""
+def write_results(done: TableRun, final: Path | None = None) -> tuple[Facts, Path]:
+    """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.report import fit_page, write
     from credibly.report.judgement import judge
     from credibly.tables.folder import write_atomic
@@ -149,7 +149,7 @@ def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Pat
 
     facts = summarise(done)
     html = fit_page(facts)
-    folder = place or done.path
+    folder = final or done.path
     results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
     results["verdict"] = list(judge(facts))
     write_atomic(done.path / "results.json", to_json(results) + "\n")

@@ -21,14 +21,14 @@ FORMAT_VERSION = 1
 
 def check_out(folder: Path, force: bool) -> None:
     """Raise if the folder is occupied, before any work. With force, only a run of `credibly fit` may be replaced."""
-    if not _taken(folder):
+    if not _occupied(folder):
         return
     if not folder.is_dir():
         raise InputError("--out", f"{folder} is a file", "Pass a folder")
     if not force:
         raise InputError("--out", f"{folder} already exists", "Choose another folder, or pass --force to replace a run")
     for place in (folder, staging_folder(folder)):
-        if _taken(place) and not is_table_run(place):
+        if _occupied(place) and not is_table_run(place):
             raise InputError(
                 "--out", f"{place} is not a run of `credibly fit` and will not be replaced", "Choose another folder"
             )
@@ -46,7 +46,7 @@ def staging_folder(folder: Path) -> Path:
     return folder.parent / f"{folder.name}.new" if folder.name == place.name else place.with_name(f"{place.name}.new")
 
 
-def _taken(folder: Path) -> bool:
+def _occupied(folder: Path) -> bool:
     return folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir())))
 
 
@@ -57,7 +57,7 @@ def new_run(folder: Path) -> Iterator[Path]:
     If the folder is occupied, the new run is built beside it. A run that was interrupted, lost one of its processes or
     ran out of disk space is kept if it can be resumed, and the error says how; otherwise it is removed.
     """
-    replaces = _taken(folder)
+    replaces = _occupied(folder)
     work = staging_folder(folder) if replaces else folder
     made = [parent for parent in folder.parents if not parent.exists()]
     was_there = not replaces and folder.is_dir()

@@ -28,22 +28,22 @@ class Writer(Protocol):
 @contextmanager
 def shared_writer(path: str | os.PathLike[str], everyone: World, *, force: bool = False) -> Iterator[Writer]:
     """Yield a writer of this process's blocks. On exit the table is complete, the same as from a single process."""
-    whole = TableWriter(path, force=force)
+    table = TableWriter(path, force=force)
     if everyone.size == 1:
-        with whole:
-            yield whole
+        with table:
+            yield table
         return
     # The leader's process id keeps the names apart from those of other runs.
     leader_pid = everyone.gather(os.getpid())[0]
-    parts = [whole.path.with_name(f".{whole.path.name}.{leader_pid}-{rank}.part") for rank in range(everyone.size)]
+    parts = [table.path.with_name(f".{table.path.name}.{leader_pid}-{rank}.part") for rank in range(everyone.size)]
     try:
         with _BlockStream(parts[everyone.rank]) as mine:
             yield mine
         counts = everyone.gather(mine.count)
         if everyone.leader:
-            with whole:
+            with table:
                 for block in _in_order(parts, counts):
-                    whole.write(block)
+                    table.write(block)
         everyone.barrier()
     finally:
         # The leader also removes the files of processes that were killed.

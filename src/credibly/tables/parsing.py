@@ -64,10 +64,10 @@ def texts(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
-        whole = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
-        near = pc.and_(whole, pc.fill_null(pc.less(pc.abs(column), 2.0**53), False))
-        plain = pc.if_else(near, column, None).cast(pa.int64(), safe=False).cast(pa.string())
-        return pc.if_else(near, plain, column.cast(pa.string()))
+        integral = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
+        exact = pc.and_(integral, pc.fill_null(pc.less(pc.abs(column), 2.0**53), False))
+        plain = pc.if_else(exact, column, None).cast(pa.int64(), safe=False).cast(pa.string())
+        return pc.if_else(exact, plain, column.cast(pa.string()))
     if not pa.types.is_string(kind):
         return column.cast(pa.string())
     column = pc.utf8_trim_whitespace(column)

@@ -25,17 +25,17 @@ def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> p
     A CSV column is numeric if every cell in it is a number or missing. Columns in `text` are read as text regardless,
     so that the codes 007 and 7 differ.
     """
-    place = _checked(path)
-    if _is_parquet(place):
-        return _parquet_table(place, frozenset(text))
-    form = _dialect(place)
-    found = list(csv_files.blocks(place, form, form.names))
-    whole = pa.Table.from_batches(found) if found else None
-    if whole is None or not whole.num_rows:
-        raise csv_files.no_rows(place)
+    file = _checked(path)
+    if _is_parquet(file):
+        return _parquet_table(file, frozenset(text))
+    form = _dialect(file)
+    found = list(csv_files.blocks(file, form, form.names))
+    table = pa.Table.from_batches(found) if found else None
+    if table is None or not table.num_rows:
+        raise csv_files.no_rows(file)
     columns = {}
     for name in form.names:
-        cells = whole_column(whole, name)
+        cells = whole_column(table, name)
         values, wrong = (None, [(0, "")]) if name in text else numbers(cells, form.decimal)
         columns[name] = texts(cells) if wrong else values
     return pa.table(columns)
@@ -43,14 +43,14 @@ def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> p
 
 def header(path: str | os.PathLike[str]) -> list[str]:
     """Return the column names of a file."""
-    place = _checked(path)
-    return list(_parquet(place).schema_arrow.names if _is_parquet(place) else _dialect(place).names)
+    file = _checked(path)
+    return list(_parquet(file).schema_arrow.names if _is_parquet(file) else _dialect(file).names)
 
 
 def count_rows(path: str | os.PathLike[str]) -> int | None:
     """Return the number of rows of a Parquet file, or None for a CSV file, which would have to be read for that."""
-    place = _checked(path)
-    return int(_parquet(place).metadata.num_rows) if _is_parquet(place) else None
+    file = _checked(path)
+    return int(_parquet(file).metadata.num_rows) if _is_parquet(file) else None
 
 
 def batches(
@@ -73,20 +73,20 @@ def batches(
     Returns:
         Each batch with (row within the batch, note) for the cells that do not fit their column.
     """
-    place = _checked(path)
+    file = _checked(path)
     if rows < 1:
         raise InputError("rows", f"must be positive, got {rows}")
     # A batch without columns has no rows: if no column is wanted, read the first one to keep the row count.
-    if _is_parquet(place):
-        names = _parquet(place).schema_arrow.names
+    if _is_parquet(file):
+        names = _parquet(file).schema_arrow.names
         wanted = [n for n in names if n in set(columns)]
-        decimal, stream = ".", _parquet_batches(place, wanted or names[:1], rows)
+        decimal, stream = ".", _parquet_batches(file, wanted or names[:1], rows)
     else:
-        form = _dialect(place)
+        form = _dialect(file)
         wanted = [n for n in form.names if n in set(columns)]
-        decimal, stream = form.decimal, csv_files.blocks(place, form, wanted or form.names[:1], numeric)
+        decimal, stream = form.decimal, csv_files.blocks(file, form, wanted or form.names[:1], numeric)
     first, step = mine
-    own = islice(_regrouped(stream, rows, place), first, None, step)
+    own = islice(_regrouped(stream, rows, file), first, None, step)
     return _typed(own, wanted, frozenset(numeric), decimal)
 
 
@@ -108,7 +108,7 @@ def _typed(
         yield made, sorted(notes)
 
 
-def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, place: Path) -> Iterator[pa.RecordBatch]:
+def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, file: Path) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of a given length."""
     held: list[pa.RecordBatch] = []
     count, seen = 0, False
@@ -124,7 +124,7 @@ def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, place: Path) -> Iter
     if held:
         yield _joined(held)
     elif not seen:
-        raise csv_files.no_rows(place)
+        raise csv_files.no_rows(file)
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -152,64 +152,64 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    place = Path(path)
-    if place.is_dir():
+    file = Path(path)
+    if file.is_dir():
         raise InputError("table", f"{os.fspath(path)!r} is a folder", "Pass a CSV or Parquet file")
-    if not place.exists():
+    if not file.exists():
         raise InputError("table", f"no such file: {os.fspath(path)!r}")
-    if not suffix_of(place):
-        raise InputError("table", f"{place.name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
+    if not suffix_of(file):
+        raise InputError("table", f"{file.name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
     try:
-        with open(place, "rb") as handle:
+        with open(file, "rb") as handle:
             if not handle.read(1):
-                raise InputError("table", f"{place.name!r} is empty", "Pass a file with a header line and rows")
+                raise InputError("table", f"{file.name!r} is empty", "Pass a file with a header line and rows")
     except OSError as error:
         raise InputError("table", f"cannot read {os.fspath(path)!r} ({error.strerror})") from None
-    return place
+    return file
 
 
-def _dialect(place: Path) -> csv_files.Dialect:
-    form = csv_files.dialect(place)
-    _check_names(place, form.names)
+def _dialect(file: Path) -> csv_files.Dialect:
+    form = csv_files.dialect(file)
+    _check_names(file, form.names)
     return form
 
 
-def _check_names(place: Path, names: Collection[str]) -> None:
+def _check_names(file: Path, names: Collection[str]) -> None:
     for number, name in enumerate(names, 1):
         if not name.strip():
-            found = f"column {number} of {place.name!r} has no name"
+            found = f"column {number} of {file.name!r} has no name"
             advice = "Name every column in the header (from pandas, write with index=False)"
             raise InputError("table", found, advice)
     twice = [repr(name) for name, count in Counter(names).items() if count > 1]
     if twice:
-        found = f"{place.name!r} has more than one column named {', '.join(twice[:5])}"
+        found = f"{file.name!r} has more than one column named {', '.join(twice[:5])}"
         raise InputError("table", found, "Make the names unique")
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------------
-def _parquet(place: Path) -> Any:
+def _parquet(file: Path) -> Any:
     try:
-        file = pq.ParquetFile(place)
+        parquet = pq.ParquetFile(file)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(place, error) from None
-    schema = file.schema_arrow
-    _check_names(place, schema.names)
+        raise _unreadable(file, error) from None
+    schema = parquet.schema_arrow
+    _check_names(file, schema.names)
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            found = f"column {field.name!r} of {place.name!r} holds {kind}"
+            found = f"column {field.name!r} of {file.name!r} holds {kind}"
             raise InputError("table", found, "Leave it out of the file, or split it into columns of numbers and text")
-    return file
+    return parquet
 
 
-def _parquet_table(place: Path, text: frozenset[str]) -> pa.Table:
-    file = _parquet(place)
+def _parquet_table(file: Path, text: frozenset[str]) -> pa.Table:
+    parquet = _parquet(file)
     try:
-        table = file.read()
+        table = parquet.read()
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(place, error) from None
+        raise _unreadable(file, error) from None
     if not table.num_rows:
-        raise csv_files.no_rows(place)
+        raise csv_files.no_rows(file)
     columns = {}
     for name in table.column_names:
         cells = whole_column(table, name)
@@ -221,14 +221,14 @@ def _parquet_table(place: Path, text: frozenset[str]) -> pa.Table:
     return pa.table(columns)
 
 
-def _parquet_batches(place: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    file = _parquet(place)
+def _parquet_batches(file: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    parquet = _parquet(file)
     try:
-        yield from file.iter_batches(batch_size=rows, columns=columns)
+        yield from parquet.iter_batches(batch_size=rows, columns=columns)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(place, error) from None
+        raise _unreadable(file, error) from None
 
 
-def _unreadable(place: Path, error: Exception) -> InputError:
+def _unreadable(file: Path, error: Exception) -> InputError:
     reason = str(error).splitlines()[0][:200]
-    return InputError("table", f"cannot read {place.name!r} as Parquet ({reason})", "Write it again, unencrypted")
+    return InputError("table", f"cannot read {file.name!r} as Parquet ({reason})", "Write it again, unencrypted")

@@ -303,12 +303,12 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     y = torch.from_numpy(model.preparation.target_values(rows))
     reference = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
     levels = quantile_levels(epistemic_of(reference))
-    figures = evaluation.evaluate(predictive, y, seed=run.config.seed)
+    metrics = evaluation.evaluate(predictive, y, seed=run.config.seed)
     facts |= {
         "status": "complete",
         "seconds": round(seconds, 3),
         "on": on,
-        "figures": figures,
+        "figures": metrics,
         "ood_levels": None if levels is None else levels.tolist(),
     }
     write_facts(folder, facts)

@@ -99,9 +99,9 @@ def _decide_numeric(name: str, values: Any, rows: int, task: str) -> tuple[str, 
         raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows, or choose another column")
     if task != "auto":
         return task, f"{task}, as requested"
-    whole = bool((known == np.trunc(known)).all())
+    integral = bool((known == np.trunc(known)).all())
     distinct = len(known)
-    if whole and (distinct == 2 or (distinct <= FEW and rows >= ROWS_EACH * distinct)):
+    if integral and (distinct == 2 or (distinct <= FEW and rows >= ROWS_EACH * distinct)):
         reason = f"{name} has only {distinct} distinct integers in {rows:,} rows"
         return "classification", f"classification: {reason}; pass --task regression if they are a quantity"
     return "regression", f"regression: {name} is numeric with {distinct:,} distinct values"
