@@ -296,7 +296,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("words", [("bench", "speed"), ("bench", "uci", "--root", "."), ("study",)])
     def test_commands_that_need_a_checkout_say_so(self, monkeypatch, tmp_path, words):
-        monkeypatch.setattr(checkout, "_places", lambda: [tmp_path])
+        monkeypatch.setattr(checkout, "_candidates", lambda: [tmp_path])
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 2
         assert "checkout" in done.stderr

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from credibly.report import findings
 from credibly.report.findings import FAIL, NOTE, PASS, WARN, Finding
 from credibly.report.page import Recommendation
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 GOOD, CARE, NO_TRUST = VERDICTS = ("good", "use with care", "do not trust")
 # Problems first, then what supports the fit, then remarks.

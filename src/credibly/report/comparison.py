@@ -20,7 +20,7 @@ from credibly.report.metric_columns import LEVEL, format_number
 from credibly.report.page import Column, Page, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import log_density_per_row, loss_per_row, standard_error
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

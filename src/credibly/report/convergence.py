@@ -13,7 +13,7 @@ from credibly.diagnostics.summary import Diagnostics, rhat
 from credibly.report.metric_columns import format_number
 from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -30,7 +30,7 @@ from credibly.report.row_statistics import (
     residual_rank_correlation,
     standard_error,
 )
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 # Severities. PASS supports the fit, NOTE is neutral.
 PASS, NOTE, WARN, FAIL = range(4)

@@ -20,7 +20,7 @@ from credibly.report.pictures import Picture, picture
 from credibly.report.recommendations import compare_command
 from credibly.report.row_statistics import confidence_gap, interval_coverage, plotted_rows
 from credibly.report.uncertainty import selective_section, uncertainty_section
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 # The most rows in the table of columns, and the most classes in a confusion matrix.
 COLUMNS = 60

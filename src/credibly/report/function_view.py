@@ -10,7 +10,7 @@ from credibly import plot
 from credibly.report.page import Section
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import POINTS
-from credibly.tables.facts import Facts, View
+from credibly.tables.fit_summary import Facts, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from credibly.report.page import Recommendation
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 
 def refit_command(facts: Facts, *options: str, method: str | None = None) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 # The most rows in a scatter plot.
 POINTS = 400

@@ -9,7 +9,7 @@ from credibly.report.findings import describe_halves
 from credibly.report.page import Section
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import loss_by_confidence, loss_per_row, ood_auroc, plotted_rows
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import Facts
 
 
 def uncertainty_section(facts: Facts) -> Section:
