@@ -186,9 +186,9 @@ class TestTraining:
 
     def assert_same_fit(self, method, given, monkeypatch):
         used = []
-        training_steps = density.NativeDensity.training_steps
+        training_steps = density.CppDensity.training_steps
         monkeypatch.setattr(
-            density.NativeDensity,
+            density.CppDensity,
             "training_steps",
             lambda self, *rest: (used.append(1), training_steps(self, *rest))[1],
         )
@@ -274,7 +274,7 @@ class TestTrajectories:
     def test_several_calls_equal_one(self, monkeypatch):
         _, fast = both(problem())
         assert fast.backend.fused
-        monkeypatch.setattr(fast.backend.density, "steps_in_a_call", lambda chains: 2)
+        monkeypatch.setattr(fast.backend.density, "steps_per_call", lambda chains: 2)
         path = Trajectory(fast, LEAPFROG, 3, 0)
         theta = points(fast)
         gradient = fast.likelihood_and_grad(theta)[1]
@@ -294,7 +294,7 @@ class TestOutputs:
         theta = points(ProblemTarget(given), 40)
         x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE).to(dtype)
         found = given.forward(theta, x)
-        assert given.forward.native is not None
+        assert given.forward.cpp_stack is not None
         wanted = given.forward.apply(given.layout.split(theta)[0], x)
         assert found.shape == wanted.shape
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -306,7 +306,7 @@ class TestOutputs:
         x = torch.linspace(-86, 86, 100_001)[:, None]
         given = cr.Problem(net, (x, x), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
         found = given.forward(torch.ones(1, 1), x)[0].double()
-        assert given.forward.native is not None
+        assert given.forward.cpp_stack is not None
         wanted = torch.sigmoid(x.double()) * (x.double() if activation is nn.SiLU else 1)
         error = ((found - wanted) / wanted).abs().nan_to_num(0)
         assert error.max() < 4.5 * 2**-23
@@ -328,7 +328,7 @@ class TestOutputs:
         theta, x = points(ProblemTarget(given), 40), torch.ones(600, 3, dtype=DOUBLE)
         found = given.forward(theta, x)
         again = copy.deepcopy(given)
-        assert again.forward.native is not given.forward.native
+        assert again.forward.cpp_stack is not given.forward.cpp_stack
         wanted = found.clone()
         del given
         assert torch.equal(again.forward(theta, x), wanted)
@@ -352,7 +352,7 @@ class TestMoments:
         values = (100 + torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)).to(dtype)
         # Sums of 300 terms in float64 in another order: 300 roundings of 1e-16. Both paths centre by the mean rounded
         # to float32, which is the same unless the two sums lie on either side of the midpoint between two floats.
-        for found, wanted in zip(moments_of_draws(values, native=True), moments_of_draws(values), strict=True):
+        for found, wanted in zip(moments_of_draws(values, use_cpp=True), moments_of_draws(values), strict=True):
             assert found.dtype == wanted.dtype == DOUBLE
             torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
 
@@ -363,7 +363,7 @@ class TestMoments:
         try:
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                found.append(torch.stack(moments_of_draws(values, native=True)))
+                found.append(torch.stack(moments_of_draws(values, use_cpp=True)))
         finally:
             torch.set_num_threads(before)
         assert torch.equal(found[0], found[1])
@@ -381,11 +381,11 @@ class TestMoments:
         model = Model.of(given)
         posterior = cr.DrawsPosterior(model, theta[None], Record(method="test"))
         fast = posterior.predict(x)
-        assert fast._native_width == 2
+        assert fast._cpp_width == 2
         monkeypatch.setattr("credibly.predictive.base.MANY", 2**40)
-        monkeypatch.setattr("credibly.forward.worth_it", lambda *_: False)
+        monkeypatch.setattr("credibly.forward.use_cpp_outputs", lambda *_: False)
         plain = posterior.predict(x)
-        assert plain._native_width is None
+        assert plain._cpp_width is None
         for name in ("mean", "variance", "aleatoric", "epistemic"):
             found, wanted = getattr(fast, name), getattr(plain, name)
             torch.testing.assert_close(found, wanted, rtol=TOLERANCE[torch.float32], atol=TOLERANCE[torch.float32])

@@ -31,7 +31,7 @@ def both(fitted, rows=700, passes=40):
     """Outputs of both paths under the same masks."""
     x = torch.randn(rows, 5, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(fitted.theta.dtype)
     source = MaskDraws(fitted, x, passes, 3, per_row=False)
-    assert source.plan.native is not None
+    assert source.plan.cpp_stack is not None
     found = source.outputs(x, 0, passes)
     return found, source.forward.apply(source.masks, x).reshape(found.shape), source, x
 
@@ -81,7 +81,7 @@ def test_predictions_of_a_seed(monkeypatch):
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(2))
     fast = fitted.predict(x, seed=7)
     mean, variance = fast.mean, fast.variance
-    monkeypatch.setattr("credibly.posterior.dropout.FEWEST_MASKED", 2**40)
+    monkeypatch.setattr("credibly.posterior.dropout.MIN_MASKED_OUTPUTS", 2**40)
     plain = fitted.predict(x, seed=7)
     torch.testing.assert_close(mean, plain.mean, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(variance, plain.variance, rtol=1e-5, atol=1e-5)
@@ -103,5 +103,5 @@ def test_unsupported_layers_stay_in_pytorch(layers):
     x = torch.randn(300, 5, generator=torch.Generator().manual_seed(2))
     fitted = cr.MCDropout.from_trained(nn.Sequential(*layers), (x, x[:, :1]), cr.likelihoods.Gaussian(0.5))
     source = MaskDraws(fitted, x, 20, 3, per_row=False)
-    assert source.plan.native is None
+    assert source.plan.cpp_stack is None
     assert source.outputs(x, 0, 20).shape == (20, 300, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 import credibly as cr
 from credibly.backends.cpp.density import noise_scales
 from credibly.backends.cuda import api, spec
-from credibly.backends.cuda.density import GpuDensity
+from credibly.backends.cuda.density import CudaDensity
 from credibly.inference.kernels.hmc import INTEGRATORS
 from credibly.inference.target import ProblemTarget
 
@@ -62,7 +62,7 @@ def spec_of(given: cr.Problem) -> spec.KernelSpec | None:
     return spec.kernel_spec(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
 
 
-class Emulated(GpuDensity):
+class Emulated(CudaDensity):
     """The kernel without a GPU, with the given warps per block and blocks per chain."""
 
     def __init__(self, given: cr.Problem, folder: Path, warps: int, blocks: int, integrator: str) -> None:
@@ -170,7 +170,7 @@ def test_plan_gives_every_row_a_warp_and_fits_the_device(hidden: tuple[int, ...]
     given = problem("gaussian", hidden, rows, inputs, "silu", torch.float32)
     found = spec_of(given)
     assert found is not None
-    density = GpuDensity.__new__(GpuDensity)
+    density = CudaDensity.__new__(CudaDensity)
     density.spec, density.padded, density._plans = found, -(-rows // 32) * 32, {}
     density.multiprocessors, density.max_shared = 132, 232_448
     for chains in (1, 2, 3, 16, 100, 132, 133, 512):

@@ -22,7 +22,7 @@ MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: less does no
 
 
 @dataclass(frozen=True)
-class Descent:
+class OptimiserSettings:
     """Settings of training steps: Adam, or gradient descent with momentum.
 
     Attributes:
@@ -45,7 +45,7 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Dropping:
+class DropoutSettings:
     """Dropout on the inputs of layers in training steps. The prior of the density itself then has weight 0.
 
     Attributes:
@@ -59,7 +59,7 @@ class Dropping:
     fixed_from: int
 
 
-class NativeDensity:
+class CppDensity:
     """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all rows.
 
     A chain is computed by one thread, or its rows by several. Results are bit-for-bit identical for any number of
@@ -101,11 +101,11 @@ class NativeDensity:
         likelihood: Likelihood,
         prior: Any,
         weights: tuple[float, float],
-    ) -> NativeDensity | None:
+    ) -> CppDensity | None:
         """Return the density, or None if the C++ backend does not support the likelihood, the prior or the data."""
         if stack is None or not supports(x, y, likelihood, prior):
             return None
-        return NativeDensity(stack, layout, x, y, likelihood, prior, weights)
+        return CppDensity(stack, layout, x, y, likelihood, prior, weights)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log likelihood (C,) in float64 and the gradient (C, D) of the log density."""
@@ -192,7 +192,7 @@ class NativeDensity:
 
     def training_steps(
         self,
-        how: Descent,
+        how: OptimiserSettings,
         theta: Tensor,
         state: tuple[Tensor, ...],
         parts: Tensor,
@@ -200,7 +200,7 @@ class NativeDensity:
         rows: Tensor | None,
         schedule: Tensor,
         active: Tensor,
-        dropping: Dropping | None = None,
+        dropping: DropoutSettings | None = None,
         uniform: Sequence[Tensor | None] = (),
     ) -> None:
         """Take K steps in place that minimise -how.weight * log likelihood + the prior part, for members theta (M, D).
@@ -241,7 +241,7 @@ class NativeDensity:
             arguments.fixed_from = dropping.fixed_from
         self._training_steps(self.struct, arguments)
 
-    def steps_in_a_call(self, chains: int) -> int:
+    def steps_per_call(self, chains: int) -> int:
         """Return the number of steps per call that keeps Ctrl-C responsive."""
         return max(1, int(MAX_CALL / (3 * chains * self.rows_by_dim)))
 

@@ -15,15 +15,15 @@ def mean_of_draws(values: Tensor) -> Tensor:
     return values[once].mean(0, dtype=torch.float64).expand(values.shape[1:])
 
 
-def moments_of_draws(values: Tensor, native: bool = False) -> tuple[Tensor, Tensor]:
+def moments_of_draws(values: Tensor, use_cpp: bool = False) -> tuple[Tensor, Tensor]:
     """Return mean and variance over the first axis in float64.
 
     Args:
         values: draws first.
-        native: use the C++ backend if it is available.
+        use_cpp: use the C++ backend if it is available.
     """
     supported = values.is_contiguous() and values.device.type == "cpu" and values.dtype in api.SUFFIX
-    if native and supported and library() is not None:
+    if use_cpp and supported and library() is not None:
         return _cpp_moments(values)
     mean = values.mean(0, dtype=torch.float64)
     # Sums in float64 without a float64 copy of all values.

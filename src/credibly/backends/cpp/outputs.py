@@ -13,10 +13,10 @@ from credibly.backends.cpp.stack import Stack, padded_columns
 from credibly.core.autodiff import transformed
 
 MIN_OUTPUTS = 2**14  # rows times parameter vectors, below which the overhead of the call dominates
-FEWEST_MASKED = 2**12  # rows times passes with dropout: lower, since the PyTorch path has more overhead there
+MIN_MASKED_OUTPUTS = 2**12  # rows times passes with dropout: lower, since the PyTorch path has more overhead there
 
 
-def worth_it(theta: Tensor, x: Tensor) -> bool:
+def use_cpp_outputs(theta: Tensor, x: Tensor) -> bool:
     """Return whether the outputs for theta (C, D) and x (N, ...) are enough work and need no derivatives."""
     if x.ndim != 2 or x.device.type != "cpu" or len(theta) * len(x) < MIN_OUTPUTS or x.dtype != theta.dtype:
         return False
@@ -24,7 +24,7 @@ def worth_it(theta: Tensor, x: Tensor) -> bool:
     return not (needs_grad or torch.compiler.is_compiling() or transformed())
 
 
-def native_outputs(stack: Stack, theta: Tensor, x: Tensor) -> Tensor:
+def cpp_outputs(stack: Stack, theta: Tensor, x: Tensor) -> Tensor:
     """Return the outputs (C, N, K) for theta (C, D) and rows x (N, inputs)."""
     theta, columns = theta.detach().contiguous(), padded_columns(x.detach())
     out = torch.empty(len(theta), len(x), stack.outputs, dtype=stack.dtype)
@@ -42,7 +42,7 @@ def native_outputs(stack: Stack, theta: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def native_passes(stack: Stack, theta: Tensor, x: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
+def cpp_passes(stack: Stack, theta: Tensor, x: Tensor, masks: Sequence[Tensor | None]) -> Tensor:
     """Return the outputs (P, N, K) for theta (D,) under dropout masks.
 
     Args:

@@ -38,8 +38,8 @@ class Stack:
         return Stack, (self.layers, self.layout)  # the struct holds addresses of this process
 
     @staticmethod
-    def of(module: nn.Module, layout: Layout, widest: float = MAX_WIDTH) -> Stack | None:
-        """Return the stack of a module, or None for other networks, layers wider than `widest` or fixed parameters."""
+    def of(module: nn.Module, layout: Layout, max_width: float = MAX_WIDTH) -> Stack | None:
+        """Return the stack of a module, or None for other networks, layers wider than `max_width` or fixed parameters."""
         if layout.dtype not in api.SUFFIX:
             return None
         offsets = {e.name: e.start for e in layout.entries if e.name not in layout.extra}
@@ -50,7 +50,7 @@ class Stack:
         everything = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         if sorted(names) != sorted(everything) or len(set(names)) != len(names) or set(names) != set(offsets):
             return None
-        if any(max(layer[:2]) > widest for layer in layers):
+        if any(max(layer[:2]) > max_width for layer in layers):
             return None
         return Stack(layers, layout)
 

@@ -38,7 +38,7 @@ class WideDensity:
         self.struct = api.WideDensity(stack.struct, data, table, api.ChunkedPrior(*map(api.address, vectors)))
         self._steps = api.function("wide_steps")
 
-    def steps_in_a_call(self, chains: int, batch: int) -> int:
+    def steps_per_call(self, chains: int, batch: int) -> int:
         """Return the number of steps per call that keeps Ctrl-C responsive."""
         return max(1, int(MAX_CALL / (3 * chains * batch * self.stack.dim)))
 
@@ -53,7 +53,7 @@ class WideDensity:
         keys: Any,
         schedule: Tensor,
     ) -> None:
-        """Take the steps of `NativeDensity.minibatch_steps`, given the keys of the noise as an array (K, C, 2)."""
+        """Take the steps of `CppDensity.minibatch_steps`, given the keys of the noise as an array (K, C, 2)."""
         assert keys.flags.c_contiguous
         batch = self.n if rows is None else rows.shape[-1]
         work = batch * self.stack.dim
@@ -76,7 +76,7 @@ class WideDensity:
         self._steps(self.struct, arguments)
 
 
-def takes(stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
+def supports_wide(stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
     """Return whether `WideDensity` supports the network, likelihood, prior and data, if the library is available."""
     if stack is None or stack.dtype != torch.float32 or stack.layout.device.type != "cpu":
         return False

@@ -31,7 +31,7 @@ FEW_SUMS = 56  # gradient sums per lane that leave registers for sixteen warps p
 MAX_CALL = 2e11  # multiplications per call, about 0.1 s: Ctrl-C is checked between calls
 
 
-class GpuDensity:
+class CudaDensity:
     """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all rows, on a GPU.
 
     A chain has one thread block, or several if there are more multiprocessors than chains and enough rows. The number
@@ -81,7 +81,7 @@ class GpuDensity:
             zip(("x", "y", "loc", "precision", "scale", "offset"), (*columns, *slots, scale, offsets))
         )
         self.rows, self.padded, self.weight, self.device = len(x), padded, weights[0], device
-        self.like = 1
+        self.planned_chains = 1
         self._step_counts: tuple[tuple[int, ...], Tensor] = ((), offsets)
         self._buffers: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
@@ -94,13 +94,13 @@ class GpuDensity:
         likelihood: Likelihood,
         prior: Any,
         weights: tuple[float, float],
-    ) -> GpuDensity | None:
+    ) -> CudaDensity | None:
         """Return the density, or None if the kernel does not support the problem or cannot be compiled."""
         spec = kernel_spec(stack, layout, x, y, likelihood, prior)
         if spec is None or os.environ.get("CREDIBLY_NATIVE", "1") == "0":
             return None
         try:
-            density = GpuDensity(spec, x, y, prior, weights, noise_scales(likelihood, layout, spec.targets)[0])
+            density = CudaDensity(spec, x, y, prior, weights, noise_scales(likelihood, layout, spec.targets)[0])
             if spec.shared(1) > density.max_shared:
                 return None
             density.kernel(1)
@@ -169,13 +169,13 @@ class GpuDensity:
             state["inverse_mass"] = inverse_mass
         self._launch(state, kicks, drifts)
 
-    def steps_in_a_call(self, chains: int) -> int:
+    def steps_per_call(self, chains: int) -> int:
         """Return the number of steps per call that keeps Ctrl-C responsive."""
         return max(1, int(MAX_CALL / (3 * chains * self.rows * self.spec.stack.dim)))
 
     def _launch(self, state: dict[str, Tensor], kicks: Sequence[float], drifts: Sequence[float]) -> None:
         chains = len(state["steps"])
-        kernel, blocks = self.kernel(max(self.like, chains), len(drifts))
+        kernel, blocks = self.kernel(max(self.planned_chains, chains), len(drifts))
         arguments = self.arguments(state, kicks, drifts, blocks)
         with torch.cuda.device(self.device):
             kernel.launch(chains * blocks, arguments, cooperative=blocks > 1)
