@@ -303,4 +303,4 @@ class TestCommand:
 
     def test_options_of_speed_are_not_those_of_uci(self, tmp_path):
         done = CliRunner().invoke(app, ["bench", "uci", "--root", str(tmp_path), "--repeats", "3"])
-        assert (done.exit_code, "no option --repeats" in done.stderr) == (2, True)
+        assert (done.exit_code, "no such option: --repeats" in done.stderr) == (2, True)

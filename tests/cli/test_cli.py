@@ -125,7 +125,7 @@ class TestDemo:
         assert last.endswith("demo/index.html")
         for name in METHODS:
             assert sum(line.startswith(f"{name} ") for line in lines) == len(TASKS) + 1
-        assert any(line.startswith("Total variation from HMC") for line in lines)
+        assert any(line.startswith("Total variation distance from HMC") for line in lines)
         results = json.loads((out / "results.json").read_text())
         rmse = results["figures"]["diabetes"]["map"]["rmse"]
         assert any(line.startswith("map ") and f"{rmse:.3f}" in line for line in lines)
@@ -294,7 +294,7 @@ class TestResume:
         assert what == "HMC, 2 chains of 30 draws, seed 3: a network with D = 21 random parameters on 20 rows."
         assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws per chain, acceptance ")
         assert how_far.endswith(", 0 divergences.")
-        assert done == f"Done. Open it with credibly.load({str(run)!r})."
+        assert done == f"Done. Load it with credibly.load({str(run)!r})."
         x = sys.modules["credibly_script_train"].x
         said = " ".join(verdict)
         assert said == f"{known.diagnostics(x).verdict} (Based on predictions at 20 training rows.)"
@@ -361,7 +361,7 @@ class TestResume:
             module.method.fit(module.described, seed=3, out=run)
         found = call("resume", run)
         assert found.exit_code == 130
-        assert "It was stopped before its first iteration." in found.stdout
+        assert "It was stopped before the first iteration." in found.stdout
         assert found.stderr == f"credibly: stopped. Nothing is lost; resume with `credibly resume {run}`\n"
         monkeypatch.setattr(sampler, "starts", find)
         assert call("resume", run).exit_code == 0

@@ -207,7 +207,7 @@ def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(report, "fit_page", lambda facts: (_ for _ in ()).throw(KeyboardInterrupt))
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
-    refused(found, "stopped; the fit itself is whole", f"credibly report {tmp_path / 'run'}", code=130)
+    refused(found, "stopped; the fit is complete", f"credibly report {tmp_path / 'run'}", code=130)
     assert call("report", tmp_path / "run").exit_code == 0
 
 

@@ -61,7 +61,7 @@ class TestFit:
         assert any(re.match(r"  bmi: numeric, \d+ missing", line) for line in lines)
         assert any(line.startswith("  clinic: categorical, 3 categories") for line in lines)
         assert any(line.startswith("  year: left out, constant") for line in lines)
-        assert "Method: hmc (asked for)." in lines
+        assert "Method: hmc (requested)." in lines
         assert lines[-1] == "run/report.html"
         figures = json.loads((place / "run" / "results.json").read_text())["figures"]
         (row,) = [line for line in lines if line.startswith("rmse ")]
@@ -228,7 +228,7 @@ class TestPredict:
         found = command("predict", "run", "new.csv", "--out", "predictions.csv", cwd=place)
         assert (found.returncode, found.stderr) == (0, "")
         assert "120 rows predicted." in found.stdout
-        assert "The table has no column bp: filled as missing in every row." in found.stdout
+        assert "The table has no column bp: treated as missing in every row." in found.stdout
         assert found.stdout.splitlines()[-1] == "predictions.csv"
         told = read(place / "predictions.csv")
         assert tuple(told) == REGRESSION

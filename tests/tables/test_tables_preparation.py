@@ -359,9 +359,9 @@ def test_targets_that_cannot_be_predicted() -> None:
     refused("--target", "dates", data=table(y=[datetime.date(2024, 1, 1 + i % 28) for i in range(60)]))
     refused("--target", "dates", data=table(y=[f"2024-01-{1 + i % 28:02}" for i in range(60)]))
     refused(
-        "--target", "one value in all training rows", data=table(y=[1.5] * 30 + list(range(30))), rows=np.arange(30)
+        "--target", "is the same in all training rows", data=table(y=[1.5] * 30 + list(range(30))), rows=np.arange(30)
     )
-    refused("--target", "one value in all training rows", data=table(y=["a"] * 30 + ["b"] * 30), rows=np.arange(30))
+    refused("--target", "is the same in all training rows", data=table(y=["a"] * 30 + ["b"] * 30), rows=np.arange(30))
     refused("--target", "too large", data=table(y=[-1.7e308, 1.7e308] * 30), task="regression")
 
 
