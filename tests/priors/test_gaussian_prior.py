@@ -184,7 +184,7 @@ def test_a_laplace_posterior_is_its_own_prior_exactly(structure):
     torch.testing.assert_close(prior.std, posterior.std)
     assert prior.is_normal == (structure == "diag")
     some = cr.Laplace(structure=structure, random="last layer", steps=5, compile=False).fit(p, seed=0)
-    with pytest.raises(cr.InputError, match="over 10 of 26 parameters"):
+    with pytest.raises(cr.InputError, match="covers 10 of 26 parameters"):
         some.as_prior()
 
 
