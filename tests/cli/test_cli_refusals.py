@@ -88,7 +88,7 @@ class TestTablesThatCannotBeFitted:
             (("--noise", "loud"), ("--noise: found 'loud'", "student")),
             (("--prior-scale", "0"), ("--prior-scale: found 0",)),
             (("--activation", "step"), ("--activation: found 'step'",)),
-            (("--seed", "-3"), ("--seed must be a non-negative integer", "got -3")),
+            (("--seed", "-3"), ("--seed: found -3",)),
             (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),
             (("--drop", "agee"), ("--drop: there is no column 'agee'", "Did you mean 'age'?")),
             (("--drop", "progress"), ("--drop", "is the target")),
@@ -140,6 +140,8 @@ class TestRunFolders:
             "cut": "cut short",
             "another": "not the folder",
             "binary": "cut short or altered",
+            "no posterior": "there is no folder",
+            "posterior altered": "was modified (its checksum does not match)",
         }
         if how == "altered":
             (run / "table.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
