@@ -24,7 +24,7 @@ from torch import Tensor
 from credibly.diagnostics.convergence import rhat
 from credibly.methods import MAP
 from credibly.metrics import evaluation
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.report.page import Column, Table, Value
 from credibly.report.pictures import Picture, picture
 from studies.hmc_parts import (

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.core.compilation import one_thread as one_thread
 from credibly.core.rng import global_stream
+from credibly.core.threads import one_thread as one_thread
 from credibly.data import uci
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods import HMC
 from credibly.networks.zoo import mlp
-from credibly.posterior.base import DrawsPosterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import Predictive
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem

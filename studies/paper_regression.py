@@ -19,7 +19,8 @@ from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
 from credibly.metrics.evaluation import compare
 from credibly.networks.zoo import mlp
-from credibly.posterior.base import DrawsPosterior, Posterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import Predictive
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem

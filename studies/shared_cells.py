@@ -29,7 +29,7 @@ def share_out(
         progress: called with a cell and its number when it is begun here.
     """
     everyone.barrier()
-    place = f"credibly/cells/{everyone.met}"  # as many meetings have been held by all, so the name is new and the same for all
+    place = f"credibly/cells/{everyone.collective_calls}"  # as many meetings have been held by all, so the name is new and the same for all
     failure: Exception | None = None
     try:
         while failure is None and (number := everyone.store.add(f"{place}/next", 1) - 1) < len(cells):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from credibly.core.compilation import one_thread as one_thread
+from credibly.core.threads import one_thread as one_thread
 from credibly.demo.fits import demo_settings
 from credibly.methods import METHODS
 from credibly.plot import style

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from credibly import data
-from credibly.posterior.base import Posterior, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.predictive.rescaling import in_units
 from credibly.tables.recipe import Recipe

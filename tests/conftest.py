@@ -1,4 +1,4 @@
-"""Shared pieces: a model whose posterior is known in closed form, and where optional files live."""
+"""Shared fixtures: a model with a closed-form posterior, and the location of optional data."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 import credibly as cr
 
-# The same examples in every run, so that a change lands or does not for what it is.
+# The same examples in every run, so that results depend on the code only.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
 
-# The problems here are small: threads cost more than they bring, in these processes and in those that tests start.
+# The problems are small, so threads cost more than they gain, here and in processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @dataclass(frozen=True)
 class Conjugate:
-    """Linear regression with known noise: everything about its (tempered) posterior in closed form, in float64."""
+    """Linear regression with known noise, whose (tempered) posterior has a closed form; in float64."""
 
     net: nn.Linear
     x: Tensor
@@ -47,7 +47,7 @@ class Conjugate:
         return torch.cat([self.x, torch.ones(len(self.x), 1, dtype=self.x.dtype)], 1)
 
     def exact(self, t_lik: float = 1.0, t_prior: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Mean (D,) and covariance (D, D) of the target density."""
+        """Return mean (D,) and covariance (D, D) of the target density."""
         precision = self.design.T @ self.design / self.noise**2 / t_lik
         precision += torch.eye(self.design.shape[1], dtype=self.x.dtype) / self.prior**2 / t_prior
         covariance = torch.linalg.inv(precision)
@@ -67,7 +67,7 @@ def conjugate() -> Conjugate:
 
 @pytest.fixture
 def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small networks go through torch, as large ones do."""
+    """Evaluate small networks in torch, without the C++ backend."""
     monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
 
 
@@ -82,7 +82,7 @@ def shared_data() -> Path:
 def mlp(
     *sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32, activation: type[nn.Module] = nn.SiLU
 ) -> nn.Sequential:
-    """A seeded MLP."""
+    """Return a seeded MLP."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []

@@ -24,13 +24,7 @@ ORDER = (
 
 
 # Modules whose imports are still to be untangled.
-PENDING = {
-    "credibly.posterior.base",
-    "credibly.report",
-    "credibly.report.comparison",
-    "credibly.report.fit",
-    "credibly.storage.manifest",
-}
+PENDING = {}
 
 
 def module_name(path):

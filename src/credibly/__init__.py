@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from credibly.networks.layout import Layout
     from credibly.networks.normalisation import replace_batchnorm
     from credibly.plot import chains as plot_chains
-    from credibly.posterior.base import DensityPosterior, DrawsPosterior, Posterior
+    from credibly.posterior.base import Posterior
+    from credibly.posterior.draws import DensityPosterior, DrawsPosterior
     from credibly.posterior.dropout import DropoutPosterior
     from credibly.posterior.gaussian import GaussianPosterior
     from credibly.posterior.laplace import LaplacePosterior
-    from credibly.posterior.store import load
+    from credibly.posterior.loading import load
     from credibly.predictive.base import Predictive
     from credibly.priors.gaussian import GaussianPrior
     from credibly.problem import Problem, Tempering
@@ -103,7 +104,7 @@ __all__ = [
     "zoo",
 ]
 
-# Where each public name is defined. Names are resolved on first use, so that `credibly --help` starts without torch.
+# The module of each public name. Names are resolved on first use, so that `credibly --help` starts without torch.
 _HOMES = {
     "credibly.comparing": ("compare_models",),
     "credibly.errors": ("InputError", "Interrupted", "PeerError", "SamplingError", "StoreError", "TrainingError"),
@@ -125,11 +126,12 @@ _HOMES = {
     "credibly.metrics.evaluation": ("evaluate",),
     "credibly.networks.layout": ("Layout",),
     "credibly.networks.normalisation": ("replace_batchnorm",),
-    "credibly.posterior.base": ("DensityPosterior", "DrawsPosterior", "Posterior"),
+    "credibly.posterior.base": ("Posterior",),
+    "credibly.posterior.draws": ("DensityPosterior", "DrawsPosterior"),
     "credibly.posterior.dropout": ("DropoutPosterior",),
     "credibly.posterior.gaussian": ("GaussianPosterior",),
     "credibly.posterior.laplace": ("LaplacePosterior",),
-    "credibly.posterior.store": ("load",),
+    "credibly.posterior.loading": ("load",),
     "credibly.predictive.base": ("Predictive",),
     "credibly.priors.gaussian": ("GaussianPrior",),
     "credibly.problem": ("Problem", "Tempering"),

@@ -1,10 +1,11 @@
-"""What credibly changes in the process that imports it, in one place.
+"""Everything that credibly changes in the process that imports it.
 
-- `MKL_CBWR=AUTO,STRICT` is set unless the variable is set already. Matrix products then round in the same way wherever their
-  operands lie in memory, so a chain is bit-for-bit identical whichever chains and processes run beside it. MKL reads the
-  variable at its first product; no cost was measurable.
-- glibc is made to keep up to 64 MB of freed memory (`keep_freed_memory`, when the first network is about to be evaluated).
-- A module finder for a few public names (`credibly.zoo`) whose modules live inside a package (`credibly.networks.zoo`).
+- `MKL_CBWR=AUTO,STRICT` is set unless the variable is set already. Matrix products then round the same way wherever
+  their operands are in memory, so a chain is bit-for-bit identical whichever chains and processes run beside it. MKL
+  reads the variable at its first product. No cost was measurable.
+- glibc is made to keep up to 64 MB of freed memory (`keep_freed_memory`, before the first network is evaluated).
+- A module finder is added for a few public names (`credibly.zoo`) whose modules live inside a package
+  (`credibly.networks.zoo`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def set_up() -> None:
 def keep_freed_memory() -> None:
     """Allocate and free one untouched block of 32 MB, so that glibc keeps freed memory instead of returning it.
 
-    Small networks allocate arrays of about a megabyte in every call. glibc returns memory at the top of its heap to the system
-    once more than twice the largest block it has mapped and freed is free there, and getting it back page by page takes longer
-    than the arithmetic. 32 MB is the largest block that counts. On other platforms this does nothing, and the MALLOC_
-    environment variables take precedence.
+    Small networks allocate arrays of about a megabyte in every call. glibc returns memory at the top of its heap to the
+    system once more than twice the largest block that it has mapped and freed is free there, and getting it back page
+    by page takes longer than the arithmetic. 32 MB is the largest block that counts. On other platforms this does
+    nothing, and the MALLOC_ environment variables take precedence.
     """
     import torch
 
@@ -57,7 +58,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return home
 
     def exec_module(self, module: ModuleType) -> None:
-        """Undo what the import system wrote over: the module keeps the spec of its home."""
+        """Restore the spec of the module's home, which the import system has overwritten."""
         spec = module.__spec__
         if spec is not None and spec.loader_state is not None:
             module.__spec__ = spec.loader_state

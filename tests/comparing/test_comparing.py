@@ -1,4 +1,4 @@
-"""LOO, WAIC and evidence against closed forms on the conjugate linear model and against arviz-stats; rankings; refusals."""
+"""LOO, WAIC and evidence against closed forms of the conjugate linear model and arviz-stats; rankings; errors."""
 
 import json
 import math
@@ -15,14 +15,16 @@ from conftest import mlp, randn
 from credibly.comparing import compare_models, difference, entries, pareto, scores, table
 from credibly.errors import InputError
 from credibly.gaussians.families import FullRank, MeanField, inverse_softplus
-from credibly.posterior.base import DrawsPosterior, Model, Record
+from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.predictive import base as predictive
+from credibly.storage.record import Record
 
 f64 = torch.float64
 
 
-# -- the conjugate linear model ------------------------------------------------------------------------------------------
+# -- the conjugate linear model
 def exact_draws(conjugate, count, seed=0, chains=1):
     """A posterior of independent draws of the exact one."""
     problem = conjugate.problem()
@@ -77,7 +79,7 @@ def gaussian(conjugate, family):
 
 @pytest.mark.parametrize("kind, exact", [("loo", exact_loo), ("waic", exact_waic)])
 def test_rows_of_the_linear_model_are_exact(conjugate, kind, exact):
-    """Every row within five of its own Monte-Carlo errors, which repeats of other draws give; so is the sum."""
+    """Every row, and the sum, within five Monte Carlo standard errors, estimated from repeats with other draws."""
     repeats = []
     for seed in range(12):
         posterior, problem = exact_draws(conjugate, 4000, seed)
@@ -96,10 +98,10 @@ def test_standard_error_and_effective_parameters(conjugate):
     posterior, problem = exact_draws(conjugate, 4000)
     found = compare_models({"m": (posterior, problem)})["m"]
     for kind in ("loo", "waic"):
-        figure = found.figures[kind]
-        n = len(figure.pointwise)
-        assert figure.error == pytest.approx(float(figure.pointwise.std() * math.sqrt(n)), rel=1e-12)
-        assert figure.value == pytest.approx(float(figure.pointwise.sum()), rel=1e-12)
+        score = found.figures[kind]
+        n = len(score.pointwise)
+        assert score.error == pytest.approx(float(score.pointwise.std() * math.sqrt(n)), rel=1e-12)
+        assert score.value == pytest.approx(float(score.pointwise.sum()), rel=1e-12)
     mean, covariance = conjugate.exact()
     v = (conjugate.design @ covariance * conjugate.design).sum(1)
     lppd = Normal(conjugate.design @ mean, (conjugate.noise**2 + v).sqrt()).log_prob(conjugate.y)
@@ -113,15 +115,15 @@ def test_standard_error_and_effective_parameters(conjugate):
 def test_elbo_is_the_evidence_less_what_the_family_lacks(conjugate, family):
     posterior, problem, gap = gaussian(conjugate, family)
     found = compare_models({"q": (posterior, problem)}, by="evidence", samples=2000)
-    figure = found["q"].figures["elbo"]
-    assert abs(figure.value - (log_evidence(conjugate) - gap)) < 4 * figure.error
+    elbo = found["q"].figures["elbo"]
+    assert abs(elbo.value - (log_evidence(conjugate) - gap)) < 4 * elbo.error
     assert gap > 0.5 if family == "mean-field" else gap == 0
-    assert 0 < figure.error < 0.1
+    assert 0 < elbo.error < 0.1
     assert "log_evidence" not in found["q"].figures
 
 
 def test_problem_is_rebuilt_from_the_data(conjugate):
-    """The same figures from (posterior, problem), from the raw data and from a problem of another prior."""
+    """The same scores from (posterior, problem), from the raw data and from a problem with another prior."""
     posterior, problem, _ = gaussian(conjugate, "full-rank")
     other = cr.Problem(conjugate.net, (conjugate.x, conjugate.y), cr.likelihoods.Gaussian(0.3), cr.priors.Normal(9.0))
     ways = [
@@ -133,7 +135,7 @@ def test_problem_is_rebuilt_from_the_data(conjugate):
     assert set(ways[0]["q"].figures) == {"loo", "waic", "elbo"}
 
 
-# -- Pareto smoothing ----------------------------------------------------------------------------------------------------
+# -- Pareto smoothing
 def awkward(draws, rows=40, seed=0):
     """Log likelihoods (draws, rows) from light to very heavy tails, and some with ties."""
     rng = np.random.default_rng(seed)
@@ -155,13 +157,13 @@ def test_psis_is_that_of_arviz(draws, efficiency):
     np.testing.assert_allclose(found.lppd - found.elpd, p, rtol=1e-9, atol=1e-9)
     weights, k = pareto.psis(-torch.from_numpy(x), pareto.tail_length(draws, efficiency))
     theirs, _ = array_stats.psislw(x, axis=0, r_eff=efficiency)
-    # Draws of equal ratios may share their weights out in either order.
+    # Draws with equal ratios may get their weights in either order.
     np.testing.assert_allclose(weights.T.sort(1).values, np.sort(theirs, 1), rtol=1e-9, atol=1e-9)
     assert k.min() < 0.5 < 1 < k.max()
 
 
 def test_pareto_fit_finds_the_shape():
-    """Excesses drawn by the quantile function; the error of k is about (1 + k) / sqrt(n) (that of maximum likelihood)."""
+    """Excesses drawn by the quantile function; the error of k is about (1 + k) / sqrt(n), as in maximum likelihood."""
     n, shape = 20_000, torch.tensor([-0.3, 0.2, 0.6, 1.2], dtype=f64)
     scale = torch.tensor([2.0, 0.1, 1.0, 30.0], dtype=f64)
     u = torch.rand(n, 4, generator=torch.Generator().manual_seed(0), dtype=f64)
@@ -172,7 +174,7 @@ def test_pareto_fit_finds_the_shape():
 
 
 def test_tails_of_one_value():
-    """Equal weights are harmless, an even tail above other values is not; neither is smoothed."""
+    """Equal weights are harmless, a constant tail above other values is not; neither is smoothed."""
     same = torch.full((100, 1), -1.3, dtype=f64)
     tail = torch.zeros(100, 1, dtype=f64)
     tail[:30] = -2.0
@@ -199,9 +201,9 @@ def test_log_likelihoods_that_are_refused(bad):
         pareto.loo(bad)
 
 
-# -- streaming and shapes ------------------------------------------------------------------------------------------------
+# -- streaming and shapes
 def test_streamed_is_whole(conjugate, tmp_path, monkeypatch):
-    """Draws on the disk, read in pieces, and rows in small blocks give the figures of everything at once."""
+    """Draws on disk, read in chunks, and rows in small blocks give the same scores as everything at once."""
     posterior, problem = exact_draws(conjugate, 400, chains=4)
     whole = compare_models({"m": (posterior, problem)})["m"]
     posterior.save(tmp_path / "run")
@@ -209,14 +211,14 @@ def test_streamed_is_whole(conjugate, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(predictive, "BLOCK_VALUES", 2000)
     monkeypatch.setattr(predictive, "CACHE_VALUES", 0)
-    monkeypatch.setattr("credibly.posterior.base.KEPT_BYTES", 0)
+    monkeypatch.setattr("credibly.posterior.draws.KEPT_BYTES", 0)
     real = scores.loo
     monkeypatch.setattr(scores, "loo", lambda block, **rest: seen.append(block.shape) or real(block, **rest))
     for way in (posterior, stored):
-        pieces = compare_models({"m": (way, problem)})["m"]
+        streamed = compare_models({"m": (way, problem)})["m"]
         for kind in ("loo", "waic"):
             torch.testing.assert_close(
-                pieces.figures[kind].pointwise, whole.figures[kind].pointwise, rtol=1e-12, atol=1e-12
+                streamed.figures[kind].pointwise, whole.figures[kind].pointwise, rtol=1e-12, atol=1e-12
             )
     assert len(seen) > 8
     assert all(draws == 400 and rows <= 5 for draws, rows in seen)
@@ -250,9 +252,9 @@ def test_correlated_draws_get_a_longer_tail(conjugate):
     assert 0.01 < scores.efficiency(entries.Entry("m", slow, problem, True)) < 0.15  # a twentieth of the draws are new
 
 
-# -- rankings ------------------------------------------------------------------------------------------------------------
+# -- rankings
 def two_models(conjugate):
-    """The linear model, and one whose prior holds it at nearly nothing."""
+    """The linear model, and one whose tight prior keeps its weights near zero."""
     tight = type(conjugate)(conjugate.net, conjugate.x, conjugate.y, conjugate.noise, 0.05)
     return {"good": exact_draws(conjugate, 2000), "tight": exact_draws(tight, 2000, seed=1)}
 
@@ -270,14 +272,14 @@ def test_differences_are_paired_over_rows(conjugate):
     assert abs(error - apart) > 0.1  # unpaired it would be another number
     assert found.best == "good"
     assert found.tied == ("good",)
-    assert "told apart from 'tight'" in found.verdict
+    assert "It is distinguishable from 'tight'" in found.verdict
 
 
-def test_models_that_cannot_be_told_apart(conjugate):
+def test_models_that_are_indistinguishable(conjugate):
     models = {"one": exact_draws(conjugate, 2000), "two": exact_draws(conjugate, 2000, seed=5)}
     found = compare_models(models, by="loo")
     assert set(found.tied) == {"one", "two"}
-    assert "cannot be told apart" in found.verdict
+    assert "statistically indistinguishable" in found.verdict
     small = table.Difference(-3.0, 0.1)
     assert not small.told_apart(4.0)  # far beyond its error, and yet small
     assert not table.Difference(-10.0, 6.0).told_apart(4.0)
@@ -312,7 +314,7 @@ def test_log_evidence_is_read_where_there_is_one(conjugate):
 
 
 def test_laplace_is_exact_on_the_linear_model(conjugate):
-    """Its evidence, and LOO from its draws, as the closed forms have them; a part of the parameters is remarked on."""
+    """Its evidence, and LOO from its draws, equal the closed forms; a subset of the parameters is remarked on."""
     problem = conjugate.problem()
     mean, _ = conjugate.exact()
     fitted = cr.Laplace(structure="full", start=mean).fit(problem, seed=0, progress=False)
@@ -321,7 +323,7 @@ def test_laplace_is_exact_on_the_linear_model(conjugate):
     assert found["laplace"].figures["log_evidence"].value == pytest.approx(log_evidence(conjugate), abs=1e-8)
     assert found["laplace"].missing["elbo"] == "it is not variational"
     assert "'part': its evidence is over 3 of 4 parameters" in found.verdict
-    # The draws' moments are exact for every row, so the error is below that of independent ones: 0.02 at most a row there.
+    # The draws' moments are exact per row, so the error is below that of independent draws: at most 0.02 per row there.
     torch.testing.assert_close(found["laplace"].figures["loo"].pointwise, exact_loo(conjugate), rtol=0, atol=0.05)
 
 
@@ -341,7 +343,7 @@ def test_the_table_reads_well(conjugate):
     assert len(found) == 3
 
 
-def test_the_picture(conjugate):
+def test_the_plot(conjugate):
     from matplotlib.figure import Figure
 
     axes = Figure().subplots()
@@ -352,8 +354,8 @@ def test_the_picture(conjugate):
     np.testing.assert_allclose(np.asarray(line, float), [0.0, found.differences["tight"].value])
 
 
-def test_heavy_tails_are_told(conjugate):
-    """An outlier that the draws hardly reach: its k is high, and the verdict names it."""
+def test_heavy_tails_are_reported(conjugate):
+    """An outlier that the draws hardly reach has a high k, and the verdict reports it."""
     y = conjugate.y.clone()
     y[0] += 40.0
     x = conjugate.x.clone()
@@ -371,7 +373,7 @@ def test_different_inputs_for_the_same_targets(conjugate):
     assert "different inputs" in found.verdict
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- errors
 def refused(match, models, *args, **kwargs):
     with pytest.raises(InputError, match=match):
         compare_models(models, *args, **kwargs)
@@ -380,17 +382,18 @@ def refused(match, models, *args, **kwargs):
 def test_what_is_refused(conjugate):
     draws, problem = exact_draws(conjugate, 100)
     bound, own, _ = gaussian(conjugate, "mean-field")
-    refused("models: is empty", {})
-    refused("models: found list", [draws])
-    refused("found str", {"a": "b"})
+    refused("models must be a dict of posteriors by name, got an empty one", {})
+    refused("models must be a dict of posteriors by name, got a list", [draws])
+    refused(r"models\['a'\] must be a posterior or \(posterior, problem\), got a str", {"a": "b"})
     refused("data: none was given", {"a": draws})
-    refused("by: found 'best'", {"a": (draws, problem)}, by="best")
-    refused("criteria: found", {"a": (draws, problem)}, criteria=("aic",))
-    refused("draws: found 0", {"a": (draws, problem)}, draws=0)
+    refused("by must be one of 'loo', 'waic', 'elbo', .*, got 'best'", {"a": (draws, problem)}, by="best")
+    refused(r"criteria must be some of loo, waic, evidence, got \('aic',\)", {"a": (draws, problem)}, criteria=("aic",))
+    refused("draws must be an integer of at least 2, got 0", {"a": (draws, problem)}, draws=0)
     refused(
         r"'a' is of draws, which has no evidence.*BayesByBackprop \(its ELBO\) and Laplace",
-        {"a": (draws, problem), "b": (bound, own)}, by="evidence",
-    )  # fmt: skip
+        {"a": (draws, problem), "b": (bound, own)},
+        by="evidence",
+    )
     refused("'b': variational inference bounds", {"b": (bound, own)}, by="log_evidence")
 
 
@@ -428,18 +431,18 @@ def test_points_and_tempered_posteriors_have_no_loo(conjugate):
     bound, _, _ = gaussian(conjugate, "mean-field")
     few = cr.DeepEnsemble(members=3, steps=20, compile=False).fit(problem, seed=0, progress=False)
     found = compare_models({"few": (few, problem), "q": (bound, problem)})
-    assert found.by == "waic"  # the one figure both have
+    assert found.by == "waic"  # the one criterion both have
     assert "it has 3 draws, and LOO needs 25" in found["few"].missing["loo"]
     assert "'few' has no LOO" in found.verdict
 
 
-def test_a_prior_that_the_record_does_not_tell(conjugate):
+def test_a_prior_that_the_record_does_not_describe(conjugate):
     _, problem, _ = gaussian(conjugate, "mean-field")
     posterior = GaussianPosterior(
         Model.of(problem), MeanField(), 0.1 * torch.ones(1, 8, dtype=f64), Record(method="bbb")
     )
     found = compare_models({"q": posterior}, (conjugate.x, conjugate.y))
-    assert "does not tell its prior" in found["q"].missing["elbo"]
+    assert "does not describe its prior" in found["q"].missing["elbo"]
     assert "loo" in found["q"].figures
 
 
@@ -458,8 +461,7 @@ def test_every_method_that_draws_is_compared(conjugate):
     assert {m.name: m.draws for m in found} == {"dropout": 50, "hmc": 40, "bbb": 50}
     assert all(math.isfinite(m.figures["loo"].value) for m in found)
     # The prior's learned scale is read from the record: the ELBO is the one that the fit itself ended with.
-    told = fitted["bbb"].record.history
-    own = difference(
-        found["bbb"].figures["elbo"], scores.Figure(float(told["elbo"]), float(told["elbo_standard_error"]))
-    )
+    history = fitted["bbb"].record.history
+    reported = scores.Score(float(history["elbo"]), float(history["elbo_standard_error"]))
+    own = difference(found["bbb"].figures["elbo"], reported)
     assert abs(own.value) < 4 * own.error

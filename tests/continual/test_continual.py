@@ -1,4 +1,4 @@
-"""Continual learning: Bayes' rule over tasks, warm starts, coresets, heads, and a run that is stopped between tasks."""
+"""Continual learning: Bayes' rule over tasks, warm starts, coresets, heads, and runs stopped between tasks."""
 
 import math
 
@@ -23,7 +23,7 @@ def parts(conjugate):
 
 
 def classes(count=3, rows=40):
-    """Tasks of two classes each, whose border turns from task to task."""
+    """Tasks of two classes each, with a boundary that rotates from task to task."""
     tasks = []
     for t in range(count):
         x = randn(rows, 2, seed=t)
@@ -37,7 +37,7 @@ def begin(tasks, method=BRIEF, net=None, **kwargs):
 
 
 def test_tasks_in_turn_are_one_batch_fit(conjugate):
-    """Full rank on a linear model: after the last task the posterior is that of all rows; the tolerance as for one chain of fits."""
+    """Full rank on a linear model: the last posterior is that of all rows, to the error of three fits."""
     samples, fits = 256, 3
     tolerance = 4 * math.sqrt(fits / (samples * 100))
     method = cr.BayesByBackprop(family="full-rank", samples=samples, steps=1200, lr=0.03, init_scale=0.3, compile=False)
@@ -54,7 +54,7 @@ def test_tasks_in_turn_are_one_batch_fit(conjugate):
 
 
 def test_every_row_counts_once_with_a_coreset(conjugate, monkeypatch):
-    """The rows of the tasks' fits and of the last one are all rows, each of them once; and the density is that of all."""
+    """The fits to the tasks and to the coreset together use every row exactly once."""
     seen = []
     original = cr.BayesByBackprop.fit
 
@@ -72,12 +72,12 @@ def test_every_row_counts_once_with_a_coreset(conjugate, monkeypatch):
     assert torch.equal(rows[rows[:, 0].argsort()], given[given[:, 0].argsort()])
     assert [len(k) for k in learned.coreset] == [2, 2, 2]
     assert learned.posterior is not learned.posteriors[-1]
-    # The prior of each is the posterior before it, and each begins there.
+    # The prior of each is the previous posterior.
     checks = [p.record.prior["checksum"] for p in (*learned.posteriors[1:], learned.posterior)]
     assert checks == [p.as_prior().checksum() for p in learned.posteriors]
 
 
-def test_a_fit_goes_on_from_the_posterior_before(monkeypatch):
+def test_a_fit_continues_from_the_previous_posterior(monkeypatch):
     starts = []
     original = cr.BayesByBackprop.fit
 
@@ -95,7 +95,7 @@ def test_a_fit_goes_on_from_the_posterior_before(monkeypatch):
 @pytest.mark.parametrize(
     "method", [cr.SWAG(steps=40, rank=2, iterates=3, every=2), cr.Laplace(steps=40, structure="kron", compile=False)]
 )
-def test_methods_that_begin_at_the_network_get_the_last_weights(method, monkeypatch):
+def test_methods_that_start_at_the_network_get_the_last_weights(method, monkeypatch):
     begun, original = [], type(method).fit
 
     def fit(self, problem, **kwargs):
@@ -126,7 +126,7 @@ def test_online_laplace_is_one_batch_fit(conjugate):
     torch.testing.assert_close(learned.posterior.covariance(), covariance, rtol=1e-8, atol=1e-10)
 
 
-def test_draws_go_on_by_their_moments():
+def test_draws_become_a_prior_by_their_moments():
     learned = begin(classes(2), cr.DeepEnsemble(members=6, steps=30, init="fresh", compile=False), family="diag")
     first, second = learned.posteriors
     assert second.record.prior["checksum"] == first.as_prior("diag").checksum()
@@ -144,7 +144,7 @@ def test_k_centre_takes_the_farthest():
         assert len({("low", "middle", "high")[int(x[i] > 2) + int(x[i] > 7)] for i in chosen}) == 3
     assert sorted(k_centre(x, 6, 0).tolist()) == list(range(6))
     same = torch.zeros(4, 2)
-    assert sorted(k_centre(same, 4, 0).tolist()) == [0, 1, 2, 3]  # rows that are all alike are not taken twice
+    assert sorted(k_centre(same, 4, 0).tolist()) == [0, 1, 2, 3]  # identical rows are not chosen twice
 
 
 def test_a_coreset_is_chosen_by_the_seed():
@@ -167,7 +167,7 @@ def numbered(tasks):
     return [((x, torch.full((len(x),), t)), y) for t, (x, y) in enumerate(tasks)]
 
 
-def test_rows_go_through_the_head_of_their_task():
+def test_rows_use_the_head_of_their_task():
     net = headed()
     x, task = randn(5, 2), torch.tensor([0, 2, 1, 2, 0])
     expected = torch.stack([net.heads[t](net.body(x[i : i + 1]))[0] for i, t in enumerate(task.tolist())])
@@ -178,36 +178,36 @@ def test_heads_stay_at_the_prior_until_their_task_and_as_they_are_after():
     patterns = [f"heads.{t}.*" for t in range(3)]
     learned = learn(numbered(classes()), BRIEF, headed(), Categorical(), cr.priors.Normal(0.7), heads=patterns)
     layout = learned.posterior.layout
-    places = [
+    indices = [
         torch.cat([torch.arange(e.start, e.stop) for e in layout.entries if e.name.startswith(f"heads.{t}.")])
         for t in range(3)
     ]
     first, second, third = learned.posteriors
     for posterior, later in ((first, (1, 2)), (second, (2,))):
         for t in later:
-            torch.testing.assert_close(posterior.std[0, places[t]], torch.full((14,), 0.7))
-            assert float(posterior.loc[0, places[t]].abs().max()) == 0.0
-    # No data of a later task touch an earlier head: its Gaussian is its own prior, where there is nothing to gain.
-    torch.testing.assert_close(second.loc[0, places[0]], first.loc[0, places[0]], rtol=0, atol=1e-3)
-    torch.testing.assert_close(third.std[0, places[0]], first.std[0, places[0]], rtol=0.02, atol=0)
-    assert float(second.std[0, places[1]].max()) < 0.3  # it has been trained, from a narrow start
+            torch.testing.assert_close(posterior.std[0, indices[t]], torch.full((14,), 0.7))
+            assert float(posterior.loc[0, indices[t]].abs().max()) == 0.0
+    # Later tasks have no data for an earlier head, so its posterior stays at its prior.
+    torch.testing.assert_close(second.loc[0, indices[0]], first.loc[0, indices[0]], rtol=0, atol=1e-3)
+    torch.testing.assert_close(third.std[0, indices[0]], first.std[0, indices[0]], rtol=0.02, atol=0)
+    assert float(second.std[0, indices[1]].max()) < 0.3  # it was trained, from a narrow start
     (x, task), y = numbered(classes())[2]
     assert float((learned.predict((x, task)).probabilities.argmax(-1) == y).float().mean()) > 0.7
 
 
 def test_heads_that_cannot_be_used():
-    with pytest.raises(cr.InputError, match="heads: found .* for 3 tasks"):
+    with pytest.raises(cr.InputError, match="heads must be one name pattern per task, got .* for 3 tasks"):
         begin(classes(), heads=["0.*"])
     with pytest.raises(cr.InputError, match="heads: pattern 'tail.*' matches no parameter"):
         begin(classes(), heads=["tail.*"] * 3)
-    with pytest.raises(cr.InputError, match="heads: found with family='full-rank'"):
+    with pytest.raises(cr.InputError, match="heads must be None with family='full-rank'"):
         begin(classes(), cr.BayesByBackprop(family="full-rank"), heads=["2.*"] * 3)
 
 
-# -- a run that is stopped
+# -- stopped runs
 
 
-def test_a_run_that_was_stopped_goes_on_between_tasks(tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_between_tasks(tmp_path, monkeypatch):
     tasks = classes()
     whole = begin(tasks, coreset=4, seed=2)
     fits, original = [], cr.BayesByBackprop.fit
@@ -234,9 +234,9 @@ def test_a_run_that_was_stopped_goes_on_between_tasks(tmp_path, monkeypatch):
     }
     begin(tasks, coreset=4, seed=2, out=tmp_path / "run")
     assert len(fits) == 5
-    with pytest.raises(cr.StoreError, match="was begun with another seed"):
+    with pytest.raises(cr.StoreError, match="was started with another seed"):
         begin(tasks, coreset=4, seed=3, out=tmp_path / "run")
-    with pytest.raises(cr.StoreError, match="was begun with another method"):
+    with pytest.raises(cr.StoreError, match="was started with another method"):
         begin(tasks, cr.BayesByBackprop(steps=5), coreset=4, seed=2, out=tmp_path / "run")
     with pytest.raises(cr.StoreError, match="task-00' is of other data"):
         begin(classes(rows=41), coreset=4, seed=2, out=tmp_path / "run")
@@ -246,7 +246,7 @@ def test_a_run_that_was_stopped_goes_on_between_tasks(tmp_path, monkeypatch):
         begin(tasks, out=tmp_path / "other")
 
 
-# -- refusals
+# -- errors
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_a_run_that_was_stopped_goes_on_between_tasks(tmp_path, monkeypatch):
         ({"method": cr.MAP()}, "method: map gives no Gaussian"),
         ({"method": cr.MCDropout()}, "method: dropout gives no Gaussian"),
         ({"method": cr.BayesByBackprop(members=2)}, "method: bbb gives a mixture"),
-        ({"method": "bbb"}, "method: found 'bbb'"),
-        ({"coreset": -1}, "coreset: found -1"),
-        ({"coreset": 40}, "coreset: found 40 for the 40 rows of task 0"),
-        ({"choose": "best"}, "choose: found 'best'"),
-        ({"seed": -1}, "seed: found"),
+        ({"method": "bbb"}, r"method must be a method such as BayesByBackprop\(\), got 'bbb'"),
+        ({"coreset": -1}, "coreset must be a non-negative integer, got -1"),
+        ({"coreset": 40}, "coreset must be less than the 40 rows of task 0, got 40"),
+        ({"choose": "best"}, "choose must be one of 'random', 'k-centre', got 'best'"),
+        ({"seed": -1}, "seed must be a non-negative integer .*got -1"),
     ],
 )
 def test_settings_that_cannot_be_used(change, message):
@@ -268,7 +268,9 @@ def test_settings_that_cannot_be_used(change, message):
 
 
 def test_tasks_that_cannot_be_used():
-    with pytest.raises(cr.InputError, match="tasks: found list"):
+    with pytest.raises(
+        cr.InputError, match="tasks must be a list with the data of at least one task, got an empty one"
+    ):
         begin([])
     with pytest.raises(cr.InputError, match="x: the network cannot take rows"):
         begin([*classes(1), (randn(5, 3), torch.zeros(5).long())])

@@ -1,4 +1,4 @@
-"""Progress: a bar by rich on a terminal, a plain line without it, quiet elsewhere, and nothing that costs before it is due."""
+"""Progress: a rich bar on a terminal, one line elsewhere if asked for, silence otherwise, no cost between updates."""
 
 import io
 import subprocess
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
-    """A terminal of 120 columns that can move its cursor, whatever the tests run in."""
+    """A terminal of 120 columns that can move its cursor, wherever the tests run."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "25")
@@ -30,7 +30,7 @@ def terminal(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 100.0
@@ -43,11 +43,6 @@ def clock(monkeypatch):
     return made
 
 
-def without_rich(monkeypatch):
-    for name in [m for m in sys.modules if m == "rich" or m.startswith("rich.")]:
-        monkeypatch.setitem(sys.modules, name, None)
-
-
 def test_bar_on_a_terminal(clock):
     out = Terminal()
     with Progress("HMC [8 chains]", 50, stream=out) as line:
@@ -57,15 +52,15 @@ def test_bar_on_a_terminal(clock):
         line.update(50, final=True, **{"R-hat": 1.001})
     text = out.getvalue()
     assert "\x1b[?25l" in text  # the cursor is hidden ...
-    assert text.index("\x1b[?25h") > text.index("50/50")  # ... and comes back
-    assert "HMC [8 chains]" in text  # brackets are no markup
+    assert text.index("\x1b[?25h") > text.index("50/50")  # ... and shown again
+    assert "HMC [8 chains]" in text  # brackets are not markup
     assert "━" in text
     assert "R-hat 1.012  step warm-up" in text
-    assert "10s, 15s left" in text  # 30 of 50 are left after 10 seconds for 20
+    assert "10s, 15s left" in text  # 30 of 50 steps are left, and 20 took 10 seconds
     assert "25.0s" in text
 
 
-def test_steps_done_before_do_not_count_for_the_time_left(clock):
+def test_steps_done_before_are_excluded_from_the_time_left(clock):
     out = Terminal()
     with Progress("HMC", 100, stream=out, first=60) as line:
         clock.now += 1
@@ -74,41 +69,44 @@ def test_steps_done_before_do_not_count_for_the_time_left(clock):
         line.update(80, final=True)
     text = out.getvalue()
     assert "10s, 10s left" in text
-    assert text.count("left") == text.count("10s, 10s left")  # at the first step there is nothing to judge by
+    assert text.count("left") == text.count("10s, 10s left")  # no estimate at the first step
 
 
-def test_line_without_rich(clock, monkeypatch):
-    without_rich(monkeypatch)
-    out = Terminal()
-    with Progress("MAP", 10, stream=out) as line:
+def test_line_outside_a_terminal(clock):
+    out = io.StringIO()
+    with Progress("MAP", 10, True, out) as line:
         clock.now += 4
         line.update(5, loss=0.25)
         line.update(10, final=True, loss=0.125)
-    first = "MAP [============            ] 5/10  loss 0.25  4s, 4s left"
-    last = "MAP [========================] 10/10  loss 0.125  4.0s"
+    first = f"MAP {'━' * 12}{' ' * 12}  5/10 loss 0.25 4s, 4s left"
+    last = f"MAP {'━' * 24} 10/10 loss 0.125 4.0s"
     assert out.getvalue() == f"\r{first}\r{last.ljust(len(first))}\n"
 
 
-def test_a_line_is_not_longer_than_the_terminal(monkeypatch):
-    without_rich(monkeypatch)
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_line_is_not_longer_than_the_terminal(monkeypatch, term):
     monkeypatch.setenv("COLUMNS", "40")
-    out = Terminal()
-    with Progress("a title that is longer than the terminal is wide", 10, stream=out) as line:
+    monkeypatch.setenv("TERM", term)
+    out = Terminal() if term == "dumb" else io.StringIO()
+    with Progress("a title that is longer than the terminal is wide", 10, True, out) as line:
         line.update(5, loss=0.25)
-    assert len(out.getvalue().strip()) == 39
+    text = out.getvalue()
+    assert text.startswith("\ra title")
+    assert text.count("\n") == 1
+    assert 0 < len(text.strip()) <= 40
 
 
 @pytest.mark.parametrize("columns, kept", [(120, 4), (72, 3), (60, 2), (35, 0)])
-def test_figures_give_way_on_a_narrow_terminal(monkeypatch, columns, kept):
+def test_metrics_are_dropped_on_a_narrow_terminal(monkeypatch, columns, kept):
     monkeypatch.setenv("COLUMNS", str(columns))
     out = Terminal()
-    figures = {"loss": 0.5, "R-hat": 1.01, "accepted": 0.8, "divergent": 0.25}
+    metrics = {"loss": 0.5, "R-hat": 1.01, "accepted": 0.8, "divergent": 0.25}
     with Progress("HMC", 1000, stream=out) as line:
-        line.update(1000, final=True, **figures)
+        line.update(1000, final=True, **metrics)
     text = out.getvalue()
     assert "HMC" in text
     assert "1000/1000" in text
-    assert sum(name in text for name in figures) == kept
+    assert sum(name in text for name in metrics) == kept
 
 
 def test_dumb_terminal_gets_the_line(monkeypatch):
@@ -120,14 +118,14 @@ def test_dumb_terminal_gets_the_line(monkeypatch):
     assert "10/10" in out.getvalue()
 
 
-def test_quiet_where_there_is_no_terminal_unless_asked():
+def test_silent_without_a_terminal_unless_asked():
     quiet, asked, refused = io.StringIO(), io.StringIO(), Terminal()
     for stream, show in ((quiet, None), (asked, True), (refused, False)):
         with Progress("MAP", 10, show, stream) as line:
             assert line.due() is (stream is asked)
             line.update(10, final=True)
     assert quiet.getvalue() == ""
-    assert asked.getvalue().startswith("\rMAP [====")
+    assert asked.getvalue().startswith("\rMAP ━━━━")
     assert refused.getvalue() == ""
 
 
@@ -145,7 +143,7 @@ def test_updates_wait_until_they_are_due(clock):
     assert [n for n in range(1, 6) if f" {n}/100" in out.getvalue()] == [1, 3, 5]
 
 
-def test_quiet_beside_another_display_on_the_terminal(monkeypatch):
+def test_silent_beside_another_display_on_the_terminal(monkeypatch):
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
     with OtherProgress(console=Console(file=out), auto_refresh=False) as other:
@@ -153,7 +151,7 @@ def test_quiet_beside_another_display_on_the_terminal(monkeypatch):
         with Progress("MAP", 10, True) as line:
             line.update(5)
             line.update(10, final=True)
-    assert sys.stderr is out  # the other one has given the stream back
+    assert sys.stderr is out  # the other display has restored the stream
     assert "the other" in out.getvalue()
     assert "MAP" not in out.getvalue()
 
@@ -172,7 +170,7 @@ def test_works_when_another_console_has_a_display_elsewhere():
     assert "the other" in theirs.getvalue()
 
 
-def test_streams_and_cursor_come_back_after_an_error(monkeypatch):
+def test_streams_and_cursor_are_restored_after_an_error(monkeypatch):
     out = Terminal()
     monkeypatch.setattr(sys, "stderr", out)
     before, threads = sys.stdout, threading.active_count()
@@ -194,7 +192,7 @@ def test_nothing_shown_means_nothing_imported():
     code = """
 import io, sys
 from credibly.core.progress import Progress
-for stream, show in ((io.StringIO(), None), (io.StringIO(), True)):
+for stream, show in ((io.StringIO(), None), (io.StringIO(), False)):
     with Progress("MAP", 10, show, stream) as line:
         line.update(5)
         line.update(10, final=True)

@@ -1,4 +1,4 @@
-"""Noise for large steps: normal numbers made of bits, signs unpacked from bits."""
+"""Noise for large steps: normal numbers made from raw bits, signs unpacked from bits."""
 
 import math
 
@@ -14,13 +14,13 @@ COUNT = 2_000_000
 
 def some(seed: int, shape: tuple[int, ...] = (1, 1, COUNT)) -> torch.Tensor:
     noise = draw_noise(shape, stream(seed, "test"), torch.float32)
-    assert noise.dtype == torch.int32  # that they are made of bits
+    assert noise.dtype == torch.int32  # made from raw bits
     return normal(noise, shape[2:])
 
 
-def test_numbers_made_of_bits_are_standard_normal():
+def test_numbers_made_from_bits_are_standard_normal():
     z = some(0).double().flatten()
-    # A uniform p-value, and moments with the standard errors of so many numbers: 5 of them are never seen by chance.
+    # A uniform p-value, and moments within 5 standard errors, which chance never exceeds.
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-4
     error = 5 / math.sqrt(COUNT)
     for power, expected, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96), (6, 15, 10170)):
@@ -36,13 +36,13 @@ def test_the_two_numbers_of_a_pair_and_neighbours_are_independent():
     first, second = z.chunk(2)
     error = 5 / math.sqrt(COUNT // 2)
     for a, b in ((first, second), (first[1:], first[:-1]), (second[1:], second[:-1])):
-        for f, spread in ((lambda t: t, 1), (lambda t: t.square() - 1, 2), (torch.abs, None)):
+        for f, scale in ((lambda t: t, 1), (lambda t: t.square() - 1, 2), (torch.abs, None)):
             fa, fb = f(a), f(b)
-            spread = float(fa.std() * fb.std()) if spread is None else spread
-            assert abs(float(((fa - fa.mean()) * (fb - fb.mean())).mean())) < error * spread
+            scale = float(fa.std() * fb.std()) if scale is None else scale
+            assert abs(float(((fa - fa.mean()) * (fb - fb.mean())).mean())) < error * scale
 
 
-def test_the_same_stream_gives_the_same_bits_and_others_none_of_them():
+def test_a_stream_is_bit_for_bit_reproducible_and_independent_of_others():
     a, b = some(3), some(4)
     assert torch.equal(a, some(3))
     assert abs(float((a * b).mean())) < 5 / math.sqrt(COUNT)
@@ -60,7 +60,7 @@ def test_the_ends_of_the_range_of_bits():
     bits = torch.stack([ends.repeat_interleave(6), ends.repeat(6)]).reshape(1, 1, 2, 36)
     z = normal(bits, (72,))
     assert torch.isfinite(z).all()
-    # The farthest number comes from the smallest share, a quarter of 2^-31.
+    # The largest number comes from the smallest uniform, a quarter of 2^-31.
     assert float(z.abs().max()) == pytest.approx(math.sqrt(2 * 33 * math.log(2)), rel=1e-6)
 
 

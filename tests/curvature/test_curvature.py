@@ -1,4 +1,4 @@
-"""Curvature against brute force: whole Jacobians, Fisher matrices by enumeration and quadrature, dense inverses."""
+"""Curvature against brute force: full Jacobians, Fisher matrices by enumeration and quadrature, dense inverses."""
 
 import itertools
 
@@ -56,7 +56,7 @@ def setup(problem, random=None):
 
 
 def expected_fisher(likelihood, f, extra):
-    """E_y[s s'] for one output vector f (W,), by enumeration of labels or a dense quadrature over y: another way than the code's."""
+    """E_y[s s'] for one output vector f (W,), by enumeration of labels or dense quadrature over y."""
 
     def score(y):
         return torch.func.grad(lambda out: likelihood.log_prob(out.reshape(1, 1, -1), y, extra).sum())(f)
@@ -71,11 +71,13 @@ def expected_fisher(likelihood, f, extra):
     elif likelihood.support == "count":
         values = torch.arange(0.0, 60.0, dtype=f.dtype).unsqueeze(1)
         weights = torch.ones(60, dtype=f.dtype)
-    else:  # y = sinh(t) on each axis; targets are independent, so one axis at a time with the others at their location
+    else:
+        # y = sinh(t) on each axis. Targets are independent: one axis at a time, with the others at their location.
         t = torch.linspace(-40, 40, 4001, dtype=f.dtype)
         location, _ = likelihood.location_scale(f.reshape(1, 1, -1), extra)
         location = location.flatten()
-        if len(location) > 1:  # two independent targets: their scores have mean zero and do not correlate
+        # Two independent targets: their scores have mean zero and are uncorrelated.
+        if len(location) > 1:
             for k in range(len(location)):
                 single = Gaussian(likelihood.scale[k])
                 own = expected_fisher(single, f[k : k + 1], {})
@@ -91,7 +93,7 @@ def expected_fisher(likelihood, f, extra):
 
 
 def brute(problem, theta):
-    """sum_i J_i' F_i J_i over the network's coordinates, from whole Jacobians."""
+    """sum_i J_i' F_i J_i over the network's coordinates, from full Jacobians."""
     jacobian = torch.func.jacrev(lambda t: problem.likelihood.arrange(problem.layout.call(t, problem.x)))(theta)
     output = problem.likelihood.arrange(problem.layout.call(theta, problem.x)).detach()
     extra = problem.extra(theta.unsqueeze(0))
@@ -118,7 +120,7 @@ def test_the_fisher_root_is_the_expected_product_of_scores(name):
         torch.testing.assert_close(own @ own.mT, expected_fisher(problem.likelihood, f, extra), rtol=1e-8, atol=1e-10)
 
 
-def test_score_moments_are_those_of_the_books():
+def test_score_moments_match_the_closed_forms():
     from credibly.curvature.output_fisher import _score_moments
 
     for df in (0.5, 1.0, 4.0, 30.0):
@@ -131,7 +133,7 @@ def test_score_moments_are_those_of_the_books():
 
 
 def test_the_heteroscedastic_hessian_itself_would_be_indefinite():
-    """Why the expectation is taken: at a single y the Hessian has a negative eigenvalue."""
+    """The reason for the expectation: at a single y the Hessian has a negative eigenvalue."""
     y = torch.tensor([[2.0]], dtype=DOUBLE)
 
     def value(f):
@@ -142,21 +144,21 @@ def test_the_heteroscedastic_hessian_itself_would_be_indefinite():
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_gauss_newton_is_that_of_whole_jacobians(name):
+def test_gauss_newton_matches_full_jacobians(name):
     problem = tiny(name)
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
     expected = brute(problem, theta)[: problem.layout.network_dim, : problem.layout.network_dim]
-    places = parts.places
+    indices = parts.indices
     full = curvature_blocks(problem, theta, "full", parts)[0]
-    torch.testing.assert_close(full.likelihood_precision(), expected[places][:, places], rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(full.likelihood_precision(), expected[indices][:, indices], rtol=1e-8, atol=1e-9)
     for layer, block in zip(parts.layers, curvature_blocks(problem, theta, "diag", parts)):
-        own = expected.diagonal()[layer.places.flatten()]
+        own = expected.diagonal()[layer.indices.flatten()]
         torch.testing.assert_close(block.likelihood_precision(), own, rtol=1e-8, atol=1e-9)
 
 
 def test_kronecker_factors_are_averages_of_inputs_and_sums_of_gradients():
-    """Of the hidden layer of an MLP, with its gradients written out by hand."""
+    """For the hidden layer of an MLP, with gradients written out by hand."""
     problem = tiny("categorical")
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
@@ -176,7 +178,7 @@ def test_kronecker_factors_are_averages_of_inputs_and_sums_of_gradients():
     torch.testing.assert_close(first.covariance(), exact.covariance())
 
 
-class Strange(nn.Module):
+class Irregular(nn.Module):
     """An embedding-like gain, a norm, a layer used twice, a tied weight and one that is never used."""
 
     def __init__(self):
@@ -208,9 +210,14 @@ class Recurrent(nn.Module):
 
 def convolutional():
     return nn.Sequential(
-        nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 2, 3, padding="same"), nn.Tanh(), nn.Conv2d(2, 3, (2, 1), stride=2, bias=False),
-        nn.Tanh(), nn.Flatten(), nn.Linear(12, 2),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 2, 3, padding="same"),
+        nn.Tanh(),
+        nn.Conv2d(2, 3, (2, 1), stride=2, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(12, 2),
+    )
 
 
 def tokens():
@@ -224,7 +231,7 @@ def pixels():
 
 def network_problem(kind):
     make, width, likelihood = {
-        "strange": (Strange, 3, Gaussian((0.5, 0.2))),
+        "irregular": (Irregular, 3, Gaussian((0.5, 0.2))),
         "recurrent": (Recurrent, 4, Gaussian(0.5)),
         "convolution": (convolutional, 16, Categorical()),
         "tokens": (tokens, 16, Categorical()),
@@ -234,7 +241,7 @@ def network_problem(kind):
         torch.manual_seed(2)
         net = make().double()
     x = randn(5, width, dtype=DOUBLE)
-    y = {"strange": randn(5, 2, dtype=DOUBLE), "recurrent": randn(5, dtype=DOUBLE)}.get(kind)
+    y = {"irregular": randn(5, 2, dtype=DOUBLE), "recurrent": randn(5, dtype=DOUBLE)}.get(kind)
     if y is None:
         shape = (5, 2, 2) if kind == "pixels" else (5,)
         y = torch.arange(5 * (4 if kind == "pixels" else 1)).reshape(shape) % (3 if kind == "pixels" else 2)
@@ -243,26 +250,32 @@ def network_problem(kind):
 
 @pytest.mark.parametrize(
     "kind, layers",
-    [("strange", ["head"]), ("recurrent", ["head"]), ("convolution", ["1", "3", "6"]), ("tokens", ["1", "4"]), ("pixels", ["0", "2"])],
-)  # fmt: skip
+    [
+        ("irregular", ["head"]),
+        ("recurrent", ["head"]),
+        ("convolution", ["1", "3", "6"]),
+        ("tokens", ["1", "4"]),
+        ("pixels", ["0", "2"]),
+    ],
+)
 def test_networks_of_all_kinds(kind, layers):
     problem = network_problem(kind)
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
     assert [layer.name for layer in parts.layers] == layers
-    assert sorted(parts.places.tolist()) == list(range(problem.dim))  # every coordinate once
+    assert sorted(parts.indices.tolist()) == list(range(problem.dim))  # every coordinate once
     expected = brute(problem, theta)
     full = curvature_blocks(problem, theta, "full", parts)[0]
     torch.testing.assert_close(
-        full.likelihood_precision(), expected[parts.places][:, parts.places], rtol=1e-7, atol=1e-8
+        full.likelihood_precision(), expected[parts.indices][:, parts.indices], rtol=1e-7, atol=1e-8
     )
     diagonal = curvature_blocks(problem, theta, "diag", parts)
     found = torch.cat([block.likelihood_precision() for block in diagonal])
-    torch.testing.assert_close(found, expected.diagonal()[parts.places], rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(found, expected.diagonal()[parts.indices], rtol=1e-7, atol=1e-8)
     for block in curvature_blocks(problem, theta, "kron", parts):
         if block.source == "rest":
             torch.testing.assert_close(
-                block.likelihood_precision(), expected.diagonal()[parts.rest_places], rtol=1e-7, atol=1e-8
+                block.likelihood_precision(), expected.diagonal()[parts.rest_indices], rtol=1e-7, atol=1e-8
             )
         else:
             assert isinstance(block, KronBlock)
@@ -301,7 +314,7 @@ def test_learned_noise_has_its_exact_second_derivative():
     torch.testing.assert_close(own.likelihood_precision().reshape(1, 1), -torch.func.hessian(value)(theta[-1:]))
 
 
-# -- blocks --------------------------------------------------------------------------------------------------------------
+# -- blocks
 def psd(size, seed, rank=None):
     half = randn(size, rank or size + 2, seed=seed, dtype=DOUBLE)
     return half @ half.mT
@@ -336,8 +349,8 @@ def test_blocks_are_their_dense_matrices(kind):
     torch.testing.assert_close(block.scaled(3.0, 0.2).precision(), other)
 
 
-def test_roots_do_not_depend_on_how_degenerate_axes_fall():
-    """A rank-deficient curvature has whole spaces of equal eigenvalues: a draw must not depend on the basis taken in them."""
+def test_roots_do_not_depend_on_the_basis_of_degenerate_eigenspaces():
+    """A rank-deficient curvature has degenerate eigenspaces: a draw must not depend on the basis chosen in them."""
     d = torch.ones(6, dtype=DOUBLE)
     noise = randn(4, 6, dtype=DOUBLE)
     a = DenseBlock.of("all", psd(6, 1, rank=2), d).root(noise)
@@ -345,7 +358,7 @@ def test_roots_do_not_depend_on_how_degenerate_axes_fall():
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-# -- the prior -----------------------------------------------------------------------------------------------------------
+# -- the prior
 def test_prior_precision():
     net = mlp(3, 4, 1, dtype=DOUBLE)
     priors = {
@@ -370,7 +383,7 @@ def test_prior_precision():
 
 
 class Flat(cr.priors.Prior):
-    """An improper prior that says nothing."""
+    """An improper flat prior."""
 
     fan_in = False
     std = float("inf")
@@ -382,15 +395,15 @@ class Flat(cr.priors.Prior):
         return torch.randn(shape, generator=generator, dtype=dtype)
 
 
-def test_a_flat_prior_is_refused_before_work():
+def test_a_flat_prior_is_rejected_before_work():
     problem = cr.Problem(mlp(3, 4, 1, dtype=DOUBLE), data=(X, REAL), likelihood=Gaussian(0.3), prior=Flat())
     with pytest.raises(cr.InputError, match="prior: is flat somewhere"):
         cr.Laplace(steps=10**9).fit(problem)
 
 
-# -- which parameters ----------------------------------------------------------------------------------------------------
+# -- which parameters
 def test_names_by_layer_and_pattern():
-    problem = network_problem("strange")
+    problem = network_problem("irregular")
     row = blank_row(describe(problem.x), problem.device)
 
     def names(random):
@@ -405,12 +418,14 @@ def test_names_by_layer_and_pattern():
         names("body.*")
 
 
-def test_memory_is_asked_about_before_it_is_taken():
+def test_memory_is_checked_before_it_is_allocated():
     x = torch.zeros(4, 3)
     wide = cr.Problem(
-        nn.Sequential(nn.Linear(3, 120_000), nn.Linear(120_000, 1)), data=(x, torch.zeros(4)), likelihood=Gaussian(1.0),
+        nn.Sequential(nn.Linear(3, 120_000), nn.Linear(120_000, 1)),
+        data=(x, torch.zeros(4)),
+        likelihood=Gaussian(1.0),
         prior=cr.priors.Normal(),
-    )  # fmt: skip
+    )
     with pytest.raises(
         cr.InputError, match=r"structure: 'full' of 600,001 parameters needs 8,04\d\.\d GiB \(8,640,028,800,024 bytes\)"
     ) as full:
@@ -421,7 +436,7 @@ def test_memory_is_asked_about_before_it_is_taken():
 
 
 def test_all_pairs_of_structures_agree_on_sizes():
-    problem = network_problem("strange")
+    problem = network_problem("irregular")
     theta = initial(problem, "network", 1, 0)[0]
     _, parts = setup(problem)
     sizes = [sum(b.size for b in curvature_blocks(problem, theta, s, parts)) for s in ("kron", "diag", "full")]

@@ -1,4 +1,4 @@
-"""Data sets: splits and standardisation, toys and their truths, and every way a file can be wrong."""
+"""Data sets: splits and standardisation, toys and their truths, and malformed files."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ TOYS: list[Callable[..., Toy]] = [
 
 
 def assert_standardised(data: DataSet) -> None:
-    """Mean 0 and deviation 1 of the training columns; constant ones are all 0."""
+    """Mean 0 and standard deviation 1 of the training columns; constant ones are all 0."""
     for x in [data.x_train, data.y_train] if data.task == "regression" else [data.x_train]:
         x = x.double()
-        spread = x.std(dim=0, correction=0)
+        std = x.std(dim=0, correction=0)
         constant = (x == x[0]).all(dim=0)
         assert x.mean(dim=0).abs().max() < 1e-5
-        assert (spread[~constant] - 1).abs().max() < 1e-5
+        assert (std[~constant] - 1).abs().max() < 1e-5
         assert (x[:, constant] == 0).all()
         assert not constant.all()
 
 
-# Real data inside scikit-learn
+# Data sets of scikit-learn
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_embedded_is_stratified(name: str, fraction: float) -> None:
     data = embedded(name, test_fraction=fraction, seed=1)
     train, test = data.y_train.bincount(), data.y_test.bincount()
     assert torch.equal(test, torch.tensor([round(fraction * int(n)) for n in train + test]))
-    early = data.y_train[:60].bincount(minlength=len(train)) / 60  # the order says nothing about the class
+    early = data.y_train[:60].bincount(minlength=len(train)) / 60  # the order is independent of the class
     assert (early - train / train.sum()).abs().max() < 0.25
     assert len(data.y_train[:60].unique()) == data.n_classes
 
@@ -131,19 +131,19 @@ def test_embedded_follows_its_seed_and_not_the_global_one(name: str) -> None:
 @pytest.mark.parametrize(
     "name, arguments, text",
     [
-        ("iris", {}, "name: found 'iris'. Pass one of diabetes, digits, breast_cancer, wine"),
-        ("wine", {"test_fraction": 0}, "test_fraction: found 0"),
-        ("wine", {"test_fraction": 1.0}, "test_fraction: found 1.0"),
-        ("wine", {"test_fraction": float("nan")}, "test_fraction: found nan"),
-        ("wine", {"test_fraction": "half"}, "test_fraction: found 'half'"),
-        ("wine", {"test_fraction": True}, "test_fraction: found True"),
+        ("iris", {}, "name must be one of 'diabetes', 'digits', 'breast_cancer', 'wine', got 'iris'"),
+        ("wine", {"test_fraction": 0}, "test_fraction must be between 0 and 1, got 0"),
+        ("wine", {"test_fraction": 1.0}, "test_fraction must be between 0 and 1, got 1.0"),
+        ("wine", {"test_fraction": float("nan")}, "test_fraction must be between 0 and 1, got nan"),
+        ("wine", {"test_fraction": "half"}, "test_fraction must be between 0 and 1, got 'half'"),
+        ("wine", {"test_fraction": True}, "test_fraction must be between 0 and 1, got True"),
         ("wine", {"test_fraction": 0.001}, "leaves no test row among 59 of one class"),
         ("diabetes", {"test_fraction": 0.9999}, "leaves no training row among 442. "),
-        ("wine", {"seed": -1}, "seed: found -1"),
-        ("wine", {"seed": 0.5}, "seed: found 0.5"),
+        ("wine", {"seed": -1}, "seed must be a non-negative integer .*got -1"),
+        ("wine", {"seed": 0.5}, "seed must be a non-negative integer .*got 0.5"),
     ],
 )
-def test_embedded_refuses(name: str, arguments: dict[str, Any], text: str) -> None:
+def test_embedded_rejects_bad_arguments(name: str, arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         embedded(name, **arguments)
 
@@ -245,7 +245,7 @@ def test_star_is_far_and_on_one_side(seed: int) -> None:
     assert float(data.grid[:, 1].max()) > float(data.star[0, 1])
 
 
-def test_star_is_certain_for_map_and_open_for_bayes() -> None:
+def test_star_is_certain_for_map_and_uncertain_for_bayes() -> None:
     """Logistic regression with prior N(0, 1), by importance sampling: MAP above 0.95, Bayes between 0.55 and 0.75."""
     data = star_classification()
     assert data.star is not None
@@ -266,27 +266,27 @@ def test_star_is_certain_for_map_and_open_for_bayes() -> None:
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "10"])
 def test_toys_refuse_bad_counts(toy: Callable[..., Toy], n: Any) -> None:
-    with pytest.raises(InputError, match="n: found"):
+    with pytest.raises(InputError, match="n must be .* integer.*, got "):
         toy(n)
 
 
 @pytest.mark.parametrize("toy", TOYS)
 def test_toys_refuse_bad_seeds(toy: Callable[..., Toy]) -> None:
-    with pytest.raises(InputError, match="seed: found"):
+    with pytest.raises(InputError, match="seed must be a non-negative integer .*got "):
         toy(10, seed=-1)
 
 
 @pytest.mark.parametrize("toy", [gap_regression, sharpening_regression])
 @pytest.mark.parametrize("noise", [0, -0.1, float("nan"), float("inf"), "0.1", True])
 def test_toys_refuse_bad_noise(toy: Callable[..., Toy], noise: Any) -> None:
-    with pytest.raises(InputError, match="noise: found"):
+    with pytest.raises(InputError, match="noise must be a positive number, got "):
         toy(10, noise=noise)
 
 
 def test_star_refuses_odd_and_gap_single_counts() -> None:
-    with pytest.raises(InputError, match="n: found 7, which is odd"):
+    with pytest.raises(InputError, match="n must be even, got 7"):
         star_classification(7)
-    with pytest.raises(InputError, match=r"n: found 1\. Pass an integer from 2 up"):
+    with pytest.raises(InputError, match="n must be an integer of at least 2, got 1"):
         gap_regression(1)
 
 
@@ -318,7 +318,7 @@ def write(folder: pathlib.Path, name: str = "toy", **changes: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("inner", ["uci", "."])
-def test_uci_reads_either_place(tmp_path: pathlib.Path, inner: str) -> None:
+def test_uci_reads_either_folder(tmp_path: pathlib.Path, inner: str) -> None:
     made = write(tmp_path / inner)
     assert uci_names(tmp_path) == ("toy",)
     assert uci_splits(str(tmp_path), "toy") == 2
@@ -350,7 +350,7 @@ def test_uci_standardises_with_training_rows_only(tmp_path: pathlib.Path) -> Non
     assert not torch.isclose(one.y_test, two.y_test).any()
 
 
-def test_uci_takes_integers_and_does_without_n_hidden(tmp_path: pathlib.Path) -> None:
+def test_uci_accepts_integers_and_a_missing_n_hidden(tmp_path: pathlib.Path) -> None:
     write(tmp_path, X=np.arange(36).reshape(12, 3), y=np.arange(12), n_hidden=None)
     data = uci(tmp_path, "toy")
     assert data.n_hidden is None
@@ -361,15 +361,15 @@ def test_uci_takes_integers_and_does_without_n_hidden(tmp_path: pathlib.Path) ->
     "changes, text",
     [
         ({"y": None, "test_idx": None}, r"it has no y, test_idx, only X, train_idx, n_hidden"),
-        ({"X": np.ones(12)}, r"X has shape \(12,\) and type float64, not 2 axes of numbers"),
+        ({"X": np.ones(12)}, r"X has shape \(12,\) and dtype float64, not 2 axes of numbers"),
         ({"X": np.ones((12, 0))}, r"X has shape \(12, 0\)"),
-        ({"X": np.full((12, 3), "a")}, r"X has shape \(12, 3\) and type <U1"),
+        ({"X": np.full((12, 3), "a")}, r"X has shape \(12, 3\) and dtype <U1"),
         ({"y": np.ones((12, 1))}, r"y has shape \(12, 1\)"),
         ({"y": np.ones(11)}, "X has 12 rows, y has 11"),
         ({"X": np.array([[np.nan, 1, np.inf]] * 12)}, "X has 24 values that are NaN or infinite"),
         ({"y": np.array([np.nan] + [0.0] * 11)}, "y has 1 values that are NaN or infinite"),
         ({"train_idx": np.arange(9)}, r"train_idx has shape \(9,\)"),
-        ({"train_idx": np.arange(9.0)[None]}, "type float64, not 2 axes of integers"),
+        ({"train_idx": np.arange(9.0)[None]}, "dtype float64, not 2 axes of integers"),
         ({"test_idx": np.zeros((2, 0), dtype=int)}, r"test_idx has shape \(2, 0\)"),
         ({"test_idx": np.array([[9, 10]])}, "train_idx has 2 splits, test_idx has 1"),
         ({"train_idx": [[0, 12], [0, 1]]}, r"train_idx\[0\] runs from 0 to 12, but X has 12 rows"),
@@ -377,26 +377,26 @@ def test_uci_takes_integers_and_does_without_n_hidden(tmp_path: pathlib.Path) ->
         ({"train_idx": [[0, 1, 1], [0, 1, 2]], "test_idx": [[4], [5]]}, r"train_idx\[0\] holds a row twice"),
         (
             {"train_idx": [[0, 1, 3], [0, 1, 2]], "test_idx": [[3, 1], [5, 6]]},
-            "in split 0 2 rows are in .* the first is 1",
+            "in split 0 2 rows are in both .* the first is 1",
         ),
         ({"n_hidden": np.array([50])}, r"n_hidden has shape \(1,\)"),
     ],
 )
 def test_uci_refuses_malformed_files(tmp_path: pathlib.Path, changes: dict[str, Any], text: str) -> None:
     write(tmp_path, **changes)
-    with pytest.raises(InputError, match=f"file of toy is malformed: .*{text}.*Its form:"):
+    with pytest.raises(InputError, match=f"file of toy is malformed: .*{text}.*Expected:"):
         uci(tmp_path, "toy", 0)
 
 
 @pytest.mark.parametrize("split", [2, -1, 0.0, True, "0"])
 def test_uci_refuses_splits_out_of_range(tmp_path: pathlib.Path, split: Any) -> None:
     write(tmp_path)
-    with pytest.raises(InputError, match=f"split: found {split!r}. toy has the splits 0 to 1"):
+    with pytest.raises(InputError, match=f"split must be an integer from 0 to 1 for toy, got {split!r}"):
         uci(tmp_path, "toy", split)
 
 
 @pytest.mark.parametrize("name", ["tox", "../toy", "toy.npz", "", 3])
-def test_uci_says_what_it_looked_for_and_what_is_there(tmp_path: pathlib.Path, name: Any) -> None:
+def test_uci_reports_where_it_looked_and_what_is_available(tmp_path: pathlib.Path, name: Any) -> None:
     write(tmp_path / "uci")
     write(tmp_path / "uci", "another")
     (tmp_path / "uci" / "broken.npz").write_bytes(b"PK")
@@ -407,19 +407,19 @@ def test_uci_says_what_it_looked_for_and_what_is_there(tmp_path: pathlib.Path, n
     text = str(caught.value)
     for folder in (tmp_path, tmp_path / "uci"):
         assert str(folder / f"{name}.npz") in text
-    assert f"found {name!r}" in text
-    assert "There: another, toy" in text
+    assert f"{name!r} not found" in text
+    assert "Available: another, toy" in text
 
 
 def test_uci_missing_or_empty_folder(tmp_path: pathlib.Path) -> None:
     assert uci_names(tmp_path) == ()
-    with pytest.raises(InputError, match="There: no file of this form"):
+    with pytest.raises(InputError, match="Available: no file of this form"):
         uci(tmp_path, "toy", 0)
     (tmp_path / "here").mkdir()
     for call in (uci_names, lambda root: uci(root, "toy", 0), lambda root: uci_splits(root, "toy")):
-        with pytest.raises(InputError, match=r"root: there is no folder .*absent.* there is: here"):
+        with pytest.raises(InputError, match=r"root: there is no folder .*absent.* contains: here"):
             call(tmp_path / "absent")
-    with pytest.raises(InputError, match="there is: nothing"):
+    with pytest.raises(InputError, match="contains: nothing"):
         uci_names(tmp_path / "absent" / "too")
 
 
@@ -436,11 +436,11 @@ def test_uci_refuses_unreadable_files(tmp_path: pathlib.Path, cut: str) -> None:
             np.save(file, np.ones(3))
     elif cut == "flipped":
         content = bytearray(path.read_bytes())
-        content[content.find(b"NUMPY") + 150] ^= 255  # inside X: only its checksum can tell
+        content[content.find(b"NUMPY") + 150] ^= 255  # inside X: only its checksum shows it
         path.write_bytes(bytes(content))
     else:
         write(tmp_path, X=np.array([[{}]] * 12, dtype=object))
-    with pytest.raises(InputError, match=r"toy\.npz cannot be read: .*anew"):
+    with pytest.raises(InputError, match=r"toy\.npz cannot be read: .*Download or write the file again"):
         uci(tmp_path, "toy", 0)
 
 

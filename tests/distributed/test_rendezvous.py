@@ -1,4 +1,4 @@
-"""Processes that a launcher starts again agree on a name of their own, whatever those before them have left in the store."""
+"""Restarted processes agree on a new name, whatever earlier ones left in the store."""
 
 import threading
 
@@ -10,7 +10,7 @@ from credibly.errors import PeerError
 
 
 def start(store, size, timeout=20.0):
-    """The names that so many processes, as threads, come to."""
+    """Return the names that `size` processes, as threads, agree on."""
     found = {}
 
     def one(rank):
@@ -32,7 +32,7 @@ def test_every_start_has_one_name_and_a_new_one():
     assert len(set.union(*names)) == 5
 
 
-def test_a_start_that_was_lost_half_way_is_no_hindrance():
+def test_keys_of_a_lost_start_are_ignored():
     store = dist.HashStore()
     store.set("credibly/hello/1", "dead")
     store.set("credibly/answer/dead", "a name of the dead")
@@ -40,6 +40,6 @@ def test_a_start_that_was_lost_half_way_is_no_hindrance():
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_does_not_come_is_not_waited_for_for_ever(rank):
-    with pytest.raises(PeerError, match="CREDIBLY_TIMEOUT"):
+def test_a_missing_process_is_waited_for_until_the_time_limit(rank):
+    with pytest.raises(PeerError, match=r"not all processes connected within 0\.1 s\. CREDIBLY_TIMEOUT"):
         rendezvous._agreed_name(dist.HashStore(), rank, 2, 0.1)

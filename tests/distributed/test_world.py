@@ -1,4 +1,4 @@
-"""Many processes: the same draws as one, whoever dies on the way, and whose error it was when they cannot go on."""
+"""Many processes: the same draws as one, whichever process dies, and the error of the one that failed."""
 
 import os
 import random
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import credibly as cr
-from credibly.distributed.world import Mesh, World, alone, current, parse_mesh, share
+from credibly.distributed.world import Mesh, World, alone, current, parse_mesh, shard
 from credibly.errors import InputError
 from credibly.storage.stored_draws import StoredDraws, join_shards
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def start(name, folder, processes=1, *, restarts=0, check=True, **environment):
-    """Runs a program of `world_programs` and gives what it wrote to its outputs."""
+    """Run a program of `world_programs` and return the completed process."""
     torchrun = [
         "-m",
         "torch.distributed.run",
@@ -47,18 +47,18 @@ def start(name, folder, processes=1, *, restarts=0, check=True, **environment):
     return done
 
 
-def test_shares_hold_everything_once():
+def test_shards_hold_everything_once():
     for count in range(12):
-        for places in range(1, 6):
-            parts = [share(count, place, places) for place in range(places)]
+        for size in range(1, 6):
+            parts = [shard(count, rank, size) for rank in range(size)]
             assert [i for part in parts for i in part] == list(range(count))
             assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.parametrize("said, size", [("2x3", 4), ("0x4", 4), ("two", 2), ("4", 4)])
-def test_a_mesh_that_does_not_fit_is_refused(said, size):
-    with pytest.raises(InputError, match="CREDIBLY_MESH"):
-        parse_mesh(said, size)
+@pytest.mark.parametrize("text, size", [("2x3", 4), ("0x4", 4), ("two", 2), ("4", 4)])
+def test_a_mesh_that_does_not_fit_is_refused(text, size):
+    with pytest.raises(InputError, match=f"CREDIBLY_MESH must (be chains by rows|multiply to {size}).*, got {text!r}"):
+        parse_mesh(text, size)
 
 
 def test_meshes_are_chosen_by_the_chains(monkeypatch):
@@ -69,11 +69,11 @@ def test_meshes_are_chosen_by_the_chains(monkeypatch):
     assert World(size=4).mesh(1).shape == (1, 4)
     monkeypatch.setenv("CREDIBLY_MESH", "2x4")
     assert World(size=8).mesh(8).shape == (2, 4)
-    with pytest.raises(InputError, match="chains"):
+    with pytest.raises(InputError, match=r"CREDIBLY_MESH must have at most one chain rank per chain \(1\), got '2x4'"):
         World(size=8).mesh(1)
 
 
-def test_alone_everything_is_as_it_was():
+def test_in_a_single_process_everything_is_the_identity():
     world = World()
     mesh = world.mesh(4)
     values = torch.arange(8.0).reshape(4, 2)
@@ -86,13 +86,13 @@ def test_alone_everything_is_as_it_was():
         assert current().size == 1
 
 
-def test_shards_in_pieces_are_read_as_one(tmp_path):
+def test_shards_in_several_files_are_read_as_one(tmp_path):
     from safetensors.torch import save_file
 
     whole = torch.arange(5 * 6 * 2.0).reshape(5, 6, 2)
-    for number, (draws, pieces) in enumerate([(slice(0, 4), [(0, 2), (2, 5)]), (slice(4, 6), [(0, 5)])]):
-        for first, last in pieces:
-            name = f"{number:05d}-c{first:05d}" if len(pieces) > 1 else f"{number:05d}"
+    for number, (draws, groups) in enumerate([(slice(0, 4), [(0, 2), (2, 5)]), (slice(4, 6), [(0, 5)])]):
+        for first, last in groups:
+            name = f"{number:05d}-c{first:05d}" if len(groups) > 1 else f"{number:05d}"
             save_file({f"draws/{name}": whole[first:last, draws].contiguous()}, tmp_path / f"draws-{name}.safetensors")
     names = sorted(p.name for p in tmp_path.iterdir())
     stored = StoredDraws(tmp_path, names, dtype=torch.float32, device=torch.device("cpu"))
@@ -104,7 +104,7 @@ def test_shards_in_pieces_are_read_as_one(tmp_path):
     assert torch.equal(join_shards(parts), whole)
 
 
-def test_chains_on_two_processes_have_the_bits_of_one(tmp_path):
+def test_chains_on_two_processes_are_bit_for_bit_those_of_one(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -126,11 +126,11 @@ def test_rows_on_a_mesh_of_four_change_rounding_only(tmp_path):
     alone_draws = load_file(tmp_path / "rows-0.safetensors")["draws"]
     start("rows", tmp_path, 4, CREDIBLY_MESH="2x2")
     found = [load_file(tmp_path / f"rows-{rank}.safetensors")["draws"] for rank in range(4)]
-    assert all(torch.equal(f, found[0]) for f in found)  # every process took the same decisions
+    assert all(torch.equal(f, found[0]) for f in found)  # every process made the same decisions
     torch.testing.assert_close(found[0], alone_draws, rtol=1e-9, atol=1e-11)
 
 
-def test_killed_processes_are_started_again_and_end_in_the_same_draws(tmp_path):
+def test_killed_processes_are_restarted_and_end_in_the_same_draws(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -141,7 +141,7 @@ def test_killed_processes_are_started_again_and_end_in_the_same_draws(tmp_path):
     assert torch.equal(cr.load(broken / "long").draws, cr.load(whole / "long").draws)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     whole, fewer, more = (tmp_path / name for name in ("whole", "fewer", "more"))
     for folder in (whole, fewer, more):
         folder.mkdir()
@@ -149,7 +149,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     expected = cr.load(whole / "long").draws
     assert start("long", fewer, 2, check=False, DIE="1:40").returncode != 0
     half_written = fewer / "long" / "draws-00000-c00002.safetensors"
-    half_written.write_bytes(b"cut short")  # what a process that died in the middle of a shard leaves
+    half_written.write_bytes(b"cut short")  # left by a process that died while writing a shard
     shutil.copytree(fewer, tmp_path / "three")
     start("resume", fewer)
     assert torch.equal(cr.load(fewer / "long").draws, expected)
@@ -160,12 +160,12 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     assert torch.equal(cr.load(more / "long").draws, expected)
 
 
-def test_programs_that_end_right_after_a_meeting_have_ended_well(tmp_path):
-    for _ in range(3):  # threads that still held something then aborted about every second such program
+def test_programs_that_end_right_after_a_collective_call_succeed(tmp_path):
+    for _ in range(3):  # threads that still held tensors used to abort about every second such program
         start("brief", tmp_path, 3)
 
 
-def told(folder, kind, rank):
+def outcome(folder, kind, rank):
     name, seconds, message = (folder / f"{kind}-{rank}.txt").read_text().split("\n", 2)
     return name, float(seconds), message
 
@@ -173,10 +173,10 @@ def told(folder, kind, rank):
 def test_an_error_of_one_process_ends_the_others_at_once_with_its_message(tmp_path):
     done = start("trouble", tmp_path, 2, check=False, TROUBLE="raise")
     assert done.returncode != 0
-    assert told(tmp_path, "raise", 1)[0] == "OSError"
-    name, seconds, message = told(tmp_path, "raise", 0)
+    assert outcome(tmp_path, "raise", 1)[0] == "OSError"
+    name, seconds, message = outcome(tmp_path, "raise", 0)
     assert name == "PeerError"
-    assert seconds < 60  # and not the time limit of ten minutes
+    assert seconds < 60  # not the time limit of ten minutes
     assert "process 1 of 2 failed" in message
     assert "the disk of process 1 is on fire" in message
     first, second = done.stderr.index("OSError: the disk"), done.stderr.index("PeerError: process 1")
@@ -185,18 +185,18 @@ def test_an_error_of_one_process_ends_the_others_at_once_with_its_message(tmp_pa
 
 def test_a_process_that_hangs_is_named_after_the_time_limit(tmp_path):
     assert start("trouble", tmp_path, 2, check=False, TROUBLE="hang", CREDIBLY_TIMEOUT="8").returncode != 0
-    name, _, message = told(tmp_path, "hang", 0)
+    name, _, message = outcome(tmp_path, "hang", 0)
     assert name == "PeerError"
     assert "process 1 of 2 did not answer" in message
 
 
 def test_processes_with_other_data_or_without_shared_storage_are_refused(tmp_path):
     assert start("trouble", tmp_path, 2, check=False, TROUBLE="data").returncode != 0
-    name, _, message = told(tmp_path, "data", 0)
+    name, _, message = outcome(tmp_path, "data", 0)
     assert name == "InputError"
     assert "process 0" in message
     assert "process 1" in message
     assert start("trouble", tmp_path, 2, check=False, TROUBLE="folder").returncode != 0
-    name, _, message = told(tmp_path, "folder", 1)
+    name, _, message = outcome(tmp_path, "folder", 1)
     assert name == "StoreError"
     assert "share" in message

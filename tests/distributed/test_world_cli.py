@@ -1,4 +1,4 @@
-"""The command line under torchrun: the same files as from one process, one voice, one error, and on again after a loss."""
+"""The command line under torchrun: the files of one process, output and errors shown once, resuming after a loss."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -26,19 +27,18 @@ from uci_sets import make
 
 pytestmark = pytest.mark.slow
 
-HMC = (
-    "--method", "hmc", "--set", "draws=10", "--set", "warmup=20", "--set", "chains=4", "--set", "thin=1", "--hidden", "6",
-)  # fmt: skip
+SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1"))
+HMC = ("--method", "hmc", *SETTINGS, "--hidden", "6")
 ENSEMBLE = ("--method", "ensemble", "--set", "steps=60", "--set", "members=4", "--hidden", "6")
 COMPARED = ("--methods", "map,ensemble", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--hidden", "6")
 BENCH = ("bench", "uci", "--root", "data", "--quick", "--methods", "map,ensemble", "--splits", "2")
 
-# Carries out commands one after another in every process, after what a test changes.
+# Runs commands one after another in every process, after the changes that a test makes.
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 import credibly.tables.model as model
-model.BLOCK = model.LEAST = 64  # the table is small: so are the blocks
+model.BLOCK = model.LEAST = 64  # small blocks for a small table
 rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
 exec(sys.argv[1])
 from credibly.cli import app
@@ -82,11 +82,18 @@ model.TableModel.columns = columns
 
 
 def torchrun(*words, cwd, restarts=0):
+    # The checkout is importable here by pytest's settings, and must be in the processes too: it holds `studies`.
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), *map(str, words)]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch], cwd=cwd, capture_output=True, text=True, timeout=400,
-        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1"}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "torch.distributed.run", *launch],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path},
+        check=False,
+    )
 
 
 def drive(place, commands, change="", **options):
@@ -97,7 +104,7 @@ def drive(place, commands, change="", **options):
 
 
 def lines(text):
-    """What credibly said on standard error; the launcher says things of its own there."""
+    """Return what credibly wrote to standard error, without the launcher's lines."""
     return [line for line in text.splitlines() if line.startswith("credibly:")]
 
 
@@ -107,7 +114,7 @@ def fit(out, *more):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """A folder with tables, and what one process makes of them."""
+    """A folder with tables, and the results of one process."""
     place = tmp_path_factory.mktemp("one")
     write(diabetes(), place / "house.csv")
     write(diabetes(430), place / "new.csv")
@@ -118,9 +125,12 @@ def one(tmp_path_factory):
         patch.setattr(model, "BLOCK", 64)
         patch.setattr(model, "LEAST", 64)
         for words in (
-            fit("hmc", *HMC), fit("ensemble", *ENSEMBLE), ("predict", "hmc", "new.csv", "--out", "p.csv"),
-            ("predict", "hmc", "new.parquet", "--out", "p.parquet"), (*BENCH, "--jobs", "1"),
-        ):  # fmt: skip
+            fit("hmc", *HMC),
+            fit("ensemble", *ENSEMBLE),
+            ("predict", "hmc", "new.csv", "--out", "p.csv"),
+            ("predict", "hmc", "new.parquet", "--out", "p.parquet"),
+            (*BENCH, "--jobs", "1"),
+        ):
             found = call(*words)
             assert found.exit_code == 0, found.output
     return place
@@ -134,14 +144,18 @@ def with_tables(one, place):
 
 @pytest.fixture(scope="module")
 def two(one, tmp_path_factory):
-    """The same by two processes."""
+    """The results of two processes."""
     place = with_tables(one, tmp_path_factory.mktemp("two"))
     commands = [
-        fit("hmc", *HMC), fit("ensemble", *ENSEMBLE, "--quiet"), ("predict", "hmc", "new.csv", "--out", "p.csv", "--json"),
-        ("predict", "hmc", "new.parquet", "--out", "p.parquet", "--quiet"), (*BENCH, "--quiet"),
+        fit("hmc", *HMC),
+        fit("ensemble", *ENSEMBLE, "--quiet"),
+        ("predict", "hmc", "new.csv", "--out", "p.csv", "--json"),
+        ("predict", "hmc", "new.parquet", "--out", "p.parquet", "--quiet"),
+        (*BENCH, "--quiet"),
         ("compare", "house.csv", "--target", "progress", "--out", "comparison", "--quiet", *COMPARED),
-        ("evaluate", "hmc", "house.csv", "--json"), ("resume", "hmc", "--quiet"),
-    ]  # fmt: skip
+        ("evaluate", "hmc", "house.csv", "--json"),
+        ("resume", "hmc", "--quiet"),
+    ]
     found = drive(place, commands, NOTE_CELLS)
     assert found.returncode == 0, found.stderr
     return place, found.stdout
@@ -160,16 +174,16 @@ class TestTwoProcesses:
         assert names(place / "ensemble") == names(one / "ensemble")
 
     def test_predictions_are_the_same_bytes(self, one, two):
-        """Seven blocks, four of them by the first process."""
+        """Seven blocks, four of them from the first process."""
         place, _ = two
         assert (place / "p.csv").read_bytes() == (one / "p.csv").read_bytes()
         assert pq.read_table(place / "p.parquet").equals(pq.read_table(one / "p.parquet"))
         assert pq.ParquetFile(place / "p.parquet").num_row_groups == 7
 
-    def test_cells_are_the_same_and_none_is_made_twice(self, one, two):
+    def test_cells_are_the_same_and_none_is_run_twice(self, one, two):
         place, _ = two
         cells = sorted((place / "bench-uci" / "cells").iterdir())
-        assert len(cells) == 6  # two splits by two methods, and what was chosen for each split
+        assert len(cells) == 6  # two splits by two methods, and the choices of each split
         for cell in cells:
             mine, other = (json.loads(f.read_text()) for f in (cell, one / "bench-uci" / "cells" / cell.name))
             assert {k: v for k, v in mine.items() if k != "seconds"} == {
@@ -179,10 +193,10 @@ class TestTwoProcesses:
         assert sorted(made) == [f"mine {split} {method}" for split in (0, 1) for method in ("ensemble", "map")]
         assert (place / "bench-uci" / "index.html").is_file()
 
-    def test_only_one_speaks(self, two):
+    def test_only_one_process_prints(self, two):
         place, out = two
         assert out.count("Method: hmc (asked for).") == 1
-        assert out.splitlines().count("hmc/report.html") == 2  # of the fit, and of the run that had ended
+        assert out.splitlines().count("hmc/report.html") == 2  # of the fit, and of the completed run
         assert out.splitlines().count("ensemble/report.html") == 1
         assert out.count('"rows": 430') == 1
         assert out.count('"rows": 160') == 1  # evaluate
@@ -205,14 +219,14 @@ def test_an_error_is_shown_once(one, tmp_path):
 
 
 @pytest.fixture
-def started_again(monkeypatch):
-    """As after the launcher has started this process, its only one, a second time."""
+def restarted(monkeypatch):
+    """The environment after the launcher has restarted this process, its only one."""
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_RESTART_COUNT": 1}.items():
         monkeypatch.setenv(name, str(value))
 
 
-class TestStartedAgain:
-    """Which folders count as this very command's own."""
+class TestRestarted:
+    """Which folders count as those of the same command."""
 
     @pytest.fixture
     def place(self, one, tmp_path, monkeypatch):
@@ -226,24 +240,24 @@ class TestStartedAgain:
             folder, {k: v for k, v in facts.items() if k not in ("figures", "ood_levels")} | {"status": "fitting"}
         )
 
-    def test_one_that_had_ended_is_told_again(self, one, place, started_again):
+    def test_a_completed_one_is_reported_again(self, one, place, restarted):
         found = call(*fit("hmc", *HMC, "--json"))
         assert found.exit_code == 0, found.output
         assert json.loads(found.stdout)["figures"] == TableRun.load(one / "hmc").figures
 
-    def test_one_that_was_begun_is_gone_on_with(self, one, place, started_again, monkeypatch):
+    def test_one_that_was_started_is_resumed(self, one, place, restarted, monkeypatch):
         self.unfinished(place / "hmc")
         monkeypatch.setattr(cr.HMC, "fit", None)  # the draws are all there
         assert call(*fit("hmc", *HMC)).exit_code == 0
         assert TableRun.load(place / "hmc").figures == TableRun.load(one / "hmc").figures
 
-    def test_one_without_draws_is_begun_again(self, one, place, started_again):
+    def test_one_without_draws_starts_over(self, one, place, restarted):
         self.unfinished(place / "hmc")
         shutil.rmtree(place / "hmc" / "posterior")
         assert call(*fit("hmc", *HMC)).exit_code == 0
         assert torch.equal(cr.load(place / "hmc").draws, cr.load(one / "hmc").draws)
 
-    def test_one_beside_the_run_that_it_replaces(self, one, place, started_again, monkeypatch):
+    def test_one_beside_the_run_that_it_replaces(self, one, place, restarted, monkeypatch):
         shutil.copytree(place / "hmc", place / "hmc.new")
         self.unfinished(place / "hmc.new")
         (place / "hmc" / "old").touch()
@@ -253,17 +267,17 @@ class TestStartedAgain:
         assert not (place / "hmc.new").exists()
 
     @pytest.mark.parametrize("more", [("--seed", "1"), ("--set", "draws=11")])
-    def test_one_of_other_settings_is_refused(self, place, started_again, more):
+    def test_one_of_other_settings_is_refused(self, place, restarted, more):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC, *more)), "hmc exists")
+        refused(call(*fit("hmc", *HMC, *more)), "hmc already exists")
         assert (place / "hmc" / "posterior").is_dir()
 
-    def test_a_first_start_refuses_its_own_too(self, place):
+    def test_a_first_start_refuses_its_own_folder_too(self, place):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC)), "hmc exists")
+        refused(call(*fit("hmc", *HMC)), "hmc already exists")
 
 
-def test_a_run_that_loses_a_process_stays_and_a_training_goes(one, tmp_path, monkeypatch):
+def test_a_lost_process_keeps_a_sampling_run_and_removes_a_training_run(one, tmp_path, monkeypatch):
     monkeypatch.chdir(with_tables(one, tmp_path))
 
     def lost(*_):
@@ -278,7 +292,7 @@ def test_a_run_that_loses_a_process_stays_and_a_training_goes(one, tmp_path, mon
     assert not (tmp_path / "ensemble").exists()
 
 
-def test_a_lost_process_is_started_again_and_the_run_goes_on(one, tmp_path):
+def test_a_lost_process_is_restarted_and_the_run_resumes(one, tmp_path):
     with_tables(one, tmp_path)
     found = drive(tmp_path, [fit("hmc", *HMC)], LOSE_ONE, restarts=1)
     assert found.returncode == 0, found.stderr
@@ -297,15 +311,15 @@ def test_predictions_that_fail_in_one_process_leave_nothing(one, tmp_path):
 
 
 class Thread(World):
-    """A process of a world whose members are threads."""
+    """A world whose processes are threads."""
 
     def barrier(self):
-        self.met += 1
-        self.together.wait()
+        self.collective_calls += 1
+        self.threads.wait()
 
 
 def test_cells_of_the_others_are_kept_where_one_fails():
-    store, together, did, ends = dist.HashStore(), threading.Barrier(2), [], {}
+    store, barrier, did, ends = dist.HashStore(), threading.Barrier(2), [], {}
 
     def work(cell):
         if cell == 1:
@@ -314,7 +328,7 @@ def test_cells_of_the_others_are_kept_where_one_fails():
 
     def run(rank):
         everyone = Thread(rank, 2, store=store)
-        everyone.together = together
+        everyone.threads = barrier
         try:
             share_out(everyone, range(6), work)
         except Exception as error:

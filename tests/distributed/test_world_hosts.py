@@ -1,6 +1,6 @@
-"""Two hosts with their own addresses, as two network namespaces joined by a cable: the draws of one process, and a host that is lost.
+"""Two hosts, as network namespaces joined by a virtual cable: the draws of one process, and the loss of a host.
 
-Needs Linux, the `ip` tool and the right to make namespaces; is skipped elsewhere.
+Needs Linux, the `ip` tool and the right to create namespaces; skipped elsewhere.
 """
 
 import os
@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 import credibly as cr
 
 PROGRAMS = Path(__file__).parent / "world_programs.py"
-NETWORK = "198.18.77"  # of the block that is set aside for tests of networks
+NETWORK = "198.18.77"  # in the block reserved for network tests
 PORT = 29477
-LIMIT = 240  # seconds for a launch, on a machine that has other work
+LIMIT = 240  # seconds for a launch, on a loaded machine
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package"),
@@ -28,20 +28,34 @@ pytestmark = [
 
 
 class Host:
-    """A network namespace with one address; what it runs sees no other network."""
+    """A network namespace with one address and no other network."""
 
-    def __init__(self, place):
-        self.name, self.device = f"credibly-{os.getpid()}-{place}", f"cr{place}{os.getpid() % 10**8}"
-        self.address, self.meets = f"{NETWORK}.{place}", place == 1
+    def __init__(self, number):
+        self.name, self.device = f"credibly-{os.getpid()}-{number}", f"cr{number}{os.getpid() % 10**8}"
+        self.address, self.hosts_store = f"{NETWORK}.{number}", number == 1
 
     def start(self, program, folder, *, nodes="2", restarts=0, **environment):
-        """torchrun with one process on this host; the meeting point is on the first host."""
+        """Start torchrun with one process on this host; the rendezvous store is on the first host."""
         words = [
-            "ip", "netns", "exec", self.name, sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}",
-            "--nproc-per-node=1", f"--max-restarts={restarts}", "--rdzv-backend=c10d", "--rdzv-id=hosts",
-            f"--rdzv-endpoint={NETWORK}.1:{PORT}", f"--local-addr={self.address}",
-            f"--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,is_host={self.meets}", str(PROGRAMS), program, str(folder),
-        ]  # fmt: skip
+            "ip",
+            "netns",
+            "exec",
+            self.name,
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={nodes}",
+            "--nproc-per-node=1",
+            f"--max-restarts={restarts}",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=hosts",
+            f"--rdzv-endpoint={NETWORK}.1:{PORT}",
+            f"--local-addr={self.address}",
+            f"--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,is_host={self.hosts_store}",
+            str(PROGRAMS),
+            program,
+            str(folder),
+        ]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CREDIBLY_", "PYTEST_"))}
         variables = {**clean, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.device, **environment}
         return subprocess.Popen(
@@ -55,7 +69,7 @@ def ip(*words):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """Two hosts and the cable between them; taken away again whatever happens."""
+    """Two hosts and the cable between them, removed in any case."""
     if not sys.platform.startswith("linux") or shutil.which("ip") is None:
         pytest.skip("network namespaces need Linux and the ip tool")
     pair = Host(1), Host(2)
@@ -63,13 +77,13 @@ def hosts():
         for host in pair:
             made = ip("netns", "add", host.name)
             if made.returncode:
-                pytest.skip(f"no network namespace may be made here: {made.stderr.strip()}")
-            undo.callback(ip, "netns", "del", host.name)  # the cable goes with its ends
+                pytest.skip(f"no network namespace can be created here: {made.stderr.strip()}")
+            undo.callback(ip, "netns", "del", host.name)  # removes the cable too
         first, second = pair
         cable = ("link", "add", first.device, "netns", first.name, "type", "veth", "peer", "name", second.device)
         made = ip(*cable, "netns", second.name)
         if made.returncode:
-            pytest.skip(f"no cable between namespaces may be made here: {made.stderr.strip()}")
+            pytest.skip(f"no cable between namespaces can be created here: {made.stderr.strip()}")
         for host in pair:
             for words in (
                 ("addr", "add", f"{host.address}/24", "dev", host.device),
@@ -82,25 +96,28 @@ def hosts():
 
 
 def end(*started):
-    """What each wrote and its status; nothing that was started is left behind."""
-    told = []
+    """Return the exit status and output of each process; leave none running."""
+    ended = []
     try:
         for process in started:
-            said, _ = process.communicate(timeout=LIMIT)
-            told.append((process.returncode, said))
+            output, _ = process.communicate(timeout=LIMIT)
+            ended.append((process.returncode, output))
     finally:
         for process in started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return told
+    return ended
 
 
 def alone(program, folder):
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CREDIBLY_", "PYTEST_"))}
     subprocess.run(
-        [sys.executable, str(PROGRAMS), program, str(folder)], env={**clean, "OMP_NUM_THREADS": "1"}, timeout=LIMIT, check=True
-    )  # fmt: skip
+        [sys.executable, str(PROGRAMS), program, str(folder)],
+        env={**clean, "OMP_NUM_THREADS": "1"},
+        timeout=LIMIT,
+        check=True,
+    )
     return folder
 
 
@@ -119,9 +136,9 @@ def test_hosts_see_each_other_and_nothing_else(hosts):
         assert there.address not in ip("-n", here.name, "addr", "show").stdout
 
 
-def test_chains_on_two_hosts_have_the_bits_of_one_process(hosts, whole, tmp_path):
-    told = end(*(host.start("long", tmp_path) for host in hosts))
-    assert [status for status, _ in told] == [0, 0], told
+def test_chains_on_two_hosts_are_bit_for_bit_those_of_one_process(hosts, whole, tmp_path):
+    ended = end(*(host.start("long", tmp_path) for host in hosts))
+    assert [status for status, _ in ended] == [0, 0], ended
     assert torch.equal(cr.load(tmp_path / "long").draws, whole)
     written = {path.name for path in (tmp_path / "long").glob("draws-*")}
     assert written == {"draws-00000-c00000.safetensors", "draws-00000-c00002.safetensors"}  # each host wrote its own
@@ -129,10 +146,10 @@ def test_chains_on_two_hosts_have_the_bits_of_one_process(hosts, whole, tmp_path
 
 def test_rows_on_two_hosts_change_rounding_only(hosts, tmp_path):
     expected = load_file(alone("rows", tmp_path / "one") / "rows-0.safetensors")["draws"]
-    told = end(*(host.start("rows", tmp_path, CREDIBLY_MESH="1x2") for host in hosts))
-    assert [status for status, _ in told] == [0, 0], told
+    ended = end(*(host.start("rows", tmp_path, CREDIBLY_MESH="1x2") for host in hosts))
+    assert [status for status, _ in ended] == [0, 0], ended
     found = [load_file(tmp_path / f"rows-{rank}.safetensors")["draws"] for rank in range(2)]
-    assert torch.equal(found[0], found[1])  # both took the same decisions
+    assert torch.equal(found[0], found[1])  # both made the same decisions
     torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-11)
 
 
@@ -140,7 +157,7 @@ def test_a_host_that_is_lost_with_its_launcher_changes_no_draw(hosts, whole, tmp
     first, second = hosts
     stays = first.start("long", tmp_path, nodes="1:2", restarts=3)
     goes = second.start("long", tmp_path, nodes="1:2", restarts=3, HOST_DIES_AT="35")
-    (status, said), (other, _) = end(stays, goes)
+    (status, output), (other, _) = end(stays, goes)
     assert other != 0
-    assert status == 0, said[-3000:]
+    assert status == 0, output[-3000:]
     assert torch.equal(cr.load(tmp_path / "long").draws, whole)

@@ -1,6 +1,6 @@
-"""Methods that train, on two processes: the result of one, refusals that name both, and errors that reach the other.
+"""Methods that train, on two processes: the result of one process, mismatches that name both, propagated errors.
 
-All fits are made by one launch of torchrun and again here, alone; see world_fits.py.
+All fits run in one launch of torchrun and again in this process; see world_fits.py.
 """
 
 import json
@@ -16,25 +16,29 @@ import torch
 import world_fits as fits
 
 import credibly as cr
-from credibly.distributed.heartbeat import Company
-from credibly.distributed.world import WORD, Mesh, World
+from credibly.distributed.heartbeat import Heartbeat
+from credibly.distributed.world import FAILURE_KEY, Mesh, World
 from credibly.methods.ensemble import join_histories
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(fits.__file__)
-LIMIT = 180  # seconds for a launch, on a machine that has other work; alone it takes about six
-# What rounding may come to, relative to the largest value. The sums over rows differ by some 1e-16 a step, which 50 steps of
-# training on a smooth loss carry to 1e-13. SWAG's rate comes from a difference quotient with steps of 1e-6, and Laplace inverts
-# a matrix: both may lose six digits of that.
+LIMIT = 180  # seconds for a launch on a loaded machine; on an idle one it takes about six
+# Rounding errors, relative to the largest value. The sums over rows differ by about 1e-16 per step, which 50 steps of
+# training on a smooth loss amplify to 1e-13. SWAG's rate comes from a difference quotient with steps of 1e-6, and
+# Laplace inverts a matrix: both may lose six digits.
 TOLERANCE = {"swag": 1e-7, "laplace": 1e-7}
 
 
 def launch(*arguments):
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CREDIBLY_MESH")}
     done = subprocess.run(
-        [sys.executable, *arguments], env={**environment, "OMP_NUM_THREADS": "1"}, timeout=LIMIT, capture_output=True, text=True
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -61,14 +65,14 @@ def two(folder):
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
-    """What both processes said, by the way of failing."""
+    """The errors of both processes, by the kind of failure."""
     path = tmp_path_factory.mktemp("failed")
     launch(str(SCRIPT), "failures", str(path))
 
-    def said(case):
+    def errors(case):
         return [json.loads((path / f"{case.__name__}-{rank}.json").read_text()) for rank in range(2)]
 
-    return {case: said(case) for case in fits.FAILURES} | {"folder": path}
+    return {case: errors(case) for case in fits.FAILURES} | {"folder": path}
 
 
 @pytest.mark.parametrize("name", [*fits.BIT_FOR_BIT, *fits.TO_ROUNDING])
@@ -81,7 +85,7 @@ def test_both_processes_have_the_same(two, name):
 
 
 @pytest.mark.parametrize("name", fits.BIT_FOR_BIT)
-def test_members_are_those_of_one_process_bit_for_bit(alone, two, name):
+def test_members_are_bit_for_bit_those_of_one_process(alone, two, name):
     for key, values in alone[0][name].items():
         assert torch.equal(two[0][0][name][key], values)
     assert two[0][1][name] == alone[1][name]
@@ -104,7 +108,7 @@ def test_members_of_the_two_processes_stopped_at_different_steps(alone):
     history = alone[1]["stopped early"]
     scores = torch.tensor(history["validation"])  # (evaluations, members)
     stops = [next(e for e in range(1, len(scores)) if scores[e, m] <= scores[:e, m].max()) for m in range(3)]
-    assert max(stops[:2]) != stops[2]  # or the test of that fit would show nothing
+    assert max(stops[:2]) != stops[2]  # or the test of that fit would prove nothing
     assert history["steps"] == history["validation_step"][max(stops)] < history["steps_planned"]
 
 
@@ -116,17 +120,17 @@ def test_one_process_writes_for_all(folder):
 
 
 def test_different_data_are_refused_by_both_naming_both(failed):
-    for said in failed[fits.other_data]:
-        assert said["kind"] == "InputError"
-        assert "data: differs: process 0 has" in said["message"]
-        assert "process 1 has" in said["message"]
-        assert "Check the data that each of them reads" in said["message"]
+    for error in failed[fits.other_data]:
+        assert error["kind"] == "InputError"
+        assert "data: differs: process 0 has" in error["message"]
+        assert "process 1 has" in error["message"]
+        assert "Check the data that each of them reads" in error["message"]
 
 
 def test_different_settings_are_refused_naming_what_differs(failed):
-    for said in failed[fits.other_settings]:
-        assert said["kind"] == "InputError"
-        assert "settings: differs: process 0 has members 2, process 1 has members 3" in said["message"]
+    for error in failed[fits.other_settings]:
+        assert error["kind"] == "InputError"
+        assert "settings: differs: process 0 has members 2, process 1 has members 3" in error["message"]
 
 
 def test_an_error_in_one_process_reaches_the_other_with_its_message(failed):
@@ -135,7 +139,7 @@ def test_an_error_in_one_process_reaches_the_other_with_its_message(failed):
     assert leader["kind"] == "PeerError"
     assert "process 1 of 2 failed" in leader["message"]
     assert "ArithmeticError: the seventh evaluation went wrong" in leader["message"]
-    assert leader["seconds"] < 30  # not the 600 seconds of a collective that waits
+    assert leader["seconds"] < 30  # not the 600 seconds of a collective call
 
 
 def test_a_member_that_diverges_is_named_by_its_number_among_all(failed):
@@ -147,27 +151,27 @@ def test_a_member_that_diverges_is_named_by_its_number_among_all(failed):
     assert not (failed["folder"] / "diverged").exists()
 
 
-def test_a_failure_to_write_is_told_to_all(failed):
+def test_a_failure_to_write_reaches_all(failed):
     leader, other = failed[fits.no_place_to_write]
     assert leader["kind"] in ("FileExistsError", "NotADirectoryError", "StoreError")
     assert other["kind"] == "PeerError"
     assert leader["kind"] in other["message"]
 
 
-def test_histories_of_one_process_stay_as_they_are():
+def test_histories_of_one_process_are_unchanged():
     history = {"loss": [[1.0, 2.0]], "parts": {}, "validation": []}
     assert join_histories(Mesh(World()), history) is history
 
 
-def company(store, rank):
-    return Company(World(rank=rank, size=2, timeout=0.5, store=store))
+def heartbeat(store, rank):
+    return Heartbeat(World(rank=rank, size=2, timeout=0.5, store=store))
 
 
-def test_one_that_is_at_work_is_waited_for_longer_than_the_time_limit():
+def test_a_working_process_is_waited_for_beyond_the_time_limit():
     store, worked = torch.distributed.HashStore(), []
 
     def work():
-        other, end = company(store, 1), time.monotonic() + 1.5
+        other, end = heartbeat(store, 1), time.monotonic() + 1.5
         while time.monotonic() < end:
             other.tick()
             time.sleep(0.01)
@@ -176,22 +180,22 @@ def test_one_that_is_at_work_is_waited_for_longer_than_the_time_limit():
 
     thread = threading.Thread(target=work)
     thread.start()
-    company(store, 0).wait()
+    heartbeat(store, 0).wait()
     assert worked
     thread.join()
 
 
-def test_one_that_is_silent_or_has_failed_is_not_waited_for():
+def test_a_silent_or_failed_process_is_not_waited_for():
     store, started = torch.distributed.HashStore(), time.monotonic()
-    mine = company(store, 0)
+    mine = heartbeat(store, 0)
     mine.wait()
     assert 0.5 <= time.monotonic() - started < 10
-    store.set(WORD, "an error")
+    store.set(FAILURE_KEY, "an error")
     mine.world.timeout = 1000.0
     mine.wait()  # returns at once
 
 
-def test_alone_there_is_nobody_to_wait_for():
-    mine = Company(World())
+def test_a_single_process_does_not_wait():
+    mine = Heartbeat(World())
     mine.tick()
     mine.wait()

@@ -1,7 +1,7 @@
-"""Fits of every method that trains, for tests/test_world_training.py: run alone, under torchrun, and where something fails.
+"""Fits of every method that trains, for test_world_training.py: in one process, under torchrun, and with failures.
 
-torchrun --nproc-per-node 2 world_fits.py results FOLDER      fits all and writes what each process has
-python world_fits.py failures FOLDER                          two processes for each way of failing
+torchrun --nproc-per-node 2 world_fits.py results FOLDER      fits all and writes the results of each process
+python world_fits.py failures FOLDER                          two processes for each kind of failure
 """
 
 import json
@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import credibly as cr
-from credibly import methods
 from credibly.distributed import world
+from credibly.inference.training import objectives
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal
 
@@ -26,8 +26,10 @@ BIT_FOR_BIT = {
     "ensemble": cr.DeepEnsemble(members=3, batch_size=8, **PLAIN),
     "ensemble on one row": cr.DeepEnsemble(members=2, anchored=True, **PLAIN),
     "bootstrap": cr.DeepEnsemble(members=4, bootstrap=True, batch_size=8, **PLAIN),
-    "stopped early": cr.DeepEnsemble(members=3, validation=0.3, patience=1, lr=0.1, steps=400, batch_size=8, compile=False),
-}  # fmt: skip
+    "stopped early": cr.DeepEnsemble(
+        members=3, validation=0.3, patience=1, lr=0.1, steps=400, batch_size=8, compile=False
+    ),
+}
 TO_ROUNDING = {
     "mle on all rows": cr.MLE(**PLAIN),
     "map": cr.MAP(batch_size=5, clip_norm=0.5, **PLAIN),
@@ -44,15 +46,15 @@ TO_ROUNDING = {
 
 
 def problem(seed=0, shift=0.0):
-    """A small regression in float64; the seed makes the network's weights, the shift is in the data."""
+    """Return a small regression in float64; the seed sets the network's weights, the shift is added to the data."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
     x = torch.randn(ROWS, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     return cr.Problem(net, (x, torch.sin(2 * x[:, :1]) + x[:, 1:] + shift), Gaussian(0.3), Normal(1.5))
 
 
-def figures(posterior):
-    """Every tensor of a posterior that was fitted, and its history."""
+def tensors_and_history(posterior):
+    """Return every tensor of a fitted posterior, and its history."""
     tensors = {"draws": posterior.sample(3, seed=1)}
     for name in ("draws", "phi", "theta", "loc"):
         value = getattr(posterior, name, None)
@@ -63,23 +65,24 @@ def figures(posterior):
 
 
 def fit_all(target):
-    """All fits by name: their tensors, and their histories."""
-    found = {name: figures(method.fit(target, seed=3)) for name, method in {**BIT_FOR_BIT, **TO_ROUNDING}.items()}
+    """Return the tensors and the histories of all fits, by name."""
+    every = {**BIT_FOR_BIT, **TO_ROUNDING}
+    found = {name: tensors_and_history(method.fit(target, seed=3)) for name, method in every.items()}
     return {name: tensors for name, (tensors, _) in found.items()}, {name: past for name, (_, past) in found.items()}
 
 
 def results(folder):
-    """What each process has, when all fit together. They make different networks, and take the leader's."""
+    """Write the results of each process of a joint fit. They build different networks, and use the leader's."""
     here = world.current()
     target = problem(seed=here.rank)
     tensors, histories = fit_all(target)
     torch.save(tensors, folder / f"tensors-{here.rank}.pt")
     (folder / f"histories-{here.rank}.json").write_text(json.dumps(histories))
     saved = cr.MAP(**PLAIN).fit(target, seed=3, out=folder / "saved")
-    assert torch.equal(cr.load(folder / "saved").draws, saved.draws)  # the others waited until it was written
+    assert torch.equal(cr.load(folder / "saved").draws, saved.draws)  # the other processes waited until it was written
 
 
-# -- ways of failing -------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 def other_data(rank, folder):
     cr.MAP(**PLAIN).fit(problem(shift=float(rank)))
 
@@ -89,9 +92,9 @@ def other_settings(rank, folder):
 
 
 def error_in_one(rank, folder):
-    """Process 1 fails in the middle of its work."""
+    """Process 1 fails during training."""
     if rank == 1:
-        evaluate = methods.objectives.NegativeLogDensity.evaluate
+        evaluate = objectives.NegativeLogDensity.evaluate
         calls = []
 
         def failing(self, *args):
@@ -100,19 +103,19 @@ def error_in_one(rank, folder):
                 raise ArithmeticError("the seventh evaluation went wrong")
             return evaluate(self, *args)
 
-        methods.objectives.NegativeLogDensity.evaluate = failing
+        objectives.NegativeLogDensity.evaluate = failing
     cr.MAP(**PLAIN).fit(problem())
 
 
 def diverging_member(rank, folder):
-    """Member 2, which process 1 trains, starts where the loss is not finite."""
+    """Member 2, trained by process 1, starts where the loss is not finite."""
     start = torch.zeros(3, problem().dim, dtype=torch.float64)
     start[2] = 1e200
     cr.DeepEnsemble(members=3, init=start, **PLAIN).fit(problem(), out=folder / "diverged")
 
 
 def no_place_to_write(rank, folder):
-    """The folder cannot be made: its parent is a file. Only the leader finds out by itself."""
+    """The folder cannot be created: its parent is a file. Only the leader notices."""
     (folder / "file").write_text("")
     cr.MAP(**PLAIN).fit(problem(), out=folder / "file" / "saved")
 
@@ -121,9 +124,9 @@ FAILURES = [other_data, other_settings, error_in_one, diverging_member, no_place
 
 
 def failures(folder):
-    """Two processes for each way of failing, with a store that outlives them, as torchrun has one.
+    """Run two processes for each kind of failure, with a store that outlives them, as with torchrun.
 
-    They are forked before the stores are: a store has a thread, and a fork may catch that thread with a lock in its hand.
+    They are forked before the stores are created: a store has a thread, which may hold a lock during a fork.
     """
     children, pipes = [], []
     for case in FAILURES:
@@ -132,7 +135,7 @@ def failures(folder):
             child = os.fork()
             if child == 0:
                 os.close(writer)
-                _be(case, rank, int(os.read(reader, 16)), folder)
+                _run(case, rank, int(os.read(reader, 16)), folder)
             os.close(reader)
             children.append(child)
             pipes.append(writer)
@@ -144,17 +147,17 @@ def failures(folder):
         os.waitpid(child, 0)
 
 
-def _be(case, rank, port, folder):
+def _run(case, rank, port, folder):
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK="0")
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     started = time.monotonic()
-    said = {"kind": None, "message": ""}
+    outcome = {"kind": None, "message": ""}
     try:
         case(rank, folder)
     except BaseException as error:
-        said = {"kind": type(error).__name__, "message": str(error)}
-    said["seconds"] = time.monotonic() - started
-    (folder / f"{case.__name__}-{rank}.json").write_text(json.dumps(said))
+        outcome = {"kind": type(error).__name__, "message": str(error)}
+    outcome["seconds"] = time.monotonic() - started
+    (folder / f"{case.__name__}-{rank}.json").write_text(json.dumps(outcome))
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Programs that the tests of many processes start: `python world_programs.py NAME FOLDER`, alone or under torchrun."""
+"""Programs for the tests of many processes: `python world_programs.py NAME FOLDER`, also under torchrun."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def problem(shift=0.0):
 
 
 def samplers(folder):
-    """Every sampler in memory and in a folder; what memory holds is written for the test to look at."""
+    """Run every sampler in memory and in a folder; write the draws in memory for the test."""
     for name, method in SAMPLERS.items():
         inside = method.fit(problem(), seed=3, progress=False)
         beside = method.fit(problem(), seed=3, progress=False, out=folder / name)
@@ -53,15 +53,15 @@ def samplers(folder):
 
 
 def rows(folder):
-    """A fixed step; the draws of every process, which took the same decisions."""
+    """Sample with a fixed step; write the draws of every process, which makes the same decisions."""
     fitted = FIXED.fit(problem(), seed=3, progress=False)
     save_file({"draws": fitted.draws.contiguous()}, folder / f"rows-{current().rank}.safetensors")
 
 
 def long(folder):
-    """A run whose processes die as the environment says: DIE=rank:iteration[,rank:iteration], one for each start.
+    """Run with processes that die as set by DIE=rank:iteration[,rank:iteration], one per start.
 
-    HOST_DIES_AT=iteration is given to the processes of one host, which take their launcher with them.
+    HOST_DIES_AT=iteration is set for the processes of one host, which kill their launcher too.
     """
     deaths = [tuple(map(int, d.split(":"))) for d in os.environ.get("DIE", "").split(",") if d]
     start = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -71,7 +71,7 @@ def long(folder):
         if start < len(deaths) and (current().rank, self.done) == deaths[start]:
             os.kill(os.getpid(), signal.SIGKILL)
         if not start and str(self.done) == os.environ.get("HOST_DIES_AT"):
-            os.kill(os.getppid(), signal.SIGKILL)  # the launcher first: a host goes as a whole
+            os.kill(os.getppid(), signal.SIGKILL)  # the launcher first, since a host fails as a whole
             os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, stop)
 
@@ -80,12 +80,12 @@ def long(folder):
 
 
 def resume(folder):
-    """Goes on with that run, with as many processes as there are."""
+    """Resume that run with the processes there are."""
     cr.resume(folder / "long", problem(), progress=False)
 
 
 def brief(folder):
-    """Ends right after its processes have met."""
+    """Exit right after collective calls."""
     mesh = current().mesh(1)
     for _ in range(20):
         mesh.sum_rows(torch.ones(1000))
@@ -93,7 +93,7 @@ def brief(folder):
 
 
 def trouble(folder):
-    """Process 1 does what TROUBLE says; the others write down how they fared."""
+    """Fail in process 1 as set by TROUBLE; every process writes its error."""
     kind, rank = os.environ["TROUBLE"], int(os.environ["RANK"])
     plain = HMCSampler.advance
 
@@ -119,8 +119,8 @@ def trouble(folder):
             out="long" if kind == "folder" else None,
         )
     except Exception as error:
-        told = f"{type(error).__name__}\n{time.monotonic() - began:.1f}\n{error}"
-        (folder / f"{kind}-{rank}.txt").write_text(told)
+        outcome = f"{type(error).__name__}\n{time.monotonic() - began:.1f}\n{error}"
+        (folder / f"{kind}-{rank}.txt").write_text(outcome)
         raise
 
 

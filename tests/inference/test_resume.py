@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from credibly.inference.sampling.loop import _polite_interrupt
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from credibly.posterior.base import SampledPosterior
+from credibly.posterior.draws import SampledPosterior
 from credibly.priors.elementwise import Laplace, Normal
 from credibly.storage import run_folder
 from credibly.storage.manifest import load_tensors, read_manifest
@@ -518,8 +519,8 @@ class TestFailures:
             done, error = attempt(partial(method.fit, make(), seed=1, out=path))
             if done is not None:
                 break
-            assert "cannot be written (No space left on device)" in error
-            assert path.exists() == (f"go on with `credibly resume {path}`" in error)
+            assert re.search(r"cannot write (to )?'.*' \(No space left on device\)", error)
+            assert path.exists() == (f"resume it with `credibly resume {path}`" in error)
             monkeypatch.setattr(run_folder, "_write", write)
             if path.exists():
                 assert not (path / LOCK).exists()
@@ -1056,14 +1057,14 @@ class TestFolders:
     def test_another_process_that_ends_it_while_we_wait_for_the_lock(self, tmp_path, tight, crash, monkeypatch):
         known, path = quick().fit(make(), seed=1), tmp_path / "run"
         begin(quick(), make(), path, crash, 3)
-        lock = run_folder._take_lock
+        lock = run_folder._acquire_lock
 
         def late(*args):
-            monkeypatch.setattr(run_folder, "_take_lock", lock)
+            monkeypatch.setattr(run_folder, "_acquire_lock", lock)
             cr.resume(path)
             return lock(*args)
 
-        monkeypatch.setattr(run_folder, "_take_lock", late)
+        monkeypatch.setattr(run_folder, "_acquire_lock", late)
         same(cr.resume(path, make()), known)
         tidy(path)
 
@@ -1128,7 +1129,7 @@ class TestFolders:
         else:
             altered = content[:-1] + bytes([content[-1] ^ 1])
             place.write_bytes({"cut short": content[:-5], "emptied": b"", "altered": altered}[damage])
-        reason = {"missing": "is missing", "altered": "was altered"}.get(damage, "is cut short or altered")
+        reason = {"missing": "is missing", "altered": "was modified"}.get(damage, "is truncated or was modified")
         with pytest.raises(cr.StoreError, match=f"{place.name}.* {reason}"):
             cr.resume(path, make())
         if file in ("data", "initial"):
@@ -1180,9 +1181,9 @@ class TestFolders:
                     assert attempt(work)[0] is None, (entry, how)
         for cut in (0, 1, len(text) // 2, len(text) - 3):
             (path / "manifest.json").write_text(text[:cut])
-            assert "cut short or altered" in attempt(partial(cr.resume, path))[1]
+            assert "truncated or was modified" in attempt(partial(cr.resume, path))[1]
         (path / "manifest.json").write_text(text.replace('"seed": 1,', '"seed": 2,'))
-        with pytest.raises(cr.StoreError, match=r"the manifest of .* was altered \(its checksum does not fit\)"):
+        with pytest.raises(cr.StoreError, match=r"the manifest of .* was modified \(its checksum does not match\)"):
             cr.resume(path)
         (path / "manifest.json").write_text(text)
         same(cr.resume(path), quick().fit(make(), seed=1))

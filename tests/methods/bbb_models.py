@@ -10,9 +10,10 @@ from credibly.gaussians.families import FullRank, LowRank, MeanField, inverse_so
 from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.likelihoods import Gaussian
 from credibly.methods.bbb import FreeEnergy
-from credibly.posterior.base import Model, Record
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
+from credibly.storage.record import Record
 
 f64 = torch.float64
 X, Y = randn(40, 3, dtype=f64), randn(40, 3, dtype=f64).sum(1) + 0.1 * randn(40, seed=1, dtype=f64)

@@ -73,24 +73,22 @@ def test_a_prior_without_sample_or_log_prob_raises(method, other):
 def test_invalid_calls_of_the_posterior():
     p, posterior = problem(likelihood=Gaussian()), fit(steps=5)
     for draws in (0, -1, 2.0, True):
-        with pytest.raises(cr.InputError, match=rf"draws(: found| must be a positive integer, got) {draws!r}"):
+        with pytest.raises(cr.InputError, match=rf"draws must be a positive integer, got {draws!r}"):
             posterior.predict(X, draws=draws)
-        with pytest.raises(cr.InputError, match=rf"count(: found| must be a positive integer, got) {draws!r}"):
+        with pytest.raises(cr.InputError, match=rf"count must be a positive integer, got {draws!r}"):
             posterior.sample(draws)
     for samples in (0, 1, 2.5):
         with pytest.raises(
             cr.InputError,
-            match=f"samples(: found {samples!r}.* from 2 up| must be an integer of at least 2, got {samples!r})",
+            match=f"samples must be an integer of at least 2, got {samples!r}",
         ):
             posterior.elbo(p, samples=samples)
     for fraction in (-0.1, 1.0, 2, math.nan, "half", True):
-        with pytest.raises(cr.InputError, match=f"fraction(: found| must be at least 0 and below 1, got) {fraction!r}"):
+        with pytest.raises(cr.InputError, match=f"fraction must be at least 0 and below 1, got {fraction!r}"):
             posterior.prune(fraction)
-    with pytest.raises(cr.InputError, match="seed(: found| must be a non-negative integer .*got) -1"):
+    with pytest.raises(cr.InputError, match="seed must be a non-negative integer .*got -1"):
         posterior.sample(3, seed=-1)
-    with pytest.raises(
-        cr.InputError, match="family(: found FullRank. Only mean-field| must be mean-field .*, got FullRank)"
-    ):
+    with pytest.raises(cr.InputError, match="family must be mean-field to prune single weights, got FullRank"):
         fit(steps=5, family="full-rank").prune(0.5)
-    with pytest.raises(cr.InputError, match=r"phi(: has shape| must have shape \(components, \d+\), got) \(1, 3\)"):
+    with pytest.raises(cr.InputError, match=r"phi must have shape \(components, \d+\), got \(1, 3\)"):
         posterior_of(p, torch.zeros(1, 3, dtype=f64))

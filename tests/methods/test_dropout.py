@@ -717,7 +717,7 @@ def test_masks_that_are_no_masks_of_weights_have_no_draws(case):
 def test_draws_need_the_dropped_weights_to_be_random():
     problem = build(dropped_mlp(), random="4.*")
     posterior = cr.MCDropout(steps=2).fit(problem, seed=0)
-    with pytest.raises(cr.InputError, match="sample: dropout '0' does not act on .* random weights"):
+    with pytest.raises(cr.InputError, match="sample: dropout '0' does not act on .* its own random weights"):
         posterior.sample(3)
 
 
@@ -1388,7 +1388,7 @@ def test_bad_precisions(tau):
 
 @pytest.mark.parametrize("passes", [0, -1, 2.5, True, None])
 def test_bad_numbers_of_passes(passes):
-    with pytest.raises(cr.InputError, match="passes: found .* Pass a number of passes from 1 up"):
+    with pytest.raises(cr.InputError, match="passes must be a positive integer, got "):
         wrap(dropped_mlp()).predict(X, passes=passes)
 
 
@@ -1449,7 +1449,7 @@ def test_dropout_inside_a_recurrent_or_attention_layer_is_mentioned():
 
 
 def test_bad_places():
-    with pytest.raises(cr.InputError, match="insert: pattern 'head' matches no Linear .* They are 0, 2"):
+    with pytest.raises(cr.InputError, match="insert: pattern 'head' matches no Linear .* These layers are 0, 2"):
         cr.MCDropout(insert="head", steps=3).fit(build(mlp(3, 4, 1, dtype=f64)), seed=0)
     with pytest.raises(cr.InputError, match=r"rate: layer '0' drops with probability 0\.0"):
         cr.MCDropout(steps=3).fit(build(dropped_mlp(first=0.0)), seed=0)

@@ -180,9 +180,7 @@ def test_a_posterior_of_another_network_is_not_a_start():
 
 def test_invalid_seeds_folders_and_problems(tmp_path):
     for seed in (-1, 1.5, True, None):
-        with pytest.raises(
-            cr.InputError, match=rf"seed(: found| must be a non-negative integer .*got) {re.escape(repr(seed))}"
-        ):
+        with pytest.raises(cr.InputError, match=rf"seed must be a non-negative integer .*got {re.escape(repr(seed))}"):
             cr.HMC(draws=2).fit(density(), seed=seed)
     with pytest.raises(cr.StoreError, match="out: .* exists already"):
         hmc(density(), draws=2, out=tmp_path)

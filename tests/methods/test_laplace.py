@@ -248,7 +248,7 @@ def test_only_the_last_layer():
     precision = torch.einsum("nkl,ni,nj->kilj", fisher, a, a).reshape(15, 15)
     prior = torch.tensor([4 / 1.5**2] * 4 + [1 / 1.5**2], dtype=DOUBLE).repeat(3)
     covariance = torch.linalg.inv(precision + torch.diag(prior))
-    index = posterior.parts.places
+    index = posterior.parts.indices
     torch.testing.assert_close(posterior.covariance()[index][:, index], covariance, rtol=1e-8, atol=1e-10)
     scale = torch.cat([torch.full((12,), 0.75), torch.full((3,), 1.5)]).double()
     log_prior = float(torch.distributions.Normal(0.0, scale).log_prob(posterior.loc[16:]).sum())
@@ -293,9 +293,7 @@ def test_an_earlier_posterior_as_prior(conjugate):
     torch.testing.assert_close(posterior.covariance(), expected, rtol=1e-8, atol=1e-10)
     diagonal = cr.Laplace(structure="diag", start="network").fit(problem)
     torch.testing.assert_close(diagonal.std**-2, (likelihood + prior.precision.matrix()).diagonal(), rtol=1e-8, atol=0)
-    with pytest.raises(
-        cr.InputError, match="random(: found with a prior that is| must be None if the prior is) an earlier posterior"
-    ):
+    with pytest.raises(cr.InputError, match="random must be None if the prior is an earlier posterior"):
         cr.Laplace(random="weight", start="network").fit(problem)
     assert second.n == 18
 
@@ -411,7 +409,7 @@ def test_invalid_problems_raise_before_any_work():
     with pytest.raises(cr.InputError, match=r"start must be a finite tensor of shape \(21,\), got shape \(3,\)"):
         cr.Laplace(start=torch.zeros(3)).fit(small())
     posterior = post_hoc(small())
-    with pytest.raises(cr.InputError, match="draws(: found| must be a positive integer, got) 0"):
+    with pytest.raises(cr.InputError, match="draws must be a positive integer, got 0"):
         posterior.predict(X, draws=0)
-    with pytest.raises(cr.InputError, match="count(: found| must be a positive integer, got) True"):
+    with pytest.raises(cr.InputError, match="count must be a positive integer, got True"):
         posterior.sample(True)

@@ -119,7 +119,7 @@ def test_invalid_arguments(name, tmp_path):
     with pytest.raises(cr.InputError, match="problem must be a credibly.Problem.*, got Linear"):
         method.fit(torch.nn.Linear(1, 1), seed=0)
     for seed in (-1, 1.5, True):
-        with pytest.raises(cr.InputError, match=f"seed(: found| must be a non-negative integer .*got) {seed!r}"):
+        with pytest.raises(cr.InputError, match=f"seed must be a non-negative integer .*got {seed!r}"):
             method.fit(problem(), seed=seed)
     posterior = method.fit(problem(), seed=0)
     with pytest.raises(cr.InputError, match=r"x: the network cannot take rows of x \(4,\)"):

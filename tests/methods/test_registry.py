@@ -12,10 +12,12 @@ import credibly as cr
 from conftest import mlp, randn
 from credibly.cli.options import _method_list, _methods
 from credibly.demo.fits import TASKS, demo_settings, run_demo
+from credibly.demo.page import demo_page
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.method import TrainingMethod
-from credibly.posterior.base import DrawsPosterior, Model
-from credibly.report import demo_page, render
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
+from credibly.report import render
 from credibly.tables.recipe import Recipe, settings_for
 from own_tables import RUN_FILES, call, diabetes, names, read, write
 

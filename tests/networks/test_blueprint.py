@@ -1,4 +1,4 @@
-"""Networks as JSON and back: the same keys, shapes, dtype and bits; strangers refused by name on either way."""
+"""Networks as JSON and back: the same keys, shapes, dtype and bits; unknown layers are refused by name both ways."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ from credibly.networks.normalisation import FilterResponseNorm, FrozenBatchNorm,
 
 IMAGE = (2, 4, 6, 6)
 
-# Every layer of the table, with arguments other than the defaults, and the shape of an input that it takes.
+# Every layer of the table, with arguments other than the defaults, and the shape of an input.
 CASES = [
     (nn.Identity(), (2, 3)),
     (nn.Linear(3, 4, bias=False), (2, 3)),
@@ -130,7 +130,7 @@ def inputs(shape):
 
 
 def scrambled(net):
-    """Values of its own in every parameter and buffer (positive, for the variances)."""
+    """Fill every parameter and buffer with distinct values (positive, for the variances)."""
     with torch.no_grad():
         for i, tensor in enumerate((*net.parameters(), *net.buffers())):
             tensor.copy_(randn(*tensor.shape, seed=i).abs() + 0.1)
@@ -138,7 +138,7 @@ def scrambled(net):
 
 
 def through_json(net):
-    """The network rebuilt from the text of its blueprint, before any values are loaded."""
+    """Return the network rebuilt from the text of its blueprint, before values are loaded."""
     blueprint = describe_network(net)
     assert blueprint is not None, why_not(net)
     assert why_not(net) is None
@@ -162,15 +162,15 @@ def assert_same(net, x):
 
 
 @pytest.mark.parametrize("layer, shape", CASES, ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "")
-def test_every_layer_comes_back(layer, shape):
+def test_every_layer_round_trips(layer, shape):
     assert_same(scrambled(layer), inputs(shape))
 
 
-def test_every_layer_of_the_table_is_tried():
+def test_every_layer_of_the_table_is_tested():
     assert {type(layer) for layer, _ in CASES} == set(TABLE) == set(LAYERS.values())
 
 
-def test_a_network_of_named_and_nested_parts():
+def test_a_network_of_named_and_nested_modules():
     net = nn.Sequential()
     net.add_module("body", nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), FilterResponseNorm(4), nn.SiLU()))
     net.add_module("empty", nn.Sequential())
@@ -186,7 +186,7 @@ def test_dtype_is_part_of_it(dtype):
     assert {p.dtype for p in through_json(net).parameters()} == {dtype}
 
 
-def test_zoo_networks_and_replaced_norms_come_back():
+def test_zoo_networks_and_replaced_norms_round_trip():
     x = randn(2, 3, 28, 28)
     assert_same(scrambled(zoo.lenet(7, 3)), (x,))
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -194,7 +194,7 @@ def test_zoo_networks_and_replaced_norms_come_back():
         assert_same(replace_batchnorm(plain, by), (x,))
 
 
-def test_a_layer_used_twice_is_still_one():
+def test_a_layer_used_twice_stays_shared():
     act, shared = nn.Tanh(), nn.Linear(4, 4)
     net = nn.Sequential(nn.Linear(3, 4), act, shared, act, nn.Sequential(shared, act), nn.Linear(4, 1))
     assert_same(net, (randn(5, 3),))
@@ -204,12 +204,12 @@ def test_a_layer_used_twice_is_still_one():
     assert Layout(new).dim == Layout(net).dim == 16 + 20 + 5
 
 
-def test_numbers_of_numpy_are_taken_as_numbers():
+def test_numpy_scalars_count_as_numbers():
     net = nn.Sequential(nn.Linear(np.int64(3), int(np.prod([2, 2]))), nn.Dropout(np.float64(0.5)))
     assert_same(net, (randn(5, 3),))
 
 
-def test_what_a_layout_holds_can_be_described():
+def test_the_module_of_a_layout_can_be_described():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(4, 2)).double()
     layout = Layout(net)
     again = Layout(through_json(layout.module))
@@ -228,7 +228,7 @@ def test_describing_changes_nothing():
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
-def test_built_twice_is_built_the_same_and_with_finite_values():
+def test_building_is_deterministic_with_finite_values():
     blueprint = describe_network(zoo.cnn_lstm(7, 2, 3, 2, 2, 4))
     first, second = build_network(blueprint).state_dict(), build_network(blueprint).state_dict()
     assert all(torch.equal(first[k], second[k]) and first[k].isfinite().all() for k in first)
@@ -314,16 +314,16 @@ def endless():
 @pytest.mark.parametrize(
     "make, text",
     [
-        (lambda: nn.Sequential(nn.Linear(1, 1), Mine()), r"layer '1' \(Mine\) is not a layer known here"),
-        (lambda: Mine(), r"the network \(Mine\) is not a layer known"),
-        (lambda: nn.Sequential(nn.Sequential(Louder(1, 1))), r"layer '0.0' \(Louder\) is a class derived from a layer"),
-        (lambda: Row(nn.Linear(1, 1)), r"the network \(Row\) is a class derived"),
-        (lambda: nn.LSTM(2, 3), "LSTM.* is not a layer known"),
-        (lambda: nn.Sequential(nn.BatchNorm1d(2)), r"layer '0' \(BatchNorm1d\) is not a layer known"),
+        (lambda: nn.Sequential(nn.Linear(1, 1), Mine()), r"layer '1' \(Mine\) is not a known layer"),
+        (lambda: Mine(), r"the network \(Mine\) is not a known layer"),
+        (lambda: nn.Sequential(nn.Sequential(Louder(1, 1))), r"layer '0.0' \(Louder\) is a subclass of a known layer"),
+        (lambda: Row(nn.Linear(1, 1)), r"the network \(Row\) is a subclass of a known layer"),
+        (lambda: nn.LSTM(2, 3), "LSTM.* is not a known layer"),
+        (lambda: nn.Sequential(nn.BatchNorm1d(2)), r"layer '0' \(BatchNorm1d\) is not a known layer"),
         (lambda: hooked(lambda m: m.register_forward_hook(lambda *_: None)), r"layer '2' \(Linear\) has hooks"),
         (lambda: hooked(lambda m: m.register_forward_pre_hook(lambda *_: None)), "'2'.* has hooks"),
         (lambda: hooked(lambda m: m.register_full_backward_hook(lambda *_: None)), "'2'.* has hooks"),
-        (parametrised, r"layer '2' \(ParametrizedLinear\) is a class derived"),
+        (parametrised, r"layer '2' \(ParametrizedLinear\) is a subclass of a known layer"),
         (lambda: hooked(lambda m: prune.identity(m, "weight")), "layer '2' .Linear. has"),
         (lambda: changed(zoo.mlp(3), "2", forward=lambda x: x), r"layer '2' \(Linear\) has an attribute forward"),
         (lambda: changed(zoo.mlp(3), "", note=[1, 2]), r"the network \(Sequential\) has an attribute note of its own"),
@@ -332,26 +332,29 @@ def endless():
         (lambda: changed(zoo.lenet(), "2", return_indices=True), "'2' .MaxPool2d. has an attribute return_indices"),
         (lambda: changed(zoo.lenet(), "0", groups=5), r"'0' \(Conv2d\) cannot be built from its own arguments"),
         (lambda: nn.InstanceNorm1d(3, track_running_stats=True), "has an attribute track_running_stats"),
-        (lambda: nn.ConstantPad1d(1, float("inf")), "value = inf, where a blueprint takes a finite number"),
-        (lambda: nn.AvgPool2d(2, divisor_override=-1), "divisor_override = -1, where .* from 1 up or null"),
+        (lambda: nn.ConstantPad1d(1, float("inf")), "value = inf, expected a finite number"),
+        (lambda: nn.AvgPool2d(2, divisor_override=-1), "divisor_override = -1, expected a positive integer or null"),
         (tied, "2.weight is tied to 0.weight"),
         (blocks_shared, "blocks.2.first.conv.weight is tied to blocks.1.first.conv.weight"),
         (with_buffer, r"the network \(Sequential\) does not have the tensors"),
         (lambda: changed(zoo.resnet20_frn(3, 1, width=2), "", head=nn.Linear(8, 4)), "'head' in the network"),
         (
             lambda: changed(zoo.resnet20_frn(3, 1, width=2), "", act=nn.Tanh()),
-            "'act' in the network .* is Tanh, where the arguments give SiLU",
+            "'act' in the network .* is Tanh, but its arguments give SiLU",
         ),
         (lambda: changed(zoo.resnet20_frn(3, 1, width=2), "blocks.1.act", inplace=True), "'act' in '1' in 'blocks' in"),
-        (lambda: changed(zoo.cnn_lstm(7, 2), "", extra=nn.Linear(1, 1)), "other parts than its arguments give"),
+        (
+            lambda: changed(zoo.cnn_lstm(7, 2), "", extra=nn.Linear(1, 1)),
+            "does not have the submodules that its arguments give",
+        ),
         (lambda: changed(zoo.cnn_lstm(7, 2), "lstm", forget_bias=0.3), "'lstm' in the network"),
-        (lambda: nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double()), "float32, float64, where a blueprint has"),
+        (lambda: nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double()), "float32, float64, but a blueprint has"),
         (lambda: nn.Linear(1, 1, dtype=torch.complex64), "complex64"),
-        (lambda: deep(DEEPEST), f"lies deeper than {DEEPEST} levels"),
-        (endless, f"lies deeper than {DEEPEST} levels"),
+        (lambda: deep(DEEPEST), f"is nested more than {DEEPEST} levels deep"),
+        (endless, f"is nested more than {DEEPEST} levels deep"),
     ],
 )
-def test_strangers_have_no_blueprint(make, text):
+def test_unknown_layers_have_no_blueprint(make, text):
     net = make()
     with pytest.raises(AssertionError, match=text):
         through_json(net)
@@ -359,29 +362,29 @@ def test_strangers_have_no_blueprint(make, text):
 
 
 def test_no_network_at_all():
-    with pytest.raises(cr.InputError, match="module: found str"):
+    with pytest.raises(cr.InputError, match="module must be a torch.nn.Module, got str"):
         describe_network("net")
 
 
-def test_the_deepest_network_comes_back():
+def test_the_deepest_network_round_trips():
     assert_same(deep(DEEPEST - 2), (randn(2, 1),))
 
 
 # What cannot be built
 
 
-def altered(path, value):
-    """The blueprint of a small network with one thing changed or, for ..., taken away."""
+def modified(path, value):
+    """Return the blueprint of a small network with one entry changed or, for ..., removed."""
     act = nn.SiLU()
     net = nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 3, groups=2), act), act, nn.Flatten(), nn.Linear(6, 2))
     blueprint = json.loads(json.dumps(describe_network(net)))
-    place = blueprint
+    parent = blueprint
     for key in path[:-1]:
-        place = place[key]
+        parent = parent[key]
     if value is ...:
-        del place[path[-1]]
+        del parent[path[-1]]
     else:
-        place[path[-1]] = value
+        parent[path[-1]] = value
     return blueprint
 
 
@@ -395,39 +398,39 @@ LINEAR = (*CHILDREN, 3, 1)
     [
         (("blueprint",), 2, "version 2, this release reads 1"),
         (("blueprint",), True, "version True"),
-        (("blueprint",), ..., "the blueprint is altered: 'blueprint' is missing"),
+        (("blueprint",), ..., "the blueprint was modified: 'blueprint' is missing"),
         (("dtype",), "int8", "dtype 'int8', known are float16"),
         (("dtype",), ["float32"], r"dtype \['float32'\]"),
-        (("more",), 1, "the blueprint is altered: 'more' is unknown"),
-        (("network",), "nn.Linear", "the network of the blueprint is None, which is no layer"),
-        (("network",), {"kind": "same", "as": ""}, "same as '', and there is no such entry before it"),
-        (("network", "kind"), "torch.nn.Sequential", "the network .* is 'torch.nn.Sequential', which is no layer"),
-        (("network", "kind"), ["nn.Linear"], "which is no layer"),
+        (("more",), 1, "the blueprint was modified: 'more' is unknown"),
+        (("network",), "nn.Linear", "the network of the blueprint is None, which is not a layer"),
+        (("network",), {"kind": "same", "as": ""}, "same as '', but there is no such entry before it"),
+        (("network", "kind"), "torch.nn.Sequential", "the network .* is 'torch.nn.Sequential', which is not a layer"),
+        (("network", "kind"), ["nn.Linear"], "which is not a layer"),
         (CHILDREN, {"0": 1}, r"children that are not a list of \[name, entry\]"),
         ((*CHILDREN, 1), ["1"], r"children that are not a list of \[name, entry\]"),
         ((*CHILDREN, 1, 0), 1, r"children that are not a list of \[name, entry\]"),
-        ((*CHILDREN, 1, 0), "0", "a child named '0', which is empty, holds a dot or is there twice"),
+        ((*CHILDREN, 1, 0), "0", "a child named '0', which is empty, has a dot or is a duplicate"),
         ((*CHILDREN, 1, 0), "a.b", "a child named 'a.b'"),
         ((*CHILDREN, 1, 0), "", "a child named ''"),
         ((*CHILDREN, 1, 0), "forward", "the network of the blueprint cannot be built: .*forward"),
-        ((*CHILDREN, 1, 1, "as"), "3", "entry '1' of the blueprint is the same as '3', and there is no such"),
+        ((*CHILDREN, 1, 1, "as"), "3", "entry '1' of the blueprint is the same as '3', but there is no such"),
         ((*CHILDREN, 1, 1, "as"), ["0.1"], "entry '1' of the blueprint is the same as"),
-        ((*CHILDREN, 1, 1, "why"), 1, "entry '1' of the blueprint is altered: 'why' is unknown"),
-        ((*LINEAR, "kind"), "os.system", "entry '3' of the blueprint is 'os.system', which is no layer"),
-        ((*LINEAR, "kind"), "nn.Module", "is 'nn.Module', which is no layer"),
-        ((*LINEAR, "kind"), "nn.SiLU", r"entry '3' of the blueprint \(nn.SiLU\) is altered: 'inplace' is missing"),
-        ((*LINEAR, "kind"), ..., "is None, which is no layer"),
-        ((*LINEAR, "arguments"), ..., "entry '3' of the blueprint is altered: 'arguments' is missing"),
+        ((*CHILDREN, 1, 1, "why"), 1, "entry '1' of the blueprint was modified: 'why' is unknown"),
+        ((*LINEAR, "kind"), "os.system", "entry '3' of the blueprint is 'os.system', which is not a layer"),
+        ((*LINEAR, "kind"), "nn.Module", "is 'nn.Module', which is not a layer"),
+        ((*LINEAR, "kind"), "nn.SiLU", r"entry '3' of the blueprint \(nn.SiLU\) was modified: 'inplace' is missing"),
+        ((*LINEAR, "kind"), ..., "is None, which is not a layer"),
+        ((*LINEAR, "arguments"), ..., "entry '3' of the blueprint was modified: 'arguments' is missing"),
         ((*LINEAR, "arguments"), [6, 2], r"entry '3' .* \(nn.Linear\) is list, expected an object with in_features"),
         ((*LINEAR, "arguments", "device"), "cuda", "'device' is unknown"),
         ((*LINEAR, "arguments", "bias"), ..., "'bias' is missing"),
         ((*LINEAR, "arguments", "bias"), 1, "has bias = 1, expected true or false"),
-        ((*LINEAR, "arguments", "in_features"), "6", "has in_features = '6', expected a whole number from 1 up"),
+        ((*LINEAR, "arguments", "in_features"), "6", "has in_features = '6', expected a positive integer"),
         ((*LINEAR, "arguments", "in_features"), 6.0, "in_features = 6.0"),
         ((*LINEAR, "arguments", "in_features"), True, "in_features = True"),
         ((*LINEAR, "arguments", "in_features"), 0, "in_features = 0"),
         ((*LINEAR, "arguments", "in_features"), 10**40, "in_features = 1000"),
-        ((*LINEAR, "arguments", "in_features"), 2**50, "has .* values, more than the"),
+        ((*LINEAR, "arguments", "in_features"), 2**50, "has .* values, more than the limit"),
         ((*LINEAR, "arguments", "out_features"), None, "out_features = None"),
         ((*CONV, "arguments", "kernel_size"), [], r"entry '0.0' of the blueprint \(nn.Conv2d\) has kernel_size = \[\]"),
         ((*CONV, "arguments", "kernel_size"), [3, [3]], "kernel_size"),
@@ -441,14 +444,14 @@ LINEAR = (*CHILDREN, 3, 1)
         ((*CONV, "arguments", "kernel_size"), [-3, 3], "cannot be built"),
     ],
 )
-def test_altered_blueprints_are_refused(path, value, text):
+def test_modified_blueprints_are_refused(path, value, text):
     with pytest.raises(cr.StoreError, match=text):
-        build_network(altered(path, value))
+        build_network(modified(path, value))
 
 
 @pytest.mark.parametrize("blueprint", [None, [], "nn.Linear", {}, 3])
-def test_things_that_are_no_blueprint(blueprint):
-    with pytest.raises(cr.StoreError, match="the blueprint is"):
+def test_things_that_are_not_a_blueprint(blueprint):
+    with pytest.raises(cr.StoreError, match="the blueprint (is|was modified)"):
         build_network(blueprint)
 
 
@@ -464,12 +467,14 @@ def test_an_endless_file_is_refused():
     entry = {"kind": "nn.Sequential", "children": []}
     for _ in range(DEEPEST):
         entry = {"kind": "nn.Sequential", "children": [["0", entry]]}
-    with pytest.raises(cr.StoreError, match="lies deeper than"):
+    with pytest.raises(cr.StoreError, match=f"is nested more than {DEEPEST} levels deep"):
         build_network({"blueprint": 1, "dtype": "float32", "network": entry})
 
 
 def test_unknown_activation_of_a_zoo_network():
     blueprint = describe_network(zoo.cnn_lstm(7, 2))
     blueprint["network"]["arguments"]["activation"] = "__import__"
-    with pytest.raises(cr.StoreError, match=r"\(zoo.CNNLSTM\) cannot be built: activation: found '__import__'"):
+    with pytest.raises(
+        cr.StoreError, match=r"\(zoo.CNNLSTM\) cannot be built: activation must be one of .*got '__import__'"
+    ):
         build_network(blueprint)

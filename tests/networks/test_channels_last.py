@@ -1,4 +1,4 @@
-"""Images channels last and paired pooling: the same numbers as torch's own way, whatever the network is made of."""
+"""Channels-last images and paired pooling: the same values as in torch's default layout, for any network."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ needs_compiler = pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))),
 
 
 def awkward(*shape: int) -> torch.Tensor:
-    """Small whole numbers, so that most windows hold equal ones, with a few that are infinite or no numbers."""
+    """Return small integers, so that most windows have ties, with a few infinities and NaNs."""
     x = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(3)).float()
     x.view(-1)[::17] = -torch.inf
     x.view(-1)[4::11] = torch.nan
@@ -31,8 +31,8 @@ def pooled_and_grad(pool, x):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 3, 5, 7), (3, 2, 3, 2), (3, 6, 9)])
-def test_pairs_give_the_bits_of_max_pooling(shape, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # the code for the compiler, run without it
+def test_pairs_are_bit_for_bit_max_pooling(shape, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # the code for the compiler, run eagerly
     x = awkward(*shape)
     ours, plain = pooled_and_grad(PairedMaxPool2d(), x), pooled_and_grad(nn.MaxPool2d(2), x)
     assert x.isnan().any()
@@ -47,9 +47,17 @@ def test_only_plain_pools_of_two_are_replaced():
     hooked = nn.MaxPool2d(2)
     hooked.register_forward_hook(lambda *_: None)
     others = [
-        nn.MaxPool2d(3, 2), nn.MaxPool2d(2, 1), nn.MaxPool2d((2, 1)), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, dilation=2),
-        nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, return_indices=True), nn.AvgPool2d(2), Own(2), hooked,
-    ]  # fmt: skip
+        nn.MaxPool2d(3, 2),
+        nn.MaxPool2d(2, 1),
+        nn.MaxPool2d((2, 1)),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(2, dilation=2),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.MaxPool2d(2, return_indices=True),
+        nn.AvgPool2d(2),
+        Own(2),
+        hooked,
+    ]
     for pool in others:
         net = nn.Sequential(nn.Conv2d(1, 2, 3), pool)
         assert with_paired_pools(net) is net
@@ -69,21 +77,37 @@ def test_channels_last_moves_nothing_but_the_memory():
         assert y.stride() == (30 * channels, 1, 6 * channels, channels)
     row = torch.randn(4, 5)
     assert channels_last(row) is row
-    assert torch.equal(channels_last(x[:, :1]), x[:, :1])  # a slice, whose rows lie apart
+    assert torch.equal(channels_last(x[:, :1]), x[:, :1])  # a slice, whose rows are not contiguous
 
 
 NETS = {
     "plain": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(6, 3)
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6, 3),
     ),
     "stride, padding, dilation": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.SiLU(), nn.Conv2d(4, 4, 3, padding="same", dilation=2, padding_mode="circular"),
-        nn.MaxPool2d(3, 2, padding=1), nn.Flatten(), nn.Linear(36, 3),
+        nn.Conv2d(1, 4, 3, stride=2, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(4, 4, 3, padding="same", dilation=2, padding_mode="circular"),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Flatten(),
+        nn.Linear(36, 3),
     ),
     "groups": lambda: nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False), nn.MaxPool2d(2), nn.Conv2d(4, 8, 3, groups=2), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, groups=2),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3),
     ),
-}  # fmt: skip
+}
 
 
 def forward_and_plain(make, channels=1):
@@ -126,7 +150,7 @@ def test_the_compiled_gradient_is_that_of_the_plain_network():
 
 
 class Viewed(nn.Module):
-    """The old way to flatten, which asks for channels first in memory."""
+    """Flattening by view, which needs channels first in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +161,7 @@ class Viewed(nn.Module):
         return self.out(h.view(len(h), -1))
 
 
-def test_a_network_that_flattens_by_view_is_left_as_it_is():
+def test_a_network_that_flattens_by_view_is_left_unchanged():
     net, x, y = Viewed(), torch.randn(6, 1, 12, 12), torch.randint(3, (6,))
     assert not takes_channels_last(net, x[:1])
     problem = cr.Problem(net, data=(x, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal(1.0))
@@ -147,7 +171,7 @@ def test_a_network_that_flattens_by_view_is_left_as_it_is():
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
-def test_estimators_with_noise_on_layers_take_images_so_too(estimator):
+def test_estimators_with_noise_on_layers_use_it_too(estimator):
     x, y = torch.randn(8, 1, 12, 12), torch.randint(3, (8,))
     fits = []
     for ordered in (True, False):

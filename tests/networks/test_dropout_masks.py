@@ -1,7 +1,8 @@
-"""Dropout as masks: every kind of layer against torch's own in training mode, insertion, and what each mask drops."""
+"""Dropout as masks: every kind of layer against torch's in training mode, insertion, and what each mask drops."""
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ KINDS = {
 
 
 def in_training(layer, x, seed=5):
-    """What torch's layer gives in training mode, from a given state of the global generator."""
+    """Return the output of torch's layer in training mode, from a given state of the global generator."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return copy.deepcopy(layer).train()(x)
@@ -40,15 +41,15 @@ def sites_of(net, x, insert=None, rate=None):
     return find_sites(module, rates, x)
 
 
-# -- the layers ----------------------------------------------------------------------------------------------------------
+# -- the layers --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_torchs_mask_the_output_is_torchs(kind):
-    """The mask that torch drew is read off ones; with it in place, the output is that of the layer in training mode."""
+    """The mask that torch drew is read off ones. With that mask the output is that of the layer in training mode."""
     layer, shape, row = KINDS[kind]
     x = randn(*shape, seed=1, dtype=f64)
     probe = in_training(layer, torch.ones(shape, dtype=f64))
     kept = probe > (probe.max() + probe.min()) / 2
-    if any(size == 1 for size in row):  # the whole channel goes or stays, so one value tells
+    if any(size == 1 for size in row):  # a channel is dropped as a whole, so one value shows it
         kept = kept[(..., *(slice(1) for _ in row[1:]))]
     assert 0 < float(kept.double().mean()) < 1
     module, rates = masked_copy(nn.Sequential(layer).eval(), None, None)
@@ -74,7 +75,7 @@ def test_masks_drawn_here_drop_as_often_as_torchs(kind):
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.8])
 def test_alpha_dropout_keeps_mean_and_variance(rate):
-    """With zero-mean, unit-variance inputs (what SELU gives), whatever the rate; `set_rates` tells the layer its rate."""
+    """For zero-mean, unit-variance inputs (the output of SELU), at any rate; `set_rates` sets the layer's rate."""
     module, rates = masked_copy(nn.Sequential(nn.AlphaDropout(0.3)).eval(), None, None)
     set_rates(module, {"0": rate})
     x = randn(200_000, 1, dtype=f64)
@@ -93,12 +94,17 @@ def test_a_copy_with_ones_for_masks_is_the_network_in_eval_mode():
     assert isinstance(module[2], MaskedDropout)
 
 
-# -- rates and insertion -------------------------------------------------------------------------------------------------
+# -- rates and insertion -----------------------------------------------------------------------------------------------
 def convolutional():
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.2), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Dropout(0.4),
+        nn.Conv2d(1, 4, 3),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.Conv2d(4, 4, 3),
+        nn.Flatten(),
+        nn.Dropout(0.4),
         nn.Linear(16, 2),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def convolutional():
         (["0", "*"], None, {"2": 0.2, "5": 0.4, "0": 0.05, "3": 0.05, "6": 0.05}),
     ],
 )
-def test_which_places_drop_and_how_often(insert, rate, expected):
+def test_which_sites_drop_and_at_which_rate(insert, rate, expected):
     assert masked_copy(convolutional(), insert, rate)[1] == expected
 
 
@@ -129,7 +135,7 @@ def test_patterns_match_names_of_linear_and_convolution_layers_only():
     assert set(masked_copy(Net(), "*", None)[1]) == {"body.first", "head"}
     assert set(masked_copy(Net(), "body.*", None)[1]) == {"body.first"}
     for pattern in ("rnn", "attention*", "body.norm", "Head"):
-        with pytest.raises(cr.InputError, match=r"insert: pattern .* matches no .*They are body\.first, head"):
+        with pytest.raises(cr.InputError, match=r"insert: pattern .* matches no .*These layers are body\.first, head"):
             masked_copy(Net(), ["head", pattern], None)
 
 
@@ -182,21 +188,21 @@ def test_a_network_that_is_one_layer():
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, math.nan])
 def test_rates_outside_the_open_interval(rate):
-    with pytest.raises(cr.InputError, match="rate: found"):
+    with pytest.raises(cr.InputError, match=f"rate must be between 0 and 1, got {re.escape(repr(rate))}"):
         masked_copy(mlp(2, 3, 1), "*", rate)
 
 
 @pytest.mark.parametrize("own", [0.0, 1.0])
 def test_a_layer_that_drops_nothing_or_everything_needs_another_rate(own):
     net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(own), nn.Linear(3, 1))
-    with pytest.raises(cr.InputError, match=rf"rate: layer '1' drops with probability {own}.* mend the layer"):
+    with pytest.raises(cr.InputError, match=rf"rate: layer '1' drops with probability {own}.* fix the layer"):
         masked_copy(net, None, None)
     assert masked_copy(net, None, 0.2)[1] == {"1": 0.2}
 
 
-# -- the places ----------------------------------------------------------------------------------------------------------
+# -- the sites ---------------------------------------------------------------------------------------------------------
 class Backwards(nn.Module):
-    """Calls its layers in another order than it lists them."""
+    """A network that calls its layers in a different order than it lists them."""
 
     def __init__(self):
         super().__init__()
@@ -209,7 +215,7 @@ class Backwards(nn.Module):
         return self.last(self.late(torch.tanh(self.first(self.early(x)))))
 
 
-def test_sites_come_in_the_order_of_a_pass_with_their_weights():
+def test_sites_are_in_the_order_of_a_forward_pass_with_their_weights():
     sites, shapes = sites_of(Backwards(), randn(2, 2))
     assert sites == (Site("early", 0.1, ("first.weight",), True), Site("late", 0.2, ("last.weight",), True))
     assert shapes == {"early": (2,), "late": (3,)}
@@ -239,16 +245,19 @@ def test_two_heads_behind_one_dropout_are_both_dropped():
 @pytest.mark.parametrize(
     "layers, expected",
     [
-        # something between the mask and the weight
+        # something is between the mask and the weight
         ([nn.Dropout(0.1), nn.Tanh(), nn.Linear(3, 1)], [("2.weight", False)]),
         ([nn.Dropout(0.1), nn.Tanh(), nn.Dropout(0.2), nn.Linear(3, 1)], [("3.weight", False), ("3.weight", True)]),
-        ([nn.Dropout(0.1), nn.Flatten(), nn.Linear(3, 1)], [("2.weight", True)]),  # flattening rows changes nothing
+        (
+            [nn.Dropout(0.1), nn.Flatten(), nn.Linear(3, 1)],
+            [("2.weight", True)],
+        ),  # flat rows stay flat
         ([nn.Linear(3, 1), nn.Dropout(0.1)], [(None, False)]),  # nothing after it
         ([nn.Dropout(0.1), nn.Linear(3, 3), nn.Linear(3, 1)], [("1.weight", True)]),
     ],
     ids=["tanh", "two", "flatten", "end", "next only"],
 )
-def test_whether_a_weight_sees_the_dropped_values_themselves(layers, expected):
+def test_whether_a_weight_acts_on_the_dropped_values_directly(layers, expected):
     sites, _ = sites_of(nn.Sequential(*layers), randn(2, 3))
     assert [(s.weights[0] if s.weights else None, s.direct) for s in sites] == expected
 
@@ -330,19 +339,23 @@ class Flat(Twice):
 @pytest.mark.parametrize(
     "net, x, message",
     [
-        (Twice(), randn(2, 3), "net: dropout 'drop' is used more than once in a pass.* a layer of its own"),
-        (TimeFirst(), randn(2, 5, 3), r"net: dropout 'drop' acts on \(5, 2, 3\).* rows have to be on the first axis"),
-        (Flat(), randn(2, 3), r"net: dropout 'drop' acts on \(2,\)"),
-        (Unused(), randn(2, 3), "net: dropout 'drop' was not used in a pass.* Remove the layer, or call it"),
+        (Twice(), randn(2, 3), "net: dropout 'drop' is used more than once in a forward pass.* a separate layer"),
+        (
+            TimeFirst(),
+            randn(2, 5, 3),
+            r"net: dropout 'drop' acts on shape \(5, 2, 3\).* inputs of shape \(rows, features",
+        ),
+        (Flat(), randn(2, 3), r"net: dropout 'drop' acts on shape \(2,\)"),
+        (Unused(), randn(2, 3), "net: dropout 'drop' was not used in a forward pass.* Remove the layer, or call it"),
     ],
     ids=["twice", "time first", "flat", "unused"],
 )
-def test_places_that_masks_cannot_serve(net, x, message):
+def test_sites_that_masks_do_not_support(net, x, message):
     with pytest.raises(cr.InputError, match=message):
         sites_of(net, x)
 
 
-def test_hooks_of_the_trial_pass_are_gone_after_it():
+def test_hooks_of_the_trial_pass_are_removed():
     for net, x in ((Backwards(), randn(2, 2)), (Twice(), randn(2, 3))):
         module, rates = masked_copy(net, None, None)
         try:
@@ -354,7 +367,7 @@ def test_hooks_of_the_trial_pass_are_gone_after_it():
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
-def test_the_width_of_what_a_pass_computes_anew():
+def test_the_width_of_what_a_forward_pass_recomputes():
     net = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 3), nn.Dropout(0.3), nn.Linear(3, 5), nn.ReLU())
     module, _ = masked_copy(net, None, None)
     assert repeated_width(module, "3", randn(4, 2)) == 3 + 3 + 5 + 5  # into the mask, out of it, and two layers
@@ -362,8 +375,8 @@ def test_the_width_of_what_a_pass_computes_anew():
     assert repeated_width(module, "0", randn(4, 2)) == 2 + 100 + 100 + 3 + 3 + 5 + 5
 
 
-# -- draws of masks ------------------------------------------------------------------------------------------------------
-def test_masks_come_from_the_seed_and_places_are_independent():
+# -- draws of masks ----------------------------------------------------------------------------------------------------
+def test_masks_come_from_the_seed_and_sites_are_independent():
     sites = (Site("a", 0.5, (), False), Site("b", 0.5, (), False))
     shapes = {"a": (1000,), "b": (1000,)}
     like = torch.zeros((), dtype=f64)

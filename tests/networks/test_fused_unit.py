@@ -1,4 +1,4 @@
-"""Units of residual networks: the plain layers by their definition, and the GPU's kernels against them, interpreted on a CPU."""
+"""Residual units: the plain layers against their definition, and the GPU kernels, interpreted on a CPU."""
 
 import importlib.metadata
 import importlib.util
@@ -26,7 +26,7 @@ def version(name):
 NO_TRITON = importlib.util.find_spec("triton") is None
 OLD = not NO_TRITON and version("triton") < (3, 7) and version("numpy") >= (2, 4)
 
-# (channels, filters, side, kernel, stride, activation, other, threshold): what a ResNet-20 has, on small images.
+# (channels, filters, side, kernel, stride, activation, other, threshold): those of a ResNet-20, on small images.
 CASES = [
     (3, 16, 8, 3, 1, True, False, True),
     (16, 16, 8, 3, 1, True, True, True),
@@ -34,7 +34,7 @@ CASES = [
     (16, 32, 8, 1, 2, False, False, False),
     (64, 64, 4, 3, 1, True, True, False),
 ]
-# In a process of its own: Triton decides at its import whether it interprets.
+# In a separate process: Triton decides at import whether to interpret.
 SCRIPT = """
 import json, sys
 import torch
@@ -58,7 +58,8 @@ for channels, filters, side, kernel, stride, act, other, threshold in json.loads
     leaves = {name: leaf for name, leaf in leaves.items() if leaf is not None and leaf.requires_grad}
     slope = torch.randn_like(wanted)
     pairs = {"output": (found, wanted)}
-    for name, a, b in zip(leaves, torch.autograd.grad(found, leaves.values(), slope), torch.autograd.grad(wanted, leaves.values(), slope)):
+    gradients = [torch.autograd.grad(output, leaves.values(), slope) for output in (found, wanted)]
+    for name, a, b in zip(leaves, *gradients):
         pairs[name] = (a, b)
     apart.append({name: float(((a - b).norm() / b.norm()).detach()) for name, (a, b) in pairs.items()})
 print(json.dumps(apart))
@@ -74,20 +75,21 @@ def test_kernels_equal_the_plain_layers():
     )
     assert told.returncode == 0, told.stderr[-2000:]
     for case, apart in zip(CASES, json.loads(told.stdout)):
-        # The interpreter multiplies in float32. A weight's gradient rounds both factors to tf32, 2^-12 of each on average less.
+        # The interpreter multiplies in float32. A weight's gradient rounds both factors to TF32, on average 2^-12 lower
+        # each.
         assert apart.pop("conv.weight") < 2**-11, case
         assert max(apart.values()) < 3e-6, (case, apart)
 
 
 @pytest.mark.parametrize("side", [7, 8])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (1, 2)])
-def test_the_plain_unit_is_what_it_says(kernel, stride, side):
+def test_the_plain_unit_matches_its_definition(kernel, stride, side):
     torch.manual_seed(0)
     unit = Unit(3, 4, kernel, stride, True).double()
     x = randn(2, 3, side, side, dtype=torch.float64).requires_grad_()
     after = -(-side // stride)
     other = randn(2, 4, after, after, dtype=torch.float64).requires_grad_()
-    lacking = max(0, (after - 1) * stride + kernel - side)  # as TensorFlow pads: the odd one goes to the end
+    lacking = max(0, (after - 1) * stride + kernel - side)  # as in TensorFlow, the odd one is at the end
     edges = (lacking // 2, lacking - lacking // 2) * 2
     z = F.conv2d(F.pad(x, edges), unit.conv.weight, unit.conv.bias, stride)
     normed = z / (z.square().mean((2, 3), keepdim=True) + 1e-6).sqrt()
@@ -112,7 +114,7 @@ def test_kernels_are_for_first_derivatives_in_eager_code():
     assert not first_order()
 
 
-def test_no_kernels_on_a_processor():
+def test_no_kernels_on_a_cpu():
     x = randn(2, 3, 32, 32)
     assert not fuses(resnet20_frn(), x)
     assert not fuses(nn.Linear(3, 2), x)

@@ -97,7 +97,7 @@ def test_bayesian_last_layer_keeps_the_pretrained_part_through_fit_and_load(tmp_
     posterior = cr.DeepEnsemble(members=3, steps=20).fit(problem, seed=0)
     assert torch.equal(dict(posterior.module(1).named_parameters())["0.weight"], net[0].weight)
     posterior.save(tmp_path / "run")
-    loaded = cr.load(tmp_path / "run", mlp(3, 4, 1, seed=99))  # other weights: the stored ones must win
+    loaded = cr.load(tmp_path / "run", mlp(3, 4, 1, seed=99))  # other weights, which the stored ones must replace
     assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
 
 
@@ -113,16 +113,18 @@ def test_fan_in():
     assert fans["3.bias"] == fans["4.weight"] == 1
 
 
-def test_fresh_starts_differ_between_members_and_repeat_with_the_seed():
+def test_initial_values_differ_between_members_and_repeat_with_the_seed():
     layout = Layout(mlp(3, 4, 1))
     a, b = layout.reinitialised(0, 3), layout.reinitialised(0, 3)
     assert torch.equal(a, b)
     assert not torch.equal(a[0], a[1])
-    assert torch.equal(layout.reinitialised(0, 1, first=2)[0], a[2])  # a member's start does not depend on the others
+    assert torch.equal(
+        layout.reinitialised(0, 1, first=2)[0], a[2]
+    )  # a member's initial values do not depend on the others
     assert not torch.equal(layout.reinitialised(1, 1)[0], a[0])
     assert (
         float(a[:, layout.entries[0].start : layout.entries[0].stop].abs().max()) <= 3**-0.5
-    )  # torch's own rule for Linear
+    )  # torch's rule for Linear
 
 
 def test_in_place_activations_do_not_touch_the_data():
@@ -132,7 +134,7 @@ def test_in_place_activations_do_not_touch_the_data():
     before = problem.x.clone()
     cr.DeepEnsemble(members=2, steps=2).fit(problem, seed=0).predict(x)
     assert torch.equal(problem.x, before)
-    assert net[0].inplace  # the caller's own module is as it was
+    assert net[0].inplace  # the caller's module is unchanged
 
 
 def test_dropout_is_off_in_the_density():

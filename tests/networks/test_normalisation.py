@@ -1,4 +1,4 @@
-"""The BatchNorm policy: which layers are found, what the refusal says, and what each replacement does."""
+"""The BatchNorm policy: which layers are found, the error message, and what each replacement computes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def scrambled(module: nn.Module, seed: int = 0) -> nn.Module:
-    """The module with random parameters and running statistics, as if trained."""
+    """Return the module with random parameters and running statistics, as if trained."""
     g = generator(seed)
     with torch.no_grad():
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -230,7 +230,7 @@ def test_filter_response_norm_refuses_inputs_without_spatial_axes() -> None:
         net(torch.zeros(5, 3))
 
 
-def test_rows_meet_before_the_replacement() -> None:
+def test_rows_interact_before_the_replacement() -> None:
     net, x = conv_net().double(), images(dtype=torch.float64)
     before = net(x)
     x[1] = 2
@@ -239,7 +239,7 @@ def test_rows_meet_before_the_replacement() -> None:
 
 @pytest.mark.parametrize("by", BYS)
 @pytest.mark.parametrize("training", [True, False])
-def test_rows_no_longer_meet_and_nothing_is_kept(by: Any, training: bool) -> None:
+def test_rows_no_longer_interact_and_there_is_no_state(by: Any, training: bool) -> None:
     net = replace_batchnorm(conv_net().double(), by).train(training)
     x = images(dtype=torch.float64)
     before, state = net(x), copy.deepcopy(net.state_dict())
@@ -365,11 +365,11 @@ def parametrized() -> nn.Module:
     "make, by, text",
     [
         (lambda: nn.BatchNorm2d(4, track_running_stats=False), "frozen", r'no running statistics.*"group" or "frn"'),
-        (lambda: Activated(4), "frozen", r"\(Activated\) has a forward of its own.*by hand"),
+        (lambda: Activated(4), "frozen", r"\(Activated\) overrides forward.*by hand"),
         (parametrized, "group", "is parametrized.*remove_parametrizations"),
         (lambda: nn.BatchNorm1d(1), "group", "one channel.*constant"),
-        (lambda: nn.BatchNorm1d(2), "layer", 'by: found \'layer\'. Pass "frozen", "group" or "frn"'),
-        (lambda: "net", "group", "net: found str. Pass a torch.nn.Module"),
+        (lambda: nn.BatchNorm1d(2), "layer", "by must be one of 'frozen', 'group', 'frn', got 'layer'"),
+        (lambda: "net", "group", "net must be a torch.nn.Module, got str"),
     ],
 )
 def test_layers_that_cannot_be_replaced(make: Any, by: Any, text: str) -> None:
@@ -384,17 +384,17 @@ def test_layer_without_running_statistics_can_be_replaced(by: Any) -> None:
 
 @pytest.mark.parametrize("groups", [0, -1, 2.0, True, "8"])
 def test_bad_groups(groups: Any) -> None:
-    with pytest.raises(InputError, match="groups: found"):
+    with pytest.raises(InputError, match="groups must be a positive integer, got "):
         replace_batchnorm(nn.BatchNorm2d(4), "group", groups=groups)
 
 
 @pytest.mark.parametrize("kind", [FrozenBatchNorm, FilterResponseNorm])
 def test_bad_arguments_of_the_layers(kind: Any) -> None:
     for features in (0, -3, 2.5, True):
-        with pytest.raises(InputError, match="num_features: found"):
+        with pytest.raises(InputError, match="num_features must be a positive integer, got "):
             kind(features)
     for eps in (float("nan"), float("inf")):
-        with pytest.raises(InputError, match="eps: found"):
+        with pytest.raises(InputError, match="eps must be a non-negative number, got "):
             kind(3, eps=eps)
-    with pytest.raises(InputError, match=r"x: has shape \(2, 3, 4\) where axis 1 should hold 1 channels"):
+    with pytest.raises(InputError, match=r"x must have 1 channels on axis 1, got shape \(2, 3, 4\)"):
         kind(1)(torch.zeros(2, 3, 4))

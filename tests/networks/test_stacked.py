@@ -1,4 +1,4 @@
-"""The batched forward of plain stacks against the network itself, in both layouts of its products."""
+"""The batched forward pass of plain stacks against the network itself, in both layouts of its products."""
 
 import pytest
 import torch
@@ -42,11 +42,11 @@ def test_outputs_and_gradients_are_those_of_the_network(rows, random, biased, sh
     torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_axes_between_rows_and_features_ride_along_in_both_layouts():
+def test_axes_between_rows_and_features_are_kept_in_both_layouts():
     torch.manual_seed(0)
     layout = Layout(nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 2)).to(f64))
     theta = torch.randn(3, layout.dim, dtype=f64)
-    for rows in (2, 40):  # 6 and 120 products a chain: fewer and more than the features
+    for rows in (2, 40):  # 6 and 120 products per chain: fewer and more than the features
         x = torch.randn(rows, 3, 64, dtype=f64)
         outputs = Forward(layout, "auto", x[:1])(theta, x)
         torch.testing.assert_close(outputs, torch.stack([layout.call(t, x) for t in theta]), rtol=1e-12, atol=1e-12)
@@ -73,7 +73,7 @@ def test_masks_on_weights_are_masks_on_values(rows, first, inserted):
 
 @pytest.mark.parametrize("shape", [(3, 41, 4), (5, 7, 1), (2, 455, 50)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_silu_of_a_chain_has_the_same_bits_among_any_others(shape, dtype):
+def test_silu_of_a_chain_does_not_depend_on_the_others(shape, dtype):
     h = randn(*shape, dtype=dtype, seed=2) * 3
     h.requires_grad_(True)
     weights = randn(*shape, dtype=dtype, seed=3)
@@ -95,7 +95,7 @@ def test_silu_has_a_second_derivative():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width, rows", [(4, 41), (13, 7), (50, 455)])
-def test_a_chain_has_the_same_bits_alone_and_among_others(width, rows, dtype):
+def test_a_chain_is_bit_for_bit_the_same_alone_and_among_others(width, rows, dtype):
     net = nn.Sequential(nn.Linear(5, width), nn.SiLU(), nn.Linear(width, 1)).to(dtype)
     x, y = randn(rows, 5, dtype=dtype, seed=1), randn(rows, dtype=dtype, seed=2)
     target = ProblemTarget(cr.Problem(net, (x, y), cr.likelihoods.Gaussian(scale=0.3), cr.priors.Normal(1.0)))

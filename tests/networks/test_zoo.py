@@ -1,4 +1,4 @@
-"""The networks of the papers: their sizes, layer by layer, what they compute, and that every plan gives the same."""
+"""The networks of the papers: their sizes, layer by layer, what they compute, and that all plans agree."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def size(module):
 
 
 def scrambled(net, seed=0, scale=0.5):
-    """The network in float64 with every parameter drawn anew, so that no bias is zero and no gain one."""
+    """Return the network in float64 with every parameter resampled, so that no bias is zero and no gain one."""
     net = net.double()
     with torch.no_grad():
         for i, parameter in enumerate(net.parameters()):
@@ -32,12 +32,13 @@ def tokens(rows, length, vocabulary, seed=0):
     return torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-# How many parameters
+# Numbers of parameters
 
 
 def test_resnet20_frn_has_the_published_size_layer_by_layer():
     net = zoo.resnet20_frn()
-    # A unit is a k x k convolution of a to b channels with biases, a*b*k*k + b, and a normalisation with gamma, beta, tau: 3b.
+    # A unit is a k x k convolution of a to b channels with biases, a*b*k*k + b, and a normalisation with gamma, beta
+    # and tau, 3b.
     assert size(net.stem) == 3 * 16 * 9 + 16 + 48 == 496
     # Two units of 16 to 16, 2 * (2304 + 16 + 48), three times.
     assert [size(b) for b in net.blocks[:3]] == [4736] * 3
@@ -65,7 +66,7 @@ def test_cnn_lstm_has_the_published_size_layer_by_layer():
 def test_lenet_has_the_published_size_layer_by_layer():
     net = zoo.lenet(classes=7, channels=3)
     sizes = [size(m) for m in net if size(m)]
-    # 5 x 5 convolutions to 6, 16 and 120 filters; 28 -> 13 -> 6 -> 2 pixels a side, so 480 values reach the 84 units.
+    # 5 x 5 convolutions to 6, 16 and 120 filters; 28 -> 13 -> 6 -> 2 pixels per side, so 480 values reach the 84 units.
     assert sizes == [75 * 6 + 6, 150 * 16 + 16, 400 * 120 + 120, 480 * 84 + 84, 84 * 7 + 7]
     assert size(net) == 91_991
     assert net(randn(2, 3, 28, 28)).shape == (2, 7)
@@ -92,7 +93,7 @@ def sigmoid(x):
 
 
 def same_conv(x, conv):
-    """(N, H, W, A) by the rule that TensorFlow and JAX call "same": ceil(n / s) outputs, the odd zero at the end."""
+    """Convolve (N, H, W, A) with "same" padding as in JAX: ceil(n / s) outputs, the odd zero at the end."""
     w, b = conv.weight.detach().numpy(), conv.bias.detach().numpy()
     k, s = w.shape[-1], conv.stride[0]
     pads = []
@@ -210,7 +211,7 @@ NAMES = ["mlp", "lenet", "resnet20_frn", "cnn_lstm"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batched_equals_looped_and_the_rows_are_apart(name):
+def test_batched_equals_looped_and_the_rows_are_independent(name):
     batched, looped = problem(name, "batched"), problem(name, "looped")
     assert (batched.forward.looped, looped.forward.looped) == (False, True)
     theta = batched.layout.reinitialised(0, 3) + 0.1 * randn(3, batched.dim, dtype=f64)
@@ -225,7 +226,7 @@ def test_batched_equals_looped_and_the_rows_are_apart(name):
 @pytest.mark.parametrize("plan", ["batched", "looped"])
 @pytest.mark.parametrize("name", ["block", "cnn_lstm"])
 def test_one_graph_for_the_compiler(name, plan):
-    """Traced whole, without a break, by the compiler's front end; what its back end makes of that is torch's own affair."""
+    """The compiler's front end traces it without a graph break. Its back end is not tested here."""
     it = problem(name, plan)
     theta = it.layout.reinitialised(0, 2)
     traced = torch.compile(lambda t: it.forward(t, it.x), backend="eager", fullgraph=True, dynamic=False)
@@ -242,11 +243,11 @@ def test_fits_predicts_and_survives_the_disk(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_members_start_apart_and_from_the_seed_alone(name):
+def test_initial_values_differ_between_members_and_depend_on_the_seed_only(name):
     fresh = Layout(small(name)[0])
     trained = Layout(scrambled(small(name)[0], seed=5))
     first = fresh.reinitialised(0, 2)
-    assert torch.equal(first, trained.reinitialised(0, 2))  # nothing of the old values is left
+    assert torch.equal(first, trained.reinitialised(0, 2))  # the old values have no influence
     assert not torch.equal(first[0], first[1])
     assert float(first.abs().max()) < 5
 
@@ -269,7 +270,7 @@ def test_no_batch_statistics_and_nothing_random(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.int32])
-def test_tokens_of_any_whole_type(dtype):
+def test_tokens_of_any_integer_dtype(dtype):
     net, x = small("cnn_lstm")
     assert torch.equal(net(x.to(dtype)), net(x))
 
@@ -288,21 +289,27 @@ def test_real_reviews_in_their_own_dtype(shared_data):
 @pytest.mark.parametrize(
     "call, text",
     [
-        (lambda: zoo.mlp(0), "inputs: found 0. Pass a whole number from 1 up"),
-        (lambda: zoo.mlp(3, (5, -1)), "hidden: found -1"),
-        (lambda: zoo.mlp(3, "50"), "hidden: found '50'"),
-        (lambda: zoo.mlp(3, outputs=True), "outputs: found True"),
-        (lambda: zoo.mlp(3, activation="swoosh"), "activation: found 'swoosh'. Pass one of silu, gelu"),
-        (lambda: zoo.mlp(3, activation=nn.SiLU), "activation: found <class"),
-        (lambda: zoo.lenet(channels=1.0), "channels: found 1.0"),
-        (lambda: zoo.resnet20_frn(width=0), "width: found 0"),
-        (lambda: zoo.resnet20_frn(activation="Relu"), "activation: found 'Relu'"),
-        (lambda: zoo.cnn_lstm(pool=0), "pool: found 0"),
-        (lambda: zoo.cnn_lstm(9, 2, forget_bias=float("nan")), "forget_bias: found nan"),
-        (lambda: zoo.cnn_lstm(9, 2)(torch.zeros(2, 9)), "x: found torch.float32 of shape .2, 9.. Pass whole-number"),
-        (lambda: zoo.cnn_lstm(9, 2)(tokens(2, 7, 9)), "x: has rows of 7 tokens. Pad them to 8 or more"),
-        (lambda: zoo.UnrolledLSTM(2, 3)(torch.zeros(4, 5, 3)), r"x: has shape \(4, 5, 3\). Pass \(N, T, 2\)"),
-        (lambda: zoo.UnrolledLSTM(2, 3)(torch.zeros(4, 0, 2)), r"x: has shape \(4, 0, 2\)"),
+        (lambda: zoo.mlp(0), "inputs must be a positive integer, got 0"),
+        (lambda: zoo.mlp(3, (5, -1)), "hidden must be a positive integer, got -1"),
+        (lambda: zoo.mlp(3, "50"), "hidden must be a width or a list of widths, .*got '50'"),
+        (lambda: zoo.mlp(3, outputs=True), "outputs must be a positive integer, got True"),
+        (lambda: zoo.mlp(3, activation="swoosh"), "activation must be one of 'silu', 'gelu', .*got 'swoosh'"),
+        (lambda: zoo.mlp(3, activation=nn.SiLU), "activation must be one of .*got <class"),
+        (lambda: zoo.lenet(channels=1.0), "channels must be a positive integer, got 1.0"),
+        (lambda: zoo.resnet20_frn(width=0), "width must be a positive integer, got 0"),
+        (lambda: zoo.resnet20_frn(activation="Relu"), "activation must be one of .*got 'Relu'"),
+        (lambda: zoo.cnn_lstm(pool=0), "pool must be a positive integer, got 0"),
+        (lambda: zoo.cnn_lstm(9, 2, forget_bias=float("nan")), "forget_bias must be a finite number, got nan"),
+        (
+            lambda: zoo.cnn_lstm(9, 2)(torch.zeros(2, 9)),
+            "x must hold integer tokens of shape .N, T., got torch.float32 of shape .2, 9.. Tokens are 0 to 8",
+        ),
+        (lambda: zoo.cnn_lstm(9, 2)(tokens(2, 7, 9)), "x must have at least 8 tokens per row, got 7. Pad the rows"),
+        (
+            lambda: zoo.UnrolledLSTM(2, 3)(torch.zeros(4, 5, 3)),
+            r"x must have shape \(N, T, 2\) with T >= 1, got \(4, 5, 3\)",
+        ),
+        (lambda: zoo.UnrolledLSTM(2, 3)(torch.zeros(4, 0, 2)), r"x must have shape .* got \(4, 0, 2\)"),
     ],
 )
 def test_bad_arguments(call, text):

@@ -1,4 +1,4 @@
-"""The run folder: the same bits come back, and anything that is not a whole run of this kind is refused."""
+"""Run folders: a round trip is bit-for-bit identical, and damaged or foreign folders are rejected."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from torch import nn
 import credibly as cr
 from conftest import mlp, randn
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-from credibly.posterior import store
+from credibly.posterior import loading, saving
 
 SOURCE = Path(cr.__file__).parent
 
@@ -64,7 +64,7 @@ def test_predictions_come_back_bit_for_bit(tmp_path, likelihood, outputs, y):
         assert torch.equal(a.interval(0.9)[0], b.interval(0.9)[0])
 
 
-def test_another_process_gets_the_same_bits(tmp_path):
+def test_another_process_gets_identical_predictions(tmp_path):
     posterior = fitted()
     posterior.save(tmp_path / "run")
     x = randn(7, 3, seed=9)
@@ -100,16 +100,16 @@ def test_buffers_tuples_and_looped_networks_come_back(tmp_path):
     assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
 
 
-def test_shards_are_put_together_in_order(tmp_path, monkeypatch):
+def test_shards_are_joined_in_order(tmp_path, monkeypatch):
     posterior = fitted()
     many = cr.DrawsPosterior(posterior.model, randn(2, 25, posterior.layout.dim), posterior.record)
-    monkeypatch.setattr(store, "SHARD_BYTES", 3 * 2 * 4 * posterior.layout.dim)
+    monkeypatch.setattr(saving, "SHARD_BYTES", 3 * 2 * 4 * posterior.layout.dim)
     many.save(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("draws-*.safetensors"))) == 9
     assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, many.draws)
 
 
-def test_manifest_says_how_it_came_about(tmp_path):
+def test_the_manifest_records_how_the_posterior_came_about(tmp_path):
     posterior = fitted(temperature=0.5)
     posterior.save(tmp_path / "run")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
@@ -128,7 +128,7 @@ def test_manifest_says_how_it_came_about(tmp_path):
 @pytest.mark.parametrize(
     "damage", ["truncated", "flipped", "missing", "manifest cut", "foreign", "version", "outside", "kind", "likelihood"]
 )
-def test_damaged_and_foreign_folders_are_refused_with_a_reason(tmp_path, damage):
+def test_damaged_and_foreign_folders_are_rejected_with_a_reason(tmp_path, damage):
     fitted().save(tmp_path / "run")
     run, net = tmp_path / "run", mlp(3, 4, 1)
     shard, manifest = run / "draws-00000.safetensors", run / "manifest.json"
@@ -156,11 +156,30 @@ def test_damaged_and_foreign_folders_are_refused_with_a_reason(tmp_path, damage)
             facts["likelihood"]["kind"] = "Popen"
         manifest.write_text(json.dumps(facts))
     reasons = {
-        "truncated": "cut short or altered", "flipped": "checksum", "missing": "is missing", "manifest cut": "cut short or altered",
-        "foreign": "not a run folder", "version": "format 99", "outside": "outside the folder", "kind": "altered", "likelihood": "does not know",
-    }  # fmt: skip
+        "truncated": "truncated or was modified",
+        "flipped": "checksum",
+        "missing": "is missing",
+        "manifest cut": "truncated or was modified",
+        "foreign": "not a run folder",
+        "version": "format 99",
+        "outside": "outside the folder",
+        "kind": "altered",
+        "likelihood": "does not know",
+    }
     with pytest.raises(cr.StoreError, match=reasons[damage]):
         cr.load(run, net)
+
+
+def test_only_the_posterior_classes_of_the_package_can_be_loaded():
+    assert {kind: posterior.__name__ for kind, posterior in loading.POSTERIORS.items()} == {
+        "draws": "DrawsPosterior",
+        "density": "DensityPosterior",
+        "gaussian": "GaussianPosterior",
+        "dropout": "DropoutPosterior",
+        "laplace": "LaplacePosterior",
+    }
+    with pytest.raises(TypeError, match=r"Other\.kind is 'draws', which DrawsPosterior has already"):
+        type("Other", (cr.DrawsPosterior,), {"kind": "draws"})
 
 
 def test_not_a_folder_and_not_a_run(tmp_path):
@@ -170,7 +189,7 @@ def test_not_a_folder_and_not_a_run(tmp_path):
         cr.load(tmp_path, mlp(3, 4, 1))
 
 
-def test_a_network_of_another_shape_is_refused(tmp_path):
+def test_a_network_of_another_shape_is_rejected(tmp_path):
     fitted().save(tmp_path / "run")
     with pytest.raises(cr.StoreError, match=r"net: 0.weight has shape \(5, 3\), the stored run has \(4, 3\)"):
         cr.load(tmp_path / "run", mlp(3, 5, 1))
@@ -180,7 +199,7 @@ def test_a_network_of_another_shape_is_refused(tmp_path):
         cr.load(tmp_path / "run", mlp(3, 4, 1, dtype=torch.float64))
 
 
-def test_an_existing_folder_is_kept_unless_told(tmp_path):
+def test_an_existing_folder_is_kept_without_overwrite(tmp_path):
     posterior = fitted()
     posterior.save(tmp_path / "run")
     before = (tmp_path / "run" / "manifest.json").read_bytes()
@@ -201,20 +220,20 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run")
     assert os.listdir(tmp_path) == []
     monkeypatch.undo()
     posterior.save(tmp_path / "run")
-    monkeypatch.setattr(store, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     with pytest.raises(OSError, match="No space left"):
         posterior.save(tmp_path / "run", overwrite=True)
-    assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, posterior.draws)  # the old run is still whole
+    assert torch.equal(cr.load(tmp_path / "run", mlp(3, 4, 1)).draws, posterior.draws)  # the old run is still intact
 
 
 def test_nothing_in_the_package_can_execute_what_it_reads():
-    """No pickle, no torch.load, no eval: by a scan of every module's syntax tree."""
+    """No pickle, no torch.load, no eval, in the syntax tree of any module."""
     modules, names = (
         {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"},
         {"eval", "exec", "compile", "__import__"},

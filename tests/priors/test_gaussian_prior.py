@@ -18,8 +18,8 @@ from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.training.reparameterisation import LayerNoise
 from credibly.likelihoods import Categorical, Gaussian
 from credibly.methods.bbb import FreeEnergy
-from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.priors.gaussian import GaussianPrior, signature
 
 DOUBLE = torch.float64
@@ -184,7 +184,7 @@ def test_a_laplace_posterior_is_its_own_prior_exactly(structure):
     torch.testing.assert_close(prior.std, posterior.std)
     assert prior.is_normal == (structure == "diag")
     some = cr.Laplace(structure=structure, random="last layer", steps=5, compile=False).fit(p, seed=0)
-    with pytest.raises(cr.InputError, match="over 10 of 26 parameters"):
+    with pytest.raises(cr.InputError, match="covers 10 of 26 parameters"):
         some.as_prior()
 
 

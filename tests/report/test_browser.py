@@ -1,6 +1,6 @@
-"""The pages in a real browser: nothing on the console, every picture there, no overflow, light and dark.
+"""The pages in a real browser: empty console, every picture present, no overflow, light and dark.
 
-Scripts are forbidden on the pages themselves, so a copy of each, with one added, reports its sizes to a page around it.
+The pages forbid scripts, so a copy of each with a script added reports its sizes to an enclosing page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tabular import facts_of
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser found: none of {', '.join(NAMES)} is installed")
 
 WIDTHS = (400, 1400)
 POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
@@ -26,10 +26,11 @@ REPORT = """<script>
 addEventListener("load", () => {
   const seen = document.documentElement, body = getComputedStyle(document.body);
   const over = e => !e.closest(".scroll, svg") && e.getBoundingClientRect().right > innerWidth + 1;
+  const box = e => { const r = e.getBoundingClientRect(); return [r.width, r.height, r.right]; };
   const outside = [...document.querySelectorAll("main *")].filter(over);
   parent.postMessage({
     name: NAME, width: innerWidth, scroll: seen.scrollWidth,
-    pictures: [...document.querySelectorAll("figure svg")].map(e => { const r = e.getBoundingClientRect(); return [r.width, r.height, r.right]; }),
+    pictures: [...document.querySelectorAll("figure svg")].map(box),
     marks: [...document.querySelectorAll("figure svg")].map(e => e.querySelectorAll("path, use, image, text").length),
     outside: outside.map(e => e.tagName + "." + e.className),
     paper: body.backgroundColor, ink: body.color,
@@ -37,15 +38,18 @@ addEventListener("load", () => {
   }, "*");
 });
 </script></body>"""
-# The listener comes first: a frame may be done before the rest of the page is read.
+# The listener comes first: a frame may finish before the rest of the page is parsed.
 AROUND = """<!doctype html><body><pre id="found">[]</pre><script>
 const all = [];
-addEventListener("message", e => { all.push(e.data); document.getElementById("found").textContent = JSON.stringify(all); });
+addEventListener("message", e => {
+  all.push(e.data);
+  document.getElementById("found").textContent = JSON.stringify(all);
+});
 </script>%s</body>"""
 
 
 def run(page, *options: str) -> subprocess.CompletedProcess[str]:
-    """The browser on a page; its document on stdout, its log on stderr."""
+    """Open a page in the browser; its document goes to stdout, its log to stderr."""
     profile = page.parent / "profile"
     command = [
         str(BROWSER),
@@ -72,10 +76,16 @@ def frames(names, width: int) -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages by file name, each written beside a copy that reports on itself."""
-    fits = {f"{name}-{method}.html": facts_of(name, method) for name, method in (
-        ("diabetes", "hmc"), ("breast_cancer", "ensemble"), ("diabetes", "bbb"), ("wine", "map"), ("plane", "ensemble"), ("moons", "hmc"),
-    )}  # fmt: skip
+    """Pages by file name, each written next to a copy that reports its sizes."""
+    pairs = (
+        ("diabetes", "hmc"),
+        ("breast_cancer", "ensemble"),
+        ("diabetes", "bbb"),
+        ("wine", "map"),
+        ("plane", "ensemble"),
+        ("moons", "hmc"),
+    )
+    fits = {f"{name}-{method}.html": facts_of(name, method) for name, method in pairs}
     made = {name: report.fit_page(facts) for name, facts in fits.items()}
     made["compare.html"] = report.compare_page({name: fits[f"diabetes-{name}.html"] for name in ("hmc", "bbb")})
     folder = tmp_path_factory.mktemp("pages")
@@ -89,7 +99,7 @@ def pages(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["light", "dark"])
 def seen(request, pages):
-    """What every copy says of itself, by name and width, in one colour scheme."""
+    """What every copy reports, by name and width, in one colour scheme."""
     folder, made = pages
     around = folder / f"{request.param}.html"
     around.write_text(AROUND % "".join(frames([f"copy-{name}" for name in made], width) for width in WIDTHS))
@@ -108,7 +118,7 @@ def test_nothing_on_the_console(pages):
     assert [line for line in run(around).stderr.splitlines() if "CONSOLE" in line] == []
 
 
-def test_a_fault_would_be_seen(pages):
+def test_an_error_would_be_detected(pages):
     folder, made = pages
     text = (folder / next(iter(made))).read_text()
     (folder / "broken.html").write_text(text.replace("</body>", "<script>1</script></body>"))
@@ -119,7 +129,7 @@ def test_a_fault_would_be_seen(pages):
     assert "Content Security Policy" in log[0]
 
 
-def test_every_picture_is_there(pages, seen):
+def test_every_picture_is_present(pages, seen):
     for (name, width), one in seen[1].items():
         expected = [picture for section in pages[1][name].sections for picture in section.pictures]
         assert len(one["pictures"]) == len(expected) > 2, name
@@ -129,18 +139,18 @@ def test_every_picture_is_there(pages, seen):
             assert marks > 10, (name, width)
 
 
-def test_nothing_runs_over_the_edge(seen):
+def test_nothing_overflows(seen):
     for place, one in seen[1].items():
         assert one["scroll"] <= one["width"], place
         assert one["outside"] == [], place
 
 
-def test_text_stands_out_in_either_scheme(seen):
+def test_text_contrast(seen):
     scheme, found = seen
     for one in found.values():
         paper, ink = (brightness(one[key]) for key in ("paper", "ink"))
         assert (paper > 230 and ink < 60) if scheme == "light" else (paper < 40 and ink > 200)
-        # Text in a picture has the page's colour, except that on coloured ground, which is light in either scheme.
+        # Text in a picture has the page's colour, except on a coloured background, which is light in either scheme.
         assert one["ink"] in one["texts"]
         assert set(one["texts"]) <= {one["ink"], "rgb(34, 34, 34)"}
 

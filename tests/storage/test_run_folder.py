@@ -1,4 +1,4 @@
-"""A run folder that is being written: each checkpoint counts as a whole, one process at a time, nothing half-written stays."""
+"""A run folder that is being written: atomic checkpoints, one process at a time, no unfinished files left behind."""
 
 import errno
 import fcntl
@@ -56,7 +56,7 @@ class TestCheckpoints:
             "fixed.safetensors": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         }
 
-    def test_a_file_counts_from_the_commit_on(self, folder):
+    def test_a_file_is_listed_from_the_commit_on(self, folder):
         folder.write("draws-00000.safetensors", {"draws/00000": randn(2, 3)})
         assert "draws-00000.safetensors" not in stored(folder.path)["files"]
         folder.commit(status="running")
@@ -67,22 +67,22 @@ class TestCheckpoints:
         folder.commit()
         assert not (folder.path / "draws-00000.safetensors").exists()
 
-    @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the names of open files are not to be had here")
+    @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to name open files")
     def test_the_order_of_a_commit_is_files_names_manifest_names(self, folder, monkeypatch):
-        """So that a manifest on the disk never lists what is not there, whatever the machine does between two writes."""
+        """So a manifest on disk never lists a missing file, even if the machine crashes between two writes."""
         seen = []
         fsync, replace = os.fsync, os.replace
 
-        def noted_fsync(number):
+        def recorded_fsync(number):
             seen.append(("fsync", os.path.basename(os.readlink(f"/proc/self/fd/{number}"))))
             fsync(number)
 
-        def noted_replace(source, target):
+        def recorded_replace(source, target):
             seen.append(("rename", os.path.basename(target)))
             replace(source, target)
 
-        monkeypatch.setattr(os, "fsync", noted_fsync)
-        monkeypatch.setattr(os, "replace", noted_replace)
+        monkeypatch.setattr(os, "fsync", recorded_fsync)
+        monkeypatch.setattr(os, "replace", recorded_replace)
         folder.write("state-00000.safetensors", {"a": randn(2)})
         folder.commit(state="state-00000.safetensors")
         assert seen == [
@@ -95,7 +95,7 @@ class TestCheckpoints:
         ]
 
     def test_only_its_own_files_are_ever_removed(self, folder):
-        mine = [
+        foreign = [
             "notes.txt",
             "weights.safetensors",
             "draws.safetensors",
@@ -103,36 +103,34 @@ class TestCheckpoints:
             "thesis.part",
             "draws-00000.safetensors.bak",
         ]
-        half = [
+        unfinished = [
             "draws-00000.safetensors",
             "stats-00000.safetensors.part",
             "state-00012.safetensors",
             "manifest.json.part",
             "data.safetensors.part",
         ]
-        for name in mine + half:
+        for name in foreign + unfinished:
             (folder.path / name).write_text("x")
         folder.commit()
-        assert names(folder.path) == sorted(["fixed.safetensors", LOCK, "manifest.json", *mine])
+        assert names(folder.path) == sorted(["fixed.safetensors", LOCK, "manifest.json", *foreign])
 
-    def test_a_write_that_fails_says_that_the_run_can_go_on(self, folder, monkeypatch):
+    def test_a_write_that_fails_explains_how_to_resume(self, folder, monkeypatch):
         before = (folder.path / "manifest.json").read_bytes()
         monkeypatch.setattr(os, "fsync", full_disk)
-        how = r"cannot be written \(No space left on device\)\. The run is whole .* go on with `credibly resume .*run`"
+        how = r"cannot write to .* \(No space left on device\)\. The run is intact .*"
+        how += "resume it with `credibly resume .*run`"
         with pytest.raises(cr.StoreError, match=how):
             folder.write("draws-00000.safetensors", {"draws/00000": randn(2, 3)})
         with pytest.raises(cr.StoreError, match=how):
             folder.commit(status="lost")
         monkeypatch.undo()
         assert (folder.path / "manifest.json").read_bytes() == before
-        assert names(folder.path) == [
-            "fixed.safetensors",
-            LOCK,
-            "manifest.json",
-        ]  # what was cut short gave its room back
+        # The truncated file is gone.
+        assert names(folder.path) == ["fixed.safetensors", LOCK, "manifest.json"]
 
-    def test_a_full_disk_in_earnest(self, tmp_path):
-        """A limit on the size of files, set by the system: writes end in the middle."""
+    def test_a_real_write_error(self, tmp_path):
+        """A limit on file sizes, set by the system: writes stop in the middle."""
         code = f"""
 import resource, sys, torch, credibly as cr
 from credibly.storage.run_folder import RunFolder
@@ -146,7 +144,7 @@ sys.exit("it was written")
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
-        assert names(tmp_path / "run") == [LOCK, "manifest.json"]  # it ended without giving its lock file back
+        assert names(tmp_path / "run") == [LOCK, "manifest.json"]  # it exited without deleting its lock file
 
     def test_the_folder_is_found_after_a_change_of_directory(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -189,7 +187,7 @@ class TestFiles:
             assert bits(back[name]) == bits(tensor)
         assert facts["bytes"] == (tmp_path / "a.safetensors").stat().st_size
 
-    def test_others_may_read_what_the_user_lets_them_read(self, tmp_path):
+    def test_files_get_the_permissions_of_the_umask(self, tmp_path):
         before = os.umask(0o022)
         try:
             write_tensors(tmp_path / "a.safetensors", {"a": randn(2)})
@@ -199,16 +197,16 @@ class TestFiles:
 
 
 class TestCreate:
-    def test_an_existing_place_is_refused_and_left_alone(self, tmp_path):
+    def test_an_existing_path_is_refused_and_left_alone(self, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "file").write_text("mine")
         for name in ("run", "file"):
-            with pytest.raises(cr.StoreError, match=r"out: .* exists already. Go on with it by `credibly resume"):
+            with pytest.raises(cr.StoreError, match=r"out: .* exists already. Resume it with `credibly resume"):
                 RunFolder.create(tmp_path / name, FACTS, {})
         assert names(tmp_path) == ["file", "run"]
         assert (tmp_path / "file").read_text() == "mine"
 
-    def test_of_two_that_begin_at_once_one_wins(self, tmp_path, monkeypatch):
+    def test_of_two_that_start_at_once_one_wins(self, tmp_path, monkeypatch):
         manifest = run_folder._write_manifest
 
         def slow(folder, facts):
@@ -217,7 +215,7 @@ class TestCreate:
                 monkeypatch.undo()
                 os.mkdir(tmp_path / "other")
                 (tmp_path / "other" / "manifest.json").write_text("{}")
-                os.rename(tmp_path / "other", tmp_path / "run")  # the other one is there first
+                os.rename(tmp_path / "other", tmp_path / "run")  # the other one wins
 
         monkeypatch.setattr(run_folder, "_write_manifest", slow)
         with pytest.raises(cr.StoreError, match="exists already"):
@@ -227,16 +225,16 @@ class TestCreate:
 
     def test_one_that_fails_leaves_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setattr(os, "fsync", full_disk)
-        with pytest.raises(cr.StoreError, match=r"out: .*run' cannot be written \(No space left on device\)"):
+        with pytest.raises(cr.StoreError, match=r"out: cannot write .*run' \(No space left on device\)"):
             RunFolder.create(tmp_path / "run", FACTS, {"fixed.safetensors": {"a": randn(2)}})
         assert names(tmp_path) == []
 
-    def test_a_place_where_nothing_can_be_made(self, tmp_path):
+    def test_a_path_where_nothing_can_be_created(self, tmp_path):
         (tmp_path / "file").write_text("")
-        with pytest.raises(cr.StoreError, match=r"out: .*run' cannot be written \((Not a directory|File exists)\)"):
+        with pytest.raises(cr.StoreError, match=r"out: cannot write .*run' \((Not a directory|File exists)\)"):
             RunFolder.create(tmp_path / "file" / "run", FACTS, {})
 
-    def test_folders_above_it_are_made(self, tmp_path):
+    def test_parent_folders_are_created(self, tmp_path):
         RunFolder.create(tmp_path / "a" / "b" / "run", FACTS, {}).close()
         assert names(tmp_path / "a" / "b") == ["run"]
 
@@ -244,13 +242,13 @@ class TestCreate:
         ended = subprocess.Popen([sys.executable, "-c", ""])
         ended.wait()
         dead = tmp_path / f".run.{ended.pid}.part"
-        live = tmp_path / f".run.{os.getppid()}.part"  # a process that is there
+        live = tmp_path / f".run.{os.getppid()}.part"  # a running process
         foreign = tmp_path / f".other.{ended.pid}.part"
-        saving = tmp_path / f".run.{ended.pid + 1_000_000}.part"  # no lock in it: not of a run
-        for place in (dead, live, foreign, saving):
-            place.mkdir()
-            if place is not saving:
-                (place / LOCK).write_text("process")
+        saving = tmp_path / f".run.{ended.pid + 1_000_000}.part"  # has no lock, so it is not a run's
+        for draft in (dead, live, foreign, saving):
+            draft.mkdir()
+            if draft is not saving:
+                (draft / LOCK).write_text("process")
         RunFolder.create(tmp_path / "run", FACTS, {}).close()
         assert names(tmp_path) == sorted([live.name, foreign.name, saving.name, "run"])
 
@@ -267,11 +265,11 @@ class TestLock:
         folder.close()
         RunFolder(folder.path, {}).close()
 
-    def test_the_lock_file_goes_with_the_lock(self, folder):
+    def test_the_lock_file_is_deleted_with_the_lock(self, folder):
         folder.close()
         assert names(folder.path) == ["fixed.safetensors", "manifest.json"]
 
-    def test_another_process_has_it_until_it_is_killed(self, tmp_path):
+    def test_another_process_holds_it_until_it_is_killed(self, tmp_path):
         RunFolder.create(tmp_path / "run", FACTS, {}).close()
         code = f"""
 import time
@@ -286,11 +284,11 @@ time.sleep(60)
                 RunFolder(tmp_path / "run", {})
             other.send_signal(signal.SIGKILL)
             other.wait()
-        assert (tmp_path / "run" / LOCK).exists()  # the file stays, the lock does not
+        assert (tmp_path / "run" / LOCK).exists()  # the file remains, the lock does not
         RunFolder(tmp_path / "run", {}).close()
 
-    def test_it_is_made_with_the_folder(self, tmp_path, monkeypatch):
-        """There is no moment at which the folder has its name and no lock."""
+    def test_it_is_created_with_the_folder(self, tmp_path, monkeypatch):
+        """The folder never exists under its final name without a lock."""
         replace, seen = os.replace, []
 
         def watched(source, target):
@@ -304,8 +302,8 @@ time.sleep(60)
         RunFolder.create(tmp_path / "run", FACTS, {}).close()
         assert seen == [tmp_path / "run"]
 
-    def test_the_file_is_gone_before_the_lock_is_given_back(self, folder):
-        """Otherwise the next holder's file could be removed under it, and a third process would get in."""
+    def test_the_file_is_deleted_before_the_lock_is_released(self, folder):
+        """Otherwise the next holder's file could be deleted, and a third process could acquire the lock too."""
         close, seen = folder._lock.close, []
 
         class Watched:
@@ -317,14 +315,14 @@ time.sleep(60)
         folder.close()
         assert seen == [False]
 
-    def test_a_lock_on_a_file_that_was_removed_meanwhile_is_taken_again(self, folder, monkeypatch):
+    def test_a_lock_on_a_file_that_was_deleted_meanwhile_is_acquired_again(self, folder, monkeypatch):
         folder.close()
         flock, calls = fcntl.flock, []
 
         def late(handle, how):
             calls.append(how)
             if len(calls) == 1:
-                (folder.path / LOCK).unlink()  # its holder ended between our opening and our locking it
+                (folder.path / LOCK).unlink()  # its holder ended between our open and our flock
             flock(handle, how)
 
         monkeypatch.setattr(fcntl, "flock", late)
@@ -341,10 +339,10 @@ time.sleep(60)
         monkeypatch.setattr(fcntl, "flock", unknown)
         with caplog.at_level(logging.WARNING, "credibly"), RunFolder.create(tmp_path / "run", FACTS, {}) as folder:
             folder.commit(status="running")
-        assert "goes unlocked" in caplog.text
+        assert "is not locked" in caplog.text
         assert stored(tmp_path / "run")["status"] == "running"
 
-    def test_a_full_disk_does_not_keep_one_from_the_lock(self, folder, monkeypatch):
+    def test_a_full_disk_does_not_prevent_locking(self, folder, monkeypatch):
         folder.close()
         monkeypatch.setattr(run_folder.platform, "node", full_disk)
         RunFolder(folder.path, {}).close()
@@ -353,11 +351,11 @@ time.sleep(60)
     def test_a_folder_that_may_not_be_written_to(self, folder):
         folder.close()
         folder.path.chmod(0o500)
-        with pytest.raises(cr.StoreError, match=r"cannot be written to \(Permission denied\)"):
+        with pytest.raises(cr.StoreError, match=r"cannot write to .*run\' \(Permission denied\)"):
             RunFolder(folder.path, {})
         folder.path.chmod(0o700)
 
 
-def test_the_command_is_quoted_as_a_shell_needs_it():
+def test_the_command_is_quoted_for_the_shell():
     assert run_folder.resume_command("run") == "`credibly resume run`"
     assert run_folder.resume_command("my runs/a") == "`credibly resume 'my runs/a'`"

@@ -1,4 +1,4 @@
-"""Draws on the disk are the tensor they were, however they are read."""
+"""Draws on disk are bit-for-bit the tensor they were, however they are read."""
 
 import pytest
 import torch
@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.posterior import base as posteriors
-from credibly.posterior.base import DrawsPosterior, Model, Record
+from credibly.posterior import draws as posteriors
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
+from credibly.storage.record import Record
 from credibly.storage.run_folder import write_tensors
 from credibly.storage.stored_draws import StoredDraws
 
@@ -16,14 +18,14 @@ CHAINS, DIM = 3, 5
 
 
 def stored(folder, counts, tail=0, *, keep=torch.float32, dtype=torch.float32, chains=CHAINS, dim=DIM):
-    """Draws in shards of those lengths and a tail, and the tensor that they are."""
+    """Return draws in shards of the given lengths and a tail, and the tensor they hold."""
     whole = randn(chains, sum(counts) + tail, dim).to(keep)
-    files, place = [], 0
+    files, first = [], 0
     for number, count in enumerate(counts):
         files.append(f"draws-{number:05d}.safetensors")
-        write_tensors(folder / files[-1], {f"draws/{number:05d}": whole[:, place : place + count]})
-        place += count
-    rest = whole[:, place:].clone() if tail else None
+        write_tensors(folder / files[-1], {f"draws/{number:05d}": whole[:, first : first + count]})
+        first += count
+    rest = whole[:, first:].clone() if tail else None
     return StoredDraws(folder, files, dtype=dtype, device=torch.device("cpu"), tail=rest), whole.to(dtype)
 
 
@@ -54,34 +56,34 @@ def test_every_way_of_reading_gives_the_tensor(tmp_path, case, keep):
         for stop in range(start, total + 1):
             assert torch.equal(draws.rows(start, stop), flat[start:stop])
     order = torch.randint(total, (40,), generator=torch.Generator().manual_seed(1))
-    for places in (order, torch.arange(total).flip(0), order[:0], torch.tensor([total - 1])):
-        assert torch.equal(draws.pick(places), flat[places])
+    for indices in (order, torch.arange(total).flip(0), order[:0], torch.tensor([total - 1])):
+        assert torch.equal(draws.pick(indices), flat[indices])
 
 
 @settings(max_examples=30, deadline=None)
 @given(counts=st.lists(st.integers(1, 6), max_size=5), tail=st.integers(0, 4), data=st.data())
-def test_any_shards_and_any_piece(tmp_path_factory, counts, tail, data):
+def test_any_shards_and_any_slice(tmp_path_factory, counts, tail, data):
     if not counts and not tail:
         tail = 1
     draws, whole = stored(tmp_path_factory.mktemp("draws"), counts, tail)
     flat = whole.flatten(0, 1)
     start = data.draw(st.integers(0, len(flat) - 1))
     stop = data.draw(st.integers(start, len(flat)))
-    places = torch.tensor(data.draw(st.lists(st.integers(0, len(flat) - 1), max_size=10)), dtype=torch.long)
+    indices = torch.tensor(data.draw(st.lists(st.integers(0, len(flat) - 1), max_size=10)), dtype=torch.long)
     assert torch.equal(draws.rows(start, stop), flat[start:stop])
-    assert torch.equal(draws.pick(places), flat[places])
+    assert torch.equal(draws.pick(indices), flat[indices])
 
 
-def test_only_what_is_asked_for_is_read(tmp_path, monkeypatch):
-    """A piece of one chain touches the shards it lies in, and of them only its rows and columns."""
+def test_only_what_is_requested_is_read(tmp_path, monkeypatch):
+    """A slice of one chain reads only the shards it lies in, and of them only its rows and columns."""
     draws, whole = stored(tmp_path, [4, 4, 4], 2)
     read = []
     part = draws._part
 
     def watched(number, *slices):
-        piece = part(number, *slices)
-        read.append((number, tuple(piece.shape)))
-        return piece
+        tensor = part(number, *slices)
+        read.append((number, tuple(tensor.shape)))
+        return tensor
 
     monkeypatch.setattr(draws, "_part", watched)
     draws.rows(15, 20)  # chain 1, draws 1 to 5
@@ -105,7 +107,7 @@ def test_they_are_found_after_a_change_of_directory(tmp_path, monkeypatch):
     assert torch.equal(draws.tensor(), whole)
 
 
-def test_shards_that_are_gone_cut_short_or_others_are_told(tmp_path):
+def test_shards_that_are_missing_truncated_or_replaced_raise(tmp_path):
     draws, _ = stored(tmp_path, [3, 3])
     second = tmp_path / "draws-00001.safetensors"
     content = second.read_bytes()
@@ -116,23 +118,23 @@ def test_shards_that_are_gone_cut_short_or_others_are_told(tmp_path):
             second.write_bytes(content[:-9])
         else:
             write_tensors(second, {"draws/00000": randn(CHAINS, 3, DIM)})
-        with pytest.raises(cr.StoreError, match=r"draws-00001.safetensors in .* is gone, or not the shard it was"):
+        with pytest.raises(cr.StoreError, match=r"draws-00001.safetensors in .* is missing or was changed"):
             draws.tensor()
         with pytest.raises(cr.StoreError, match=r"draws-00001.safetensors in"):
             StoredDraws(tmp_path, draws.files, dtype=torch.float32, device=torch.device("cpu"))
     assert torch.equal(draws.rows(0, 3), draws.rows(0, 3))  # the first shard still reads
 
 
-def test_shards_of_other_shapes_do_not_fit(tmp_path):
+def test_shards_of_other_shapes_raise(tmp_path):
     draws, _ = stored(tmp_path, [3, 3])
     for shape in ((CHAINS + 1, 3, DIM), (CHAINS, 3, DIM + 1), (CHAINS, 3)):
         write_tensors(tmp_path / "draws-00001.safetensors", {"draws/00001": randn(*shape)})
-        with pytest.raises(cr.StoreError, match="do not fit together"):
+        with pytest.raises(cr.StoreError, match="have incompatible shapes"):
             StoredDraws(tmp_path, draws.files, dtype=torch.float32, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_predictions_from_the_disk_are_those_from_memory(tmp_path, monkeypatch, learned):
+def test_predictions_from_disk_are_those_from_memory(tmp_path, monkeypatch, learned):
     likelihood = cr.likelihoods.Gaussian() if learned else cr.likelihoods.Gaussian(0.3)
     x = randn(9, 3)
     problem = cr.Problem(mlp(3, 4, 1), (x, randn(9, seed=1)), likelihood, cr.priors.Normal())
@@ -142,7 +144,7 @@ def test_predictions_from_the_disk_are_those_from_memory(tmp_path, monkeypatch, 
     assert torch.equal(disk.draws, known.draws)
     assert torch.equal(disk.sample(50, seed=3), known.sample(50, seed=3))
     assert torch.equal(disk.predict(x, draws=5).mean, known.predict(x, draws=5).mean)
-    for left in (2**28, 0):  # read into memory first, or in pieces
+    for left in (2**28, 0):  # read into memory first, or in blocks
         monkeypatch.setattr(posteriors, "KEPT_BYTES", left)
         for name in ("mean", "aleatoric", "epistemic"):
             assert torch.equal(getattr(disk.predict(x), name), getattr(known.predict(x), name))

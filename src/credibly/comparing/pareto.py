@@ -1,13 +1,14 @@
-"""Leave-one-out predictions by Pareto-smoothed importance sampling, and WAIC, for many rows at once.
+"""Leave-one-out cross-validation by Pareto-smoothed importance sampling (PSIS), and WAIC, for many rows at once.
 
-With draws w_s of p(w | D), the posterior without row i has the weights r_s = 1 / p(y_i | x_i, w_s), and
+For draws w_s from p(w | D), the posterior without row i has the importance weights r_s = 1 / p(y_i | x_i, w_s), and
 
     log p(y_i | y_-i)  ~  log ( sum_s r_s p(y_i | w_s) / sum_s r_s ).
 
-A few large r_s may rule such a sum. So the M largest are replaced by the quantiles of a generalised Pareto distribution fitted to
-them; its shape k tells how heavy the tail is, and so whether the result can be trusted. The definitions are those of Vehtari,
-Simpson, Gelman, Yao and Gabry (2024), the fit is that of Zhang and Stephens (2009). arviz-stats has the same ones but visits rows
-one at a time in Python; here blocks of rows go together, on the device that holds them (the tests hold both to 1e-10).
+A few large r_s may dominate the sum, so the M largest are replaced by the quantiles of a generalised Pareto
+distribution fitted to them. Its shape k measures how heavy the tail is, and so whether the result can be trusted. The
+definitions are those of Vehtari, Simpson, Gelman, Yao and Gabry (2024), the fit is that of Zhang and Stephens (2009).
+arviz-stats has the same ones but loops over rows in Python; here blocks of rows are processed on their device (the
+tests compare both to 1e-10).
 
 Log likelihoods are (draws, rows), results (rows,) in float64.
 """
@@ -22,13 +23,16 @@ from torch import Tensor
 
 from credibly.errors import InputError
 
-MIN_DRAWS = 25  # a fifth of them are the tail, and a fit needs five
-FIT_VALUES = 2**19  # grid points by tail draws that are looked at together: 4 MiB, near the caches
-WORST = 1.0  # from this shape on the weights have no finite mean
+# A fifth of the draws are the tail, and a fit needs five.
+MIN_DRAWS = 25
+# Grid points times tail draws processed together: 4 MiB, which fits into the caches.
+FIT_VALUES = 2**19
+# From this shape on the weights have no finite mean.
+WORST = 1.0
 
 
 class LeaveOneOut(NamedTuple):
-    """Of each row, (rows,): the log density given the others, the log density given all, and the shape k of the weights."""
+    """Per row, (rows,): the log density given the others, the log density given all, and the shape k of the weights."""
 
     elpd: Tensor
     lppd: Tensor
@@ -36,18 +40,18 @@ class LeaveOneOut(NamedTuple):
 
 
 class WidelyApplicable(NamedTuple):
-    """Of each row, (rows,): WAIC's log density, and the variance of the log likelihood over draws that it takes off."""
+    """Per row, (rows,): WAIC's log density, and the variance of the log likelihood over draws that it subtracts."""
 
     elpd: Tensor
     variance: Tensor
 
 
 def loo(log_likelihood: Tensor, *, efficiency: float = 1.0) -> LeaveOneOut:
-    """PSIS-LOO of rows under all draws.
+    """Return the PSIS-LOO of each row.
 
     Args:
         log_likelihood: log p(y_i | x_i, w_s), (draws, rows).
-        efficiency: effective draws a draw; correlated ones need a longer tail.
+        efficiency: relative efficiency, ESS per draw; correlated draws need a longer tail.
     """
     values = checked(log_likelihood, MIN_DRAWS)
     elpd, shape = [], []
@@ -60,49 +64,49 @@ def loo(log_likelihood: Tensor, *, efficiency: float = 1.0) -> LeaveOneOut:
 
 
 def waic(log_likelihood: Tensor) -> WidelyApplicable:
-    """WAIC of rows under all draws: log mean_s p(y_i | w_s) - Var_s log p(y_i | w_s)."""
+    """Return the WAIC of each row: log mean_s p(y_i | w_s) - Var_s log p(y_i | w_s)."""
     values = checked(log_likelihood, 2)
     variance = values.var(0)
     return WidelyApplicable(_lppd(values) - variance, variance)
 
 
 def limit(draws: int) -> float:
-    """The largest shape k at which so many draws give a result to be relied on: 1 - 1 / log10 S, and at most 0.7."""
+    """Return the largest shape k that is reliable with this many draws: 1 - 1 / log10 S, at most 0.7."""
     return min(1 - 1 / math.log10(draws), 0.7)
 
 
 def tail_length(draws: int, efficiency: float = 1.0) -> int:
-    """How many of the largest weights are smoothed."""
+    """Return how many of the largest weights to smooth."""
     most = 3 * math.sqrt(draws / efficiency) if draws * efficiency > 225 else draws / 5
     return min(int(most), draws - 1)
 
 
 def psis(log_ratios: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Smoothed and normalised log weights (draws, rows) from log ratios, and the shape k (rows,).
+    """Return smoothed and normalised log weights (draws, rows) from log ratios, and the shape k (rows,).
 
-    Where the whole tail is one value there is nothing to smooth: k is -inf if that is the value of all draws, else inf.
+    A tail of a single value is not smoothed: k is -inf if all draws have that value, else inf.
     """
     ratios = log_ratios - log_ratios.amax(0)
-    largest, places = ratios.topk(length + 1, 0)  # falling
+    largest, indices = ratios.topk(length + 1, 0)
     cutoff, tail = largest[-1], largest[:-1].flip(0)
     excess = tail.exp() - cutoff.exp()
     shape, scale = pareto_fit(excess)
     p = ((torch.arange(length, dtype=ratios.dtype, device=ratios.device) + 0.5) / length).unsqueeze(1)
-    # Quantiles of the fitted distribution; at k = 0 they are those of the exponential one.
-    flat = torch.where(shape == 0, 1.0, shape)
-    steps = torch.where(shape == 0, -torch.log1p(-p), torch.expm1(-flat * torch.log1p(-p)) / flat)
-    smoothed = (cutoff.exp() + scale * steps).log().clamp_max(0.0)
+    # Quantiles of the fitted distribution; at k = 0 it is exponential.
+    nonzero = torch.where(shape == 0, 1.0, shape)
+    quantiles = torch.where(shape == 0, -torch.log1p(-p), torch.expm1(-nonzero * torch.log1p(-p)) / nonzero)
+    smoothed = (cutoff.exp() + scale * quantiles).log().clamp_max(0.0)
     usable = shape.isfinite() & (scale > 0) & (tail[-1] > tail[0])
-    weights = ratios.scatter(0, places[:-1].flip(0), torch.where(usable, smoothed, tail))
-    even = torch.where(ratios.amin(0) == 0, -torch.inf, torch.inf)
-    return weights - torch.logsumexp(weights, 0), torch.where(tail[-1] > tail[0], shape.nan_to_num(torch.inf), even)
+    weights = ratios.scatter(0, indices[:-1].flip(0), torch.where(usable, smoothed, tail))
+    constant = torch.where(ratios.amin(0) == 0, -torch.inf, torch.inf)
+    return weights - torch.logsumexp(weights, 0), torch.where(tail[-1] > tail[0], shape.nan_to_num(torch.inf), constant)
 
 
 def pareto_fit(excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Shape k and scale (rows,) of generalised Pareto distributions, from excesses over a threshold (n, rows) in rising order.
+    """Fit generalised Pareto distributions to excesses over a threshold (n, rows), sorted ascending: shape k and scale.
 
-    The posterior mean of b = -k / scale on a grid, under a prior that follows the first quartile; k is drawn a little to 1/2, as
-    ten more excesses of that shape would.
+    The posterior mean of b = -k / scale on a grid, under a prior scaled by the first quartile. k is shrunk towards 1/2
+    with the weight of ten excesses.
     """
     n = len(excess)
     count = _grid(n)
@@ -117,18 +121,17 @@ def pareto_fit(excess: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def checked(log_likelihood: Tensor, least: int) -> Tensor:
-    """(draws, rows) in float64, or InputError."""
+    """Return the log likelihoods (draws, rows) in float64. Raise if they are malformed or too few."""
     name, shape = "log_likelihood", tuple(log_likelihood.shape)
     if log_likelihood.ndim != 2 or not log_likelihood.numel():
-        raise InputError(name, f"has shape {shape}", "Pass (draws, rows)")
+        raise InputError(name, f"must have a non-empty shape (draws, rows), got {shape}")
     if shape[0] < least:
-        raise InputError(name, f"has {shape[0]} draws", f"Pass {least} or more")
+        raise InputError(name, f"must have at least {least} draws, got {shape[0]}")
     values = log_likelihood.detach().double()
     if not bool(values.isfinite().all()):
         row = int((~values.isfinite()).any(0).nonzero()[0])
-        raise InputError(
-            name, f"is not finite at row {row}", "A row that is impossible under a draw has no leave-one-out density"
-        )
+        advice = "A row that is impossible under a draw has no leave-one-out density"
+        raise InputError(name, f"is not finite at row {row}", advice)
     return values
 
 

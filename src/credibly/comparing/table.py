@@ -1,6 +1,6 @@
-"""Models side by side: a table, their differences with standard errors, and what follows from them in words.
+"""The result of a comparison: a table, differences with standard errors, and a verdict.
 
-| criterion | two models cannot be told apart where their difference is |
+| criterion | two models are indistinguishable if their difference is |
 |---|---|
 | LOO, WAIC | within two standard errors, paired over rows, or below 4 nats |
 | evidence | within two standard errors of its estimate, or below log 3 (a Bayes factor of 3) |
@@ -27,13 +27,13 @@ TITLES = {"loo": "LOO", "waic": "WAIC", "elbo": "ELBO", "log_evidence": "log evi
 
 
 class Difference(NamedTuple):
-    """How far a model is behind the best, in nats over all rows, and the standard error of that."""
+    """How far a model is behind the best, in nats over all rows, and the standard error of the difference."""
 
     value: float
     error: float
 
     def told_apart(self, small: float) -> bool:
-        """Whether it is more than two standard errors and not small in itself."""
+        """Return whether the difference exceeds two standard errors and `small` nats."""
         return self.value < -small and self.value < -2 * self.error
 
 
@@ -43,9 +43,9 @@ class Comparison:
 
     Attributes:
         by: the criterion they are ranked by.
-        models: their figures, the best first.
-        differences: of each from the best, by name.
-        remarks: what to know about the figures.
+        models: their scores, the best first.
+        differences: the difference of each from the best, by name.
+        remarks: caveats about the scores.
     """
 
     by: str
@@ -55,12 +55,12 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The name of the model with the highest figure."""
+        """The name of the model with the highest score."""
         return self.models[0].name
 
     @property
     def tied(self) -> tuple[str, ...]:
-        """Names of the models that cannot be told apart from the best, which comes first."""
+        """Names of the models that are indistinguishable from the best, which comes first."""
         small = SMALL[self.by]
         return tuple(
             m.name for i, m in enumerate(self.models) if not i or not self.differences[m.name].told_apart(small)
@@ -68,22 +68,22 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What follows, in words."""
+        """The ranking and its caveats, as text."""
         return " ".join([*self._ranking(), *self._warnings(), *self.remarks])
 
     def _ranking(self) -> list[str]:
         title, tied, rest = TITLES[self.by], self.tied[1:], [m.name for m in self.models if m.name not in self.tied]
         if len(self.models) == 1:
-            return ["There is one model, and nothing to compare it with."]
-        said = [f"By {title} {self.best!r} is best."]
+            return ["There is only one model: nothing to compare it with."]
+        sentences = [f"By {title} {self.best!r} is best."]
         if tied:
             each = "; ".join(f"{name!r} {_minus(self.differences[name])}" for name in tied)
             rule = f"within two standard errors or below {SMALL[self.by]:.2g} nats"
-            said.append(f"It cannot be told apart from {_listed(tied)}: {each}, which is {rule}.")
+            sentences.append(f"It is statistically indistinguishable from {_listed(tied)}: {each}, which is {rule}.")
         if rest:
             each = "; ".join(f"{name!r} {_minus(self.differences[name])}" for name in rest)
-            said.append(f"It is told apart from {_listed(rest)}: {each}.")
-        return said
+            sentences.append(f"It is distinguishable from {_listed(rest)}: {each}.")
+        return sentences
 
     def _warnings(self) -> Iterator[str]:
         for m in self.models:
@@ -91,30 +91,37 @@ class Comparison:
                 beyond = int((m.pareto_k > WORST).sum())
                 tail = f", {beyond:,} of them above 1, where the estimate has no finite error" if beyond else ""
                 yield (
-                    f"LOO of {m.name!r}: {m.bad_k:,} of {m.rows:,} rows have a Pareto k above {m.k_limit:.2f}{tail} (worst "
-                    f"{float(m.pareto_k.max()):.2f}): there it is too good to be relied on. Take more draws, or predict rows held back."
-                )  # fmt: skip
+                    f"LOO of {m.name!r}: {m.bad_k:,} of {m.rows:,} rows have a Pareto k above {m.k_limit:.2f}{tail}"
+                    f" (worst {float(m.pareto_k.max()):.2f}): it is too optimistic there. Use more draws, or held-out"
+                    " rows."
+                )
             for kind in ("loo", "waic"):
                 if kind in m.missing and (kind == "loo" or m.missing.get("loo") != m.missing[kind]):
                     yield f"{m.name!r} has no {TITLES[kind]}: {m.missing[kind]}."
         kinds = {m.evidence for m in self.models}
         if self.by == "evidence" and len(kinds) > 1:
-            yield "An ELBO lies below the log evidence by an unknown amount: models of both kinds are ranked with care."
+            yield "An ELBO lies below the log evidence by an unknown amount: rank models of both kinds with care."
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what is NaN or infinite becomes None."""
+        """Return plain JSON values, with None for NaN and infinity."""
         models = {}
-        for place, m in enumerate(self.models, 1):
-            figures = {
+        for rank, m in enumerate(self.models, 1):
+            scores = {
                 kind: {"value": _plain(f.value), "error": _plain(f.error), "parameters": _plain(f.parameters)}
                 for kind, f in m.figures.items()
             }
             k = None if m.pareto_k is None else _plain(float(m.pareto_k.max()))
             models[m.name] = {
-                "rank": place, "method": m.method, "draws": m.draws, "rows": m.rows, **figures, "missing": dict(m.missing),
+                "rank": rank,
+                "method": m.method,
+                "draws": m.draws,
+                "rows": m.rows,
+                **scores,
+                "missing": dict(m.missing),
                 "pareto_k": {"worst": k, "limit": m.k_limit, "over": m.bad_k} if m.pareto_k is not None else None,
-                "difference": _plain(self.differences[m.name].value), "difference_error": _plain(self.differences[m.name].error),
-            }  # fmt: skip
+                "difference": _plain(self.differences[m.name].value),
+                "difference_error": _plain(self.differences[m.name].error),
+            }
         return {"by": self.by, "best": self.best, "tied": list(self.tied), "models": models, "verdict": self.verdict}
 
     def __len__(self) -> int:
@@ -138,8 +145,8 @@ class Comparison:
         ]
         rows = [head]
         for m in self.models:
-            figures = [m.figures.get(k) for k in kinds]
-            cells = [_show(f.value, f.error) if f else "–" for f in figures]
+            scores = [m.figures.get(k) for k in kinds]
+            cells = [_show(score.value, score.error) if score else "–" for score in scores]
             if loo:
                 known = m.figures.get("loo")
                 cells += [f"{known.parameters:.1f}" if known and known.parameters is not None else "–"]
@@ -168,16 +175,16 @@ class Comparison:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """How far each model is behind the best, with two standard errors of the difference."""
+        """Plot how far each model is behind the best, with two standard errors of the difference."""
         axes = axes_of(ax)
-        places = range(len(self.models))
+        positions = list(range(len(self.models)))
         behind = [self.differences[m.name] for m in self.models]
         errors = [2 * d.error if math.isfinite(d.error) else 0.0 for d in behind]
-        axes.errorbar([d.value for d in behind], list(places), xerr=errors, fmt="o", linestyle="none", capsize=3)
+        axes.errorbar([d.value for d in behind], positions, xerr=errors, fmt="o", linestyle="none", capsize=3)
         axes.axvline(0, linewidth=0.8, linestyle=":")
-        axes.set_yticks(list(places), [m.name for m in self.models])
+        axes.set_yticks(positions, [m.name for m in self.models])
         axes.invert_yaxis()
-        axes.set_xlabel(f"{TITLES[self.by]} less that of the best, in nats")
+        axes.set_xlabel(f"{TITLES[self.by]} minus that of the best, in nats")
         return axes
 
 

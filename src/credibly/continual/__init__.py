@@ -1,4 +1,4 @@
-"""Continual learning: tasks one after another, each under the posterior of the one before."""
+"""Continual learning: tasks in sequence, with the posterior of each as the prior of the next."""
 
 from credibly.continual.learning import Learned, MultiHead, learn, prior_of, with_prior
 

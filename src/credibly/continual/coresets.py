@@ -1,4 +1,4 @@
-"""Coresets: a few rows that stand for a task, the rest of it, and the rows of several tasks as one problem."""
+"""Coresets: a few representative rows per task, the remaining rows, and the rows of several tasks as one problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credibly.problem import Problem
 
 
 def k_centre(x: Inputs, count: int, seed: int) -> Tensor:
-    """Rows (count,) by farthest-first traversal from a random one: each is the farthest from those before it."""
+    """Choose rows (count,) by farthest-first traversal from a random row."""
     flat = torch.cat([t.flatten(1).float() for _, t in tensors_of(x)], 1)
     chosen = [int(torch.randint(len(flat), (), generator=stream(seed, "k-centre")))]
     distance = torch.full((len(flat),), torch.inf, device=flat.device)
@@ -25,21 +25,21 @@ def k_centre(x: Inputs, count: int, seed: int) -> Tensor:
 
 
 def choose_rows(problem: Problem, count: int, choose: str, seed: int) -> Tensor:
-    """So many rows of a problem, "random" or by "k-centre"."""
+    """Choose `count` rows of a problem, "random" or by "k-centre"."""
     if choose == "k-centre" and count:
         return k_centre(problem.x, count, seed)
     return torch.randperm(problem.n, generator=stream(seed, "coreset rows"))[:count].to(problem.device)
 
 
 def other_rows(n: int, rows: Tensor) -> Tensor:
-    """The rows of n that are not among these, in order."""
+    """Return the indices below n that are not among these, in order."""
     kept = torch.ones(n, dtype=torch.bool, device=rows.device)
     kept[rows] = False
     return kept.nonzero().squeeze(1)
 
 
 def joined(problems: list[Problem]) -> Problem:
-    """The rows of all of them under one density."""
+    """Return one problem with the rows of all of them."""
     whole = copy.copy(problems[0])
     columns = [[t for _, t in tensors_of(p.x)] for p in problems]
     stacked = iter([torch.cat(column) for column in zip(*columns)])

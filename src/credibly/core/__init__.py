@@ -1,1 +1,1 @@
-"""What everything else stands on: inputs, random streams, specs, autodiff, compilation, progress."""
+"""Foundations: argument checks, inputs, random streams, specs, autodiff, compilation, threads, progress."""

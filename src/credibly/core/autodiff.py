@@ -1,4 +1,4 @@
-"""One way to differentiate, in eager and in compiled code."""
+"""Gradients that work both in eager and in compiled code."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Aux = TypeVar("Aux")
 
 
 def grad_and_aux(function: Callable[[Tensor], tuple[Tensor, Aux]], point: Tensor) -> tuple[Tensor, Aux]:
-    """The gradient at `point` of the first value of a function, and its second value, which is only carried along.
+    """Return the gradient at `point` of a function's first output, and its second output unchanged.
 
-    Inside `torch.compile` the derivative is taken by torch.func, in eager code by autograd, which has less overhead.
+    Uses torch.func inside `torch.compile` and autograd in eager code, where it has less overhead.
     """
     if torch.compiler.is_compiling():
         gradient, aux = torch.func.grad(function, has_aux=True)(point)
         return gradient, aux
-    with torch.enable_grad(), _noted():
+    with torch.enable_grad(), _eager_gradient():
         leaf = point.detach().requires_grad_()
         value, aux = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
     return gradient, aux
 
 
-class _Noted:
-    now = False
+class _EagerGradient:
+    active = False
 
 
 @contextmanager
-def _noted() -> Iterator[None]:
-    before = _Noted.now
-    _Noted.now = True
+def _eager_gradient() -> Iterator[None]:
+    before = _EagerGradient.active
+    _EagerGradient.active = True
     try:
         yield
     finally:
-        _Noted.now = before
+        _EagerGradient.active = before
 
 
 def first_order() -> bool:
-    """Whether this runs in eager code inside `grad_and_aux` alone, where nobody asks for more than one derivative."""
-    return _Noted.now and not transformed()
+    """Return whether this runs in eager code directly under `grad_and_aux`, so only a first derivative is taken."""
+    return _EagerGradient.active and not transformed()
 
 
 def transformed() -> bool:
-    """Whether this runs inside a transformation of torch.func or in forward mode, which take functions of their own only."""
+    """Return whether this runs under a torch.func transform or forward-mode AD, which need differentiable torch ops."""
     return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0

@@ -1,4 +1,4 @@
-"""When to compile, and what to do where it cannot be done: run eagerly, with one line that says so."""
+"""When to use torch.compile, with a fallback to eager execution that is logged once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import logging
 import os
 import shutil
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -15,13 +14,15 @@ import torch
 log = logging.getLogger("credibly")
 Compile = bool | Literal["auto"]
 
-# A cold compile costs 5 to 18 seconds and saves about a millisecond of dispatch a call, so fewer calls do not pay for it.
+# A cold compile costs 5 to 18 seconds and saves about a millisecond of dispatch per call: fewer calls do not pay for
+# it.
 CALLS_THAT_PAY = 10_000
-VALUES_OF_A_CALL = 400_000  # parameters whose eager update takes about as long as the dispatch of a call
+# Parameters whose eager update takes about as long as the dispatch of one call.
+VALUES_OF_A_CALL = 400_000
 
 
 def compiler_missing(device: torch.device) -> str | None:
-    """Why torch.compile cannot work for this device here, or None."""
+    """Return why torch.compile cannot work for this device here, or None if it can."""
     if device.type == "cpu":
         names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
         if not any(name and shutil.which(name) for name in names):
@@ -29,24 +30,25 @@ def compiler_missing(device: torch.device) -> str | None:
     return None
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch's own operations in one thread, in this block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def compiled(
-    function: Callable[..., Any], mode: Compile, calls: int, device: torch.device, values: int = 0, *, short: bool = False
-) -> Callable[..., Any]:  # fmt: skip
-    """The function, compiled where that was asked for or pays; a failure to compile falls back to eager with a log line.
+    function: Callable[..., Any],
+    mode: Compile,
+    calls: int,
+    device: torch.device,
+    values: int = 0,
+    *,
+    short: bool = False,
+) -> Callable[..., Any]:
+    """Return the function, compiled if requested or if it pays. Failure to compile is logged and runs eagerly.
 
-    Each call is taken to work on so many parameter values, whose memory traffic a compiled step halves. With `short` the code
-    between its kernels is compiled too, which takes seconds more and saves a few microseconds a kernel.
+    Args:
+        function: the function to compile.
+        mode: True, False, or "auto" to decide by `calls` and `values`.
+        calls: the expected number of calls.
+        device: where it runs.
+        values: parameters that each call updates; compilation halves the memory traffic of that.
+        short: also compile the code between kernels, which takes seconds longer and saves a few microseconds per
+            kernel.
     """
     if mode is False or (mode == "auto" and calls * (1 + values / VALUES_OF_A_CALL) < CALLS_THAT_PAY):
         return function
@@ -57,16 +59,16 @@ def compiled(
     return _Fallback(function, {"cpp_wrapper": True} if short and device.type == "cpu" else {})
 
 
-# Guards are dropped: they cost more than a small step does, and each compiled function here belongs to one run, which calls
-# it with the same shapes, dtypes and settings from its first call to its last. (Copied at use: torch.compile empties it.)
+# Guards are dropped: they cost more than a small step, and each compiled function here belongs to one run, which always
+# calls it with the same shapes, dtypes and settings. (Copied at use: torch.compile empties it.)
 _UNGUARDED: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(guards)}
 
 
-def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with a code object of its own.
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a code object of its own.
 
-    The compiler keeps its cache by code object, with a small limit: without this, runs would share entries that are not
-    guarded, and after a handful of differently shaped ones later runs would silently go uncompiled.
+    The compiler caches by code object, with a small limit. Without this, runs would share unguarded cache entries, and
+    after a handful of differently shaped runs later ones would silently stay uncompiled.
     """
     plain = getattr(function, "__func__", function)
     own = types.FunctionType(
@@ -78,12 +80,12 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Fallback:
-    """A compiled function that turns into the plain one if its first call cannot be compiled."""
+    """A compiled function that falls back to the original if its first call fails to compile."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.plain = function
         self.active: Callable[..., Any] = torch.compile(
-            _own_code(function), dynamic=False, options={**_UNGUARDED, **options}
+            _with_own_code(function), dynamic=False, options={**_UNGUARDED, **options}
         )
         self.tried = False
 
@@ -93,11 +95,9 @@ class _Fallback:
         self.tried = True
         try:
             return self.active(*args)
-        except (
-            Exception
-        ) as error:  # the compiler's failures have no common type; a real error comes again from the plain call
-            log.info(
-                "running eagerly: torch.compile failed (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200]
-            )
+        # Compiler failures have no common type. A genuine error is raised again by the eager call.
+        except Exception as error:
+            reason = str(error).splitlines()[0][:200]
+            log.info("running eagerly: torch.compile failed (%s: %s)", type(error).__name__, reason)
             self.active = self.plain
             return self.plain(*args)

@@ -1,4 +1,4 @@
-"""A step replayed as a CUDA graph: the launches of a small step cost more than its arithmetic, and a graph has one."""
+"""Steps replayed as CUDA graphs: the kernel launches of a small step cost more than its arithmetic; a graph has one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("credibly")
-WARM = 3  # calls on a side stream before a capture, as it asks for
+# Calls on a side stream before a capture, as torch's documentation requires.
+WARM = 3
 
 
 def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.device, count: int = 1) -> Any:
-    """A graph of so many calls that work in place on the buffers, which are left as they were; None where that fails."""
+    """Return a graph of `count` calls that work in place on the buffers, or None if capture fails.
+
+    The values in the buffers are restored.
+    """
     before = [b.clone() for b in buffers]
     graph = None
     try:
@@ -28,7 +32,7 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
         with torch.cuda.graph(graph):
             for _ in range(count):
                 call()
-    except Exception as error:  # what cannot be captured has no common type
+    except Exception as error:  # capture failures have no common type
         log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
         graph = None
     for mine, old in zip(buffers, before):
@@ -37,27 +41,28 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
 
 
 class Replayed:
-    """A function that changes some tensors in place and takes others that are new in every call.
+    """A function captured as a CUDA graph on its first call, run eagerly if capture fails.
 
-    The first must be the same tensors in every call. The others are copied to places of their own, which the graph reads.
+    It updates the `fixed` tensors in place; these must be the same tensors in every call. The `changing` tensors are
+    new in every call and are copied to static buffers that the graph reads.
     """
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self.function, self.device = function, device
-        self.places: tuple[Tensor | None, ...] = ()
+        self.buffers: tuple[Tensor | None, ...] = ()
         self.graph: Any = None
         self.failed = False
 
     def __call__(self, fixed: tuple[Tensor, ...], changing: tuple[Tensor | None, ...]) -> None:
-        """One step."""
+        """Run one step."""
         if self.graph is None and not self.failed:
-            self.places = tuple(None if c is None else c.clone() for c in changing)
-            self.graph = capture(lambda: self.function(*fixed, *self.places), fixed, self.device)
+            self.buffers = tuple(None if c is None else c.clone() for c in changing)
+            self.graph = capture(lambda: self.function(*fixed, *self.buffers), fixed, self.device)
             self.failed = self.graph is None
         if self.failed:
             self.function(*fixed, *changing)
             return
-        for place, value in zip(self.places, changing):
-            if place is not None and value is not None:
-                place.copy_(value)
+        for buffer, value in zip(self.buffers, changing):
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
         self.graph.replay()

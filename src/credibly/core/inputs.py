@@ -1,4 +1,4 @@
-"""What a network takes: a tensor, a tuple or a dict of tensors with rows along the first axis; and how data becomes that."""
+"""Network inputs (a tensor, or a tuple or dict of tensors, with rows on the first axis) and how data becomes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
-    """Applies a function to every tensor of x."""
+    """Apply a function to every tensor of x."""
     if isinstance(x, Tensor):
         return function(x)
     if isinstance(x, dict):
@@ -25,7 +25,7 @@ def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
 
 
 def tensors_of(x: Inputs) -> list[tuple[str, Tensor]]:
-    """The tensors of x, each with the name an error message gives it."""
+    """Return the tensors of x, each with its name for error messages."""
     if isinstance(x, Tensor):
         return [("x", x)]
     if isinstance(x, dict):
@@ -34,68 +34,67 @@ def tensors_of(x: Inputs) -> list[tuple[str, Tensor]]:
 
 
 def row_count(x: Inputs) -> int:
-    """The number of rows, which all tensors of x share."""
+    """Return the number of rows, which is the same for all tensors of x."""
     return int(tensors_of(x)[0][1].shape[0])
 
 
 def call(net: Callable[..., Any], x: Inputs) -> Tensor:
-    """net(x), net(*x) or net(**x), and the one tensor that comes out."""
+    """Return the output tensor of net(x), net(*x) or net(**x)."""
     out = net(x) if isinstance(x, Tensor) else net(**x) if isinstance(x, dict) else net(*x)
     return output_tensor(out)
 
 
 def output_tensor(out: Any) -> Tensor:
-    """The tensor a network returned: itself, the `logits` of a transformers output, or the first of a tuple."""
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
-    raise InputError(
-        "net", f"its forward returned {type(out).__name__}", "Return one tensor (or a tuple that starts with it)"
-    )
+    advice = "Return one tensor, or a tuple that starts with it"
+    raise InputError("net", f"its forward returned {type(out).__name__}", advice)
 
 
 def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """x as the (args, kwargs) of a call."""
+    """Return x as the (args, kwargs) of a call."""
     return ((x,), {}) if isinstance(x, Tensor) else ((), x) if isinstance(x, dict) else (x, {})
 
 
 def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *, convert: bool) -> Tensor:
-    """One array as a tensor on the device; floating values in the network's dtype.
+    """Return one array as a tensor on the device, floating values in the network's dtype.
 
-    Arrays from numpy and pandas are converted without a word, since their float64 is rarely a choice. A torch tensor was
-    made on purpose, so another device or floating dtype is an error unless the caller asked for the conversion.
+    numpy and pandas arrays are converted silently: their float64 is rarely a choice. A torch tensor was made on
+    purpose, so a different device or floating dtype is an error unless `convert` is set.
     """
     if isinstance(value, Tensor):
         if not convert and value.device != device:
             raise InputError(
                 name,
                 f"is on {value.device}, the network on {device}",
-                f"Move one of them, or pass device={str(device)!r} to have everything moved",
+                f"Move one of them, or pass device={str(device)!r} to move everything",
             )
         if not convert and value.is_floating_point() and value.dtype != dtype:
             raise InputError(
                 name,
                 f"is {value.dtype}, the network {dtype}",
-                f"Convert one of them, or pass dtype={dtype} to have everything converted",
+                f"Convert one of them, or pass dtype={dtype} to convert everything",
             )
         tensor = value.detach()
     else:
         array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise InputError(
-                name, f"holds values of type {array.dtype}", "Encode text, dates and categories as numbers first"
+                name, f"holds values of dtype {array.dtype}", "Encode text, dates and categories as numbers first"
             )
-        tensor = torch.from_numpy(
-            np.array(array, order="C")
-        )  # a copy: later changes to the caller's array stay outside
+        # A copy, so that later changes to the caller's array have no effect.
+        tensor = torch.from_numpy(np.array(array, order="C"))
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 
 def to_inputs(x: Any, device: torch.device, dtype: torch.dtype, *, convert: bool = False) -> Inputs:
-    """x as the network takes it: checked for equal lengths, emptiness and values that are not finite."""
+    """Return x as network inputs. Raise if it is empty, its lengths differ or a value is not finite."""
     result: Inputs
     if isinstance(x, Mapping) or (hasattr(x, "keys") and not hasattr(x, "to_numpy")):
-        result = {str(k): to_tensor(x[k], f"x[{k!r}]", device, dtype, convert=convert) for k in x.keys()}  # noqa: SIM118
+        keys = list(x.keys())
+        result = {str(k): to_tensor(x[k], f"x[{k!r}]", device, dtype, convert=convert) for k in keys}
     elif isinstance(x, tuple):
         result = tuple(to_tensor(v, f"x[{i}]", device, dtype, convert=convert) for i, v in enumerate(x))
     else:
@@ -105,21 +104,18 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype, *, convert: bool
         raise InputError("x", "holds no tensor", "Pass a tensor, or a tuple or dict of tensors")
     for name, tensor in parts:
         if tensor.ndim == 0:
-            raise InputError(name, "has no axis", "The first axis holds the rows")
+            raise InputError(name, "has no axis", "Pass rows along the first axis")
         if len(tensor) == 0:
             raise InputError(name, "has no rows", "Pass at least one row")
         if len(tensor) != len(parts[0][1]):
-            raise InputError(
-                name,
-                f"has {len(tensor)} rows where {parts[0][0]} has {len(parts[0][1])}",
-                "All inputs need the same rows",
-            )
+            found = f"has {len(tensor)} rows, {parts[0][0]} has {len(parts[0][1])}"
+            raise InputError(name, found, "All inputs need the same number of rows")
         check_finite(name, tensor)
     return result
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuses NaN and infinity, and says where the first one stands."""
+    """Raise if a value is NaN or infinite, with the index of the first one."""
     if not tensor.is_floating_point():
         return
     bad = ~torch.isfinite(tensor)
@@ -133,7 +129,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
 
 
 def unpack_data(data: Any) -> tuple[Any, Any]:
-    """(x, y) from a pair, a Dataset or a DataLoader; the last two are read once, whole and in their own order."""
+    """Return (x, y) from a pair, a Dataset or a DataLoader. The last two are read once, completely and in order."""
     if isinstance(data, DataLoader):
         return _from_loader(data)
     if isinstance(data, TensorDataset):
@@ -142,11 +138,11 @@ def unpack_data(data: Any) -> tuple[Any, Any]:
         return _from_loader(DataLoader(data, batch_size=256))
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
-    raise InputError("data", f"found {type(data).__name__}", "Pass a pair (x, y), a torch Dataset or a DataLoader")
+    raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
 
 
 def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
-    # Shuffling and drop_last belong to training loops; here every row is wanted exactly once, so that N is right.
+    # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
     if not isinstance(loader.dataset, IterableDataset):
         collate = loader.collate_fn or default_collate
         loader = DataLoader(
@@ -158,7 +154,7 @@ def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
         )
     batches = [_pair(batch) for batch in loader]
     if not batches:
-        raise InputError("data", "the data set has no rows", "Pass at least one row")
+        raise InputError("data", "has no rows", "Pass at least one row")
     x0 = batches[0][0]
     x: Any
     if isinstance(x0, Mapping):
@@ -172,26 +168,26 @@ def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data", "its items are not pairs", "Each item needs inputs and a target: (x, y)")
+        raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
     *xs, y = batch
     return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
 def network_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """The one device and floating dtype of a network's parameters; more than one is refused."""
+    """Return the device and floating dtype of a network's parameters. Raise if there is more than one."""
     devices = {p.device for p in net.parameters()}
     dtypes = {p.dtype for p in net.parameters() if p.is_floating_point()}
     if len(devices) != 1 or len(dtypes) != 1:
         raise InputError(
             "net",
             f"its parameters are on {sorted(map(str, devices))} in {sorted(map(str, dtypes))}",
-            "Put all of them on one device in one floating dtype, as with net.to(device, dtype)",
+            "Put all of them on one device in one floating dtype, e.g. with net.to(device, dtype)",
         )
     return devices.pop(), dtypes.pop()
 
 
 def describe(x: Inputs) -> dict[str, Any]:
-    """Form, shapes and dtypes of one row, as plain values."""
+    """Return the structure, shapes and dtypes of one row, as JSON values."""
     parts = [
         {"name": n, "shape": list(t.shape[1:]), "dtype": str(t.dtype).removeprefix("torch.")} for n, t in tensors_of(x)
     ]
@@ -202,7 +198,7 @@ def describe(x: Inputs) -> dict[str, Any]:
 
 
 def blank_row(description: Mapping[str, Any], device: torch.device) -> Inputs:
-    """A row of zeros of that description."""
+    """Return a row of zeros that fits a description by `describe`."""
     tensors = {
         p["name"]: torch.zeros((1, *p["shape"]), dtype=getattr(torch, p["dtype"]), device=device)
         for p in description["parts"]

@@ -1,6 +1,6 @@
-"""Random streams. Every stream is named by (seed, purpose, indices), so results do not depend on how work is spread.
+"""Random streams. Each is named by (seed, purpose, indices), so results do not depend on how work is distributed.
 
-Nothing in the package touches torch's global generator: a stream for chain 3 at iteration 17 is the same stream whichever
+Nothing in the package touches torch's global generator. The stream of chain 3 at iteration 17 is the same whichever
 process draws it, and a resumed run needs no stored generator state.
 """
 
@@ -16,41 +16,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from credibly.core.checks import is_integer
 from credibly.errors import InputError
 
-MANY = 2**15  # numbers from which on drawing them weighs in a step
-CHUNK = 32  # normal numbers that come from 16 words of a stream by places
+# Normal numbers per step from which on drawing them takes a noticeable part of it.
+MANY = 2**15
+# Normal numbers that 16 words of a counter-based stream give.
+CHUNK = 32
 
 
 def check_seed(seed: int) -> int:
-    """A seed is a plain non-negative integer below 2**63."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise InputError("seed", f"found {seed!r}", "Pass an integer from 0 up, such as seed=0")
+    """Return the seed. Raise unless it is a non-negative integer below 2**63."""
+    if not is_integer(seed) or not 0 <= seed < 2**63:
+        raise InputError("seed", f"must be a non-negative integer below 2**63, got {seed!r}")
     return seed
 
 
 def stream_seed(seed: int, purpose: str, *indices: int) -> int:
-    """A 63-bit seed for one stream; different names give unrelated streams."""
+    """Return a 63-bit seed for one stream; different names give unrelated streams."""
     name = f"{seed}/{purpose}/{'/'.join(str(i) for i in indices)}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
 def stream(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator at the start of the stream named by (seed, purpose, indices)."""
+    """Return a generator at the start of the stream named by (seed, purpose, indices)."""
     return torch.Generator(device).manual_seed(stream_seed(seed, purpose, *indices))
 
 
 def stream_keys(seed: int, purpose: str, *indices: int) -> tuple[int, int]:
-    """Two keys of 64 bits for one stream of numbers by their places."""
+    """Return the two 64-bit keys of a counter-based stream."""
     name = f"{seed}/{purpose}/{'/'.join(str(i) for i in indices)}".encode()
     digest = hashlib.blake2b(name, digest_size=16).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
 def stream_words(keys: tuple[int, int], count: int) -> Any:
-    """The first words of a stream, an array of 64 bits each: word w depends on the keys and on w alone, as in native/noise.h.
+    """Return the first `count` 64-bit words of a counter-based stream: word w depends on the keys and w only.
 
-    They are those of SplitMix64 from the first key on, with the second key added halfway through its mixing.
+    This is SplitMix64 from the first key on, with the second key added halfway through its mixing, as in
+    backends/cpp/noise.h.
     """
     z = np.arange(1, count + 1, dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
@@ -65,29 +69,32 @@ def stream_words(keys: tuple[int, int], count: int) -> Any:
 
 
 def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
-    """Standard normal numbers by their places into out (whole chunks,): of 16 words, eight give the radii and eight the angles."""
+    """Fill `out` (a multiple of CHUNK,) with standard normal numbers of a counter-based stream.
+
+    Of every 16 words, eight give the radii and eight the angles.
+    """
     bits = torch.from_numpy(stream_words(keys, len(out) // 2).view(np.int32)).view(-1, 2, CHUNK // 2)
-    for place, numbers in enumerate(normal_pairs(*bits.unbind(1))):
-        out.view(-1, 2, CHUNK // 2)[:, place] = numbers
+    for half, numbers in enumerate(normal_pairs(*bits.unbind(1))):
+        out.view(-1, 2, CHUNK // 2)[:, half] = numbers
 
 
 def draw_noise(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Noise of which `normal` makes standard normal numbers of that shape, (M, K, ...): the numbers, or bits for many.
+    """Draw noise that `normal` turns into standard normal numbers (M, K, ...): the numbers themselves, or raw bits.
 
-    On a processor torch draws normal numbers in one thread, which is a quarter of a large step. Raw bits (SFC64, seeded by
-    the generator) take a quarter of that, and the rest is arithmetic that a compiled step does in all threads.
+    On a CPU torch draws normal numbers in one thread, which takes a quarter of a large step. Raw bits (SFC64, seeded by
+    the generator) take a quarter of that, and a compiled step does the remaining arithmetic in all threads.
     """
     if generator.device.type != "cpu" or dtype != torch.float32 or math.prod(shape) < MANY:
         return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
     pairs = -(-math.prod(shape[2:]) // 2)
-    words = shape[0] * shape[1] * pairs  # of 64 bits, one a pair
+    words = shape[0] * shape[1] * pairs  # of 64 bits, one per pair
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     raw = np.random.SFC64(seed).random_raw(words)
     return torch.from_numpy(raw.view(np.int32)).reshape(*shape[:2], 2, pairs)
 
 
 def normal(noise: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Standard normal numbers (M, K, *shape) from noise of `draw_noise`: the numbers themselves, or made of bits."""
+    """Return standard normal numbers (M, K, *shape) from the noise of `draw_noise`."""
     if noise.is_floating_point():
         return noise
     pairs = torch.cat(normal_pairs(*noise.unbind(-2)), -1)
@@ -95,8 +102,8 @@ def normal(noise: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two standard normal numbers from each two words of 32 bits, by Box and Muller: sqrt(-2 log u) e^(i pi v)."""
-    # |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 stands for half a step.
+    """Return two standard normal numbers per pair of 32-bit words, by Box-Muller: sqrt(-2 log u) e^(i pi v)."""
+    # |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from. 0 is replaced by 1/4.
     radius = first.to(torch.float32).abs().clamp_min_(0.25).mul_(2.0**-31).log_().mul_(-2).sqrt_()
     angle = second.to(torch.float32) * (math.pi * 2.0**-31)
     return torch.cos(angle).mul_(radius), torch.sin(angle).mul_(radius)
@@ -104,7 +111,7 @@ def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def global_stream(seed: int, purpose: str, *indices: int) -> Iterator[None]:
-    """Seeds torch's global CPU generator inside the block and puts it back after: for code that takes no generator."""
+    """Seed torch's global CPU generator inside the block and restore it after, for code that takes no generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(seed, purpose, *indices))
         yield

@@ -1,4 +1,4 @@
-"""Small immutable objects (priors, likelihoods, methods) to and from JSON, by name and field: nothing is ever executed."""
+"""Dataclasses (priors, likelihoods, methods) to and from JSON, by class name and fields. Nothing is ever executed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def kind_name(cls: type) -> str:
 
 
 def kinds_of(*classes: type) -> dict[str, type]:
-    """Classes by the names they are stored under."""
+    """Return classes by the names they are stored under."""
     return {kind_name(cls): cls for cls in classes}
 
 
 def to_spec(value: Any) -> Any:
-    """A dataclass as {"kind": class name, field: value, ...}; containers and plain values as JSON has them.
+    """Return a dataclass as {"kind": class name, field: value, ...}, and containers and scalars as JSON values.
 
-    An object with a method `spec` describes itself.
+    An object with a `spec` method describes itself.
     """
     if not isinstance(value, type) and callable(getattr(value, "spec", None)):
         return value.spec()
@@ -46,11 +46,11 @@ def to_spec(value: Any) -> Any:
         return [to_spec(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return repr(value)  # a record for the reader; `from_spec` never gets to see these
+    return repr(value)  # for the reader only; `from_spec` never sees these
 
 
 def from_spec(spec: Any, kinds: Mapping[str, type]) -> Any:
-    """The inverse of `to_spec` for the classes in `kinds`; any other name is refused."""
+    """Invert `to_spec` for the classes in `kinds`. Raise for any other name."""
     if isinstance(spec, list):
         return tuple(from_spec(v, kinds) for v in spec)
     if not isinstance(spec, Mapping):
@@ -60,7 +60,7 @@ def from_spec(spec: Any, kinds: Mapping[str, type]) -> Any:
     kind = spec["kind"]
     if kind not in kinds:
         raise StoreError(
-            f"the run was made with {kind!r}, which this version does not know (it knows {', '.join(sorted(kinds))})"
+            f"the run was made with {kind!r}, which this version does not know. Known are {', '.join(sorted(kinds))}"
         )
     fields = {k: from_spec(v, kinds) for k, v in spec.items() if k != "kind"}
     try:

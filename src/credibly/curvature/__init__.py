@@ -1,6 +1,6 @@
-"""Curvature of a log density: the Gauss-Newton matrix of the likelihood by layers, and the prior's precision beside it."""
+"""Curvature of a log density: the Gauss-Newton matrix of the likelihood by layer, plus the prior's precision."""
 
-from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock, from_pieces
+from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock, block_from_tensors
 from credibly.curvature.gauss_newton import STRUCTURES, curvature_blocks
 from credibly.curvature.output_fisher import fisher_root
 from credibly.curvature.parts import LayerPart, Parts, RowPass, choose_names, find_parts
@@ -15,10 +15,10 @@ __all__ = [
     "LayerPart",
     "Parts",
     "RowPass",
+    "block_from_tensors",
     "choose_names",
     "curvature_blocks",
     "find_parts",
     "fisher_root",
-    "from_pieces",
     "prior_precision",
 ]

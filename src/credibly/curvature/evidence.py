@@ -1,8 +1,8 @@
-"""Scales of prior and noise chosen by the Laplace evidence, at one point and without new passes over the data.
+"""Choose the scales of prior and noise by the Laplace evidence, at one point and without further passes over the data.
 
     log p(D; c, s) = log p(D | w*; s) + log p(w*; c) + (d/2) log 2 pi - (1/2) log |H / s^2 + diag(d) / c^2|
 
-c multiplies the scale of every Normal prior of the network, s the fixed scale of a Gaussian likelihood. Blocks in whitened form
+c multiplies the scale of every Normal prior of the network, s the fixed scale of a Gaussian likelihood. Whitened blocks
 give the determinant for all c and s from their eigenvalues.
 """
 
@@ -25,128 +25,126 @@ from credibly.priors.flat import BoundPrior, bind
 from credibly.priors.gaussian import BoundGaussianPrior, GaussianPrior
 from credibly.problem import Problem
 
-WIDEST = math.log(1e4)  # factors are looked for from a ten-thousandth to ten thousand
+# Factors are searched for between 1e-4 and 1e4.
+WIDEST = math.log(1e4)
 GRID = 81
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Factors on the prior's scale and on the noise's."""
+class ScaleFactors:
+    """Factors on the scales of the prior and of the noise."""
 
     prior: float = 1.0
     noise: float = 1.0
 
-    def times(self, other: Choice) -> Choice:
-        """Both, one after the other."""
-        return Choice(self.prior * other.prior, self.noise * other.noise)
+    def times(self, other: ScaleFactors) -> ScaleFactors:
+        """Return the product of both."""
+        return ScaleFactors(self.prior * other.prior, self.noise * other.noise)
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best factors, what the posterior then consists of, and the evidence before and after."""
+class TunedScales:
+    """The best factors, the posterior's blocks and density under them, and the log evidence before and after."""
 
-    choice: Choice
+    factors: ScaleFactors
     blocks: list[Block]
     log_likelihood: float
     log_prior: float
-    figures: dict[str, float]
+    log_evidence: dict[str, float]
 
 
 def check_tunable(problem: Problem, *, noise: bool) -> None:
-    """Refuses priors and likelihoods whose scale is not one number that can be multiplied."""
-    known = problem.prior_spec.values() if isinstance(problem.prior_spec, Mapping) else [problem.prior_spec]
-    other = [type(p).__name__ for p in known if not isinstance(p, Normal)]
+    """Raise unless the prior (and, with `noise`, the likelihood) has a fixed scale that can be multiplied."""
+    priors = problem.prior_spec.values() if isinstance(problem.prior_spec, Mapping) else [problem.prior_spec]
+    other = [type(p).__name__ for p in priors if not isinstance(p, Normal)]
     if other:
-        raise InputError(
-            "tune", f"the prior is {other[0]}", "Only the scale of Normal priors can be chosen by evidence"
-        )
+        raise InputError("tune", f"the prior is {other[0]}", "Only Normal priors can be scaled by evidence")
     fixed = isinstance(problem.likelihood, Gaussian) and problem.likelihood.scale != "learned"
     if noise and not fixed:
         raise InputError(
             "tune_noise",
             f"the likelihood is {problem.likelihood}",
-            "Only a Gaussian's fixed scale can be chosen; a learned one is fitted with the weights",
+            "Only a Gaussian's fixed scale can be tuned; a learned one is fitted with the weights",
         )
 
 
-def rescaled(problem: Problem, choice: Choice) -> Problem:
-    """The problem with its scales multiplied."""
-    if choice == Choice():
+def rescaled(problem: Problem, factors: ScaleFactors) -> Problem:
+    """Return the problem with its scales multiplied."""
+    if factors == ScaleFactors():
         return problem
-    part = copy.copy(problem)
-    part.prior_spec = _stretched(problem.prior_spec, choice.prior)
+    scaled = copy.copy(problem)
+    scaled.prior_spec = _scaled_prior(problem.prior_spec, factors.prior)
     own = problem.likelihood.parameters()
-    part.prior = bind(part.prior_spec, part.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
-    if choice.noise != 1:
-        part.likelihood = _louder(problem.likelihood, choice.noise)
-    return part
+    scaled.prior = bind(scaled.prior_spec, scaled.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+    if factors.noise != 1:
+        scaled.likelihood = _scaled_noise(problem.likelihood, factors.noise)
+    return scaled
 
 
 def choose_scales(
     problem: Problem, theta: Tensor, blocks: list[Block], names: tuple[str, ...], log_likelihood: float, *, noise: bool
-) -> Found:
-    """The factors with the most evidence at theta (D,), by a grid and golden sections, one factor after the other."""
-    mine = [b for b in blocks if b.source != "likelihood"]
+) -> TunedScales:
+    """Maximise the evidence at theta (D,) over one factor at a time, by a grid and golden-section search."""
+    network = [b for b in blocks if b.source != "likelihood"]
     others = [b for b in blocks if b.source == "likelihood"]
-    cold = problem.tempering
+    tempering = problem.tempering
     targets = problem.y.numel()
-    # -(1/2 s^2) sum r^2 / sigma^2 is what of the log likelihood depends on the noise, beside the normaliser.
+    # Beside the normaliser, the log likelihood depends on the noise through -(1/2 s^2) sum r^2 / sigma^2.
     misfit = _misfit(problem, log_likelihood) if noise else 0.0
-    offset = _squares(problem, theta, names)
-    size = sum(b.size for b in mine)
+    squares = _squares(problem, theta, names)
+    size = sum(b.size for b in network)
     base_prior = log_prior_of(problem, theta, names)
 
-    def parts(c: float, s: float) -> tuple[float, float]:
-        """Log likelihood and log prior at these factors."""
+    def density(c: float, s: float) -> tuple[float, float]:
+        """Return the log likelihood and log prior at these factors."""
         lik = log_likelihood + misfit * (1 - s**-2) - targets * math.log(s) if noise else log_likelihood
-        return lik, base_prior + 0.5 * offset * (1 - c**-2) - size * math.log(c)
+        return lik, base_prior + 0.5 * squares * (1 - c**-2) - size * math.log(c)
 
     def evidence(c: float, s: float) -> float:
-        lik, prior = parts(c, s)
-        log_det = sum(b.log_det(c**-2, s**-2) for b in mine) + sum(b.log_det() for b in others)
+        lik, prior = density(c, s)
+        log_det = sum(b.log_det(c**-2, s**-2) for b in network) + sum(b.log_det() for b in others)
         constant = 0.5 * (size + sum(b.size for b in others)) * math.log(2 * math.pi)
-        return lik / cold.likelihood + prior / cold.prior + constant - 0.5 * log_det
+        return lik / tempering.likelihood + prior / tempering.prior + constant - 0.5 * log_det
 
     c = s = 1.0
     for _ in range(20 if noise else 1):
         before = (c, s)
-        c = math.exp(_highest(lambda u, s=s: evidence(math.exp(u), s)))  # type: ignore[misc]
+        c = math.exp(_maximise(lambda u, s=s: evidence(math.exp(u), s)))  # type: ignore[misc]
         if noise:
-            s = math.exp(_highest(lambda u, c=c: evidence(c, math.exp(u))))  # type: ignore[misc]
+            s = math.exp(_maximise(lambda u, c=c: evidence(c, math.exp(u))))  # type: ignore[misc]
         if max(abs(math.log(c / before[0])), abs(math.log(s / before[1]))) < 1e-6:
             break
-    lik, prior = parts(c, s)
-    figures = {"log_evidence_before": evidence(1.0, 1.0), "log_evidence": evidence(c, s)}
-    changed = [b if b.source == "likelihood" else b.scaled(c**-2, s**-2) for b in blocks]
-    return Found(Choice(c, s), changed, lik, prior, figures)
+    lik, prior = density(c, s)
+    before_and_after = {"log_evidence_before": evidence(1.0, 1.0), "log_evidence": evidence(c, s)}
+    scaled = [b if b.source == "likelihood" else b.scaled(c**-2, s**-2) for b in blocks]
+    return TunedScales(ScaleFactors(c, s), scaled, lik, prior, before_and_after)
 
 
 def log_prior_of(problem: Problem, theta: Tensor, names: tuple[str, ...]) -> float:
-    """The log prior of some of the network's parameters and of all of the likelihood's own, in float64."""
+    """Return the log prior, in float64, of the named network parameters and of all of the likelihood's own."""
     wanted = {*names, *problem.layout.extra}
-    places = torch.zeros(problem.dim, dtype=torch.bool, device=theta.device)
+    included = torch.zeros(problem.dim, dtype=torch.bool, device=theta.device)
     for entry in problem.layout.entries:
         if entry.name in wanted:
-            places[entry.start : entry.stop] = True
+            included[entry.start : entry.stop] = True
     total = 0.0
     if isinstance(problem.prior, BoundGaussianPrior):
-        if not bool(places.all()):
-            raise InputError(
-                "random", "found with a prior that is an earlier posterior", "That is of all parameters; leave it out"
-            )
+        if not bool(included.all()):
+            found = "must be None if the prior is an earlier posterior, which covers all parameters"
+            raise InputError("random", found)
         return float(problem.prior.log_prob(theta.detach().double().unsqueeze(0)))
     for segment in problem.prior.segments:
         here = slice(segment.start, segment.stop)
         shrink = segment.shrink.double() if isinstance(segment.shrink, Tensor) else segment.shrink
         each = segment.prior.log_prob(theta[here].detach().double(), shrink)
-        total += float(each[places[here]].sum())
+        total += float(each[included[here]].sum())
     return total
 
 
 def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
-    """theta (D,) with the likelihood's own parameters at their mode, the network's as they are; by Newton's method.
+    """Return theta (D,) with the likelihood's own parameters moved to their mode by Newton's method.
 
-    A network that was trained elsewhere does not say how large the noise is.
+    A network trained elsewhere carries no estimate of the noise.
     """
     first = problem.layout.network_dim
     if first == problem.dim:
@@ -160,7 +158,7 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     def loss(values: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
         log_lik = problem.likelihood.log_prob(output.double(), problem.y, problem.extra(whole)).sum()
-        prior = _tail(problem.prior, network, values)
+        prior = _own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
     for _ in range(50):
@@ -172,12 +170,12 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
         if float(step.abs().max()) < 1e-10:
             break
     if not bool(torch.isfinite(own).all()):
-        raise InputError("start", "the noise cannot be fitted to the network as it is", 'Use start="map"')
+        raise InputError("start", "the noise cannot be fitted to the network's residuals", 'Use start="map"')
     return torch.cat([theta[:first], own.to(theta)])
 
 
-def _tail(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:
-    """The log prior of the likelihood's own parameters, up to a constant."""
+def _own_log_prior(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:
+    """Return the log prior of the likelihood's own parameters, up to a constant."""
     first = len(network)
     if isinstance(prior, BoundGaussianPrior):
         return prior.log_prob(torch.cat([network, values]).unsqueeze(0)).sum()
@@ -190,21 +188,21 @@ def _tail(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tenso
 
 
 def _squares(problem: Problem, theta: Tensor, names: tuple[str, ...]) -> float:
-    """sum_j (w_j - loc_j)^2 / s_j^2 over the network's chosen parameters."""
+    """Return sum_j (w_j - loc_j)^2 / s_j^2 over the named parameters."""
     z = (theta.detach().double() - problem.prior.loc.double()) / problem.prior.std.double()
     wanted = [slice(e.start, e.stop) for e in problem.layout.entries if e.name in names]
     return float(sum(z[here].square().sum() for here in wanted))
 
 
 def _misfit(problem: Problem, log_likelihood: float) -> float:
-    """sum_i r_i^2 / (2 sigma^2): what the log likelihood falls short of its normaliser."""
+    """Return sum_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
     assert isinstance(problem.likelihood, Gaussian)
     scale = torch.as_tensor(problem.likelihood.scale, dtype=torch.float64).log()
     constant = float(scale.expand(problem.y.shape[-1]).sum()) * (problem.y.numel() / problem.y.shape[-1])
     return -log_likelihood - constant - 0.5 * problem.y.numel() * math.log(2 * math.pi)
 
 
-def _stretched(
+def _scaled_prior(
     prior: Prior | Mapping[str, Prior] | GaussianPrior, factor: float
 ) -> Prior | Mapping[str, Prior] | GaussianPrior:
     def one(member: Prior) -> Prior:
@@ -217,7 +215,7 @@ def _stretched(
     return one(prior)
 
 
-def _louder(likelihood: object, factor: float) -> Gaussian:
+def _scaled_noise(likelihood: object, factor: float) -> Gaussian:
     assert isinstance(likelihood, Gaussian)
     assert not isinstance(likelihood.scale, str)
     scale = likelihood.scale
@@ -225,8 +223,8 @@ def _louder(likelihood: object, factor: float) -> Gaussian:
     return dataclasses.replace(likelihood, scale=new)
 
 
-def _highest(function: Callable[[float], float]) -> float:
-    """Where a function of a logarithm is highest: the best of a grid, and a golden section around it."""
+def _maximise(function: Callable[[float], float]) -> float:
+    """Return the maximiser of a function of a log factor: the best grid point, refined by a golden-section search."""
     grid = [WIDEST * (2 * i / (GRID - 1) - 1) for i in range(GRID)]
     values = [function(u) for u in grid]
     best = max(range(GRID), key=lambda i: values[i])

@@ -1,12 +1,11 @@
-"""The generalised Gauss-Newton matrix sum_i J_i' F_i J_i of a problem's likelihood at one point, and the prior's precision.
+"""The generalised Gauss-Newton matrix sum_i J_i' F_i J_i of a likelihood at one point, plus the prior's precision.
 
 J_i is the Jacobian of row i's output, F_i its Fisher information (see `output_fisher`). Three structures:
 
-    full   the matrix itself
-    kron   for each layer B x A / M, with A = sum a a' over inputs and B = sum g g' over output gradients of M places (K-FAC)
-    diag   its diagonal
+    full   the matrix itself kron   per layer B x A / M, with A = sum a a' over inputs and B = sum g g' over output
+    gradients at M positions (K-FAC) diag   its diagonal
 
-Rows go through in blocks, so memory does not grow with them; sums are kept in float64.
+Rows are processed in blocks, so memory does not grow with their number. Sums are accumulated in float64.
 """
 
 from __future__ import annotations
@@ -22,38 +21,39 @@ from credibly.core.progress import Progress
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
 from credibly.curvature.output_fisher import fisher_root
 from credibly.curvature.parts import Captured, Parts, RowPass
-from credibly.curvature.prior_precision import prior_beside, prior_precision
+from credibly.curvature.prior_precision import prior_off_diagonal, prior_precision
 from credibly.errors import InputError
 from credibly.problem import Problem
 
 STRUCTURES = ("kron", "diag", "full")
-BLOCK_VALUES = 2**22  # network values, or gradients of rows, that are held at a time
+# Network values, or gradients per row, that are held at a time.
+BLOCK_VALUES = 2**22
 
 
 def curvature_blocks(
     problem: Problem, theta: Tensor, structure: str, parts: Parts, *, progress: bool | None = None
 ) -> list[Block]:
-    """Blocks of the precision of log p_T at theta (D,): of the network's chosen parts, and of the likelihood's own.
+    """Return blocks of the precision of log p_T at theta (D,), for these parts and the likelihood's own parameters.
 
-    Both curvatures carry their temperature. A layer of "kron" has one prior precision for each input: where the prior's
-    differs between outputs (priors that are not Normal), their mean. A prior that is an earlier posterior with correlations
-    has all of them in "full", and the diagonal of its precision in the other structures.
+    Both curvatures include their temperature. A layer of "kron" has one prior precision per input: the mean over
+    outputs where it differs between them (priors that are not Normal). If the prior is an earlier posterior with
+    correlations, "full" keeps all of them and the other structures keep the diagonal of its precision.
     """
-    refuse_large(problem, structure, parts)
+    check_memory(problem, structure, parts)
     precision = prior_precision(problem.prior, theta) / problem.tempering.prior
     sums = _SUMS[structure](parts, problem)
     passes = RowPass(problem.layout, problem.likelihood, problem.forward, theta, parts)
     extra = problem.extra(theta.unsqueeze(0))
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
-    rows = problem.micro_batch or block_rows(problem.forward.row_width, parts, sums.values_a_row)
+    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, sums.values_per_row)
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for start in range(0, problem.n, rows):
             x, y = _slice(problem.x, start, rows), problem.y[start : start + rows]
             captured = passes(x)
             sums.begin(captured)
             root = fisher_root(problem.likelihood, captured.output, y, extra)
-            for vector in vectors(root):
-                sums.add(captured, *captured.pull(vector))
+            for vector in output_vectors(root):
+                sums.add(captured, *captured.pull_back(vector))
             own += _own_curvature(problem, theta, captured.output, y)
             done = min(problem.n, start + rows)
             line.update(done, final=done == problem.n)
@@ -64,10 +64,10 @@ def curvature_blocks(
     return blocks
 
 
-def vectors(root: Tensor) -> Iterator[Tensor]:
-    """The columns of S (N, ..., W, R) as vectors on the outputs (N, ..., W), one for each riding element and column."""
-    ride = root.shape[1:-2]
-    if not ride:
+def output_vectors(root: Tensor) -> Iterator[Tensor]:
+    """Yield the columns of S (N, ..., W, R) as output vectors (N, ..., W), one per element (pixel) and column."""
+    elements = root.shape[1:-2]
+    if not elements:
         yield from root.unbind(-1)
         return
     flat = root.flatten(1, -3)
@@ -75,46 +75,45 @@ def vectors(root: Tensor) -> Iterator[Tensor]:
         for column in range(flat.shape[-1]):
             vector = torch.zeros_like(flat[..., 0])
             vector[:, element] = flat[:, element, :, column]
-            yield vector.unflatten(1, ride)
+            yield vector.unflatten(1, elements)
 
 
 def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | None) -> Tensor:
-    """The rows' gradients (N, P) in all parts, layers first."""
-    pieces = [torch.einsum("nto,nti->noi", g, a).flatten(1) for a, g in zip(inputs, layers)]
-    return torch.cat(pieces if rest is None else [*pieces, rest], 1)
+    """Return each row's gradient in all parts, (N, P), layers first."""
+    gradients = [torch.einsum("nto,nti->noi", g, a).flatten(1) for a, g in zip(inputs, layers)]
+    return torch.cat(gradients if rest is None else [*gradients, rest], 1)
 
 
-def block_rows(row_width: int, parts: Parts, values_a_row: int) -> int:
-    """Rows of a block, by the values that a row takes in the network and beside it."""
-    unfolded = (
-        8 if any(layer.convolution for layer in parts.layers) else 1
-    )  # a convolution's inputs, once for each place
-    return max(1, BLOCK_VALUES // max(unfolded * row_width, values_a_row))
+def rows_per_block(row_width: int, parts: Parts, values_per_row: int) -> int:
+    """Return how many rows to process at a time, from the values per row in the network and outside it."""
+    # A convolution's inputs are unfolded: copied for every position that uses them.
+    unfolded = 8 if any(layer.convolution for layer in parts.layers) else 1
+    return max(1, BLOCK_VALUES // max(unfolded * row_width, values_per_row))
 
 
 class _Sums:
-    """What is summed over rows. `values_a_row` are the values that a row takes beside its pass."""
+    """Sums over rows. `values_per_row` counts the values held per row in addition to the forward pass."""
 
     def __init__(self, parts: Parts, problem: Problem) -> None:
         self.parts = parts
-        self.places = len(parts.rest_places)
+        self.rest_size = len(parts.rest_indices)
         self.device = problem.device
-        self.values_a_row = self.places
-        self.rest = self._zeros(self.places)
+        self.values_per_row = self.rest_size
+        self.rest = self._zeros(self.rest_size)
 
     def begin(self, captured: Captured) -> None:
-        """Once for each block of rows."""
+        """Start a block of rows."""
 
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
-        """For each vector on the outputs of the block."""
+        """Add the gradients of one output vector of the block."""
         if rest is not None:
             self.rest += rest.square().sum(0)
 
     def blocks(self, precision: Tensor, weight: float) -> list[Block]:
-        """The blocks, with the likelihood's curvature times a weight."""
-        if not self.places:
+        """Return the blocks, with the likelihood's curvature multiplied by `weight`."""
+        if not self.rest_size:
             return []
-        return [DiagonalBlock.of("rest", weight * self.rest, precision[self.parts.rest_places])]
+        return [DiagonalBlock.of("rest", weight * self.rest, precision[self.parts.rest_indices])]
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -123,7 +122,7 @@ class _Sums:
 class _Diagonal(_Sums):
     def __init__(self, parts: Parts, problem: Problem) -> None:
         super().__init__(parts, problem)
-        self.layers = [self._zeros(*layer.places.shape) for layer in parts.layers]
+        self.layers = [self._zeros(*layer.indices.shape) for layer in parts.layers]
         self.squares: list[Tensor] = []
 
     def begin(self, captured: Captured) -> None:
@@ -132,25 +131,26 @@ class _Diagonal(_Sums):
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
         super().add(captured, layers, rest)
         for total, a, g in zip(self.layers, self.squares, layers):
-            if a.ndim == 2:  # one place: the square of a product is the product of squares
+            # At a single position the square of a product is the product of squares.
+            if a.ndim == 2:
                 total += g.squeeze(1).square().mT @ a
             else:
                 for some, own in zip(*(t.split(max(1, BLOCK_VALUES // total.numel())) for t in (g, a))):
                     total += torch.einsum("nto,nti->noi", some, own).square().sum(0)
 
     def blocks(self, precision: Tensor, weight: float) -> list[Block]:
-        found: list[Block] = [
-            DiagonalBlock.of(layer.name, weight * total.flatten(), precision[layer.places.flatten()])
+        layers: list[Block] = [
+            DiagonalBlock.of(layer.name, weight * total.flatten(), precision[layer.indices.flatten()])
             for layer, total in zip(self.parts.layers, self.layers)
         ]
-        return found + super().blocks(precision, weight)
+        return layers + super().blocks(precision, weight)
 
 
 class _Kron(_Sums):
     def __init__(self, parts: Parts, problem: Problem) -> None:
         super().__init__(parts, problem)
-        self.inner = [self._zeros(layer.places.shape[1], layer.places.shape[1]) for layer in parts.layers]
-        self.outer = [self._zeros(layer.places.shape[0], layer.places.shape[0]) for layer in parts.layers]
+        self.inner = [self._zeros(layer.indices.shape[1], layer.indices.shape[1]) for layer in parts.layers]
+        self.outer = [self._zeros(layer.indices.shape[0], layer.indices.shape[0]) for layer in parts.layers]
         self.counts = [0] * len(parts.layers)
 
     def begin(self, captured: Captured) -> None:
@@ -166,18 +166,18 @@ class _Kron(_Sums):
             total += flat.mT @ flat
 
     def blocks(self, precision: Tensor, weight: float) -> list[Block]:
-        found: list[Block] = []
+        layers: list[Block] = []
         for layer, inner, outer, count in zip(self.parts.layers, self.inner, self.outer, self.counts):
-            found.append(KronBlock.of(layer.name, weight * outer, inner / count, precision[layer.places].mean(0)))
-        return found + super().blocks(precision, weight)
+            layers.append(KronBlock.of(layer.name, weight * outer, inner / count, precision[layer.indices].mean(0)))
+        return layers + super().blocks(precision, weight)
 
 
 class _Full(_Sums):
     def __init__(self, parts: Parts, problem: Problem) -> None:
         super().__init__(parts, problem)
-        size = len(parts.places)
-        self.values_a_row, self.total = size, self._zeros(size, size)
-        self.beside = prior_beside(problem.prior, parts.places)
+        size = len(parts.indices)
+        self.values_per_row, self.total = size, self._zeros(size, size)
+        self.off_diagonal = prior_off_diagonal(problem.prior, parts.indices)
         self.prior_weight = 1 / problem.tempering.prior
 
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
@@ -185,17 +185,17 @@ class _Full(_Sums):
         self.total += rows.mT @ rows
 
     def blocks(self, precision: Tensor, weight: float) -> list[Block]:
-        here = precision[self.parts.places]
-        if self.beside is None:
+        here = precision[self.parts.indices]
+        if self.off_diagonal is None:
             return [DenseBlock.of("all", weight * self.total, here)]
-        return [DenseBlock.of("all", weight * self.total + self.prior_weight * self.beside, here, -1 + 1e-12)]
+        return [DenseBlock.of("all", weight * self.total + self.prior_weight * self.off_diagonal, here, -1 + 1e-12)]
 
 
 _SUMS: dict[str, type[_Sums]] = {"kron": _Kron, "diag": _Diagonal, "full": _Full}
 
 
 def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor) -> Tensor:
-    """-d^2 / d e^2 of the rows' log likelihood in each of the likelihood's own parameters, (E,)."""
+    """Return -d^2 / d e^2 of the rows' log likelihood for each of the likelihood's own parameters, (E,)."""
     first = problem.layout.network_dim
     leaf = theta[first:].detach().clone().requires_grad_()
     if not len(leaf):
@@ -208,18 +208,19 @@ def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor) -
     return -torch.stack(second).double()
 
 
-def refuse_large(problem: Problem, structure: str, parts: Parts) -> None:
-    """Refuses matrices that memory would not hold, with their size."""
-    sizes = [len(parts.places)] if structure == "full" else []
+def check_memory(problem: Problem, structure: str, parts: Parts) -> None:
+    """Raise if the matrices would take more than half of the memory."""
+    sizes = [len(parts.indices)] if structure == "full" else []
     if structure == "kron":
-        sizes = [side for layer in parts.layers for side in layer.places.shape]
-    bytes_ = sum(3 * 8 * side**2 for side in sizes)  # the matrix, its basis, and what finding that takes
+        sizes = [side for layer in parts.layers for side in layer.indices.shape]
+    # The matrix, its eigenbasis and the workspace of the decomposition.
+    bytes_ = sum(3 * 8 * side**2 for side in sizes)
     if bytes_ > _memory(problem.device) / 2:
         advice = 'structure="kron" needs far less' if structure == "full" else 'structure="diag" needs far less'
         raise InputError(
             "structure",
-            f"{structure!r} of {len(parts.places):,} parameters needs {bytes_ / 2**30:,.1f} GiB ({bytes_:,} bytes)",
-            f'{advice}; random="last layer" takes fewer of them',
+            f"{structure!r} of {len(parts.indices):,} parameters needs {bytes_ / 2**30:,.1f} GiB ({bytes_:,} bytes)",
+            f'{advice}; random="last layer" covers fewer parameters',
         )
 
 

@@ -1,8 +1,8 @@
-"""The Fisher information of a row's network output, F = E_y[s s'] with s = d log p(y | f) / d f, as a root S with F = S S'.
+"""The Fisher information of a row's output, F = E_y[s s'] with s = d log p(y | f) / d f, as a root S with F = S S'.
 
-The expectation is over the likelihood's own y, so F is positive semi-definite whatever the data are. For Gaussian, Bernoulli,
-Categorical and Poisson it is the exact Hessian of -log p, which does not depend on y there. For the others (a predicted
-variance, Student-t noise, noisy logits) the exact Hessian may be indefinite, and F is what it is on average.
+The expectation is over y drawn from the likelihood, so F is positive semi-definite for any data. For Gaussian,
+Bernoulli, Categorical and Poisson it equals the Hessian of -log p, which does not depend on y there. For the others (a
+predicted variance, Student-t noise, noisy logits) the Hessian may be indefinite, and F is its expectation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from credibly.likelihoods.continuous import LocationScale
 
 
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-    """S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W); `extra` has values (1, ...) as for one draw.
+    """Return S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W) and `extra` (1, ...), as for one draw.
 
-    A likelihood of your own that is none of the known kinds has the exact Hessian at y, with negative eigenvalues at zero.
+    A custom likelihood of none of the known kinds gets the Hessian at y, with negative eigenvalues set to zero.
     """
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
@@ -42,20 +42,21 @@ def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra)
 
 
 def _of_classes(likelihood: Categorical, leaf: Tensor) -> Tensor:
-    """Columns sqrt(p_c) grad log p_c, turned so that the last one, which is then zero, can be left out."""
+    """Return the columns sqrt(p_c) grad log p_c, reflected so that the last one is zero and can be dropped."""
     log_p = likelihood.log_probabilities(leaf.unsqueeze(0)).squeeze(0)
     gradients = torch.stack([_grad(log_p[..., c], leaf) for c in range(log_p.shape[-1])], -1)
     q = (0.5 * log_p.detach()).exp()
-    # sum_c sqrt(p_c) column_c = grad sum_c p_c = 0: a reflection that takes q = sqrt(p) to the last axis empties that column.
+    # sum_c sqrt(p_c) column_c = grad sum_c p_c = 0: the reflection that maps q = sqrt(p) to the last axis zeroes that
+    # column. Here |v|^2 = 2 (1 + q_last), which is never small.
     v = q.clone()
-    v[..., -1] += 1  # |v|^2 = 2 (1 + q_last), never small
+    v[..., -1] += 1
     columns = gradients * q.unsqueeze(-2)
     along = (columns * v.unsqueeze(-2)).sum(-1, keepdim=True) / (1 + q[..., -1])[..., None, None]
     return (columns - along * v.unsqueeze(-2))[..., :-1]
 
 
 def _of_location_scale(likelihood: LocationScale, leaf: Tensor, extra: Extra) -> Tensor:
-    """log p = l(z) - log s with z = (y - m)/s: the scores in m and log s have the moments of z alone."""
+    """Return S for log p = l(z) - log s with z = (y - m)/s: moments of the scores in m and log s depend on z alone."""
     location, scale = likelihood.location_scale(leaf.unsqueeze(0), extra)
     moments = _score_moments(likelihood)
     half = torch.linalg.cholesky(moments).to(leaf)
@@ -73,9 +74,10 @@ def _of_location_scale(likelihood: LocationScale, leaf: Tensor, extra: Extra) ->
 
 
 def _score_moments(likelihood: LocationScale) -> Tensor:
-    """E[u u'] of u = (l'(z), z l'(z) + 1) over z of the standard density, (2, 2) in float64, by quadrature.
+    """Return E[u u'] of u = (l'(z), z l'(z) + 1) over z of the standard density, (2, 2) in float64, by quadrature.
 
-    With z = sinh(t) the integrand falls doubly fast, or fast enough for heavy tails, and the trapezoidal rule is exact to rounding.
+    With z = sinh(t) the integrand decays doubly exponentially, or fast enough for heavy tails, and the trapezoidal rule
+    is exact to rounding.
     """
     t = torch.linspace(-100, 100, 40_001, dtype=torch.float64)
     z = torch.sinh(t).requires_grad_()
@@ -89,13 +91,14 @@ def _score_moments(likelihood: LocationScale) -> Tensor:
 
 
 def _elementwise(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) -> Tensor:
-    """One output for each target: the second derivative, on the diagonal."""
+    """Return S for one output per target: the root of the second derivative, on the diagonal."""
     value = likelihood.log_prob(leaf.unsqueeze(0), y, extra)
     (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
     return torch.diag_embed((-_grad(first, leaf)).clamp_min(0).sqrt())
 
 
 def _projected(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    """Return a root of the Hessian at y, projected to the positive semi-definite matrices."""
     value = likelihood.log_prob(leaf.unsqueeze(0), y, extra)
     (first,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
     hessian = -torch.stack([_grad(first[..., w], leaf) for w in range(leaf.shape[-1])], -1)
@@ -105,7 +108,7 @@ def _projected(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) ->
 
 
 def _grad(value: Tensor, leaf: Tensor) -> Tensor:
-    """The gradient of the sum, zero where there is none."""
+    """Return the gradient of the sum; zero if it does not depend on the leaf."""
     if not value.requires_grad:
         return torch.zeros_like(leaf)
     (gradient,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True, allow_unused=True)

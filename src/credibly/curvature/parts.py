@@ -1,9 +1,10 @@
-"""A network taken apart for curvature: layers whose gradients are products of two vectors, and the rest.
+"""A network split for curvature: layers whose gradients are sums of outer products, and the rest.
 
-The gradient of an output in the weight of a Linear layer or a convolution is, for one row, sum_t g_t a_t': a are the layer's
-inputs, g the gradients in its outputs, t the places that it is used at (pixels, tokens; one for a table). A bias joins the
-weight as one more input that is always 1. All of it comes out of plain passes over a block of rows. Parameters of other kinds
-(gains, embeddings, tied weights) are the rest: each row gets a copy of them, so that one backward pass gives every row's own.
+For one row, the gradient of an output in the weight of a Linear layer or a convolution is sum_t g_t a_t', with a the
+layer's inputs, g the gradients in its outputs and t the positions it is applied at (pixels, tokens; one for a table). A
+bias is one more input that is always 1. Both come out of plain forward and backward passes over a block of rows. All
+other parameters (gains, embeddings, tied weights) are the rest: each row gets its own copy, so one backward pass gives
+per-row gradients.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ LAST = "last layer"
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A layer: its name, and the coordinates (out, in) of its weight; with a bias the last column is that."""
+    """A layer: its name, and the indices (out, in) of its weight in the flat vector; a bias is the last column."""
 
     name: str
-    places: Tensor
+    indices: Tensor
     bias: bool
     convolution: bool
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What of the flat vector is looked at: layers, other parameters by name, and the coordinates of those."""
+    """The selected parameters: layers, other parameters by name, and the indices of the latter in the flat vector."""
 
     layers: tuple[LayerPart, ...]
     rest: tuple[str, ...]
-    rest_places: Tensor
+    rest_indices: Tensor
 
     @property
-    def places(self) -> Tensor:
-        """Coordinates of all of it, layers first."""
-        return torch.cat([*(layer.places.flatten() for layer in self.layers), self.rest_places])
+    def indices(self) -> Tensor:
+        """Indices of all selected parameters, layers first."""
+        return torch.cat([*(layer.indices.flatten() for layer in self.layers), self.rest_indices])
 
 
 def choose_names(layout: Layout, random: str | tuple[str, ...] | None, row: Inputs) -> tuple[str, ...]:
-    """Names of the network's random parameters that a pattern takes: all, those of the last layer, or those that match."""
+    """Return the names of the random parameters to cover: all, the last layer's, or those matching a pattern."""
     names = [e.name for e in layout.entries if e.name not in layout.extra]
     if random is None:
         return tuple(names)
@@ -65,13 +66,13 @@ def choose_names(layout: Layout, random: str | tuple[str, ...] | None, row: Inpu
             raise InputError(
                 "random",
                 f"pattern {pattern!r} matches no random parameter",
-                f'The names are {", ".join(names[:8])}; "{LAST}" takes the last layer',
+                f'The names are {", ".join(names[:8])}; "{LAST}" selects the last layer',
             )
     return tuple(n for n in names if any(fnmatchcase(a, p) for p in patterns for a in _aliases(layout, n)))
 
 
 def find_parts(layout: Layout, names: tuple[str, ...], row: Inputs) -> Parts:
-    """The layers among these parameters that can be taken as products, found by a pass of one row and of two."""
+    """Split the named parameters into layers and the rest, by forward passes of one row and of two."""
     entries = {e.name: e for e in layout.entries}
     coordinates = {
         n: torch.arange(entries[n].start, entries[n].stop, device=layout.device).reshape(entries[n].shape)
@@ -86,46 +87,51 @@ def find_parts(layout: Layout, names: tuple[str, ...], row: Inputs) -> Parts:
     usable = {w: c for w, c in candidates.items() if w in single}
     calls = {rows: _calls(layout, dict(usable.values()), _repeated(row, rows)) for rows in (1, 2)}
     layers: list[LayerPart] = []
-    taken: set[str] = set()
+    covered: set[str] = set()
     for weight, (prefix, part) in usable.items():
+        # Skip layers that are never called, called twice, or called with another leading axis than the rows.
         if any([seen for name, seen in calls[rows] if name == prefix] != [rows] for rows in calls):
-            continue  # used never, twice, or with another axis first than the rows
+            continue
         name = f"{prefix}.bias" if prefix else "bias"
         bias = part.bias is not None and name in single
-        places = coordinates[weight].flatten(1)
-        places = torch.cat([places, coordinates[name].unsqueeze(1)], 1) if bias else places
-        layers.append(LayerPart(prefix, places, bias, isinstance(part, nn.Conv2d)))
-        taken |= {weight, *((name,) if bias else ())}
-    rest = [n for n in names if n not in taken]
+        indices = coordinates[weight].flatten(1)
+        indices = torch.cat([indices, coordinates[name].unsqueeze(1)], 1) if bias else indices
+        layers.append(LayerPart(prefix, indices, bias, isinstance(part, nn.Conv2d)))
+        covered |= {weight, *((name,) if bias else ())}
+    rest = [n for n in names if n not in covered]
     empty = torch.empty(0, dtype=torch.int64, device=layout.device)
     return Parts(tuple(layers), tuple(rest), torch.cat([empty, *(coordinates[n].flatten() for n in rest)]))
 
 
 class Captured:
-    """A block of rows after its pass: arranged outputs (N, ..., W), each layer's inputs (N, T, in), and gradients on request."""
+    """A block of rows after its forward pass: arranged outputs (N, ..., W), layer inputs (N, T, in), and its graph."""
 
     def __init__(
-        self, layers: tuple[LayerPart, ...], output: Tensor, inputs: list[Tensor], layer_outputs: list[Tensor],
-        own: tuple[Tensor, list[Tensor]] | None,
-    ) -> None:  # fmt: skip
+        self,
+        layers: tuple[LayerPart, ...],
+        output: Tensor,
+        inputs: list[Tensor],
+        layer_outputs: list[Tensor],
+        copies: tuple[Tensor, list[Tensor]] | None,
+    ) -> None:
         self.layers, self.inputs, self.output = layers, inputs, output.detach()
-        self._graph, self._layer_outputs, self._own = output, layer_outputs, own
+        self._graph, self._layer_outputs, self._copies = output, layer_outputs, copies
 
-    def pull(self, vector: Tensor) -> tuple[list[Tensor], Tensor | None]:
-        """For a vector (N, ..., W) on the outputs: each layer's g (N, T, out), and the rows' gradients (N, P) in the rest."""
-        found = [
+    def pull_back(self, vector: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Return each layer's g (N, T, out) and per-row gradients (N, P) in the rest, for a vector (N, ..., W)."""
+        gradients = [
             g.flatten(2).mT if layer.convolution else g.reshape(len(g), -1, g.shape[-1])
             for layer, g in zip(self.layers, _gradients(self._graph, self._layer_outputs, vector))
         ]
-        if self._own is None:
-            return found, None
-        output, leaves = self._own
+        if self._copies is None:
+            return gradients, None
+        output, leaves = self._copies
         rows = _gradients(output, leaves, vector.reshape(output.shape))
-        return found, torch.cat([g.flatten(1) for g in rows], 1)
+        return gradients, torch.cat([g.flatten(1) for g in rows], 1)
 
 
 class RowPass:
-    """Passes of blocks of rows at one point theta (D,)."""
+    """Forward passes of blocks of rows at one point theta (D,)."""
 
     def __init__(self, layout: Layout, likelihood: Likelihood, forward: Forward, theta: Tensor, parts: Parts) -> None:
         self.layout, self.likelihood, self.forward, self.parts = layout, likelihood, forward, parts
@@ -133,15 +139,15 @@ class RowPass:
         self.module = layout.write(self.theta).requires_grad_(False)
 
     def __call__(self, x: Inputs) -> Captured:
-        """The pass of one block of rows."""
+        """Run one block of rows."""
         with torch.enable_grad():
-            kept: dict[str, tuple[Tensor, Tensor]] = {}
-            with _hooked(self.module, self.parts.layers, kept):
+            seen: dict[str, tuple[Tensor, Tensor]] = {}
+            with _recording(self.module, self.parts.layers, seen):
                 raw = call(self.module, x)
-            inputs = [self._inputs(layer, kept[layer.name][0]) for layer in self.parts.layers]
-            own = self._copies(x, len(raw)) if self.parts.rest else None
-            outputs = [kept[layer.name][1] for layer in self.parts.layers]
-            return Captured(self.parts.layers, self.likelihood.arrange(raw), inputs, outputs, own)
+            inputs = [self._inputs(layer, seen[layer.name][0]) for layer in self.parts.layers]
+            copies = self._copies(x, len(raw)) if self.parts.rest else None
+            outputs = [seen[layer.name][1] for layer in self.parts.layers]
+            return Captured(self.parts.layers, self.likelihood.arrange(raw), inputs, outputs, copies)
 
     def _inputs(self, layer: LayerPart, value: Tensor) -> Tensor:
         part = self.module.get_submodule(layer.name)
@@ -155,7 +161,7 @@ class RowPass:
         return F.pad(value, (0, 1), value=1.0) if layer.bias else value
 
     def _copies(self, x: Inputs, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Outputs (N, 1, ...) from a copy of the rest's parameters for each row, and those copies."""
+        """Return outputs (N, 1, ...) from a copy of the rest's parameters per row, and those copies."""
         parameters = self.layout.split(self.theta)[0]
         wide = {n: p.expand(rows, *p.shape) for n, p in parameters.items()}
         for name in self.parts.rest:
@@ -172,17 +178,19 @@ def _gradients(output: Tensor, leaves: list[Tensor], vector: Tensor) -> list[Ten
 
 
 @contextmanager
-def _hooked(module: nn.Module, layers: tuple[LayerPart, ...], kept: dict[str, tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Within the block, every pass notes the layers' inputs and outputs, and gradients reach the outputs."""
+def _recording(
+    module: nn.Module, layers: tuple[LayerPart, ...], seen: dict[str, tuple[Tensor, Tensor]]
+) -> Iterator[None]:
+    """Record the layers' inputs and outputs in every forward pass within the context; outputs get gradients."""
     handles = []
     for layer in layers:
 
-        def note(_part: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = layer.name) -> Tensor:
+        def record(_part: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = layer.name) -> Tensor:
             out = out if out.requires_grad else out.requires_grad_()
-            kept[name] = (args[0], out)
+            seen[name] = (args[0], out)
             return out
 
-        handles.append(module.get_submodule(layer.name).register_forward_hook(note))
+        handles.append(module.get_submodule(layer.name).register_forward_hook(record))
     try:
         yield
     finally:
@@ -191,15 +199,15 @@ def _hooked(module: nn.Module, layers: tuple[LayerPart, ...], kept: dict[str, tu
 
 
 def _calls(layout: Layout, parts: dict[str, nn.Module], x: Inputs) -> list[tuple[str, int]]:
-    """Every call of these modules in a pass, in the order in which they end: name and rows of the first argument."""
+    """Return the calls of these modules in a forward pass, in order of completion: name, rows of the first argument."""
     seen: list[tuple[str, int]] = []
     handles = []
     for name, part in parts.items():
 
-        def note(_part: nn.Module, args: tuple[Any, ...], _out: object, name: str = name) -> None:
+        def record(_part: nn.Module, args: tuple[Any, ...], _out: object, name: str = name) -> None:
             seen.append((name, len(args[0]) if args and isinstance(args[0], Tensor) else -1))
 
-        handles.append(part.register_forward_hook(note))
+        handles.append(part.register_forward_hook(record))
     try:
         with torch.no_grad():
             call(layout.module, x)
@@ -210,12 +218,14 @@ def _calls(layout: Layout, parts: dict[str, nn.Module], x: Inputs) -> list[tuple
 
 
 def _last_owner(layout: Layout, names: list[str], row: Inputs) -> str:
-    """The module with random parameters that a pass ends with; one that holds others of them does not count."""
+    """Return the last module with random parameters in a forward pass, not counting containers of such modules."""
     owners = {alias.rpartition(".")[0] for n in names for alias in _aliases(layout, n)}
     inner = {o for o in owners if not any(p != o and (not o or p.startswith(f"{o}.")) for p in owners)}
     called = [name for name, _ in _calls(layout, {p: layout.module.get_submodule(p) for p in inner}, row)]
     if not called:
-        raise InputError("random", "the last layer cannot be told in this network", "Name its parameters by a pattern")
+        raise InputError(
+            "random", "the last layer of this network cannot be identified", "Name its parameters by a pattern"
+        )
     return called[-1]
 
 

@@ -1,4 +1,4 @@
-"""The prior's precision of every coordinate, at one point: what it adds to the curvature of the log density."""
+"""The prior's precision of every coordinate at one point: its term in the curvature of the log density."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from credibly.priors.elementwise import Normal, Prior, Shrink
 from credibly.priors.flat import BoundPrior
 from credibly.priors.gaussian import BoundGaussianPrior
 
-WIDEST = 10.0  # deviations of the prior that a Gaussian in its place may have at most
+# A Gaussian approximation of the prior is at most this many times as wide as the prior.
+WIDEST = 10.0
 
 
 def prior_precision(prior: BoundPrior | BoundGaussianPrior, theta: Tensor) -> Tensor:
-    """-d^2 log p(w) / d w_j^2 at theta (D,), in float64: 1/s^2, exactly, where the prior is Normal.
+    """Return -d^2 log p(w) / d w_j^2 at theta (D,) in float64: exactly 1/s^2 for a Normal prior.
 
-    Elsewhere it is the second derivative at that point, but no less than that of a Gaussian ten times as wide as the prior:
-    in their tails Student-t and scale mixtures curve upwards, and the Laplace density has no curvature at all. Of a prior
-    that is an earlier posterior it is the diagonal of its precision; `prior_beside` has the rest.
+    For other priors it is the second derivative at theta, but at least that of a Gaussian ten times as wide as the
+    prior: Student-t and scale mixtures curve upwards in their tails, and the Laplace density has no curvature at all.
+    For an earlier posterior it is the diagonal of its precision; `prior_off_diagonal` has the rest.
     """
     if isinstance(prior, BoundGaussianPrior):
         return prior.precision.diagonal().double()
@@ -32,17 +33,17 @@ def prior_precision(prior: BoundPrior | BoundGaussianPrior, theta: Tensor) -> Te
     if not bool(torch.isfinite(found).all()) or bool((found <= 0).any()):
         raise InputError(
             "prior",
-            "is flat somewhere, so the curvature there is that of the data alone",
+            "is flat somewhere, so the curvature there comes from the data alone",
             "Pass a proper prior, such as priors.Normal(scale)",
         )
     return found
 
 
-def prior_beside(prior: BoundPrior | BoundGaussianPrior, places: Tensor) -> Tensor | None:
-    """What lies beside the diagonal of the prior's precision, (P, P) for those coordinates; None where that is nothing."""
+def prior_off_diagonal(prior: BoundPrior | BoundGaussianPrior, indices: Tensor) -> Tensor | None:
+    """Return the off-diagonal part of the prior's precision, (P, P) for those coordinates; None if it is diagonal."""
     if not isinstance(prior, BoundGaussianPrior) or prior.is_normal:
         return None
-    matrix = prior.precision.matrix().double()[places.unsqueeze(1), places]
+    matrix = prior.precision.matrix().double()[indices.unsqueeze(1), indices]
     return matrix - torch.diag(matrix.diagonal())
 
 

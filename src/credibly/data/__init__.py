@@ -1,4 +1,4 @@
-"""Data sets: real ones inside scikit-learn, toys with a known truth, and the UCI benchmark from a folder of files."""
+"""Data sets: those of scikit-learn, toys with a known truth, and the UCI benchmark from a folder of files."""
 
 from credibly.data.sets import EMBEDDED, DataSet, embedded
 from credibly.data.toys import (

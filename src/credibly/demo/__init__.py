@@ -1,1 +1,1 @@
-"""The demo: every method on four small tasks, each measured against HMC, as one page."""
+"""The demo: every method on four small tasks, compared with HMC, as one page."""

@@ -1,12 +1,11 @@
-"""The study behind `credibly demo`: every method on two real data sets and two toys, with the figures that tell them apart.
+"""The experiment behind `credibly demo`: every method on two real data sets and two toys, with metrics.
 
-For each task all methods get the same network, likelihood, prior and data, so that only the method differs. HMC draws from
-that posterior itself, so it is the reference: what a method predicts otherwise than HMC is its own approximation.
+On each task all methods get the same network, likelihood, prior and data. HMC samples the exact posterior, so it is the
+reference: where a method's predictions differ from HMC's, that is its approximation error.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -17,24 +16,27 @@ from torch import Tensor, nn
 
 from credibly import __version__, data
 from credibly import methods as registry
-from credibly.core.compilation import one_thread
+from credibly.core.checks import check_choice
 from credibly.core.rng import check_seed, global_stream
 from credibly.core.specs import to_spec
+from credibly.core.threads import one_thread
 from credibly.diagnostics.summary import Diagnostics
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Gaussian, Likelihood
 from credibly.metrics import evaluation
-from credibly.posterior.base import DrawsPosterior, Posterior, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior, SampledPosterior
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 
 REFERENCE = "hmc"
 TASKS = ("diabetes", "breast_cancer", "gap_regression", "star_classification")
 HIDDEN = 50
-POINTS = 300  # of a toy's grid at which predictions are compared, at most
+# The most grid points of a toy at which predictions are compared.
+POINTS = 300
 
-# Deviation of the weights before division by the root of the fan-in. 1 keeps standardised signals at their size; the toys
-# have two inputs at most and a wave to follow, which smaller weights would rule out.
+# Standard deviation of the weights before division by the square root of the fan-in. 1 preserves the scale of
+# standardised signals; the toys have at most two inputs and a wave to follow, which smaller weights would rule out.
 PRIOR_SCALE = {"diabetes": 1.0, "breast_cancer": 1.0, "gap_regression": 3.0, "star_classification": 2.0}
 
 
@@ -43,13 +45,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """What the demo found. Figures, posteriors and seconds are by task and then by method.
+    """Results of the demo. Posteriors, metrics and seconds are by task, then by method.
 
-    The regression figures of diabetes are in the units of the data set (a disease score), not standardised.
+    The regression metrics of diabetes are in the units of the data set (a disease score), not standardised.
 
     Attributes:
-        against: how far the predictions of each method are from HMC's, as `evaluation.compare` has it; empty where HMC was not
-            run. In HMC's own place stands one half of its chains against the other half: nothing closer can be told apart.
+        figures: metrics.
+        against: distance of each method's predictions from HMC's, from `evaluation.compare`; empty if HMC was not run.
+            The entry of HMC compares one half of its chains with the other: the resolution of the comparison.
         diagnostics: of the methods that run chains, in the space of predictions.
     """
 
@@ -65,7 +68,7 @@ class DemoResult:
     diagnostics: dict[str, dict[str, Diagnostics]]
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures as plain JSON values; one that is not finite is None."""
+        """Return all metrics as plain JSON values; non-finite ones become None."""
         return {
             "credibly": __version__,
             "seed": self.seed,
@@ -80,13 +83,13 @@ class DemoResult:
         }
 
 
-def _finite(figures: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float | None]]]:
+def _finite(metrics: dict[str, dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float | None]]]:
     return {
         task: {
             method: {key: value if math.isfinite(value) else None for key, value in row.items()}
             for method, row in rows.items()
         }
-        for task, rows in figures.items()
+        for task, rows in metrics.items()
     }
 
 
@@ -95,46 +98,47 @@ def demo_settings(method: str, *, quick: bool = False) -> dict[str, Any]:
     return registry.METHODS[method].demo_settings(quick) if method in registry.METHODS else {}
 
 
-def summary(method: str) -> str:
-    """A method in one line: the first line of its class's docstring."""
-    return (inspect.getdoc(registry.METHODS[method]) or "").partition("\n")[0].rstrip(".")
-
-
 def check_methods(names: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of methods to run, each once; None means all. An unknown one is refused."""
+    """Return the method names without duplicates; None means all. Raise if one is unknown or there are none."""
     known = registry.METHODS
     if names is None:
         return tuple(known)
     for name in names:
-        if name not in known:
-            raise InputError("methods", f"found {name!r}", f"Known methods are {', '.join(known)}")
+        check_choice("methods", name, known)
     if not names:
-        raise InputError("methods", "found none", f"Name one or more of {', '.join(known)}")
+        raise InputError("methods", f"must name at least one of {', '.join(known)}, got none")
     return tuple(dict.fromkeys(names))
 
 
 def run_demo(
     methods: Sequence[str] | None = None, *, seed: int = 0, quick: bool = False, progress: Progress | None = None
 ) -> DemoResult:
-    """Fits every method to every task and measures it.
+    """Fit and evaluate every method on every task.
 
     Args:
-        methods: names in METHODS; None runs them all.
-        seed: of the data splits, the networks' starts and the methods.
-        quick: a tenth of the training steps: figures are worse, the page is complete. For trying things out.
-        progress: called as progress(what comes next, fits done, fits in all).
+        methods: names in METHODS; None runs all of them.
+        seed: seed of the data splits, the initial weights and the methods.
+        quick: use a tenth of the training steps. Metrics are worse, the page is complete.
+        progress: called as progress(next fit, fits done, total fits).
     """
     names = check_methods(methods)
     check_seed(seed)
     settings = {name: demo_settings(name, quick=quick) for name in names}
-    fitters = {  # made here, so that bad settings are refused before any work
-        (task, name): registry.METHODS[name](**settings[name]) for task in TASKS for name in names
-    }
+    # Constructed up front, so that bad settings are refused before any work.
+    fitters = {(task, name): registry.METHODS[name](**settings[name]) for task in TASKS for name in names}
     sets = {task: _load(task, seed) for task in TASKS}
     result = DemoResult(
-        seed, quick, names, settings, sets, posteriors=_by_task(), figures=_by_task(), seconds=_by_task(),
-        against=_by_task(), diagnostics=_by_task(),
-    )  # fmt: skip
+        seed,
+        quick,
+        names,
+        settings,
+        sets,
+        posteriors=_by_task(),
+        figures=_by_task(),
+        seconds=_by_task(),
+        against=_by_task(),
+        diagnostics=_by_task(),
+    )
     total = len(TASKS) * len(names)
     with one_thread():
         for done, (task, name) in enumerate((task, name) for task in TASKS for name in names):
@@ -144,7 +148,7 @@ def run_demo(
             posterior = fitters[task, name].fit(_problem(task, sets[task], seed), seed=seed, progress=False)
             result.seconds[task][name] = round(time.perf_counter() - started, 3)
             result.posteriors[task][name] = posterior
-            result.figures[task][name] = _measure(sets[task], posterior, seed)
+            result.figures[task][name] = _evaluate(sets[task], posterior, seed)
             if isinstance(posterior, SampledPosterior) and posterior.statistics:
                 result.diagnostics[task][name] = posterior.diagnostics(held_out(sets[task]))
         for task in TASKS if REFERENCE in names else ():
@@ -166,7 +170,7 @@ def _load(task: str, seed: int) -> data.DataSet | data.Toy:
 
 
 def _problem(task: str, known: data.DataSet | data.Toy, seed: int) -> Problem:
-    """The task as every method gets it: one hidden layer, fan-in prior; noise learned on real data, known on the toy."""
+    """Return the problem: one hidden layer, fan-in prior; noise learned on real data, known on toys."""
     x, y = (known.x_train, known.y_train) if isinstance(known, data.DataSet) else (known.x, known.y)
     with global_stream(seed, "demo network"):
         net = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, 1))
@@ -176,33 +180,32 @@ def _problem(task: str, known: data.DataSet | data.Toy, seed: int) -> Problem:
     return Problem(net, data=(x, y), likelihood=likelihood, prior=Normal(PRIOR_SCALE[task], fan_in=True))
 
 
-def _measure(known: data.DataSet | data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
+def _evaluate(known: data.DataSet | data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
     if isinstance(known, data.Toy):
         return _in_gap(known, posterior) if known.gap else _at_star(known, posterior)
-    figures = evaluation.evaluate(posterior.predict(known.x_test), known.y_test, seed=seed)
-    if known.task == "regression":  # back to the units of the data set
-        figures = {
-            key: value * known.y_std if key in ("rmse", "crps", "width") else value for key, value in figures.items()
+    metrics = evaluation.evaluate(posterior.predict(known.x_test), known.y_test, seed=seed)
+    if known.task == "regression":
+        # Back to the units of the data set.
+        metrics = {
+            key: value * known.y_std if key in ("rmse", "crps", "width") else value for key, value in metrics.items()
         }
-        figures["log_density"] -= math.log(known.y_std)
-    return figures
+        metrics["log_density"] -= math.log(known.y_std)
+    return metrics
 
 
 def held_out(known: data.DataSet | data.Toy) -> Tensor:
-    """Where predictions are compared and chains are judged: the test rows, or points spread over the picture of a toy."""
+    """Return the inputs for comparisons and diagnostics: the test rows, or an evenly spaced part of a toy's grid."""
     if isinstance(known, data.DataSet):
         return known.x_test
     return known.grid[:: -(-len(known.grid) // POINTS)]
 
 
 def _against(x: Tensor, posteriors: dict[str, Posterior]) -> dict[str, dict[str, float]]:
-    """Every method's predictions at x against those of HMC, and one half of HMC's chains against the other."""
+    """Compare every method's predictions at x with HMC's, and one half of HMC's chains with the other."""
     reference = posteriors[REFERENCE]
     assert isinstance(reference, DrawsPosterior)
-    drawn = reference.draws
-    first, second = (
-        DrawsPosterior(reference.model, half, reference.record).predict(x) for half in drawn.tensor_split(2)
-    )
+    halves = reference.draws.tensor_split(2)
+    first, second = (DrawsPosterior(reference.model, half, reference.record).predict(x) for half in halves)
     known = reference.predict(x)
     return {
         name: evaluation.compare(first, second) if name == REFERENCE else evaluation.compare(p.predict(x), known)
@@ -211,21 +214,21 @@ def _against(x: Tensor, posteriors: dict[str, Posterior]) -> dict[str, dict[str,
 
 
 def _in_gap(toy: data.Toy, posterior: Posterior) -> dict[str, float]:
-    """How doubt (epistemic deviation) and error compare between the data and the gap in them."""
+    """Return the epistemic std on the data and in the gap, and the total std and error in the gap."""
     assert toy.gap is not None
     grid = posterior.predict(toy.grid)
     inside = ((toy.grid > toy.gap[0]) & (toy.grid < toy.gap[1])).flatten()
-    doubt, spread = grid.epistemic.sqrt().flatten(), grid.std.flatten()
+    epistemic, total = grid.epistemic.sqrt().flatten(), grid.std.flatten()
     return {
         "epistemic_on_data": float(posterior.predict(toy.x).epistemic.sqrt().mean()),
-        "epistemic_in_gap": float(doubt[inside].mean()),
-        "total_in_gap": float(spread[inside].mean()),
+        "epistemic_in_gap": float(epistemic[inside].mean()),
+        "total_in_gap": float(total[inside].mean()),
         "error_in_gap": float((grid.mean - toy.truth).abs().flatten()[inside].mean()),
     }
 
 
 def _at_star(toy: data.Toy, posterior: Posterior) -> dict[str, float]:
-    """The probability of class 1 at the far-away star, and the nats of uncertainty there."""
+    """Return the probability of class 1 at the far-away star, and the uncertainty there in nats."""
     assert toy.star is not None
     star = posterior.predict(toy.star)
     return {

@@ -1,4 +1,4 @@
-"""The page of `credibly demo`: its pictures, and its sentences, each written from the numbers of the run."""
+"""The page of `credibly demo`: pictures and sentences generated from the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from credibly import plot
 from credibly.demo import reference
-from credibly.demo.fits import REFERENCE, DemoResult, summary
+from credibly.demo.fits import REFERENCE, DemoResult
+from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
 from credibly.report.page import Column, Page, Section, Table, Value
 from credibly.report.pictures import Picture, picture
@@ -22,53 +23,61 @@ LEVEL = 0.9
 
 
 def demo_page(result: DemoResult) -> Page:
-    """The report on a demo run."""
+    """Return the report on a demo run."""
     lead = (
-        "The same network, prior and data, fitted by different methods. A point estimate keeps one set of weights; a Bayesian "
-        "method averages over many, and so can say where it does not know. Each part tells what to look at, then what this "
-        "run shows."
+        "The same network, prior and data, fitted by different methods. A point estimate keeps one set of weights; a "
+        "Bayesian method averages over many, so it can show where it is uncertain. Each section explains what to look "
+        "for, then what this run shows."
     )
-    steps = "a short run (--quick), so that figures are worse than need be" if result.quick else "a full run"
-    footer = f"credibly demo, seed {result.seed}, {steps}. The same figures are in results.json beside this page."
-    parts = [_methods(result), _diabetes(result), _cancer(result), _gap(result), _star(result)]
+    length = "a short run (--quick) with worse metrics than a full one" if result.quick else "a full run"
+    footer = f"credibly demo, seed {result.seed}, {length}. results.json in the same folder has all metrics."
+    sections = [_methods(result), _diabetes(result), _cancer(result), _gap(result), _star(result)]
     if REFERENCE in result.methods:
-        lead += " HMC draws from the posterior itself; the last parts tell how close to it the others come."
-        parts.append(reference.closeness(result))
+        lead += " HMC samples the exact posterior; the last sections show how close the others come to it."
+        sections.append(reference.closeness(result))
     if any(result.diagnostics.values()):
-        parts.append(reference.chains(result))
-    return Page("What the methods know, and what they know they do not", lead, tuple(parts), footer)
+        sections.append(reference.chains(result))
+    return Page("Bayesian deep learning methods compared", lead, tuple(sections), footer)
 
 
 def _methods(result: DemoResult) -> Section:
     rows = []
     for name in result.methods:
-        settings = ", ".join(f"{key}={value}" for key, value in result.settings[name].items()) or "its defaults"
+        settings = ", ".join(f"{key}={value}" for key, value in result.settings[name].items()) or "defaults"
         draws = result.posteriors["gap_regression"][name].predict(result.data["gap_regression"].x[:1]).draws
         seconds = sum(times[name] for times in result.seconds.values())
-        rows.append((name, summary(name), draws, settings, seconds))
-    columns = (Column("Method"), Column("What it is"), Column("Draws"), Column("Settings"), Column("Seconds", digits=1))
+        rows.append((name, METHODS[name].title(), draws, settings, seconds))
+    columns = (
+        Column("Method"),
+        Column("Description"),
+        Column("Draws"),
+        Column("Settings"),
+        Column("Seconds", digits=1),
+    )
     text = (
-        "Draws are the sets of weights a prediction averages over; with one there is nothing to disagree, so its epistemic "
-        "uncertainty is exactly zero. Seconds are for all four fits together."
+        "Draws are the sets of weights that a prediction averages over. With a single draw, epistemic uncertainty is "
+        "exactly zero. Seconds are the total of the four fits."
     )
     return Section("The methods", (text,), Table(columns, tuple(rows)))
 
 
 def _table(result: DemoResult, task: str, columns: tuple[Column, ...], keys: tuple[str, ...]) -> Table:
-    """A row for each method: its name, its figures of those keys and, where HMC was run, how far it is from HMC."""
+    """Return one row per method: its name, the metrics of the given keys and, if HMC was run, its distance from HMC."""
     rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in result.figures[task].items()]
-    far = result.against[task]
-    if far:
-        note = "total variation between its predictions and HMC's, from 0 to 1: see the last parts"
+    distance = result.against[task]
+    if distance:
+        note = "total variation between its predictions and HMC's, from 0 to 1; see the last sections"
         columns = (*columns, Column("From HMC", None, 3, note))
-        rows = [(*row, "reference" if row[0] == REFERENCE else far[str(row[0])]["total_variation"]) for row in rows]
+        rows = [
+            (*row, "reference" if row[0] == REFERENCE else distance[str(row[0])]["total_variation"]) for row in rows
+        ]
     return Table(columns, tuple(rows))
 
 
-def _grouped(names: tuple[str, ...], kind: Callable[[str], str], shown: Callable[[str], str]) -> tuple[str, ...]:
-    """One sentence for each kind, with the methods of it and what is shown of each, in the order of the first of a kind."""
-    kinds = dict.fromkeys(kind(name) for name in names)
-    return tuple(f"{k}: {', '.join(shown(n) for n in names if kind(n) == k)}." for k in kinds)
+def _grouped(names: tuple[str, ...], group: Callable[[str], str], shown: Callable[[str], str]) -> tuple[str, ...]:
+    """Return one sentence per group of methods, in order of first appearance."""
+    groups = dict.fromkeys(group(name) for name in names)
+    return tuple(f"{g}: {', '.join(shown(n) for n in names if group(n) == g)}." for g in groups)
 
 
 # -- real data
@@ -76,23 +85,22 @@ def _grouped(names: tuple[str, ...], kind: Callable[[str], str], shown: Callable
 
 def _diabetes(result: DemoResult) -> Section:
     known: DataSet = result.data["diabetes"]
-    figures = result.figures["diabetes"]
     predictions = {name: p.predict(known.x_test) for name, p in result.posteriors["diabetes"].items()}
     n = len(known.y_test)
     error = metrics.coverage_standard_error(LEVEL, n)
     columns = (
         Column("Method"),
-        Column("RMSE", "low", 2, "typical error of the mean, in points of the disease score"),
-        Column("CRPS", "low", 2, "error of the whole predicted distribution, in the same points"),
+        Column("RMSE", "low", 2, "root mean squared error of the mean, in points of the disease score"),
+        Column("CRPS", "low", 2, "error of the whole predictive distribution, in the same points"),
         Column(
             "Log density",
             "high",
             3,
-            "how probable the observed values were, in nats a row: one figure for mean and width together",
+            "log predictive density in nats per row; scores the mean and the interval width together",
         ),
-        Column("Coverage", LEVEL, 3, f"share of test values inside their 90% interval: right is near {LEVEL}"),
-        Column("Width", None, 1, "mean width of that interval: narrow is good only where the coverage is right"),
-        Column("Calibration error", "low", 3, "mean gap between promised and observed shares, over all levels"),
+        Column("Coverage", LEVEL, 3, f"fraction of test values inside their 90% interval; ideally {LEVEL}"),
+        Column("Width", None, 1, "mean width of the 90% interval; narrow is good only if coverage is right"),
+        Column("Calibration error", "low", 3, "mean gap between nominal and observed coverage, over all levels"),
     )
     keys = ("rmse", "crps", "log_density", "coverage", "width", "calibration_error")
     table = _table(result, "diabetes", columns, keys)
@@ -101,99 +109,104 @@ def _diabetes(result: DemoResult) -> Section:
         for name, predictive in predictions.items():
             plot.coverage_curve(predictive, known.y_test, label=name, ax=ax)
 
-    observed = ", ".join(f"{name} {figures[name]['coverage']:.2f}" for name in result.methods)
+    coverage = {name: result.figures["diabetes"][name]["coverage"] for name in result.methods}
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in coverage.items())
     curve = picture(
-        "coverage", paint, title="Do intervals hold what they promise?", size=(4.8, 3.9),
-        alt=f"Observed against promised coverage of intervals. At level {LEVEL}: {observed}.",
-        caption=f"A curve below the line belongs to intervals that are too narrow. At the 90% level: {observed}.",
-    )  # fmt: skip
-    text = (
-        f"{known.description}: one year's progression of the disease from {known.n_features} measurements; "
-        f"{len(known.y_train)} patients to learn from, {n} to test on, none of them seen in training.",
-        f"Look at coverage first: an interval that promises 90% and holds less is overconfident. With {n} test rows, "
-        f"{LEVEL - 2 * error:.2f} to {LEVEL + 2 * error:.2f} cannot be told from {LEVEL}. Then at log density, which "
-        "punishes both a wrong mean and a wrong width.",
+        "coverage",
+        paint,
+        title="Observed against nominal coverage",
+        size=(4.8, 3.9),
+        alt=f"Observed against nominal coverage of intervals. At level {LEVEL}: {shown}.",
+        caption=f"Below the line, intervals are too narrow. At the 90% level: {shown}.",
     )
-    held = {name: figures[name]["coverage"] for name in result.methods}
-    said = _grouped(result.methods, lambda n: _coverage_kind(held[n], error), lambda n: f"{n} {held[n]:.1%}")
-    findings = (*_ranking(predictions, known), *said)
+    text = (
+        f"{known.description}: disease progression after one year from {known.n_features} measurements; "
+        f"{len(known.y_train)} patients for training, {n} for testing.",
+        f"Look at coverage first: 90% intervals that cover less are overconfident. With {n} test rows, "
+        f"{LEVEL - 2 * error:.2f} to {LEVEL + 2 * error:.2f} is within chance of {LEVEL}. Then look at log density, "
+        "which penalises both a wrong mean and a wrong width.",
+    )
+    groups = _grouped(result.methods, lambda n: _coverage_group(coverage[n], error), lambda n: f"{n} {coverage[n]:.1%}")
+    findings = (*_ranking(predictions, known), *groups)
     return Section("Real data: diabetes (regression)", text, table, (curve,), findings)
 
 
 def _cancer(result: DemoResult) -> Section:
     known: DataSet = result.data["breast_cancer"]
-    figures = result.figures["breast_cancer"]
     predictions = {name: p.predict(known.x_test) for name, p in result.posteriors["breast_cancer"].items()}
     columns = (
         Column("Method"),
-        Column("Accuracy", "high", 3, "share of tumours put into the right class"),
-        Column("Log density", "high", 3, "how probable the observed classes were, in nats a row"),
+        Column("Accuracy", "high", 3, "fraction of tumours classified correctly"),
+        Column("Log density", "high", 3, "log probability of the observed class in nats per row"),
         Column("Brier", "low", 3, "squared error of the probabilities, from 0 to 2"),
-        Column("ECE", "low", 3, "mean distance between confidence and accuracy"),
-        Column("Coverage", None, 3, "share of test rows whose class is in the smallest set of classes that holds 90%"),
-        Column("Set size", None, 2, "mean number of classes in that set: 1 is a decision, 2 an honest shrug"),
+        Column("ECE", "low", 3, "expected calibration error, the mean gap between confidence and accuracy"),
+        Column("Coverage", None, 3, "fraction of test rows whose class is in the smallest set holding 90%"),
+        Column("Set size", None, 2, "mean number of classes in that set; 1 is a clear decision"),
     )
     keys = ("accuracy", "log_density", "brier", "ece", "coverage", "set_size")
     table = _table(result, "breast_cancer", columns, keys)
-    sure = {name: float(p.probabilities.max(-1).values.double().mean()) for name, p in predictions.items()}
-    right = {name: figures[name]["accuracy"] for name in result.methods}
+    confidence = {name: float(p.probabilities.max(-1).values.double().mean()) for name, p in predictions.items()}
+    accuracy = {name: result.figures["breast_cancer"][name]["accuracy"] for name in result.methods}
 
     def panel(name: str) -> Picture:
         found = metrics.calibration(predictions[name].probabilities, known.y_test)
-        said = f"mean confidence {sure[name]:.3f}, accuracy {right[name]:.3f}, calibration error {float(found.ece):.3f}"
-        alt, caption = f"Reliability diagram of {name}: {said}.", f"{said.capitalize()}."
+        scores = (
+            f"mean confidence {confidence[name]:.3f}, accuracy {accuracy[name]:.3f}, "
+            f"calibration error {float(found.ece):.3f}"
+        )
+        alt, caption = f"Reliability diagram of {name}: {scores}.", f"{scores.capitalize()}."
         return picture(
             f"reliability-{name}", lambda ax: plot.reliability(found, ax=ax), title=name, alt=alt, caption=caption
         )
 
     text = (
         f"{known.description}: benign or malignant from {known.n_features} measurements of cell nuclei; "
-        f"{len(known.y_train)} tumours to learn from, {len(known.y_test)} to test on.",
-        "Look at the diagrams: points on the dashed line mean that a confidence of 0.8 is right 8 times in 10; points below "
-        "it that the model is too sure, above it too cautious. The bars show how many rows each point rests on: few rows, "
-        "little evidence.",
+        f"{len(known.y_train)} tumours for training, {len(known.y_test)} for testing.",
+        "Look at the reliability diagrams. On the dashed line, a confidence of 0.8 is right 8 times in 10; points "
+        "below it are overconfident, points above it underconfident. The bars show how many rows each point has: "
+        "points with few rows are noisy.",
     )
     n = len(known.y_test)
-    said = _grouped(
+    groups = _grouped(
         result.methods,
-        lambda name: _confidence_kind(sure[name], right[name], n),
-        lambda name: f"{name} ({sure[name]:.1%} sure, {right[name]:.1%} right)",
+        lambda name: _confidence_group(confidence[name], accuracy[name], n),
+        lambda name: f"{name} (confidence {confidence[name]:.1%}, accuracy {accuracy[name]:.1%})",
     )
     pictures = tuple(panel(name) for name in result.methods)
-    findings = (*_ranking(predictions, known), *said)
+    findings = (*_ranking(predictions, known), *groups)
     return Section("Real data: breast cancer (two classes)", text, table, pictures, findings)
 
 
 def _ranking(predictions: dict[str, Predictive], known: DataSet) -> tuple[str, ...]:
-    """Which method gave the test rows the highest density, and whether the lead over the next is more than noise."""
+    """Return which method has the highest log density, and whether its lead over the next exceeds chance."""
     rows = {name: p.log_prob(known.y_test).double() for name, p in predictions.items()}
     first, *others = sorted(rows, key=lambda name: -float(rows[name].mean()))
     if not others:
         return ()
     gain = rows[first] - rows[others[0]]
     mean, error = float(gain.mean()), float(gain.std()) / len(gain) ** 0.5
-    verdict = "more than chance would give" if mean > 2 * error else f"too little to call on {len(gain)} rows"
-    lead = f"Highest log density: {first}, ahead of {others[0]} by {mean:.3f} ± {2 * error:.3f} nats a row, {verdict}"
+    chance = "more than chance explains" if mean > 2 * error else f"within chance on {len(gain)} rows"
+    lead = f"Highest log density: {first}, ahead of {others[0]} by {mean:.3f} ± {2 * error:.3f} nats per row, {chance}"
     if len(others) == 1:
         return (f"{lead}.",)
-    return (f"{lead}; {others[-1]} comes last, {float((rows[first] - rows[others[-1]]).mean()):.3f} behind.",)
+    return (f"{lead}; {others[-1]} is last, {float((rows[first] - rows[others[-1]]).mean()):.3f} behind.",)
 
 
-def _coverage_kind(observed: float, error: float) -> str:
+def _coverage_group(observed: float, error: float) -> str:
     if observed < LEVEL - 2 * error:
-        return "Overconfident (fewer test values within the 90% intervals than chance explains)"
+        return "Overconfident (90% intervals cover less than chance explains)"
     if observed > LEVEL + 2 * error:
-        return "Too cautious (more test values within the 90% intervals than chance explains)"
-    return "As promised (the share of test values within the 90% intervals is within chance of 90%)"
+        return "Underconfident (90% intervals cover more than chance explains)"
+    return "Calibrated (coverage of the 90% intervals is within chance)"
 
 
-def _confidence_kind(sure: float, right: float, n: int) -> str:
-    error = max(right * (1 - right) / n, 1 / n**2) ** 0.5
-    if sure > right + 2 * error:
-        return "Too sure on average"
-    if sure < right - 2 * error:
-        return "Too cautious on average"
-    return "As sure on average as they are right, within chance"
+def _confidence_group(confidence: float, accuracy: float, n: int) -> str:
+    error = max(accuracy * (1 - accuracy) / n, 1 / n**2) ** 0.5
+    if confidence > accuracy + 2 * error:
+        return "Overconfident on average"
+    if confidence < accuracy - 2 * error:
+        return "Underconfident on average"
+    return "Calibrated on average, within chance"
 
 
 # -- toys
@@ -201,7 +214,6 @@ def _confidence_kind(sure: float, right: float, n: int) -> str:
 
 def _gap(result: DemoResult) -> Section:
     toy: Toy = result.data["gap_regression"]
-    figures = result.figures["gap_regression"]
     predictions = {name: p.predict(toy.grid) for name, p in result.posteriors["gap_regression"].items()}
     limits = _shared_limits(toy, predictions)
 
@@ -210,79 +222,78 @@ def _gap(result: DemoResult) -> Section:
             plot.bands(predictions[name], toy.grid, data=(toy.x, toy.y), truth=toy.truth, ax=ax)
             ax.set(ylim=limits, xlim=(float(toy.grid.min()), float(toy.grid.max())))
 
-        sentence = _gap_sentence(figures[name])
+        sentence = _gap_sentence(result.figures["gap_regression"][name])
         alt = f"Mean and credible bands of {name}. {sentence}"
         return picture(f"gap-{name}", paint, title=name, alt=alt, caption=sentence)
 
     low, high = toy.gap or (0.0, 0.0)
     text = (
-        f"{len(toy.y)} points of a wave with noise of deviation {toy.noise:g}, and none between {low:g} and {high:g}. "
-        "Nobody can know what happens there.",
-        "Look at the strong orange band: the model's own doubt (epistemic uncertainty), which should be thin on the data and "
-        "wide in the gap and beyond. The light bands are intervals for a new observation, noise included.",
+        f"{len(toy.y)} points of a wave with noise of standard deviation {toy.noise:g}, and none between {low:g} and "
+        f"{high:g}, where the data do not determine the function.",
+        "Look at the dark orange band: epistemic uncertainty, which should be narrow on the data and wide in the gap "
+        "and beyond. The light bands are prediction intervals, noise included.",
     )
     columns = (
         Column("Method"),
-        Column("Doubt on data", None, 3, "mean epistemic deviation at the data"),
-        Column("Doubt in gap", None, 3, "the same in the gap"),
-        Column(
-            "Error in gap", None, 3, "mean distance of the mean from the truth in the gap, which doubt should allow for"
-        ),
+        Column("Epistemic on data", None, 3, "mean epistemic standard deviation on the data"),
+        Column("Epistemic in gap", None, 3, "the same in the gap"),
+        Column("Error in gap", None, 3, "mean absolute error of the mean in the gap; epistemic std should be as large"),
     )
     table = _table(result, "gap_regression", columns, ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
     pictures = tuple(panel(name) for name in result.methods)
     return Section("Toy: a gap in the data", text, table, pictures)
 
 
-def _gap_sentence(figures: dict[str, float]) -> str:
-    on, gap, error = (figures[key] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
+def _gap_sentence(values: dict[str, float]) -> str:
+    on, gap, error = (values[key] for key in ("epistemic_on_data", "epistemic_in_gap", "error_in_gap"))
     if gap == 0:
-        return f"No doubt anywhere (epistemic deviation 0), while its mean is off by {error:.2f} in the gap."
+        return f"No epistemic uncertainty (std 0), while its mean is off by {error:.2f} in the gap."
     change = "no wider than" if gap <= on else f"{gap / on:.1f} times" if on > 0 else "up from"
-    return f"Epistemic deviation in the gap {gap:.3f}, {change} the {on:.3f} on the data; its mean is off by {error:.2f} there."
+    return (
+        f"Epistemic std in the gap {gap:.3f}, {change} the {on:.3f} on the data; its mean is off by {error:.2f} there."
+    )
 
 
 def _shared_limits(toy: Toy, predictions: dict[str, Predictive]) -> tuple[float, float]:
-    """One range of y for all panels: every interval, but at most twice the height of the data."""
+    """Return y limits for all panels: every interval, but at most twice the range of the data."""
     low, high = float(toy.y.min()), float(toy.y.max())
-    reach = high - low
+    height = high - low
     edges = [p.interval(LEVEL) for p in predictions.values()]
     bottom, top = min(float(e[0].min()) for e in edges), max(float(e[1].max()) for e in edges)
-    return max(bottom, low - reach / 2) - 0.05 * reach, min(top, high + reach / 2) + 0.05 * reach
+    return max(bottom, low - height / 2) - 0.05 * height, min(top, high + height / 2) + 0.05 * height
 
 
 def _star(result: DemoResult) -> Section:
     toy: Toy = result.data["star_classification"]
-    figures = result.figures["star_classification"]
     posteriors = result.posteriors["star_classification"]
 
     def panel(name: str) -> Picture:
         def paint(ax: Axes) -> None:
             plot.decision(posteriors[name].predict, toy.grid, data=(toy.x, toy.y), marks=toy.star, ax=ax)
 
-        sentence = _star_sentence(figures[name])
+        sentence = _star_sentence(result.figures["star_classification"][name])
         alt = f"Probability of class 1 by {name}, two clusters and a star far above. {sentence}"
         return picture(f"star-{name}", paint, title=name, alt=alt, caption=sentence)
 
     text = (
-        f"{len(toy.y)} points in two clusters, and a star far from all of them. Close to the data the boundary is settled; at "
-        "the star, small changes of the boundary that the data allow turn one answer into the other.",
-        "Look at the number at the star: near 0 or 1 is a claim to know, near 0.5 is an admission not to. Where the colour "
-        "fades far from the data the method knows its limits.",
+        f"{len(toy.y)} points in two clusters, and a star far from all of them. Near the data the decision boundary is "
+        "well determined; at the star, small changes of the boundary that the data allow flip the prediction.",
+        "Look at the number at the star: near 0 or 1 is confident, near 0.5 is uncertain. If the colour fades far from "
+        "the data, the method knows its limits.",
     )
     columns = (
         Column("Method"),
-        Column("P(class 1) at star", None, 3, "the predicted probability there"),
+        Column("P(class 1) at star", None, 3, "predicted probability at the star"),
         Column("Uncertainty", None, 3, "entropy at the star in nats, from 0 to 0.693"),
-        Column("Epistemic part", None, 3, "how much of it is disagreement between the draws"),
+        Column("Epistemic part", None, 3, "the part that is disagreement between draws"),
     )
     keys = ("probability_at_star", "total_at_star", "epistemic_at_star")
     table = _table(result, "star_classification", columns, keys)
     return Section("Toy: a far-away star", text, table, tuple(panel(name) for name in result.methods))
 
 
-def _star_sentence(figures: dict[str, float]) -> str:
-    p, total, doubt = (figures[key] for key in ("probability_at_star", "total_at_star", "epistemic_at_star"))
-    claim = "all but certain" if max(p, 1 - p) >= 0.95 else "undecided" if max(p, 1 - p) <= 0.7 else "leaning"
-    share = f"{doubt / total:.0%} of its uncertainty is" if doubt > 0 else "none of its uncertainty is"
-    return f"Class 1 has probability {p:.3f} at the star: {claim}; {share} epistemic."
+def _star_sentence(values: dict[str, float]) -> str:
+    p, total, epistemic = (values[key] for key in ("probability_at_star", "total_at_star", "epistemic_at_star"))
+    claim = "almost certain" if max(p, 1 - p) >= 0.95 else "undecided" if max(p, 1 - p) <= 0.7 else "leaning"
+    part = f"{epistemic / total:.0%} of its uncertainty is" if epistemic > 0 else "none of its uncertainty is"
+    return f"Class 1 has probability {p:.3f} at the star: {claim}; {part} epistemic."

@@ -1,13 +1,13 @@
-"""HMC as the reference: how far the other methods' predictions are from its own, and whether its chains can be trusted."""
+"""HMC as the reference: distance of the other methods' predictions from HMC's, and diagnostics of its chains."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from credibly import plot
 from credibly.demo.fits import REFERENCE, TASKS, DemoResult
 from credibly.plot.chains import rhat_histogram
-from credibly.report.page import Column, Section, Table, Value
+from credibly.report.page import Column, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ SHORT = {
     "star_classification": "star",
 }
 MARKERS = ("o", "s", "^", "D")
-Rows = dict[str, dict[str, dict[str, float]]]  # by task, method and figure
+# By task, method and metric.
+Rows = dict[str, dict[str, dict[str, float]]]
 
 
 def closeness(result: DemoResult) -> Section:
-    """Every method's predictions against those of HMC."""
+    """Compare every method's predictions with HMC's."""
     rows = result.against
-    second = {task: _second(rows[task]) for task in TASKS}
+    second = {task: _second_metric(rows[task]) for task in TASKS}
     titles = {"agreement": "agreement", "mean_shift": "shift"}
     columns = [Column("Method")]
     for task in TASKS:
@@ -36,27 +37,26 @@ def closeness(result: DemoResult) -> Section:
     body: list[tuple[Value, ...]] = []
     for name in _reference_last(result.methods):
         label = f"{name}, half against half" if name == REFERENCE else name
-        figures = [rows[task][name][key] for task in TASKS for key in ("total_variation", second[task])]
-        body.append((label, *figures))
+        values = [rows[task][name][key] for task in TASKS for key in ("total_variation", second[task])]
+        body.append((label, *values))
     text = (
-        "HMC draws from the posterior itself: with enough draws it makes no approximation. Every method here was asked for the "
-        "same posterior, so what it predicts otherwise than HMC is its own approximation, and neither the model's fault nor that "
-        "of the data. Close to HMC means that a method found the posterior; how well the posterior predicts is in the parts "
-        "above.",
-        "Total variation (TV) is the largest difference between the probabilities that the two give to any event: 0 for the same "
-        "prediction, 1 where they have nothing in common. Here it is the mean over the test rows or, for the toys, over the "
-        "points of the picture, most of which are far from data. Agreement is the share of these with the same most probable "
-        "class; shift the distance between the two means, in standard deviations of HMC's prediction.",
-        f"The last row sets one half of the chains of {REFERENCE} against the other half. That is chance, and a method that "
-        "comes as close as that cannot be told from HMC.",
+        "HMC samples the exact posterior: with enough draws it makes no approximation. All methods target the same "
+        "posterior, so a difference from HMC is the method's approximation error, not the fault of the model or the "
+        "data. Close to HMC means close to the posterior; how well the posterior predicts is in the sections above.",
+        "Total variation (TV) is the largest difference in probability that the two predictions give to any event: 0 "
+        "if they are equal, 1 if they do not overlap. It is averaged over the test rows or, for the toys, over grid "
+        "points, most of which are far from the data. Agreement is the fraction of these with the same most probable "
+        "class; shift is the distance between the two means, in standard deviations of HMC's prediction.",
+        f"The last row compares one half of the chains of {REFERENCE} with the other. That is its Monte Carlo error: a "
+        "method as close as that is statistically indistinguishable from HMC.",
     )
-    unsure = [task for task in TASKS if not result.diagnostics[task][REFERENCE].ok]
-    said = (*closeness_sentences(rows), *_caution(unsure))
-    return Section("How close to HMC?", text, Table(tuple(columns), tuple(body)), (_distances(result),), said)
+    unconverged = [task for task in TASKS if not result.diagnostics[task][REFERENCE].ok]
+    findings = (*closeness_sentences(rows), *_caution(unconverged))
+    return Section("How close to HMC?", text, Table(tuple(columns), tuple(body)), (_distances(result),), findings)
 
 
-def _second(rows: dict[str, dict[str, float]]) -> str:
-    """What is told beside the total variation: agreement for labels, the shift of the mean for real targets."""
+def _second_metric(rows: dict[str, dict[str, float]]) -> str:
+    """Return the metric shown next to total variation: agreement for classes, mean shift for real targets."""
     return next(key for key in next(iter(rows.values())) if key != "total_variation")
 
 
@@ -65,18 +65,17 @@ def _reference_last(methods: tuple[str, ...]) -> list[str]:
 
 
 def _distances(result: DemoResult) -> Picture:
-    """A line for each method with a point for each task."""
+    """Plot one line per method with a point per task."""
     names = _reference_last(result.methods)
     found = {task: [result.against[task][name]["total_variation"] for name in names] for task in TASKS}
 
     def paint(ax: Axes) -> None:
-        places = range(len(names))
-        ax.hlines(places, 0, 1, color=plot.INK, alpha=0.25, linewidth=0.8)
+        lines = range(len(names))
+        ax.hlines(lines, 0, 1, color=plot.INK, alpha=0.25, linewidth=0.8)
+        points: dict[str, Any] = {"linestyle": "none", "markersize": 6, "alpha": 0.9}
         for task, marker, colour in zip(TASKS, MARKERS, plot.PALETTE):
-            ax.plot(
-                found[task], places, color=colour, linestyle="none", marker=marker, markersize=6, alpha=0.9, label=SHORT[task]
-            )  # fmt: skip
-        ax.set_yticks(places, [f"{name} (halves)" if name == REFERENCE else name for name in names])
+            ax.plot(found[task], lines, color=colour, marker=marker, label=SHORT[task], **points)
+        ax.set_yticks(lines, [f"{name} (halves)" if name == REFERENCE else name for name in names])
         ax.invert_yaxis()
         ax.set(xlabel="total variation from HMC", xlim=(0, 1.08 * max(max(values) for values in found.values())))
         ax.spines["left"].set_visible(False)
@@ -84,49 +83,51 @@ def _distances(result: DemoResult) -> Picture:
         ax.legend()
 
     values = {name: ", ".join(f"{found[task][i]:.3f}" for task in TASKS) for i, name in enumerate(names)}
-    said = "; ".join(f"{name} {text}" for name, text in values.items())
+    shown = "; ".join(f"{name} {text}" for name, text in values.items())
     return picture(
-        "against", paint, title="Distance from HMC", size=(4.8, 1.6 + 0.3 * len(names)),
-        alt=f"Total variation from HMC on {', '.join(SHORT[task] for task in TASKS)}: {said}.",
-        caption="Further left is closer to the posterior. In the last line, HMC against itself: what chance alone gives.",
-    )  # fmt: skip
+        "against",
+        paint,
+        title="Distance from HMC",
+        size=(4.8, 1.6 + 0.3 * len(names)),
+        alt=f"Total variation from HMC on {', '.join(SHORT[task] for task in TASKS)}: {shown}.",
+        caption="Further left is closer to the posterior. The last line is HMC against itself: its Monte Carlo error.",
+    )
 
 
 def closeness_sentences(rows: Rows) -> tuple[str, ...]:
-    """For each task who is closest and who is farthest, who cannot be told from HMC; and who is closest on the whole."""
+    """Return the closest, farthest and indistinguishable methods per task, after the mean over all tasks."""
     others = [name for name in rows[TASKS[0]] if name != REFERENCE]
     if not others:
         return ()
-    far = {task: {name: rows[task][name]["total_variation"] for name in others} for task in TASKS}
-    said = [_task_sentence(task, far[task], rows[task][REFERENCE]["total_variation"]) for task in TASKS]
+    distance = {task: {name: rows[task][name]["total_variation"] for name in others} for task in TASKS}
+    sentences = [_task_sentence(task, distance[task], rows[task][REFERENCE]["total_variation"]) for task in TASKS]
     if len(others) > 1:
-        mean = {name: sum(far[task][name] for task in TASKS) / len(TASKS) for name in others}
+        mean = {name: sum(distance[task][name] for task in TASKS) / len(TASKS) for name in others}
         first, *_, last = sorted(mean, key=lambda name: mean[name])
-        said.insert(
-            0, f"Over the {len(TASKS)} tasks {first} is closest to HMC, with a mean total variation of {mean[first]:.3f}; "
-            f"{last} is farthest, with {mean[last]:.3f}."
-        )  # fmt: skip
-    return tuple(said)
+        closest = f"{first} is closest to HMC (mean total variation {mean[first]:.3f})"
+        sentences.insert(0, f"Over the {len(TASKS)} tasks, {closest}; {last} is farthest ({mean[last]:.3f}).")
+    return tuple(sentences)
 
 
-def _task_sentence(task: str, far: dict[str, float], chance: float) -> str:
-    first, *others = sorted(far, key=lambda name: far[name])
-    start = f"{SHORT[task].capitalize()}: {first} is {'closest' if others else 'at a distance'} ({far[first]:.3f})"
+def _task_sentence(task: str, distance: dict[str, float], error: float) -> str:
+    first, *others = sorted(distance, key=lambda name: distance[name])
+    found = f"{first} is at {distance[first]:.3f}"
     if others:
-        start += f", {others[-1]} farthest ({far[others[-1]]:.3f})"
-    same = [name for name in far if far[name] <= chance]
+        found = f"{first} is closest ({distance[first]:.3f}), {others[-1]} farthest ({distance[others[-1]]:.3f})"
+    sentence = f"{SHORT[task].capitalize()}: {found}. HMC's Monte Carlo error is {error:.3f}"
+    same = [name for name in distance if distance[name] <= error]
     if not same:
-        return f"{start}. Chance alone gives {chance:.3f}."
-    return f"{start}. Chance alone gives {chance:.3f}, so {', '.join(same)} cannot be told from HMC here."
+        return f"{sentence}."
+    return f"{sentence}, so {joined(same)} {'is' if len(same) == 1 else 'are'} indistinguishable from HMC here."
 
 
-def _caution(unsure: list[str]) -> tuple[str, ...]:
-    """What to say of the tasks on which the reference's own chains are not good enough."""
-    if not unsure:
+def _caution(unconverged: list[str]) -> tuple[str, ...]:
+    """Warn about the tasks on which HMC's own chains fail the diagnostics."""
+    if not unconverged:
         return ()
-    where = " and ".join(SHORT[task] for task in unsure)
+    where = joined([SHORT[task] for task in unconverged])
     return (
-        f"With care: HMC's own chains do not pass on {where}, so distances there are rough. The next part says why.",
+        f"Caution: HMC's chains fail the diagnostics on {where}, so distances there are rough. See the next section.",
     )
 
 
@@ -134,33 +135,31 @@ def _caution(unsure: list[str]) -> tuple[str, ...]:
 
 
 def chains(result: DemoResult) -> Section:
-    """Whether the chains agree, for every method that runs chains, with pictures of the reference's."""
+    """Show the diagnostics of every method that runs chains, with R-hat histograms of the reference."""
     found = result.diagnostics
     names = [name for name in result.methods if name in found[TASKS[0]]]
     shown = REFERENCE if REFERENCE in names else names[0]
     columns = (
         Column("Chains"),
-        Column("R-hat, predictions", None, 3, "of the worst prediction: up to 1.01 is good, up to 1.05 usable"),
-        Column(
-            "R-hat, weights", None, 3, "of the worst weight: hidden units can swap places without changing a prediction"
-        ),
-        Column("ESS, predictions", None, 0, "how many independent draws the worst prediction is worth"),
-        Column("Acceptance", None, 2, "share of proposals accepted; methods without such a test have none"),
-        Column("Divergences", None, 0, "trajectories that left the region they should have followed: none is right"),
-        Column("Verdict", None, 0, "by the predictions; results.json has the rest of it"),
+        Column("R-hat, predictions", None, 3, "worst prediction; up to 1.01 is good, up to 1.05 usable"),
+        Column("R-hat, weights", None, 3, "worst weight; permuting hidden units leaves predictions unchanged"),
+        Column("ESS, predictions", None, 0, "effective sample size of the worst prediction"),
+        Column("Acceptance", None, 2, "fraction of proposals accepted, for methods with an accept step"),
+        Column("Divergences", None, 0, "trajectories with a large energy error; ideally none"),
+        Column("Verdict", None, 0, "based on the predictions; results.json has the details"),
     )
     rows = [_chain_row(f"{name}, {SHORT[task]}", found[task][name]) for name in names for task in TASKS]
     first = found[TASKS[0]][shown]
     text = (
-        f"A reference is as good as its chains. {shown} ran {first.chains} chains of {first.draws} draws each, from different "
-        "starts. If every chain has explored the same posterior they agree, and R-hat, which compares the spread between chains "
-        "with the spread within them, is near 1.",
-        "Look at the orange histograms, the predictions. The blue ones, the weights, may lie further right: many settings of the "
-        "weights make the same function, and no chain need visit them all.",
+        f"A reference is only as good as its chains. {shown} ran {first.chains} chains of {first.draws} draws each, "
+        "from different starts. If they have mixed, they agree, and R-hat, which compares the variance between chains "
+        "with that within chains, is near 1.",
+        "Look at the orange histograms, the predictions. The blue ones, the weights, may lie further right: many "
+        "weight settings give the same function, and no chain needs to visit them all.",
     )
     pictures = tuple(_rhat(task, shown, found[task][shown]) for task in TASKS)
-    said = tuple(f"{shown}, {SHORT[task]}: {found[task][shown].verdict}" for task in TASKS)
-    return Section("Did the chains mix?", text, Table(columns, tuple(rows)), pictures, said)
+    verdicts = tuple(f"{shown}, {SHORT[task]}: {found[task][shown].verdict}" for task in TASKS)
+    return Section("Did the chains mix?", text, Table(columns, tuple(rows)), pictures, verdicts)
 
 
 def _chain_row(label: str, found: Diagnostics) -> tuple[Value, ...]:
@@ -180,6 +179,9 @@ def _rhat(task: str, name: str, found: Diagnostics) -> Picture:
         f"Weights: median {weights.rhat_median:.3f}, worst {weights.rhat_worst:.3f}."
     )
     return picture(
-        f"rhat-{name}-{SHORT[task].replace(' ', '-')}", lambda ax: rhat_histogram(found, ax=ax), title=f"{name}, {SHORT[task]}",
-        alt=f"Histograms of R-hat of {name} on {SHORT[task]}. {caption}", caption=caption,
-    )  # fmt: skip
+        f"rhat-{name}-{SHORT[task].replace(' ', '-')}",
+        lambda ax: rhat_histogram(found, ax=ax),
+        title=f"{name}, {SHORT[task]}",
+        alt=f"Histograms of R-hat of {name} on {SHORT[task]}. {caption}",
+        caption=caption,
+    )

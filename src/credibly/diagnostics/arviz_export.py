@@ -1,4 +1,4 @@
-"""Draws as an ArviZ DataTree (what InferenceData has become), for its plots, its model comparison and its file formats."""
+"""Draws as an ArviZ DataTree (formerly InferenceData), for its plots, model comparison and file formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credibly.errors import InputError
 
 Array = Tensor | npt.NDArray[Any]
 
-# What samplers here note of a draw, under the names that ArviZ gives it.
+# ArviZ's names for our samplers' statistics.
 NAMES = {"acceptance": "acceptance_rate", "divergent": "diverging"}
 
 
@@ -26,19 +26,19 @@ def to_arviz(
     observed: Array | Mapping[str, Array] | None = None,
     log_likelihood: Array | Mapping[str, Array] | None = None,
 ) -> Any:
-    """An `xarray.DataTree` in ArviZ's layout; needs arviz-base.
+    """Return an `xarray.DataTree` in ArviZ's layout. Requires arviz-base.
 
     Args:
         weights: draws by tensor name, (chain, draw, *shape) each: group `posterior`.
-        statistics: what the sampler noted of each draw, (chain, draw) each, such as acceptance, divergent, energy: group
+        statistics: sampler statistics per draw, (chain, draw) each, such as acceptance, divergent, energy: group
             `sample_stats`, with acceptance as acceptance_rate and divergent as diverging.
-        functions: E[y | x, w] of each draw, (chain, draw, ...): variable `functions` of `posterior`, being a function of the
-            weights, so that ArviZ's R-hat and ESS tables have the function space too.
+        functions: E[y | x, w] of each draw, (chain, draw, ...): variable `functions` of `posterior`, as it is a
+            function of the weights. ArviZ's R-hat and ESS tables then cover the function space too.
         predictive: draws of y, (chain, draw, ...): group `posterior_predictive`.
-        observed: the y that was seen: group `observed_data`.
+        observed: the observed y: group `observed_data`.
         log_likelihood: log p(y_i | x_i, w) of each draw, (chain, draw, ...): group `log_likelihood`.
 
-    The last three are arrays, which are called `y`, or arrays by name.
+    The last three are arrays by name, or one array, which is named `y`.
     """
     try:
         from arviz_base import from_dict
@@ -65,12 +65,12 @@ def to_arviz(
         for variable, values in group.items():
             if values.shape[:2] != lead:
                 found = f"{variable} of {name} has shape {values.shape}"
-                raise InputError("weights", found, f"Every array needs the same chains and draws, {lead}")
+                raise InputError("weights", found, f"All arrays need the same chains and draws, {lead}")
     if "diverging" in groups["sample_stats"]:
         groups["sample_stats"]["diverging"] = groups["sample_stats"]["diverging"].astype(bool)
     groups["observed_data"] = {name: _array("observed", values) for name, values in _named(observed).items()}
     about = {"inference_library": "credibly", "inference_library_version": __version__}
-    # More chains than draws are no mistake here, so the check for swapped axes stays off.
+    # More chains than draws is legitimate here, so ArviZ's check for swapped axes is off.
     filled = {name: group for name, group in groups.items() if group}
     return from_dict(filled, attrs={"/": about}, check_conventions=False)
 
@@ -85,7 +85,7 @@ def _group(argument: str, values: Mapping[str, Array]) -> dict[str, npt.NDArray[
     found = {name: _array(argument, value) for name, value in values.items()}
     for name, value in found.items():
         if value.ndim < 2:
-            raise InputError(argument, f"{name} has shape {value.shape}", "Pass (chain, draw, ...)")
+            raise InputError(argument, f"{name} must have shape (chain, draw, ...), got {value.shape}")
     return found
 
 
@@ -94,5 +94,5 @@ def _array(argument: str, value: Any) -> npt.NDArray[Any]:
         value = value.detach().cpu()
         return np.asarray(value if value.dtype.itemsize != 2 or not value.is_floating_point() else value.float())
     if not isinstance(value, np.ndarray):
-        raise InputError(argument, f"found a {type(value).__name__}", "Pass tensors or arrays")
+        raise InputError(argument, f"must hold tensors or arrays, got a {type(value).__name__}")
     return value

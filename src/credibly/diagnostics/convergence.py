@@ -1,11 +1,11 @@
-"""How well chains have mixed, coordinate by coordinate: R-hat, effective sample size, Monte-Carlo error, E-BFMI.
+"""Mixing of chains per coordinate: R-hat, effective sample size, Monte Carlo standard error, E-BFMI.
 
-The definitions are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021). arviz-stats has the same ones but visits
-coordinates one at a time in Python; here blocks of columns share one sort and one Fourier transform, which is several times as
-fast, runs on the device that holds the draws, and gives the same numbers (the tests hold both to 1e-10).
+The definitions are those of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021). arviz-stats has the same ones but
+loops over coordinates in Python. Here blocks of columns share one sort and one Fourier transform, which is several
+times as fast, runs on the draws' device and gives the same numbers (tested to 1e-10).
 
-Draws are (chain, draw, ...) and results (...), in float64. Every chain is cut into halves (an odd draw in the middle is left
-out), so that one chain is enough. A coordinate with NaN among its draws gives NaN.
+Draws are (chain, draw, ...) and results (...), in float64. Every chain is split into halves (of an odd number of draws
+the middle one is dropped), so one chain is enough. A coordinate with NaN among its draws gives NaN.
 """
 
 from __future__ import annotations
@@ -20,60 +20,71 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice
 from credibly.errors import InputError
 
 Draws = TypeVar("Draws", Tensor, npt.NDArray[Any])
 
-BLOCK_VALUES = {"cpu": 2**16, "cuda": 2**25}  # draws looked at together: what caches hold, or what fills a GPU
-TAILS = (0.05, 0.95)  # the quantiles whose estimates are called the tails
-MIN_DRAWS = 4  # halves of two
+# Values processed together: what fits into the caches, or what fills a GPU.
+BLOCK_VALUES = {"cpu": 2**16, "cuda": 2**25}
+# The quantiles that tail ESS is about.
+TAILS = (0.05, 0.95)
+# Half-chains of two draws.
+MIN_DRAWS = 4
 
 
 class Measures(NamedTuple):
-    """What the draws of k coordinates say: R-hat and three kinds of ESS, (k,); and what is wrong with the draws themselves."""
+    """Diagnostics of k coordinates.
+
+    Attributes:
+        rhat, bulk, tail, mean: R-hat and three kinds of ESS, (k,).
+        finite: whether no draw is NaN or infinite, (k,).
+        constant: whether all half-chains have a single value, (k,).
+        still: whether all draws of a chain have a single value, (k, chain).
+    """
 
     rhat: Tensor
     bulk: Tensor
     tail: Tensor
     mean: Tensor
-    finite: Tensor  # no NaN, no infinity, (k,)
-    constant: Tensor  # one value in all half-chains, (k,)
-    still: Tensor  # one value in all draws of this chain, (k, chain)
+    finite: Tensor
+    constant: Tensor
+    still: Tensor
 
 
 def rhat(draws: Draws) -> Draws:
-    """Rank-normalised split R-hat: 1 where the halves of all chains agree in place and in spread, above 1 where not.
+    """Return the rank-normalised split R-hat: 1 if all half-chains agree in location and scale, above 1 otherwise.
 
-    R = sqrt(((n - 1)/n W + B/n) / W), with W the mean variance within a half-chain of n draws and B/n the variance of the
-    half-chains' means, of normal scores of the ranks; the larger of this for x and for |x - median|. Chains that do not move
-    and differ give infinity; a coordinate with one value throughout gives NaN.
+    R = sqrt(((n - 1)/n W + B/n) / W), with W the mean variance within half-chains of n draws and B/n the variance of
+    the half-chains' means, both of normal scores of the ranks; the larger of the values for x and for |x - median|.
+    Chains that are constant but differ give infinity; a coordinate with a single value throughout gives NaN.
     """
-    return _each("draws", draws, lambda block: block.rhat)
+    return _per_column("draws", draws, lambda block: block.rhat)
 
 
 def ess(draws: Draws, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Draws:
-    """Effective sample size: how many independent draws would estimate as well as these do.
+    """Return the effective sample size: the number of independent draws that would estimate equally well.
 
-    ESS = S / (1 + 2 sum_t rho_t), rho_t the autocorrelation at lag t over all half-chains, summed while pairs of
-    neighbours are positive and made to fall (Geyer's initial monotone sequence). At most S log10(S).
+    ESS = S / (1 + 2 sum_t rho_t), with rho_t the autocorrelation at lag t over all half-chains, truncated by Geyer's
+    initial monotone sequence: sums of neighbouring pairs count while positive and are made non-increasing. At most
+    S log10(S).
 
     Args:
         draws: (chain, draw, ...).
-        kind: "bulk" for normal scores of the ranks; "tail" for the worse of the 5 % and 95 % quantiles; "mean" for the draws as
-            they are, which belongs to the error of the mean.
+        kind: "bulk" for normal scores of the ranks; "tail" for the worse of the 5 % and 95 % quantiles; "mean" for the
+            draws themselves, as used in the error of the mean.
     """
-    if kind not in ("bulk", "tail", "mean"):
-        raise InputError("kind", f"found {kind!r}", 'Pass "bulk", "tail" or "mean"')
-    return _each("draws", draws, lambda block: getattr(block, kind))
+    check_choice("kind", kind, ("bulk", "tail", "mean"))
+    return _per_column("draws", draws, lambda block: getattr(block, kind))
 
 
 def mcse(draws: Draws, kind: Literal["mean", "sd"] = "mean") -> Draws:
-    """Monte-Carlo standard error of the mean, sd / sqrt(ESS), or of the sd, sqrt((E d^4 - (E d^2)^2) / (4 ESS E d^2)).
+    """Return the Monte Carlo standard error of the mean or of the standard deviation.
 
-    d is the deviation from the mean over all draws, ESS that of kind "mean".
+    sd / sqrt(ESS) of the mean, sqrt((E d^4 - (E d^2)^2) / (4 ESS E d^2)) of the sd, with d the deviation from the mean
+    over all draws and ESS of kind "mean".
     """
-    if kind not in ("mean", "sd"):
-        raise InputError("kind", f"found {kind!r}", 'Pass "mean" or "sd"')
+    check_choice("kind", kind, ("mean", "sd"))
 
     def error(block: _Columns) -> Tensor:
         square = (block.values - block.values.mean(1, keepdim=True)).square()
@@ -82,17 +93,17 @@ def mcse(draws: Draws, kind: Literal["mean", "sd"] = "mean") -> Draws:
             return (variance * (block.size / (block.size - 1)) / block.mean).sqrt()
         return ((square.square().mean(1) - variance.square()) / block.mean / variance / 4).sqrt()
 
-    return _each("draws", draws, error)
+    return _per_column("draws", draws, error)
 
 
 def e_bfmi(energy: Draws) -> Draws:
-    """Energy (chain, draw) to the estimated fraction of missing information (chain,): mean (E_t - E_t-1)^2 / Var E.
+    """Return the estimated Bayesian fraction of missing information per chain, mean (E_t - E_t-1)^2 / Var E.
 
-    About 1 or more where each new momentum reaches the whole range of energies; below 0.3 it takes many to get there.
+    About 1 or more if each new momentum reaches the whole range of energies; below 0.3 that takes many of them.
     """
     values = _check("energy", energy)
     if values.ndim != 2:
-        raise InputError("energy", f"has shape {tuple(values.shape)}", "Pass one energy for each draw, (chain, draw)")
+        raise InputError("energy", f"must have shape (chain, draw), got {tuple(values.shape)}")
     result = values.double().diff(dim=1).square().mean(1) / values.double().var(1)
     if isinstance(energy, Tensor):
         return result
@@ -100,7 +111,7 @@ def e_bfmi(energy: Draws) -> Draws:
 
 
 def measure(draws: Tensor | npt.NDArray[Any]) -> Measures:
-    """R-hat and every ESS of draws (chain, draw, k) at once, from one sort of each coordinate."""
+    """Return R-hat and every ESS of draws (chain, draw, k), from one sort per coordinate."""
     values = _check("draws", draws)
     columns = values.reshape(*values.shape[:2], -1)
     parts = []
@@ -113,7 +124,7 @@ def measure(draws: Tensor | npt.NDArray[Any]) -> Measures:
 
 
 class _Columns:
-    """Draws of some coordinates, (k, chain, draw). What several measures need is computed once, when first asked for."""
+    """Draws of some coordinates, (k, chain, draw). Intermediate results are computed on first use and cached."""
 
     def __init__(self, draws: Tensor) -> None:
         count = draws.shape[2] // 2
@@ -122,97 +133,100 @@ class _Columns:
         self.size = self.values.shape[1]
         self.halves = torch.cat([draws[..., :count], draws[..., draws.shape[2] - count :]], 1)
         self.split = self.halves.shape
-        self.low, self.high = self.values.amin(1), self.values.amax(1)  # NaN where there is one
+        # NaN if any draw is.
+        self.low, self.high = self.values.amin(1), self.values.amax(1)
 
     @cached_property
     def order(self) -> Tensor:
-        return _argsort(self.halves.flatten(1))  # before float64: numpy sorts float32 in less time
+        # Before the conversion to float64: numpy sorts float32 faster.
+        return _argsort(self.halves.flatten(1))
 
     @cached_property
-    def rising(self) -> Tensor:
+    def ascending(self) -> Tensor:
         return self.halves.flatten(1).gather(1, self.order).double()
 
     @cached_property
     def scores(self) -> Tensor:
-        return self._normal(self.rising, self.order)
+        return self._normal_scores(self.ascending, self.order)
 
     @cached_property
     def rhat(self) -> Tensor:
-        middle = self.rising.shape[1] // 2
-        median = (self.rising[:, middle - 1] + self.rising[:, middle]) / 2
-        # Distances fall up to the median and rise from there: two runs, which a merge sort joins in one go.
-        distance = (self.rising - median[:, None]).abs()
+        middle = self.ascending.shape[1] // 2
+        median = (self.ascending[:, middle - 1] + self.ascending[:, middle]) / 2
+        # Distances fall up to the median and rise from there: two sorted runs, which a merge sort joins in one pass.
+        distance = (self.ascending - median[:, None]).abs()
         order = _argsort(distance, runs=True)
-        folded = self._normal(distance.gather(1, order), self.order.gather(1, order))
-        return self._known(torch.fmax(_plain_rhat(self.scores), _plain_rhat(folded)))
+        folded = self._normal_scores(distance.gather(1, order), self.order.gather(1, order))
+        return self._masked(torch.fmax(_plain_rhat(self.scores), _plain_rhat(folded)))
 
     @cached_property
     def bulk(self) -> Tensor:
-        return self._known(_effective(self.scores))
+        return self._masked(_effective_size(self.scores))
 
     @cached_property
     def mean(self) -> Tensor:
-        return self._known(_effective(self.halves.double()))
+        return self._masked(_effective_size(self.halves.double()))
 
     @cached_property
     def tail(self) -> Tensor:
-        low, high = (_effective((self.halves <= self._quantile(q)[:, None, None]).double()) for q in TAILS)
-        return self._known(torch.minimum(low, high))
+        low, high = (_effective_size((self.halves <= self._quantile(q)[:, None, None]).double()) for q in TAILS)
+        return self._masked(torch.minimum(low, high))
 
     def _quantile(self, level: float) -> Tensor:
-        """Linear interpolation between neighbours in order, rounded as numpy.quantile does; of all draws, not of halves."""
+        """Return a quantile of all draws (not of halves) by linear interpolation, rounded as in numpy.quantile."""
         at = (self.size - 1) * level
         below = math.floor(at)
-        near = self._places(below, min(below + 1, self.size - 1)).double()
-        low, step, share = near[:, 0], near[:, 1] - near[:, 0], at - below
-        return low + step * share if share < 0.5 else near[:, 1] - step * (1 - share)
+        near = self._order_statistics(below, min(below + 1, self.size - 1)).double()
+        low, step, fraction = near[:, 0], near[:, 1] - near[:, 0], at - below
+        return low + step * fraction if fraction < 0.5 else near[:, 1] - step * (1 - fraction)
 
-    def _places(self, *places: int) -> Tensor:
-        """The draws at these places of the rising order, (k, places)."""
-        if "rising" in self.__dict__ and self.rising.shape[1] == self.size:
-            return self.rising[:, places]
+    def _order_statistics(self, *ranks: int) -> Tensor:
+        """Return the draws of these ranks, counted from the smallest, (k, ranks)."""
+        if "ascending" in self.__dict__ and self.ascending.shape[1] == self.size:
+            return self.ascending[:, ranks]
         if self.raw.device.type == "cpu":
-            return torch.from_numpy(np.partition(self.raw.flatten(1).numpy(), places, axis=1))[:, places]
-        return self.values.sort(1).values[:, places]
+            return torch.from_numpy(np.partition(self.raw.flatten(1).numpy(), ranks, axis=1))[:, ranks]
+        return self.values.sort(1).values[:, ranks]
 
-    def _known(self, result: Tensor) -> Tensor:
+    def _masked(self, result: Tensor) -> Tensor:
         return result.masked_fill(self.low.isnan(), math.nan)
 
-    def _normal(self, rising: Tensor, order: Tensor) -> Tensor:
-        """Normal scores Phi^-1((rank - 3/8) / (S + 1/4)) of split draws; equal draws share their mean rank."""
-        size = rising.shape[1]
-        steps = torch.arange(2 * size + 1, dtype=torch.float64, device=rising.device) / 2
-        table = torch.special.ndtri((steps - 0.375) / (size + 0.25))  # mean ranks are whole or half: look them up
-        place = torch.arange(size, device=rising.device)
-        new = rising[:, 1:] != rising[:, :-1]
-        if bool(new.all()):
-            scores = table[2 * place + 2].expand_as(rising)
+    def _normal_scores(self, ascending: Tensor, order: Tensor) -> Tensor:
+        """Return normal scores Phi^-1((rank - 3/8) / (S + 1/4)) of split draws; ties share their mean rank."""
+        size = ascending.shape[1]
+        # Mean ranks are integers or halves of them, so the scores come from a table.
+        ranks = torch.arange(2 * size + 1, dtype=torch.float64, device=ascending.device) / 2
+        table = torch.special.ndtri((ranks - 0.375) / (size + 0.25))
+        index = torch.arange(size, device=ascending.device)
+        differs = ascending[:, 1:] != ascending[:, :-1]
+        if bool(differs.all()):
+            scores = table[2 * index + 2].expand_as(ascending)
         else:
-            edge = torch.ones_like(new[:, :1])
-            first = (place * torch.cat([edge, new], 1)).cummax(1).values
-            last = size - 1 - (place * torch.cat([edge, new.flip(1)], 1)).cummax(1).values.flip(1)
+            edge = torch.ones_like(differs[:, :1])
+            first = (index * torch.cat([edge, differs], 1)).cummax(1).values
+            last = size - 1 - (index * torch.cat([edge, differs.flip(1)], 1)).cummax(1).values.flip(1)
             scores = table[first + last + 2]
-        return torch.empty_like(rising).scatter_(1, order, scores).reshape(self.split)
+        return torch.empty_like(ascending).scatter_(1, order, scores).reshape(self.split)
 
 
 def _plain_rhat(z: Tensor) -> Tensor:
-    """sqrt(((n - 1)/n W + B/n) / W) of (k, m, n)."""
+    """Return sqrt(((n - 1)/n W + B/n) / W) of (k, m, n)."""
     n = z.shape[2]
     means = z.mean(2)
     within = (z - means[..., None]).square().sum((1, 2)) / (z.shape[1] * (n - 1))
-    # Scores that differ at all give more than 6/S^3; less is rounding in the mean of equal ones.
+    # Scores that differ at all give more than 6/S^3; less is rounding error in the mean of equal ones.
     within = within.masked_fill(within < 1e-28, 0.0)
     return ((n - 1) / n + means.var(1) / within).sqrt()
 
 
-def _effective(y: Tensor) -> Tensor:
-    """S / tau of (k, m, n) by Geyer's initial monotone sequence, S = m n."""
+def _effective_size(y: Tensor) -> Tensor:
+    """Return S / tau of (k, m, n) by Geyer's initial monotone sequence, S = m n."""
     k, m, n = y.shape
     size = m * n
     means = y.mean(2)
     length = _fast_length(2 * n)
     wave = torch.fft.rfft(y - means[..., None], n=length)
-    # Chains are averaged before the inverse transform, so one transform back serves all of them.
+    # Chains are averaged before the inverse transform, so they share one.
     power = (wave.real.square() + wave.imag.square()).sum(1)
     autocovariance = torch.fft.irfft(power, n=length)[:, :n] / size
     total = autocovariance[:, :1] + means.var(1)[:, None]
@@ -224,7 +238,7 @@ def _effective(y: Tensor) -> Tensor:
     reach = int(stop.max())
     counted = torch.arange(reach, device=y.device) < stop[:, None]
     area = pairs[:, :reach].cummin(1).values.where(counted, 0.0).sum(1)
-    # Of the pair that ends the sum, the even lag still counts where it is positive.
+    # In the pair that ends the sum, the even lag still counts if it is positive.
     at = stop[:, None]
     even = rho.gather(1, 2 * at)[:, 0]
     even = even.where((pairs.gather(1, at)[:, 0] >= 0) | (even > 0), 0.0)
@@ -234,14 +248,14 @@ def _effective(y: Tensor) -> Tensor:
 
 
 def _argsort(values: Tensor, *, runs: bool = False) -> Tensor:
-    """Order along the last axis. On the CPU numpy's sort is vectorised, and its stable one merges sorted runs."""
+    """Return the order along the last axis. numpy's sort is vectorised, and its stable sort merges sorted runs."""
     if values.device.type == "cpu":
         return torch.from_numpy(np.argsort(values.numpy(), axis=-1, kind="stable" if runs else None))
     return values.argsort(-1)
 
 
 def _fast_length(least: int) -> int:
-    """The smallest 2^a 3^b 5^c that is no less: lengths that Fourier transforms like."""
+    """Return the smallest 2^a 3^b 5^c that is at least `least`: lengths with fast Fourier transforms."""
     best = 1 << (least - 1).bit_length()
     for three in (3**i for i in range(12)):
         for odd in (three * 5**i for i in range(8)):
@@ -251,27 +265,27 @@ def _fast_length(least: int) -> int:
 
 
 def _check(name: str, draws: Any) -> Tensor:
-    """Draws (chain, draw, ...) as a tensor, or InputError."""
+    """Return draws (chain, draw, ...) as a tensor. Raise if they are not that."""
     if not isinstance(draws, (Tensor, np.ndarray)):
-        raise InputError(name, f"is a {type(draws).__name__}", "Pass a tensor or an array of shape (chain, draw, ...)")
+        raise InputError(name, f"must be a tensor or array (chain, draw, ...), got a {type(draws).__name__}")
     values = draws.detach() if isinstance(draws, Tensor) else _wrapped(name, draws)
+    shape = tuple(values.shape)
     if values.is_complex():
-        raise InputError(name, f"has dtype {values.dtype}", "Pass real numbers")
+        raise InputError(name, f"must be real, got dtype {values.dtype}")
     if values.ndim < 2 or values.numel() == 0:
-        raise InputError(name, f"has shape {tuple(values.shape)}", "Pass (chain, draw, ...) with nothing empty")
+        raise InputError(name, f"must have a non-empty shape (chain, draw, ...), got {shape}")
     if values.shape[1] < MIN_DRAWS:
-        found = f"has {values.shape[1]} draws a chain (shape {tuple(values.shape)})"
-        raise InputError(
-            name, found, f"Pass (chain, draw, ...) with at least {MIN_DRAWS} draws: chains are cut in halves"
-        )
+        found = f"must have at least {MIN_DRAWS} draws per chain, got {values.shape[1]} (shape {shape})"
+        raise InputError(name, found, "Chains are split into halves")
+    # Devices without float64.
     if values.device.type not in BLOCK_VALUES:
-        values = values.cpu()  # devices without float64
+        values = values.cpu()
     return values if values.dtype in (torch.float32, torch.float64) else values.double()
 
 
 def _wrapped(name: str, array: npt.NDArray[Any]) -> Tensor:
     if array.dtype.kind not in "fiub":
-        raise InputError(name, f"has dtype {array.dtype}", "Pass real numbers")
+        raise InputError(name, f"must be real, got dtype {array.dtype}")
     return torch.tensor(array) if not array.flags.writeable else torch.as_tensor(array)
 
 
@@ -282,7 +296,7 @@ def _blocks(columns: Tensor) -> Iterator[_Columns]:
         yield _Columns(columns[..., start : start + step].permute(2, 0, 1).contiguous())
 
 
-def _each(name: str, draws: Draws, f: Callable[[_Columns], Tensor]) -> Draws:
+def _per_column(name: str, draws: Draws, f: Callable[[_Columns], Tensor]) -> Draws:
     values = _check(name, draws)
     columns = values.reshape(*values.shape[:2], -1)
     result = torch.cat([f(block) for block in _blocks(columns)]).reshape(values.shape[2:])

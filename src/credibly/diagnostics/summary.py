@@ -1,18 +1,18 @@
-"""Whether chains can be trusted: the figures of `credibly.diagnostics.convergence` in weight space and in function space, in words.
+"""Convergence diagnostics of draws in weight space and in function space, with a verdict.
 
-The function space decides. Weights of a network have symmetries (hidden units swap places, pairs of signs flip), so chains
-may never agree about single weights and yet agree about every prediction.
+The function space decides. A network's weights have symmetries (permuted hidden units, flipped pairs of signs), so
+chains may never agree on single weights and yet agree on every prediction.
 
-A verdict looks at what 99 of 100 coordinates stay within (with fewer than 100, at the worst), because the worst of thousands is
-over any limit by chance; the worst is shown beside it.
+A verdict is based on the value that 99 of 100 coordinates stay within (with fewer than 100, on the worst), because the
+worst of thousands exceeds any limit by chance. The worst is shown as well.
 
-| figure | limit |
+| diagnostic | limit |
 |---|---|
 | R-hat | up to 1.01 good, up to 1.05 usable, above 1.05 poorly mixed, above 1.1 not mixed |
-| bulk and tail ESS | at least 400, or 100 a chain where there are fewer than four |
+| bulk and tail ESS | at least 400, or 100 per chain with fewer than four |
 | E-BFMI of every chain | at least 0.3 |
 | divergences | none |
-| acceptance of every chain | below 0.3 it is remarked on |
+| acceptance of every chain | below 0.3 it is mentioned |
 """
 
 from __future__ import annotations
@@ -29,42 +29,45 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_integer
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.diagnostics.verdict import Mixing, judge, mixing
-from credibly.distributed.world import World, share
+from credibly.distributed.world import World, shard
 from credibly.errors import InputError
 
 __all__ = ["ColumnSource", "Diagnostics", "Mixing", "diagnose", "e_bfmi", "ess", "mcse", "rhat", "to_arviz"]
 
 Array = Tensor | npt.NDArray[Any]
 
-COORDINATES = 2_000  # looked at in either space
-READ_VALUES = 2**22  # draws held at a time: 32 MiB in float64
+# Coordinates checked in either space.
+COORDINATES = 2_000
+# Values held at a time: 32 MiB in float64.
+READ_VALUES = 2**22
 
 
 class ColumnSource(Protocol):
-    """Draws that are read in pieces: `shape` is (chain, draw, D)."""
+    """Draws that are read in chunks of columns."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """(chain, draw, D)."""
+        """Chains, draws and coordinates: (chain, draw, D)."""
 
     def columns(self, start: int, stop: int) -> Array:
-        """Coordinates start to stop of every draw, (chain, draw, stop - start)."""
+        """Return coordinates start to stop of every draw, (chain, draw, stop - start)."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What the draws say about themselves.
+    """Convergence diagnostics of a set of draws.
 
     Attributes:
-        weights, functions: how the weights, and the predictions where they were given, have mixed.
-        acceptance: mean acceptance of each chain (of all, if one number was given).
-        divergences: how many trajectories diverged.
-        e_bfmi: of each chain.
-        still: chains that never moved, by number.
-        ok: whether the predictions can be used: usable or good, and nothing else over its limit.
+        weights, functions: mixing of the weights, and of the predictions if there are any.
+        acceptance: mean acceptance per chain (overall, if one number was given).
+        divergences: number of divergent trajectories.
+        e_bfmi: E-BFMI per chain.
+        still: indices of chains that never moved.
+        ok: whether the predictions can be used: R-hat good or usable, and nothing else beyond its limit.
         verdict: what is wrong and what to do next.
     """
 
@@ -80,7 +83,7 @@ class Diagnostics:
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what is NaN or infinite becomes None."""
+        """Return plain JSON values, with None for NaN and infinity."""
         found = asdict(self)
         for space in ("weights", "functions"):
             if found[space] is not None:
@@ -106,9 +109,9 @@ class Diagnostics:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-_CONSTANT = "never change"
+_CONSTANT = "constant"
 _ROWS: tuple[tuple[str, Callable[[Mixing], str]], ...] = (
-    ("looked at", lambda m: f"{m.count:,}" if m.count == m.total else f"{m.count:,} of {m.total:,}"),
+    ("checked", lambda m: f"{m.count:,}" if m.count == m.total else f"{m.count:,} of {m.total:,}"),
     (_CONSTANT, lambda m: f"{m.constant:,}"),
     ("R-hat, worst", lambda m: f"{m.rhat_worst:.3f}"),
     ("  99 of 100 within", lambda m: f"{m.rhat_most:.3f}"),
@@ -135,30 +138,29 @@ def diagnose(
     network: bool = True,
     world: World | None = None,
 ) -> Diagnostics:
-    """R-hat, ESS and MCSE of weights and predictions, with a verdict in words.
+    """Return R-hat, ESS and MCSE of weights and predictions, with a verdict.
 
     Args:
-        draws: weights (chain, draw, D), or an object with that `shape` and `columns(start, stop)`, which is read in pieces.
-        functions: predictions of the same chains at held-out inputs, (chain, draw, ...). They may be of fewer draws.
+        draws: weights (chain, draw, D), or an object with that `shape` and `columns(start, stop)`, read in chunks.
+        functions: predictions of the same chains at held-out inputs, (chain, draw, ...); possibly of fewer draws.
         energy: the Hamiltonian at each draw, (chain, draw).
-        acceptance: probability of acceptance, one number or by (chain,) or (chain, draw); NaN counts as a rejection.
-        divergences: how many trajectories diverged, or which, (chain, draw).
-        coordinates: how many of the D weights are looked at, evenly spaced; as many of the predictions.
-        network: False for draws of a density that is not a network's, whose coordinates count themselves.
-        world: processes that call this together. Each looks at some of the coordinates, of all chains, and `functions` are its
-            own share of the predictions; what they find is gathered, the draws are not.
+        acceptance: acceptance probability, one number or per (chain,) or (chain, draw); NaN counts as a rejection.
+        divergences: the number of divergent trajectories, or which ones, (chain, draw).
+        coordinates: how many of the D weights, and of the predictions, to check, evenly spaced.
+        network: False for draws from a density that is not a network's, whose coordinates are of interest themselves.
+        world: processes that call this together. Each checks some of the coordinates, of all chains, and passes its own
+            part of the predictions as `functions`. The results are gathered, the draws are not.
     """
-    if isinstance(coordinates, bool) or not isinstance(coordinates, int) or coordinates < 1:
-        raise InputError("coordinates", f"found {coordinates!r}", "Pass a whole number from 1 up")
+    check_integer("coordinates", coordinates)
     chains, count = _chains_and_draws("draws", draws)
-    accepted = None if acceptance is None else _by_chain(acceptance, chains)
-    diverged = None if divergences is None else _count(divergences)
-    missing = None if energy is None else _energy(energy, chains)
+    accepted = None if acceptance is None else _acceptance(acceptance, chains)
+    diverged = None if divergences is None else _divergences(divergences)
+    missing = None if energy is None else _e_bfmi(energy, chains)
     if functions is not None and _chains_and_draws("functions", functions)[0] != chains:
-        found = f"has shape {tuple(functions.shape)}, the draws {chains} chains"
-        raise InputError("functions", found, "Pass the predictions of the same chains, (chain, draw, ...)")
+        found = f"must be predictions of the same {chains} chains, got shape {tuple(functions.shape)}"
+        raise InputError("functions", found)
     together = world or World()
-    own = share(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
+    own = shard(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
     weights, still = _mixing("draws", draws, coordinates, together, own)
     each = -(-coordinates // together.size)
     outputs = None if functions is None else _mixing("functions", functions, each, together)[0]
@@ -169,9 +171,9 @@ def diagnose(
 def _mixing(
     name: str, source: Array | ColumnSource, limit: int, world: World, own: range | None = None
 ) -> tuple[Mixing, tuple[int, ...]]:
-    """The summary of at most `limit` coordinates, and the chains in which none of them ever moved.
+    """Summarise at most `limit` coordinates. Also return the chains in which none of them ever moved.
 
-    Of several processes each measures its `own` coordinates of a source that all of them have, or all of its own source.
+    With several processes, each handles its `own` coordinates of a source that all have, or all of a source of its own.
     """
     chains, draws = source.shape[:2]
     total = math.prod(source.shape[2:])
@@ -184,71 +186,72 @@ def _mixing(
         for some in np.split(picks, range(width, len(picks), width)) if len(picks) else []:
             parts.append(measure(flat[..., some]))
     else:
-        # Neighbours are read together, with what lies between them, as long as that is bounded.
+        # Neighbours are read together with the columns between them, up to `width` columns.
         for some in np.split(picks, np.flatnonzero(np.diff(picks // width)) + 1) if len(picks) else []:
-            piece = source.columns(int(some[0]), int(some[-1]) + 1)
+            chunk = source.columns(int(some[0]), int(some[-1]) + 1)
             expected = (chains, draws, int(some[-1] - some[0]) + 1)
-            if tuple(piece.shape) != expected:
-                raise InputError(name, f"columns gave {tuple(piece.shape)}", f"It has to give {expected}")
-            parts.append(measure(piece[..., some - some[0]]))
+            if tuple(chunk.shape) != expected:
+                raise InputError(name, f"columns returned shape {tuple(chunk.shape)}, expected {expected}")
+            parts.append(measure(chunk[..., some - some[0]]))
     values = [torch.cat(column).cpu().numpy() for column in zip(*parts)]
     if world.size > 1:
-        told = world.gather([total, [v.tolist() for v in values]])
+        gathered = world.gather([total, [v.tolist() for v in values]])
         values = [
-            np.concatenate([np.asarray(v[i]) for _, v in told if v and v[i]]) for i in range(len(Measures._fields))
+            np.concatenate([np.asarray(v[i]) for _, v in gathered if v and v[i]]) for i in range(len(Measures._fields))
         ]
-        total = total if own is not None else sum(t for t, _ in told)
+        total = total if own is not None else sum(t for t, _ in gathered)
     summary = mixing(*values[:4], finite=values[4], constant=values[5], total=total)
     return summary, tuple(int(i) for i in np.flatnonzero(values[6].all(0)))
 
 
 def _chains_and_draws(name: str, draws: Any) -> tuple[int, int]:
-    """The leading sizes of (chain, draw, ...), or InputError."""
+    """Return the leading sizes of (chain, draw, ...). Raise if there are too few draws."""
     if not isinstance(draws, (Tensor, np.ndarray)) and not (hasattr(draws, "shape") and hasattr(draws, "columns")):
-        found = f"is a {type(draws).__name__}"
-        raise InputError(name, found, "Pass a tensor or an array (chain, draw, D), or an object with shape and columns")
+        expected = "a tensor or array (chain, draw, D), or an object with shape and columns"
+        raise InputError(name, f"must be {expected}, got a {type(draws).__name__}")
     shape = tuple(draws.shape)
     if len(shape) < 3 or 0 in shape:
-        raise InputError(name, f"has shape {shape}", "Pass (chain, draw, D) with nothing empty")
+        raise InputError(name, f"must have a non-empty shape (chain, draw, D), got {shape}")
     if shape[1] < MIN_DRAWS:
-        advice = f"Diagnostics need {MIN_DRAWS} draws a chain or more; point estimates and members of an ensemble are no chains"
-        raise InputError(name, f"has {shape[1]} draws a chain (shape {shape})", advice)
+        found = f"must have at least {MIN_DRAWS} draws per chain, got {shape[1]} (shape {shape})"
+        raise InputError(name, found, "Point estimates and ensemble members are not chains")
     return shape[0], shape[1]
 
 
-def _numbers(value: Any) -> npt.NDArray[np.float64]:
+def _to_numpy(value: Any) -> npt.NDArray[np.float64]:
     return np.asarray(value.detach().cpu().double() if isinstance(value, Tensor) else value, dtype=np.float64)
 
 
-def _by_chain(acceptance: Array | float, chains: int) -> tuple[float, ...]:
-    values = np.nan_to_num(_numbers(acceptance), nan=0.0)
+def _acceptance(acceptance: Array | float, chains: int) -> tuple[float, ...]:
+    """Return the mean acceptance per chain, or the single number that was given."""
+    values = np.nan_to_num(_to_numpy(acceptance), nan=0.0)
     if values.ndim > 2 or (values.ndim and len(values) != chains) or values.size == 0:
-        found = f"has shape {values.shape}, the draws {chains} chains"
-        raise InputError("acceptance", found, "Pass one number, or (chain,), or (chain, draw)")
+        expected = "must be one number or have shape (chain,) or (chain, draw)"
+        raise InputError("acceptance", f"{expected}, got shape {values.shape} for {chains} chains")
     if values.min() < 0 or values.max() > 1 + 1e-6:
-        raise InputError("acceptance", f"values from {values.min():.3g} to {values.max():.3g}", "Pass probabilities")
+        raise InputError("acceptance", f"must be probabilities, got {values.min():.3g} to {values.max():.3g}")
     return tuple(float(v) for v in (values.mean(1) if values.ndim == 2 else values.reshape(-1)))
 
 
-def _count(divergences: Array | int) -> int:
-    values = _numbers(divergences)
+def _divergences(divergences: Array | int) -> int:
+    """Return the number of divergent trajectories."""
+    values = _to_numpy(divergences)
     total = float(values.sum())
     if not (values >= 0).all() or total != int(total):
-        raise InputError(
-            "divergences", f"adds up to {total}", "Pass how many there were, or which draws, (chain, draw)"
-        )
+        raise InputError("divergences", f"must be a count or a mask (chain, draw), got a sum of {total}")
     return int(total)
 
 
-def _energy(energy: Array, chains: int) -> tuple[float, ...]:
-    values = e_bfmi(_numbers(energy))
+def _e_bfmi(energy: Array, chains: int) -> tuple[float, ...]:
+    """Return E-BFMI per chain."""
+    values = e_bfmi(_to_numpy(energy))
     if len(values) != chains:
-        raise InputError("energy", f"has {len(values)} chains, the draws {chains}", "Pass the energies of these draws")
+        raise InputError("energy", f"must have as many chains as the draws ({chains}), got {len(values)}")
     return tuple(float(v) for v in values)
 
 
 def _plain(value: Any) -> Any:
-    """With lists for tuples and None for what JSON has no number for."""
+    """Return a JSON value: lists for tuples, None for NaN and infinity."""
     if isinstance(value, dict):
         return {name: _plain(v) for name, v in value.items()}
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""The figures of many coordinates in one table row, and what they mean in words. `credibly.diagnostics.summary` has the limits."""
+"""A summary of many coordinates' diagnostics, and the verdict. `credibly.diagnostics.summary` lists the limits."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ RHAT_GOOD, RHAT_USABLE, RHAT_POOR = 1.01, 1.05, 1.1
 ESS_TOTAL, ESS_PER_CHAIN = 400, 100
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
-EXEMPT = 0.01  # share of coordinates that may be worse than a limit
+# Fraction of coordinates that may exceed a limit.
+EXEMPT = 0.01
 
 Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """How one space has mixed, over the coordinates that change and are finite. Without any, figures are NaN.
+    """Mixing of one space, over its finite coordinates that are not constant. Without any, the values are NaN.
 
     Attributes:
-        count: coordinates looked at, evenly spaced among `total`.
-        constant: of these, how many have one value in all draws. They are left out of what follows.
-        nonfinite: how many have NaN or infinite draws, left out as well.
-        rhat_worst, rhat_most, rhat_median: the largest R-hat, what 99 of 100 stay within, the median.
-        share_over_1_01, share_over_1_1: share of coordinates with a larger R-hat.
+        count: coordinates checked, evenly spaced among `total`.
+        constant: how many of these have a single value in all draws; excluded from what follows.
+        nonfinite: how many have NaN or infinite draws; excluded as well.
+        rhat_worst, rhat_most, rhat_median: the largest R-hat, the value 99 of 100 stay within, the median.
+        share_over_1_01, share_over_1_1: fraction of coordinates with a larger R-hat.
         ess_bulk_min, ess_bulk_median, ess_tail_min, ess_tail_median: effective sample sizes.
-        ess_most: what 99 of 100 reach, in bulk and in tail.
-        mcse_worst, mcse_median: Monte-Carlo error of the mean, in standard deviations: 1 / sqrt(ESS of the mean).
+        ess_most: the ESS that 99 of 100 reach, in bulk and in tail.
+        mcse_worst, mcse_median: Monte Carlo standard error of the mean in standard deviations, 1 / sqrt(ESS).
         rhat: R-hat of those coordinates.
     """
 
@@ -54,19 +55,19 @@ class Mixing:
 
     @property
     def moving(self) -> int:
-        """How many coordinates the figures are of."""
+        """Number of coordinates that the values are over."""
         return self.count - self.constant - self.nonfinite
 
 
 def mixing(
     rhat: Numbers, bulk: Numbers, tail: Numbers, mean: Numbers, *, finite: Numbers, constant: Numbers, total: int
 ) -> Mixing:
-    """The summary of R-hat and three kinds of ESS, all (count,), of `total` coordinates."""
+    """Summarise R-hat and three kinds of ESS, all (count,), of `total` coordinates."""
     use = finite & ~constant
     rhat, bulk, tail, error = rhat[use], bulk[use], tail[use], 1 / np.sqrt(mean[use])
-    figures: dict[str, Any] = {f.name: math.nan for f in fields(Mixing) if f.type == "float"}
+    values: dict[str, Any] = {f.name: math.nan for f in fields(Mixing) if f.type == "float"}
     if use.any():
-        figures = {
+        values = {
             "rhat_worst": rhat.max(),
             "rhat_most": np.quantile(rhat, 1 - EXEMPT, method="higher"),
             "rhat_median": np.median(rhat),
@@ -76,7 +77,7 @@ def mixing(
             "ess_bulk_median": np.median(bulk),
             "ess_tail_min": tail.min(),
             "ess_tail_median": np.median(tail),
-            "ess_most": min(np.quantile(values, EXEMPT, method="lower") for values in (bulk, tail)),
+            "ess_most": min(np.quantile(ess, EXEMPT, method="lower") for ess in (bulk, tail)),
             "mcse_worst": error.max(),
             "mcse_median": np.median(error),
         }
@@ -86,7 +87,7 @@ def mixing(
         constant=int((finite & constant).sum()),
         nonfinite=int((~finite).sum()),
         rhat=rhat,
-        **{name: float(value) for name, value in figures.items()},
+        **{name: float(value) for name, value in values.items()},
     )
 
 
@@ -102,79 +103,82 @@ def judge(
     draws: int | None = None,
     network: bool = True,
 ) -> tuple[bool, str]:
-    """Whether the draws can be used, and what is wrong and what to do, in words.
+    """Return whether the draws can be used, and a verdict: what is wrong and what to do about it.
 
-    Coordinates of a density that is no network's (`network=False`) are the answer themselves; weights only lead to it.
+    The coordinates of a density that is not a network's (`network=False`) are of interest themselves; weights are not.
     """
     own = "weights" if network else "coordinates"
     what, seen = ("predictions", functions) if functions is not None else (own, weights)
     for name, space in ((own, weights), (what, seen)):
         if space.nonfinite:
-            found = f"Broken: NaN or infinite draws in {space.nonfinite:,} of the {space.count:,} {name} looked at."
-            return False, f"{found} Lower the step size, bring the data to unit scale, and run again."
+            found = f"Broken: NaN or infinite draws in {space.nonfinite:,} of the {space.count:,} {name} checked."
+            return False, f"{found} Lower the step size, standardise the data, and run again."
     if len(still) == chains:
         return False, "Not moving: no chain ever left its first draw. Lower the step size until proposals are accepted."
     if still:
         names = f"chain {still[0]}" if len(still) == 1 else f"chains {', '.join(map(str, still))}"
-        return False, f"Not mixed: {names} never moved while others did. Lower the step size, or start there elsewhere."
+        found = f"Not mixed: {names} never moved while others did."
+        return False, f"{found} Lower the step size, or start from other points."
     if not seen.moving:
         return False, f"Nothing to judge: the {what} are the same in every draw. Pass some that depend on the weights."
     faults = _faults(what, seen, chains, divergences, e_bfmi, draws)
     agreed = seen.rhat_most <= RHAT_USABLE
-    said = [_headline(what, seen, chains, faults=bool(faults)), *faults]
+    sentences = [_headline(what, seen, chains, faults=bool(faults)), *faults]
     if agreed and seen.rhat_worst > RHAT_POOR:
-        said.append(
-            f"{_share(seen.share_over_1_1)} of the {what} are above 1.1 (worst {seen.rhat_worst:.2f}): read those with care."
+        sentences.append(
+            f"{_percent(seen.share_over_1_1)} of the {what} have R-hat above 1.1 (worst {seen.rhat_worst:.2f}):"
+            " treat those with care."
         )
     if acceptance is not None and min(acceptance) < ACCEPTANCE_LOW:
-        said.append(
-            f"Acceptance is {min(acceptance):.0%} where it is lowest: a smaller step size would waste fewer proposals."
+        sentences.append(
+            f"Acceptance is {min(acceptance):.0%} in the worst chain: a smaller step size would waste fewer proposals."
         )
     if chains == 1:
-        said.append("One chain cannot show modes that it never reached: run four, or at least two.")
+        sentences.append("One chain cannot show modes that it never reached: run four, or at least two.")
     if functions is None and network:
-        said.append(
-            "This is judged by the weights alone, which have symmetries: chains may disagree about them and still agree about"
+        sentences.append(
+            "This is judged by the weights alone, which have symmetries: chains may disagree on them and still agree on"
             " every prediction. Pass predictions at held-out inputs for the answer that counts."
         )
     elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
-        said.append(
-            f"The weights mix worse ({_reach(weights)}), as is to be expected: hidden units can swap places and signs without"
-            " changing a prediction."
+        sentences.append(
+            f"The weights mix worse ({_rhat_range(weights)}), as expected: hidden units can be permuted and change"
+            " signs without changing a prediction."
         )
-    return agreed and not faults, " ".join(said)
+    return agreed and not faults, " ".join(sentences)
 
 
 def _headline(what: str, seen: Mixing, chains: int, *, faults: bool) -> str:
     who = "the chains" if chains > 1 else "the halves of the chain"
     if seen.rhat_most > RHAT_POOR:
         return (
-            f"Not mixed: {who} disagree about the {what} (R-hat above 1.1 for {_share(seen.share_over_1_1)}, worst"
-            f" {seen.rhat_worst:.2f}). Run more warm-up and more draws; if they still disagree, they sit in different modes:"
-            " lengthen the trajectories or run more chains."
+            f"Not mixed: {who} disagree about the {what} (R-hat above 1.1 for {_percent(seen.share_over_1_1)}, worst"
+            f" {seen.rhat_worst:.2f}). Run more warm-up and more draws; if they still disagree, they are in different"
+            " modes: lengthen the trajectories or run more chains."
         )
     if seen.rhat_most > RHAT_USABLE:
         return (
-            f"Poorly mixed: {who} agree only roughly about the {what} ({_reach(seen)}). Run about"
+            f"Poorly mixed: {who} agree only roughly about the {what} ({_rhat_range(seen)}). Run about"
             f" {max(2, _times(seen, chains))} times as long, with more warm-up."
         )
     if faults:
-        return f"Not yet: {who} agree about the {what} ({_reach(seen)}), but something else is wrong."
+        return f"Not yet: {who} agree about the {what} ({_rhat_range(seen)}), but something else is wrong."
     if seen.rhat_most > RHAT_GOOD:
-        return f"Usable: {who} agree closely about the {what} ({_reach(seen)}). More draws would bring it below 1.01."
-    return f"Good: {who} agree about the {what} ({_reach(seen)}; ESS at least {seen.ess_most:,.0f})."
+        advice = "More draws would bring it below 1.01."
+        return f"Usable: {who} agree closely about the {what} ({_rhat_range(seen)}). {advice}"
+    return f"Good: {who} agree about the {what} ({_rhat_range(seen)}; ESS at least {seen.ess_most:,.0f})."
 
 
 def _faults(
     what: str, seen: Mixing, chains: int, divergences: int | None, e_bfmi: tuple[float, ...] | None, draws: int | None
 ) -> list[str]:
-    """What is over its limit beside R-hat, each with what to do."""
+    """Return a sentence for everything but R-hat that is beyond its limit, each with a remedy."""
     faults = []
-    # Where chains disagree, a low ESS says the same thing again, and more draws of them are no cure.
+    # If chains disagree, a low ESS only repeats that, and more draws are no remedy.
     if seen.rhat_most <= RHAT_USABLE and _times(seen, chains) > 1:
         faults.append(
-            f"There are too few independent draws of the {what}: ESS reaches only {seen.ess_most:,.0f}, {_wanted(chains)} are"
-            f" wanted. Run about {_times(seen, chains)} times as many draws."
+            f"There are too few effective draws of the {what}: ESS is only {seen.ess_most:,.0f}, {_needed(chains)} are"
+            f" needed. Run about {_times(seen, chains)} times as many draws."
         )
     if divergences:
         many = f"{divergences:,} trajectories" if divergences > 1 else "1 trajectory"
@@ -184,16 +188,16 @@ def _faults(
     low = _low_energy(e_bfmi or (), draws)
     if low is not None:
         faults.append(
-            f"E-BFMI is {low[0]:.2g} in chain {low[1]}, 0.3 is wanted: the energy changes too slowly from draw to draw. Warm up"
-            " longer, or fix scales that are learned beside the weights."
+            f"E-BFMI is {low[0]:.2g} in chain {low[1]}, below 0.3: the energy changes too slowly between draws. Warm up"
+            " longer, or fix scales that are learned with the weights."
         )
     return faults
 
 
 def _low_energy(values: tuple[float, ...], draws: int | None) -> tuple[float, int] | None:
-    """The lowest E-BFMI and its chain, where that is too low: all chains on average, or one by more than two of its errors.
+    """Return the lowest E-BFMI and its chain if the mean over chains, or one chain by two standard errors, is too low.
 
-    Of n draws whose energy is an autoregression, the estimate near 0.3 has a standard error of 1.05 / sqrt(n).
+    For n draws whose energy is autoregressive, the estimate near 0.3 has a standard error of 1.05 / sqrt(n).
     """
     known = [(value, chain) for chain, value in enumerate(values) if not math.isnan(value)]
     if not known:
@@ -204,18 +208,18 @@ def _low_energy(values: tuple[float, ...], draws: int | None) -> tuple[float, in
     return lowest if lowest[0] < E_BFMI_LOW - allowed or average < E_BFMI_LOW else None
 
 
-def _wanted(chains: int) -> int:
+def _needed(chains: int) -> int:
     return min(ESS_TOTAL, ESS_PER_CHAIN * chains)
 
 
 def _times(seen: Mixing, chains: int) -> int:
-    """How many times as many draws would reach the effective sample size that is wanted."""
-    return math.ceil(_wanted(chains) / seen.ess_most)
+    """Return how many times as many draws would reach the effective sample size that is needed."""
+    return math.ceil(_needed(chains) / seen.ess_most)
 
 
-def _reach(seen: Mixing) -> str:
+def _rhat_range(seen: Mixing) -> str:
     return f"R-hat up to {seen.rhat_most:.3f}" + (" for 99 of 100" if seen.moving > 1 / EXEMPT else "")
 
 
-def _share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+def _percent(fraction: float) -> str:
+    return f"{fraction:.0%}" if fraction >= 0.1 else f"{fraction:.1%}"

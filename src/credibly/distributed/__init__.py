@@ -1,1 +1,1 @@
-"""The processes of a run: how they find each other, share chains and rows, and fail together."""
+"""The processes of a run: rendezvous, sharding of chains and rows, collective calls, heartbeats and failures."""

@@ -1,56 +1,59 @@
-"""Processes whose work takes different times, such as members that stop early, wait for each other here.
+"""Heartbeats, for processes whose work takes different times, such as ensemble members that stop early.
 
-A collective call gives up after a time limit, because one that does not answer may hang. Those who are still at work say so every
-now and then, and those who have come to the end wait as long as they hear it. Only then do they meet.
+A collective call times out, because a process that does not answer may hang. So processes that still work send
+heartbeats, and those that have finished wait as long as heartbeats arrive. Only then do all enter the collective call.
 """
 
 from __future__ import annotations
 
 import time
 
-from credibly.distributed.world import WORD, World
+from credibly.distributed.world import FAILURE_KEY, World
 
-SIGNS = 20  # of life within the time limit
-PAUSE = 0.5  # seconds at most between two looks
+# Heartbeats within the time limit.
+BEATS = 20
+# The longest pause between two polls, in seconds.
+PAUSE = 0.5
+_ARRIVALS, _BEATS = "credibly/arrived", "credibly/heartbeats"
 
 
 class Heartbeat:
-    """The other processes of a run, as one of them works and waits; alone there is nothing to say or to wait for."""
+    """The heartbeat of this process and of its peers. In a single process all methods return at once."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.every = world, world.timeout / SIGNS
+        self.world, self.every = world, world.timeout / BEATS
         self.next = 0.0
 
     def tick(self) -> None:
-        """Says that this process is at work; most calls return at once."""
+        """Send a heartbeat if one is due; most calls return at once."""
         if self.world.size == 1 or time.monotonic() < self.next:
             return
         self.next = time.monotonic() + self.every
-        self._say()
+        self._beat()
 
     def wait(self) -> None:
-        """Returns when all have come here, when one has failed, or when one is silent for longer than the time limit.
+        """Wait until all processes have called this, one has failed, or no heartbeat arrived within the time limit.
 
-        The call in which they meet next says who is missing and why.
+        In the last two cases the collective call that follows raises the error.
         """
         if self.world.size == 1:
             return
-        store, arrivals = self.world.store, "credibly/arrived"
-        round_of_all = (store.add(arrivals, 1) - 1) // self.world.size + 1
-        self._say()
-        heard, since, pause = self._heard(), time.monotonic(), 0.005
-        while store.add(arrivals, 0) < round_of_all * self.world.size and not store.check([WORD]):
-            now = self._heard()
-            if now != heard:
-                heard, since = now, time.monotonic()
+        store = self.world.store
+        round_of_all = (store.add(_ARRIVALS, 1) - 1) // self.world.size + 1
+        self._beat()
+        seen, since, pause = self._count(), time.monotonic(), 0.005
+        while store.add(_ARRIVALS, 0) < round_of_all * self.world.size and not store.check([FAILURE_KEY]):
+            now = self._count()
+            if now != seen:
+                seen, since = now, time.monotonic()
             elif time.monotonic() - since > self.world.timeout:
                 return
             time.sleep(pause)
             pause = min(PAUSE, 1.5 * pause)
 
-    def _say(self) -> None:
-        self.world.store.add("credibly/signs", 1)
+    def _beat(self) -> None:
+        self.world.store.add(_BEATS, 1)
 
-    def _heard(self) -> int:
-        """Signs of life of all so far: a process that waits gives none."""
-        return int(self.world.store.add("credibly/signs", 0))
+    def _count(self) -> int:
+        """Return the heartbeats of all processes so far; a waiting process sends none."""
+        return int(self.world.store.add(_BEATS, 0))

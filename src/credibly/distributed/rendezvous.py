@@ -1,8 +1,8 @@
-"""Where processes meet that a launcher may have started before: a store in which nothing of an earlier start is found.
+"""A store for one start of the processes, free of keys that an earlier start left behind.
 
-`torchrun` keeps one store through all its restarts. What processes that are lost had written there (addresses to connect to,
-word of an error) would be taken for that of the new ones, and its count of restarts differs from host to host. So the first
-process makes up a name for this start and tells it to those who say hello now.
+`torchrun` keeps one store across all its restarts. Keys of lost processes (addresses to connect to, failure notices)
+would be taken for those of the new ones, and its restart count differs between hosts. So the first process invents a
+name for this start and sends it to every process that greets it now.
 """
 
 from __future__ import annotations
@@ -15,47 +15,46 @@ from typing import Any
 
 from credibly.errors import PeerError
 
-PAUSE = 0.01  # seconds between two looks at who is there
+# Seconds between two polls of the store.
+PAUSE = 0.01
 
 
-def meeting_store(timeout: float) -> tuple[Any, int, int]:
-    """A store of this start alone, the number of this process, and how many there are."""
+def rendezvous_store(timeout: float) -> tuple[Any, int, int]:
+    """Return a store for this start only, the rank of this process, and the number of processes."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return store, rank, size  # the first process has just made it
+        return store, rank, size  # the first process has just created it
     return PrefixStore(f"credibly/{_agreed_name(store, rank, size, timeout)}", store), rank, size
 
 
 def _agreed_name(store: Any, rank: int, size: int, timeout: float) -> str:
-    """The same new name in all processes, whatever others of their numbers have left in the store."""
+    """Return the same new name in all processes, whatever earlier processes of the same ranks left in the store."""
     mine, until = uuid.uuid4().hex, time.monotonic() + timeout
     if rank == 0:
         answered: dict[int, str] = {}
         there = [f"credibly/there/{mine}/{other}" for other in range(1, size)]
         while there and not store.check(there):
             for other in range(1, size):
-                hello = (
-                    store.get(f"credibly/hello/{other}").decode() if store.check([f"credibly/hello/{other}"]) else ""
-                )
-                if (
-                    hello and answered.get(other) != hello
-                ):  # one of an earlier start is answered too, and does not hear it
+                key = f"credibly/hello/{other}"
+                hello = store.get(key).decode() if store.check([key]) else ""
+                # A greeting of an earlier start is answered too; nobody reads that answer.
+                if hello and answered.get(other) != hello:
                     store.set(f"credibly/answer/{hello}", mine)
                     answered[other] = hello
-            _still(until, timeout)
+            _pause(until, timeout)
         return mine
     store.set(f"credibly/hello/{rank}", mine)
     while not store.check([f"credibly/answer/{mine}"]):
-        _still(until, timeout)
+        _pause(until, timeout)
     name = str(store.get(f"credibly/answer/{mine}").decode())
     store.set(f"credibly/there/{name}/{rank}", "")
     return name
 
 
-def _still(until: float, timeout: float) -> None:
+def _pause(until: float, timeout: float) -> None:
     if time.monotonic() > until:
-        raise PeerError(f"the processes have not all come together within {timeout:g} s (CREDIBLY_TIMEOUT sets that)")
+        raise PeerError(f"not all processes connected within {timeout:g} s. CREDIBLY_TIMEOUT sets this limit")
     time.sleep(PAUSE)

@@ -20,8 +20,9 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
-from credibly.posterior.base import Posterior, Record
+from credibly.posterior.base import Posterior
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 
 class Method(ABC):
@@ -138,7 +139,7 @@ def begin_fit(
 ) -> Iterator[Fit]:
     """Check the arguments of a fit in all processes; an error in one of them ends the block for all."""
     world = current()
-    with world.together():
+    with world.propagate_errors():
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)

@@ -31,10 +31,11 @@ from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
-from credibly.posterior.base import Model, Record
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.priors.gaussian import signature
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 # Draws for the ELBO that is reported at the end.
 FINAL_SAMPLES = 32

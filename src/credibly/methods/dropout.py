@@ -39,10 +39,11 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.likelihoods import Likelihood
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
-from credibly.posterior.base import Model, Record
 from credibly.posterior.dropout import DropoutPosterior
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 Rate = float | Mapping[str, float]
 # Rates and a precision; None for the network's own, or learned.

@@ -26,7 +26,8 @@ from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
 from credibly.likelihoods import Gaussian
-from credibly.posterior.base import DrawsPosterior, Model
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
 
 

@@ -17,8 +17,15 @@ from torch import Tensor
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import blank_row, describe
 from credibly.curvature import STRUCTURES, choose_names, curvature_blocks, find_parts
-from credibly.curvature.evidence import Choice, check_tunable, choose_scales, fit_own_parameters, log_prior_of, rescaled
-from credibly.curvature.gauss_newton import refuse_large
+from credibly.curvature.evidence import (
+    ScaleFactors,
+    check_tunable,
+    choose_scales,
+    fit_own_parameters,
+    log_prior_of,
+    rescaled,
+)
+from credibly.curvature.gauss_newton import check_memory
 from credibly.curvature.prior_precision import prior_precision
 from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Fit, initial
@@ -26,9 +33,11 @@ from credibly.inference.training.data import split
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import DrawsPosterior, Model, Record
+from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.laplace import LaplacePosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +93,14 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         row = blank_row(describe(problem.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
-        refuse_large(problem, self.structure, parts)
+        check_memory(problem, self.structure, parts)
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)
         begin = initial(problem, self.init, 1, seed)
         # Raises for a flat prior, before any work.
         prior_precision(problem.prior, begin[0])
         history: dict[str, Any] = {}
-        choice = Choice()
+        choice = ScaleFactors()
         tried: list[dict[str, float]] = []
         for _ in range(1 + self.refits):
             current = rescaled(problem, choice)
@@ -101,9 +110,11 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             log_prior = log_prior_of(current, theta, names)
             if self.tune is not None:
                 found = choose_scales(current, theta, blocks, names, value, noise=self.tune_noise)
-                choice = choice.times(found.choice)
+                choice = choice.times(found.factors)
                 blocks, value, log_prior = found.blocks, found.log_likelihood, found.log_prior
-                tried.append({**found.figures, "prior_scale_factor": choice.prior, "noise_scale_factor": choice.noise})
+                tried.append(
+                    {**found.log_evidence, "prior_scale_factor": choice.prior, "noise_scale_factor": choice.noise}
+                )
                 begin = theta.unsqueeze(0).clone()
         final = rescaled(problem, choice)
         if tried:

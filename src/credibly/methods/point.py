@@ -18,7 +18,8 @@ from credibly.inference.training.data import split
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import DrawsPosterior, Model
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,12 @@ from credibly.inference.target import to_target
 from credibly.likelihoods import LIKELIHOODS
 from credibly.likelihoods.base import IndependentTargets
 from credibly.methods import METHODS
-from credibly.posterior.base import SampledPosterior
-from credibly.posterior.store import load, network_of
+from credibly.posterior.draws import SampledPosterior
+from credibly.posterior.loading import load, network_of
 from credibly.priors.elementwise import PRIORS
 from credibly.problem import Problem, Tempering
 from credibly.storage.manifest import load_tensors, parse_manifest
-from credibly.storage.run_folder import LOCK, OURS, RunFolder, resume_command
+from credibly.storage.run_folder import LOCK, OWN_FILES, RunFolder, resume_command
 
 log = logging.getLogger("credibly")
 
@@ -59,7 +59,7 @@ def resume_with_problem(
         return _load_complete(folder, problem), problem
     world = current()
     # The manifest is read again under the lock: another process may have resumed the run before we had it.
-    with world.together(), open_folder(path, world) as run:
+    with world.propagate_errors(), open_folder(path, world) as run:
         if run.manifest["status"] != "complete":
             problem = problem if problem is not None else stored_problem(folder, run.manifest)
             check_same(problem, run.manifest, name)
@@ -92,7 +92,7 @@ def _load_complete(folder: Path, problem: Problem | Density | None) -> SampledPo
     posterior = load(folder, net, likelihood=own)
     assert isinstance(posterior, SampledPosterior)
     files = manifest["files"]
-    if any(p.name == LOCK or (OURS.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
+    if any(p.name == LOCK or (OWN_FILES.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
         # The run was killed after its last commit.
         with suppress(StoreError), RunFolder(folder, {"files": files}) as run:
             run.sweep()

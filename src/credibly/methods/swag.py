@@ -30,8 +30,8 @@ from credibly.inference.training.data import Data, split
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
-from credibly.posterior.base import Model
 from credibly.posterior.gaussian import GaussianPosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
 
 # Minibatches per epoch by default: with all rows in one there would be no noise to learn from.

@@ -1,1 +1,1 @@
-"""Networks: a module as one flat vector, normalisation policy, dropout masks, memory layout, the zoo, architectures as JSON."""
+"""Networks: parameters as one flat vector, normalisation, dropout masks, memory layout, the zoo, blueprints as JSON."""

@@ -1,8 +1,8 @@
-"""A network as plain JSON, and back: what lets a stored run be opened without the code that built its network.
+"""A network's architecture as JSON, and back, to open a stored run without the code that built its network.
 
-A blueprint names each layer, its arguments and its place. Only the layers of `layer_table` can stand in one, each known by
-its exact type, and nothing is imported or run by a name from the file. The dtype is part of it. Values come with
-`load_state_dict`; the device, training mode and which parameters require gradients are the caller's.
+A blueprint lists each layer with its arguments and position, and the dtype. It can hold only the layers of
+`layer_table`, identified by their exact type, and nothing is imported or run by a name from the file. Parameter values
+come from `load_state_dict`; the device, training mode and which parameters require gradients are up to the caller.
 
 {"blueprint": 1, "dtype": "float32", "network": {"kind": "nn.Sequential", "children": [
     ["0", {"kind": "nn.Linear", "arguments": {"in_features": 8, "out_features": 50, "bias": true}}],
@@ -24,18 +24,20 @@ from credibly.errors import InputError, StoreError
 from credibly.networks.layer_table import LAYERS, SHOWN_BY, TABLE, layer_kind
 
 VERSION = 1
-DEEPEST = 32  # Sequential inside Sequential
-LARGEST = 2**32  # values in all, so that an altered number is an error and not a machine out of memory
+# Levels of nested Sequentials.
+DEEPEST = 32
+# Values in total, so that a modified number raises an error instead of exhausting memory.
+LARGEST = 2**32
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
-# -- describing --------------------------------------------------------------------------------------------------------
+# -- to JSON -----------------------------------------------------------------------------------------------------------
 class _Undescribable(Exception):
-    """The first thing found that a blueprint cannot hold."""
+    """The first property found that a blueprint cannot represent."""
 
 
 def describe_network(module: nn.Module) -> dict[str, Any] | None:
-    """The blueprint of a network, ready for `json.dumps`; None where it has something a blueprint cannot hold."""
+    """Return the blueprint of a network, ready for `json.dumps`, or None if a blueprint cannot represent it."""
     try:
         return _blueprint(module)
     except _Undescribable:
@@ -43,7 +45,7 @@ def describe_network(module: nn.Module) -> dict[str, Any] | None:
 
 
 def why_not(module: nn.Module) -> str | None:
-    """What keeps a network from having a blueprint, with the layer's name; None where nothing does."""
+    """Return why a network has no blueprint, with the name of the layer, or None if it has one."""
     try:
         _blueprint(module)
     except _Undescribable as reason:
@@ -53,47 +55,45 @@ def why_not(module: nn.Module) -> str | None:
 
 def _blueprint(module: nn.Module) -> dict[str, Any]:
     if not isinstance(module, nn.Module):
-        raise InputError("module", f"found {type(module).__name__}", "Pass a torch.nn.Module")
+        raise InputError("module", f"must be a torch.nn.Module, got {type(module).__name__}")
     owners: dict[int, str] = {}
     network = _describe(module, "", {}, owners)
     dtypes = {str(t.dtype).removeprefix("torch.") for t in (*module.parameters(), *module.buffers())}
     if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
-        raise _Undescribable(f"its tensors are {', '.join(sorted(dtypes))}, where a blueprint has one floating dtype")
+        raise _Undescribable(f"its tensors are {', '.join(sorted(dtypes))}, but a blueprint has one floating dtype")
     return {"blueprint": VERSION, "dtype": dtypes.pop() if dtypes else "float32", "network": network}
 
 
 def _describe(module: nn.Module, path: str, seen: dict[int, str], owners: dict[int, str]) -> dict[str, Any]:
     if id(module) in seen:
         return {"kind": "same", "as": seen[id(module)]}
-    cls, here = type(module), _called(path, type(module).__name__)
+    cls, here = type(module), _label(path, type(module).__name__)
     if cls is nn.Sequential:
         _check_same(module, nn.Sequential(), here, children=False)
         if path.count(".") + 1 >= DEEPEST:
-            raise _Undescribable(f"{here} lies deeper than {DEEPEST} levels")
+            raise _Undescribable(f"{here} is nested more than {DEEPEST} levels deep")
         children = []
         for name, child in module._modules.items():
             if child is None:
-                raise _Undescribable(f"{here} has an empty place {name!r}")
+                raise _Undescribable(f"{here} has None as its child {name!r}")
             children.append([name, _describe(child, f"{path}.{name}" if path else name, seen, owners)])
         described: dict[str, Any] = {"kind": "nn.Sequential", "children": children}
     else:
         if cls not in TABLE:
-            known = any(isinstance(module, k) for k in (*TABLE, nn.Sequential))
-            raise _Undescribable(
-                f"{here} is " + ("a class derived from a layer" if known else "not a layer known here")
-            )
+            derived = any(isinstance(module, k) for k in (*TABLE, nn.Sequential))
+            raise _Undescribable(f"{here} is {'a subclass of a known layer' if derived else 'not a known layer'}")
         arguments = {}
         for name, (test, expected) in TABLE[cls].items():
             shown = SHOWN_BY.get((cls, name))
             value = _plain(getattr(module, shown or name, None))
             value = value if shown is None else value is not None
             if not test(value):
-                raise _Undescribable(f"{here} has {name} = {value!r}, where a blueprint takes {expected}")
+                raise _Undescribable(f"{here} has {name} = {value!r}, expected {expected}")
             arguments[name] = value
         try:
             with torch.device("meta"):
-                fresh = cls(**_given(arguments))
-        except Exception as error:  # a layer whose attributes were changed to what its class would refuse
+                fresh = cls(**_with_tuples(arguments))
+        except Exception as error:  # attributes were set to values that the class would refuse
             raise _Undescribable(f"{here} cannot be built from its own arguments ({error})") from error
         _check_same(module, fresh, here, children=True)
         _check_untied(module, path, owners)
@@ -103,9 +103,9 @@ def _describe(module: nn.Module, path: str, seen: dict[int, str], owners: dict[i
 
 
 def _check_same(module: nn.Module, fresh: nn.Module, here: str, *, children: bool) -> None:
-    """Refuses a layer that is not what its arguments would build: hooks, parametrisations, attributes set by hand."""
+    """Raise if a layer differs from what its arguments build: hooks, parametrisations, attributes set by hand."""
     if type(module) is not type(fresh):
-        raise _Undescribable(f"{here} is {type(module).__name__}, where the arguments give {type(fresh).__name__}")
+        raise _Undescribable(f"{here} is {type(module).__name__}, but its arguments give {type(fresh).__name__}")
     mine, theirs = vars(module), vars(fresh)
     for name in {**theirs, **mine}:
         if name in ("training", "_parameters", "_buffers", "_modules"):
@@ -113,20 +113,20 @@ def _check_same(module: nn.Module, fresh: nn.Module, here: str, *, children: boo
         a, b = _plain(mine.get(name)), _plain(theirs.get(name))
         if name not in mine or name not in theirs or type(a) is not type(b) or a != b:
             what = "hooks" if "hook" in name else f"an attribute {name} of its own ({str(a)[:40]})"
-            raise _Undescribable(f"{here} has {what}, which a blueprint cannot hold")
-    if _tensor_facts(module) != _tensor_facts(fresh):
+            raise _Undescribable(f"{here} has {what}, which a blueprint cannot represent")
+    if _tensor_shapes(module) != _tensor_shapes(fresh):
         raise _Undescribable(f"{here} does not have the tensors that its arguments give")
     if children:
         if list(module._modules) != list(fresh._modules):
-            raise _Undescribable(f"{here} has other parts than its arguments give")
+            raise _Undescribable(f"{here} does not have the submodules that its arguments give")
         for (name, child), other in zip(module._modules.items(), fresh._modules.values()):
             if child is not None and other is not None:
                 _check_same(child, other, f"{name!r} in {here}", children=True)
             elif child is not other:
-                raise _Undescribable(f"{here} has other parts than its arguments give")
+                raise _Undescribable(f"{here} does not have the submodules that its arguments give")
 
 
-def _tensor_facts(module: nn.Module) -> list[tuple[str, Any]]:
+def _tensor_shapes(module: nn.Module) -> list[tuple[str, Any]]:
     every = [*module._parameters.items(), *module._buffers.items()]
     return [(name, None if t is None else (type(t), tuple(t.shape))) for name, t in every]
 
@@ -136,7 +136,7 @@ def _check_untied(module: nn.Module, path: str, owners: dict[int, str]) -> None:
     for name, tensor in every:
         full = f"{path}.{name}" if path else name
         if id(tensor) in owners:
-            raise _Undescribable(f"{full} is tied to {owners[id(tensor)]}, which a blueprint cannot hold")
+            raise _Undescribable(f"{full} is tied to {owners[id(tensor)]}, which a blueprint cannot represent")
         owners[id(tensor)] = full
 
 
@@ -146,11 +146,11 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-# -- building ----------------------------------------------------------------------------------------------------------
+# -- from JSON ---------------------------------------------------------------------------------------------------------
 def build_network(blueprint: Mapping[str, Any]) -> nn.Module:
-    """The network of a blueprint, on the CPU, with initial values that are always the same.
+    """Build the network of a blueprint on the CPU, with initial values that are always the same.
 
-    Every entry is checked before anything is allocated; one that is unknown or altered gives a `StoreError` that names it.
+    Every entry is checked before anything is allocated. An unknown or modified one raises a `StoreError` that names it.
     """
     _check_keys(blueprint, ("blueprint", "dtype", "network"), "the blueprint")
     if blueprint["blueprint"] != VERSION or type(blueprint["blueprint"]) is not int:
@@ -161,7 +161,7 @@ def build_network(blueprint: Mapping[str, Any]) -> nn.Module:
         trial = _build(blueprint["network"], "", {})
     count = sum(t.numel() for t in (*trial.parameters(), *trial.buffers()))
     if count > LARGEST:
-        raise StoreError(f"the network of the blueprint has {count} values, more than the {LARGEST} that are built")
+        raise StoreError(f"the network of the blueprint has {count} values, more than the limit of {LARGEST}")
     with global_stream(0, "blueprint"), torch.device("cpu"):
         return _build(blueprint["network"], "", {}).to(_DTYPES[blueprint["dtype"]])
 
@@ -172,12 +172,12 @@ def _build(entry: Any, path: str, built: dict[str, nn.Module]) -> nn.Module:
     if kind == "same":
         _check_keys(entry, ("kind", "as"), where)
         if not isinstance(entry["as"], str) or entry["as"] not in built:
-            raise StoreError(f"{where} is the same as {entry['as']!r}, and there is no such entry before it")
+            raise StoreError(f"{where} is the same as {entry['as']!r}, but there is no such entry before it")
         return built[entry["as"]]
     if kind == "nn.Sequential":
         _check_keys(entry, ("kind", "children"), where)
         if path.count(".") + 1 >= DEEPEST:
-            raise StoreError(f"{where} lies deeper than {DEEPEST} levels")
+            raise StoreError(f"{where} is nested more than {DEEPEST} levels deep")
         module: nn.Module = nn.Sequential()
         pairs = entry["children"] if isinstance(entry["children"], list) else [None]
         for pair in pairs:
@@ -185,7 +185,7 @@ def _build(entry: Any, path: str, built: dict[str, nn.Module]) -> nn.Module:
                 raise StoreError(f"{where} has children that are not a list of [name, entry]")
             name, child = pair
             if not name or "." in name or name in module._modules:
-                raise StoreError(f"{where} has a child named {name!r}, which is empty, holds a dot or is there twice")
+                raise StoreError(f"{where} has a child named {name!r}, which is empty, has a dot or is a duplicate")
             _attempt(where, module.add_module, name, _build(child, f"{path}.{name}" if path else name, built))
     elif isinstance(kind, str) and kind in LAYERS:
         _check_keys(entry, ("kind", "arguments"), where)
@@ -194,15 +194,15 @@ def _build(entry: Any, path: str, built: dict[str, nn.Module]) -> nn.Module:
         for name, (test, expected) in TABLE[cls].items():
             if not test(entry["arguments"][name]):
                 raise StoreError(f"{where} ({kind}) has {name} = {entry['arguments'][name]!r}, expected {expected}")
-        module = _attempt(f"{where} ({kind})", cls, **_given(entry["arguments"]))
+        module = _attempt(f"{where} ({kind})", cls, **_with_tuples(entry["arguments"]))
     else:
-        raise StoreError(f"{where} is {kind!r}, which is no layer that this release knows")
+        raise StoreError(f"{where} is {kind!r}, which is not a layer that this release knows")
     built[path] = module
     return module
 
 
 def _attempt(where: str, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Arguments of the right form can still be at odds with one another; torch's layers raise many kinds of error then.
+    # Valid arguments can still contradict each other; torch's layers then raise many kinds of error.
     try:
         return make(*args, **kwargs)
     except Exception as error:
@@ -211,17 +211,17 @@ def _attempt(where: str, make: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def _check_keys(entry: Any, keys: tuple[str, ...], where: str) -> None:
     if not isinstance(entry, Mapping):
-        raise StoreError(
-            f"{where} is {type(entry).__name__}, expected an object with {', '.join(keys) or 'nothing in it'}"
-        )
-    odd = [f"{k!r} is missing" for k in keys if k not in entry] + [f"{k!r} is unknown" for k in entry if k not in keys]
-    if odd:
-        raise StoreError(f"{where} is altered: {odd[0]}")
+        expected = f"an object with {', '.join(keys)}" if keys else "an empty object"
+        raise StoreError(f"{where} is {type(entry).__name__}, expected {expected}")
+    wrong = [f"{k!r} is missing" for k in keys if k not in entry]
+    wrong += [f"{k!r} is unknown" for k in entry if k not in keys]
+    if wrong:
+        raise StoreError(f"{where} was modified: {wrong[0]}")
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
 
 
-def _called(path: str, kind: str) -> str:
+def _label(path: str, kind: str) -> str:
     return f"layer {path!r} ({kind})" if path else f"the network ({kind})"

@@ -1,4 +1,4 @@
-"""The layers that a blueprint may hold, and what each of their arguments may be."""
+"""The layers that a blueprint can hold, and the valid values of their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from credibly.core.specs import kind_name
 from credibly.networks.normalisation import FilterResponseNorm, FrozenBatchNorm
 from credibly.networks.zoo import CNNLSTM, ResNet20FRN, UnrolledLSTM
 
-# What an argument may be: a test, and how a message calls it.
+# The valid values of an argument: a test, and a description for messages.
 Kind = tuple[Callable[[Any], bool], str]
 Arguments = dict[str, Kind]
 
@@ -42,15 +42,15 @@ def _each(arguments: Arguments, *layers: type[nn.Module]) -> dict[type[nn.Module
 
 
 _FLAG: Kind = ((lambda v: type(v) is bool), "true or false")
-_INT: Kind = (_is_int, "a whole number")
-_COUNT: Kind = ((lambda v: _is_int(v) and v > 0), "a whole number from 1 up")
+_INT: Kind = (_is_int, "an integer")
+_COUNT: Kind = ((lambda v: _is_int(v) and v > 0), "a positive integer")
 _NUMBER: Kind = (_is_number, "a finite number")
-_WORD: Kind = ((lambda v: isinstance(v, str)), "a word")
+_STRING: Kind = ((lambda v: isinstance(v, str)), "a string")
 _NONE: Kind = ((lambda v: v is None), "null")
-_INTS: Kind = (_list_of(_is_int), "a list of whole numbers")
+_INTS: Kind = (_list_of(_is_int), "a list of integers")
 _SIZE = _or(_INT, _INTS)
 _NUMBERS = _or(_NUMBER, (_list_of(_is_number), "a list of them"))
-_OUTPUT = _or(_SIZE, (_list_of(lambda v: v is None or _is_int(v)), "a list of whole numbers and nulls"))
+_OUTPUT = _or(_SIZE, (_list_of(lambda v: v is None or _is_int(v)), "a list of integers and nulls"))
 _PADDING = _or(_SIZE, _one_of("same", "valid"))
 _PADDED = _one_of("zeros", "reflect", "replicate", "circular")
 _RESIZE = _one_of("nearest", "linear", "bilinear", "bicubic", "trilinear", "nearest-exact")
@@ -67,14 +67,14 @@ _POWER = {"norm_type": _NUMBER, "kernel_size": _SIZE, "stride": _or(_SIZE, _NONE
 _INSTANCE = {"num_features": _COUNT, "eps": _NUMBER, "momentum": _NUMBER, "affine": _FLAG}
 _SHAPED = {"normalized_shape": _INTS, "elementwise_affine": _FLAG}
 
-# Each layer by its exact type, with its arguments; they are also the names of its attributes.
+# Each layer by its exact type, with its arguments. These are also the names of its attributes.
 TABLE: dict[type[nn.Module], Arguments] = {
     nn.Identity: {},
     nn.Linear: {"in_features": _COUNT, "out_features": _COUNT, "bias": _FLAG},
     nn.Bilinear: {"in1_features": _COUNT, "in2_features": _COUNT, "out_features": _COUNT, "bias": _FLAG},
     nn.Embedding: {
-        "num_embeddings": _COUNT, "embedding_dim": _COUNT, "padding_idx": _or(_INT, _NONE), "max_norm": _or(_NUMBER, _NONE),
-        "norm_type": _NUMBER, "scale_grad_by_freq": _FLAG, "sparse": _FLAG,
+        "num_embeddings": _COUNT, "embedding_dim": _COUNT, "padding_idx": _or(_INT, _NONE),
+        "max_norm": _or(_NUMBER, _NONE), "norm_type": _NUMBER, "scale_grad_by_freq": _FLAG, "sparse": _FLAG,
     },
     **_each(_STRAIGHT, nn.Conv1d, nn.Conv2d, nn.Conv3d),
     **_each(_TRANSPOSED, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
@@ -96,8 +96,8 @@ TABLE: dict[type[nn.Module], Arguments] = {
     nn.PixelShuffle: {"upscale_factor": _COUNT},
     nn.PixelUnshuffle: {"downscale_factor": _COUNT},
     nn.Upsample: {
-        "size": _or(_SIZE, _NONE), "scale_factor": _or(_NUMBERS, _NONE), "mode": _RESIZE, "align_corners": _or(_FLAG, _NONE),
-        "recompute_scale_factor": _or(_FLAG, _NONE),
+        "size": _or(_SIZE, _NONE), "scale_factor": _or(_NUMBERS, _NONE), "mode": _RESIZE,
+        "align_corners": _or(_FLAG, _NONE), "recompute_scale_factor": _or(_FLAG, _NONE),
     },
     nn.LayerNorm: {**_SHAPED, "eps": _NUMBER, "bias": _FLAG},
     nn.RMSNorm: {**_SHAPED, "eps": _or(_NUMBER, _NONE)},
@@ -120,14 +120,14 @@ TABLE: dict[type[nn.Module], Arguments] = {
     FilterResponseNorm: {"num_features": _COUNT, "eps": _NUMBER, "affine": _FLAG, "threshold": _FLAG},
     FrozenBatchNorm: {"num_features": _COUNT, "eps": _NUMBER, "affine": _FLAG, "channel_axis": _INT},
     UnrolledLSTM: {"inputs": _COUNT, "hidden": _COUNT, "forget_bias": _NUMBER, "sequence": _FLAG},
-    ResNet20FRN: {"classes": _COUNT, "channels": _COUNT, "activation": _WORD, "width": _COUNT, "threshold": _FLAG},
+    ResNet20FRN: {"classes": _COUNT, "channels": _COUNT, "activation": _STRING, "width": _COUNT, "threshold": _FLAG},
     CNNLSTM: {
         **dict.fromkeys(("vocabulary", "embedding", "filters", "kernel", "pool", "hidden", "classes"), _COUNT),
-        "activation": _WORD, "forget_bias": _NUMBER,
+        "activation": _STRING, "forget_bias": _NUMBER,
     },
 }  # fmt: skip
 
-# Arguments that are not kept under their own name but shown by a parameter being there.
+# Arguments that a layer keeps under no attribute: they are true if the given parameter exists.
 SHOWN_BY: dict[tuple[type[nn.Module], str], str] = {
     **{(kind, "bias"): "bias" for kind, arguments in TABLE.items() if "bias" in arguments},
     (FilterResponseNorm, "affine"): "weight",
@@ -137,7 +137,7 @@ SHOWN_BY: dict[tuple[type[nn.Module], str], str] = {
 
 
 def layer_kind(cls: type[nn.Module]) -> str:
-    """The name of a layer in a blueprint: "nn.Linear", "norms.FilterResponseNorm"."""
+    """Return the name of a layer in a blueprint, such as "nn.Linear" or "norms.FilterResponseNorm"."""
     return f"nn.{cls.__name__}" if cls.__module__.startswith("torch.") else kind_name(cls)
 
 

@@ -1,7 +1,8 @@
-"""Batch normalisation and what to put in its place.
+"""Replacements for batch normalisation.
 
-A BatchNorm layer mixes the rows of a batch and keeps running statistics that change behind the weights. A network with
-one has no log p(y | x, w) per row, hence no density of w. The layers here act on each row alone and keep nothing.
+A BatchNorm layer mixes the rows of a batch and keeps running statistics that are not part of the weights. A network
+with one has no log p(y | x, w) per row, hence no density of w. The layers here act on each row separately and have no
+state.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import is_parametrized
 
+from credibly.core.checks import check_choice, check_integer
 from credibly.errors import InputError
 
 Replacement = Literal["frozen", "group", "frn"]
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm with its statistics held fixed: (x - running_mean) / sqrt(running_var + eps) * weight + bias.
+    """BatchNorm with fixed statistics: (x - running_mean) / sqrt(running_var + eps) * weight + bias.
 
-    Equal to BatchNorm in eval mode, in either mode. The statistics are buffers; weight and bias stay parameters.
+    Equal to BatchNorm in eval mode, whichever mode it is in. The statistics are buffers; weight and bias are
+    parameters.
 
     Args:
         num_features: the number of channels C.
@@ -58,10 +61,10 @@ class FrozenBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, ...) -> (N, C, ...)."""
+        """Map (N, C, ...) to (N, C, ...)."""
         _check_channels(x, self.channel_axis, self.num_features)
-        # Elementwise steps, not F.batch_norm: vmap has no rule for that one in every setting, and then loops with a
-        # warning. Centred first, since x * scale + shift loses digits where the mean is large against the deviation.
+        # Elementwise operations instead of F.batch_norm, for which vmap lacks a rule in some settings and then loops
+        # with a warning. Centred first, since x * scale + shift loses digits if the mean is large relative to the std.
         shape = [1] * x.dim()
         shape[self.channel_axis] = self.num_features
         scale = torch.rsqrt(self.running_var + self.eps)
@@ -70,21 +73,21 @@ class FrozenBatchNorm(nn.Module):
         y = (x - self.running_mean.view(shape)) * scale.view(shape)
         if self.bias is not None:
             y = y + self.bias.view(shape)
-        return y.to(x.dtype)  # half-precision inputs with float32 statistics, as under autocast, stay half
+        return y.to(x.dtype)  # half-precision inputs stay so with float32 statistics, as under autocast
 
     def extra_repr(self) -> str:
-        """The arguments, for print(net)."""
+        """Return the arguments, for print(net)."""
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 
 class FilterResponseNorm(nn.Module):
     """Filter response normalisation (Singh & Krishnan 2020): x / sqrt(nu2 + |eps|) * weight + bias, nu2 = mean of x^2.
 
-    The mean runs over the spatial axes of one row and one channel, so rows do not meet.
+    The mean is over the spatial axes of one row and one channel, so rows do not interact.
 
     Args:
         num_features: the number of channels C.
-        eps: keeps the quotient finite where a channel is all zero.
+        eps: keeps the quotient finite if a channel is all zero.
         affine: whether there are a weight gamma (C,) and a bias beta (C,).
         threshold: whether max(y, tau) follows with a learned tau (C,), the paper's thresholded linear unit. Off by
             default: it has a kink, and a smooth activation after the layer suits HMC better.
@@ -109,11 +112,11 @@ class FilterResponseNorm(nn.Module):
         self.tau = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if threshold else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, ...) -> (N, C, ...); at least one axis after the channels."""
+        """Map (N, C, ...) to (N, C, ...), with at least one axis after the channels."""
         if x.dim() < 3:
             raise InputError(
                 "x",
-                f"FilterResponseNorm was given shape {tuple(x.shape)}, which has no spatial axis",
+                f"FilterResponseNorm got shape {tuple(x.shape)}, which has no spatial axis",
                 "The norm of a single value is its sign. For inputs of shape (N, C) use "
                 'credibly.replace_batchnorm(net, "group") or "frozen"',
             )
@@ -129,23 +132,23 @@ class FilterResponseNorm(nn.Module):
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:
-        """The arguments, for print(net)."""
+        """Return the arguments, for print(net)."""
         return (
             f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}, threshold={self.tau is not None}"
         )
 
 
 def find_running_statistics(module: nn.Module) -> list[str]:
-    """Names of the submodules that keep running statistics or mix the rows of a batch, in the order of named_modules().
+    """Return the names of submodules that keep running statistics or mix rows, in the order of named_modules().
 
-    These are all BatchNorm layers (without running statistics they always take those of the batch) and InstanceNorm
-    layers with track_running_stats=True, lazy ones too. The module itself is named "". A layer used twice counts once.
+    These are all BatchNorm layers (without running statistics they use those of the batch) and InstanceNorm layers with
+    track_running_stats=True, including lazy ones. The module itself is named "". A layer used twice is listed once.
     """
     return [name for name, layer in _check_module(module).named_modules() if _is_stateful(layer)]
 
 
 def refuse_batchnorm(module: nn.Module) -> None:
-    """Raises an InputError that names the layers of find_running_statistics, if there are any."""
+    """Raise an InputError that names the layers of find_running_statistics, if there are any."""
     names = find_running_statistics(module)
     if names:
         listed = ", ".join(_described(module, name) for name in names[:3])
@@ -154,35 +157,33 @@ def refuse_batchnorm(module: nn.Module) -> None:
         raise InputError(
             "net",
             f"{what} batch statistics: {listed}{more}",
-            "With these the network gives no density of its weights: a row's output depends on the other rows of its "
-            'batch and on hidden state that changes from call to call. Use credibly.replace_batchnorm(net, "frozen") '
-            'to keep the outputs of a trained network, or "group" or "frn" for one still to be trained',
+            "With these the network defines no density of its weights: a row's output depends on the other rows of its "
+            'batch and on hidden state that changes between calls. Use credibly.replace_batchnorm(net, "frozen") '
+            'to keep the outputs of a trained network, or "group" or "frn" for one to be trained',
         )
 
 
 def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) -> nn.Module:
-    """A deep copy of the module in which every layer of find_running_statistics is replaced; the original is untouched.
+    """Return a deep copy of the module in which every layer of find_running_statistics is replaced.
 
-    Weights and biases keep their names, values, dtype, device and requires_grad. A layer used in two places is replaced
-    by one. Hooks on the replaced layers are dropped.
+    Weights and biases keep their names, values, dtype, device and requires_grad. A layer used twice is replaced by one.
+    Hooks on the replaced layers are dropped.
 
     Args:
         module: the network; it may be a BatchNorm layer itself.
         by: "frozen", a FrozenBatchNorm: the outputs of eval mode (of a network never trained: mean 0, variance 1);
             "group", GroupNorm with the largest number of groups up to `groups` that divides the channels;
             "frn", a FilterResponseNorm, which needs spatial axes and refuses (N, C) inputs when it is called.
-        groups: the most groups for "group". A layer that may be fed (N, C) inputs gets fewer where that is needed for
-            four channels a group: two values normalised together keep only their order, and a single one nothing.
+        groups: the maximal number of groups for "group". A layer that may get (N, C) inputs has fewer if needed for
+            four channels per group: two values normalised together keep only their order, and a single one nothing.
     """
-    if by not in get_args(Replacement):
-        raise InputError("by", f"found {by!r}", 'Pass "frozen", "group" or "frn"')
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise InputError("groups", f"found {groups!r}", "Pass a positive integer, such as groups=8")
+    check_choice("by", by, get_args(Replacement))
+    check_integer("groups", groups)
     layers = {name: module.get_submodule(name) for name in find_running_statistics(module)}
     for name, layer in layers.items():
         _check_replaceable(layer, by, _described(module, name))
-    # deepcopy looks every object up in its memo first. With the replacements entered there beforehand it puts them
-    # wherever the old layers were referenced: containers, attributes, plain lists, or the module itself.
+    # deepcopy looks every object up in its memo first. With the replacements already there it puts them wherever the
+    # old layers were referenced: containers, attributes, plain lists, or the module itself.
     memo: dict[int, Any] = {}
     make: dict[str, Callable[[Any], nn.Module]] = {
         "frozen": _frozen,
@@ -198,7 +199,7 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
 
 
 def _frozen(layer: Any) -> FrozenBatchNorm:
-    # InstanceNorm also takes a single row without its batch axis, so there the channels are counted from the end.
+    # InstanceNorm also takes a single row without the batch axis, so its channel axis is counted from the end.
     axis = -1 - _spatial_axes(layer) if isinstance(layer, _InstanceNorm) else 1
     new = FrozenBatchNorm(layer.num_features, eps=layer.eps, affine=False, channel_axis=axis)
     new.running_mean, new.running_var = layer.running_mean.detach().clone(), layer.running_var.detach().clone()
@@ -219,7 +220,7 @@ def _group(layer: Any, groups: int) -> nn.GroupNorm:
 
 
 def _spatial_axes(layer: nn.Module) -> int:
-    """How many axes after the channels an input is sure to have; 0 where (N, C) is possible."""
+    """Return how many axes after the channels every input has; 0 if (N, C) is possible."""
     kinds = (
         (nn.BatchNorm2d, 2),
         (nn.BatchNorm3d, 3),
@@ -243,7 +244,7 @@ def _check_replaceable(layer: Any, by: Replacement, described: str) -> None:
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():  # type: ignore[misc]
         refuse("does not know its number of channels yet", "Call the network on one batch first")
     if not type(layer).forward.__module__.startswith("torch.nn.modules."):
-        refuse("has a forward of its own, which may do more than normalise", "Replace this layer by hand")
+        refuse("overrides forward, which may do more than normalise", "Replace this layer by hand")
     if is_parametrized(layer):
         refuse("is parametrized", "Call torch.nn.utils.parametrize.remove_parametrizations on it first")
     if by == "frozen" and (layer.running_mean is None or layer.running_var is None):
@@ -259,27 +260,23 @@ def _described(module: nn.Module, name: str) -> str:
 
 def _check_module(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
-        raise InputError("net", f"found {type(module).__name__}", "Pass a torch.nn.Module")
+        raise InputError("net", f"must be a torch.nn.Module, got {type(module).__name__}")
     return module
 
 
 def _check_features(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError("num_features", f"found {count!r}", "Pass the number of channels, a positive integer")
+    check_integer("num_features", count)
     return count
 
 
 def _check_eps(eps: float) -> float:
     if not (math.isfinite(eps) and eps >= 0):
-        raise InputError("eps", f"found {eps!r}", "Pass a small positive number, such as 1e-6")
+        raise InputError("eps", f"must be a non-negative number, got {eps!r}", "A usual value is 1e-6")
     return float(eps)
 
 
 def _check_channels(x: Tensor, axis: int, channels: int) -> None:
-    # Without this a layer for one channel would broadcast over any number of them without a word.
+    # Without this a layer for one channel would silently broadcast over any number of them.
     if not -x.dim() <= axis < x.dim() or x.shape[axis] != channels:
-        raise InputError(
-            "x",
-            f"has shape {tuple(x.shape)} where axis {axis} should hold {channels} channels",
-            "Pass inputs of shape (N, C, ...)",
-        )
+        found = f"must have {channels} channels on axis {axis}, got shape {tuple(x.shape)}"
+        raise InputError("x", found, "Pass inputs of shape (N, C, ...)")

@@ -1,7 +1,7 @@
-"""A direct batched forward for plain stacks of layers: what vmap would compute, with less dispatch.
+"""A direct batched forward pass for plain stacks of layers: what vmap computes, with less dispatch.
 
-`nn.Sequential` of Linear layers and elementwise activations is by far the commonest network in this field. For those the
-batch of C parameter vectors goes through `baddbmm` layer by layer; every other network takes the general path (vmap).
+`nn.Sequential` of Linear layers and elementwise activations is by far the commonest network in this field. For these
+the C parameter vectors are evaluated with `baddbmm` layer by layer; every other network takes the general path (vmap).
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from credibly.core.autodiff import transformed
 from credibly.networks.dropout_masks import MaskedDropout, MaskedInput
 
 Parameters = Mapping[str, Tensor]
-Stage = Callable[
-    [Parameters, Tensor, bool], tuple[Tensor, bool]
-]  # (parameters, values, batched?) -> (values, batched?)
+# (parameters, values, batched?) -> (values, batched?)
+Stage = Callable[[Parameters, Tensor, bool], tuple[Tensor, bool]]
 
 _ELEMENTWISE = (
-    nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.ReLU6,
-    nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
+    nn.ReLU, nn.SiLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish,
+    nn.ReLU6, nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
 )  # fmt: skip
 
-WHOLE_VECTORS = 32  # numbers that torch's loops take at a time on a processor, at most
-LARGE_WEIGHT = 2**10  # values of a weight whose gradient's layout matters
-FOLD_RATIO = 4  # rows for each output of a layer from which on a mask is put on its weight
+# The most values that torch's vectorised loops process at a time on a CPU.
+WHOLE_VECTORS = 32
+# Values of a weight from which on the layout of its gradient matters.
+LARGE_WEIGHT = 2**10
+# Rows per output of a layer from which on a mask is applied to its weight.
+FOLD_RATIO = 4
 
 
 def stacked_forward(
     module: nn.Module, aliases: Mapping[str, str]
 ) -> Callable[[Parameters, Tensor, bool], Tensor] | None:
-    """The forward of a stack for parameters (C, *shape), or None where the module is more than a stack.
+    """Return the forward pass of a stack for parameters (C, *shape), or None if the module is not a plain stack.
 
-    The returned function takes (parameters, x, batched): x is (N, ...) for all, or (C, N, ...) with batched=True, and gives
-    (C, N, K). `aliases` maps every parameter name to the one it goes by in `parameters`.
+    The returned function takes (parameters, x, batched), with x (N, ...) shared by all or (C, N, ...) if batched, and
+    returns (C, N, K). `aliases` maps every parameter name to its name in `parameters`.
     """
     stages = _stages(module, "", aliases)
     if not stages:
@@ -60,7 +62,7 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
         return None
     if type(module) is nn.Sequential:
         found: list[Stage] = []
-        for name, child in module._modules.items():  # not named_children, which leaves out a module used twice
+        for name, child in module._modules.items():  # not named_children, which skips a module used twice
             inner = _stages(child, f"{prefix}{name}.", aliases)
             if inner is None:
                 return None
@@ -84,7 +86,7 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
 
 @dataclass(frozen=True)
 class _Mask:
-    """Values times a mask, where there is one; `layer` knows how where that is not all."""
+    """Multiplication by a mask, if there is one; by `layer`, if given, which also handles alpha dropout."""
 
     name: str
     layer: MaskedDropout | None
@@ -98,7 +100,7 @@ class _Mask:
 
 @dataclass(frozen=True)
 class _Linear:
-    """A Linear layer, whose weight and bias are the layer's own where no others are given."""
+    """A Linear layer. Its own weight and bias are used if `parameters` has none."""
 
     layer: nn.Linear
     weight: str
@@ -107,28 +109,24 @@ class _Linear:
     def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
         layer, weight = self.layer, parameters.get(self.weight)
         bias = parameters.get(self.bias) if self.bias is not None else None
-        if weight is None:  # this layer's weight is fixed: one product for all
+        if weight is None:  # a fixed weight: one product for all
             h = F.linear(h, layer.weight, layer.bias if bias is None else None)
-            return (h, batched) if bias is None else (h + _between(bias, h, batched), True)
+            return (h, batched) if bias is None else (h + _broadcastable(bias, h, batched), True)
         h = h if batched else h.expand(weight.shape[0], *h.shape)
         shape = h.shape
         h = h.flatten(1, -2) if h.ndim > 3 else h
         held: Tensor | None = layer.bias if bias is None else bias
         if layer.in_features > h.shape[1] and layer.weight.numel() >= LARGE_WEIGHT:
-            # W h' in place of h W': its gradient of W lies as W does in the flat vector, and is not copied over transposed.
-            # It is worth it where W is larger than the layer's outputs, which then lie transposed.
+            # W h' instead of h W': the gradient of W then has the layout of W in the flat vector and need not be
+            # copied. This pays if W is larger than the layer's outputs, which become transposed instead.
             h = h.mT
             h = torch.bmm(weight, h) if held is None else torch.baddbmm(held.unsqueeze(-1), weight, h)
             h = h.mT
         elif layer.out_features == 1 and len(h) == 1 and h.device.type == "cpu" and not torch.compiler.is_compiling():
-            # One chain alone would take another routine than it takes among others, which rounds otherwise.
+            # A single chain would use a different routine than several, which rounds differently.
             pair, twice = h.expand(2, -1, -1), weight.mT.expand(2, -1, -1)
-            both = (
-                torch.bmm(pair, twice)
-                if held is None
-                else torch.baddbmm(held.unsqueeze(-2).expand(2, -1, -1), pair, twice)
-            )
-            h = both[:1]
+            both = None if held is None else held.unsqueeze(-2).expand(2, -1, -1)
+            h = (torch.bmm(pair, twice) if both is None else torch.baddbmm(both, pair, twice))[:1]
         elif held is None:
             h = torch.bmm(h, weight.mT)
         else:
@@ -138,7 +136,7 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _MaskedLinear:
-    """A mask and the Linear layer right after it. (h z) W' is h (z W)', which is less work where W has few rows."""
+    """A mask followed by a Linear layer: (h z) W' = h (z W)', and the latter is less work if W has few rows."""
 
     mask: _Mask
     linear: _Linear
@@ -150,14 +148,14 @@ class _MaskedLinear:
         if mask is None or not (fixed and plain) or FOLD_RATIO * layer.out_features > h.shape[-2]:
             return self.linear(parameters, *self.mask(parameters, h, batched))
         weight = layer.weight * mask  # (C, out, in)
-        if not batched:  # the values before the mask are the same for all: one product with all the weights
+        if not batched:  # the values before the mask are shared: one product with all weights
             out = F.linear(h, weight.flatten(0, 1)).reshape(len(h), *weight.shape[:2]).transpose(0, 1)
             return out if layer.bias is None else out + layer.bias, True
         return torch.bmm(h, weight.mT) if layer.bias is None else torch.baddbmm(layer.bias, h, weight.mT), True
 
 
 def _folded(stages: list[Stage]) -> list[Stage]:
-    """Every mask joined with the Linear layer right after it."""
+    """Return the stages with every mask merged into the Linear layer that follows it."""
     found: list[Stage] = []
     for stage in stages:
         last = found[-1] if found else None
@@ -168,15 +166,15 @@ def _folded(stages: list[Stage]) -> list[Stage]:
     return found
 
 
-def _between(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
-    """bias (C, K) with axes put in to broadcast against h (..., K), whose first axis is C if batched."""
+def _broadcastable(bias: Tensor, h: Tensor, batched: bool) -> Tensor:
+    """Return bias (C, K) reshaped to broadcast against h (..., K), whose first axis is C if batched."""
     return bias.reshape(bias.shape[0], *(1,) * (h.ndim - (2 if batched else 1)), bias.shape[-1])
 
 
 def _silu(h: Tensor) -> Tensor:
-    """h sigmoid(h), (C, ...), such that a chain's values do not depend on the chains beside it.
+    """Return h sigmoid(h), (C, ...), such that a chain's values do not depend on the other chains.
 
-    In compiled code it is written out: the derivative then uses the sigmoid again, where silu's own computes a second exp.
+    Compiled code spells it out: the derivative then reuses the sigmoid, where that of silu computes a second exp.
     """
     if torch.compiler.is_compiling():
         return h * torch.sigmoid(h)
@@ -186,18 +184,21 @@ def _silu(h: Tensor) -> Tensor:
 
 
 class _WholeSilu(torch.autograd.Function):
-    """torch's silu rounds the last few numbers of a tensor otherwise than the rest, where they do not fill a vector of the
-    processor: so the last chain of several would not have the bits that it has among others. This one rounds all alike."""
+    """A silu that rounds all values alike.
+
+    torch's rounds the last values of a tensor differently if they do not fill a SIMD register, so the last chain would
+    depend on the number of chains.
+    """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:
-        """The values."""
+        """Return silu(h)."""
         ctx.save_for_backward(h)
         return _in_whole_vectors(F.silu, h)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """Of the values."""
+        """Return the gradient of h."""
         (h,) = ctx.saved_tensors
         if torch.is_grad_enabled() and gradient.requires_grad:  # a derivative of the derivative
             s = torch.sigmoid(h)
@@ -206,7 +207,7 @@ class _WholeSilu(torch.autograd.Function):
 
 
 def _in_whole_vectors(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """An elementwise function, with the tail that does not fill a vector computed again among as many numbers as do."""
+    """Apply an elementwise function, with a tail that does not fill a vector recomputed within a full one."""
     flat = [t.contiguous().view(-1) for t in tensors]
     result = function(*flat)
     count, over = len(result), len(result) % WHOLE_VECTORS

@@ -1,9 +1,9 @@
-"""DropoutPosterior: the variational posterior of dropout. Its draws are the weights with some of their inputs masked.
+"""DropoutPosterior: the variational posterior of dropout. A draw is the weights with some of their inputs masked.
 
-    q(w):  W_l = diag(z_l) M_l,  z ~ Bernoulli(keep)            E[y*] = mean of passes,  Var[y*] = 1/tau + variance of passes
+    q(w):  W_l = diag(z_l) M_l,  z ~ Bernoulli(keep)       E[y*] = mean of passes,  Var[y*] = 1/tau + variance of passes
 
-A pass draws ONE mask for all rows, which is a draw of q(w): the passes are functions, and their rows belong together. With
-per_row=True every row has masks of its own, as in training.
+A forward pass uses ONE mask for all rows, which makes it one draw of q(w), a function: predictions are correlated
+across rows. With per_row=True every row has its own masks, as in training.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credibly.backends.cpp.outputs import FEWEST_MASKED, native_passes
+from credibly.backends.cpp.outputs import MIN_MASKED_OUTPUTS, cpp_passes
 from credibly.backends.cpp.stack import Stack
+from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
@@ -29,15 +30,18 @@ from credibly.networks.dropout_masks import (
     repeated_width,
     sites_of_layers,
 )
-from credibly.posterior.base import Model, Posterior, Record
+from credibly.posterior.base import Posterior
+from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 from credibly.problem import try_network
+from credibly.storage.record import Record
 
-ROW_BLOCK = 64  # rows whose own masks come from one stream
+# Rows whose own masks come from one random stream.
+ROW_BLOCK = 64
 
 
 class DropoutPosterior(Posterior):
-    """Weights theta (D,) of a network with dropout, and the rate of each place where it acts."""
+    """Weights theta (D,) of a network with dropout, and the rate of each dropout site."""
 
     kind: ClassVar[str] = "dropout"
 
@@ -46,39 +50,39 @@ class DropoutPosterior(Posterior):
     ) -> None:
         super().__init__(model, record)
         if theta.shape != (model.layout.dim,):
-            raise InputError("theta", f"has shape {tuple(theta.shape)}", f"Pass ({model.layout.dim},)")
+            raise InputError("theta", f"must have shape ({model.layout.dim},), got {tuple(theta.shape)}")
         self.theta = theta
         self.rates = dict(rates)
         self.inserted = inserted
-        # Any rate serves for the copy: those of the layers themselves may be zero where others were asked for.
+        # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
         self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, 0.5)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
 
     def plan(self, x: Inputs) -> MaskPlan:
-        """Where masks act on rows like these and how the passes are run; found once for each kind of rows."""
-        kind = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
-        if kind not in self._plans:
+        """Return the mask plan for rows of this structure, built on first use."""
+        structure = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
+        if structure not in self._plans:
             trial = map_inputs(lambda t: t[:1], x)
             try_network(self.layout, trial)
-            self._plans[kind] = MaskPlan(self, trial)
-        return self._plans[kind]
+            self._plans[structure] = MaskPlan(self, trial)
+        return self._plans[structure]
 
     def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
-        """The average over so many passes with dropout on; the same seed gives the same masks and the same result."""
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise InputError("passes", f"found {passes!r}", "Pass a number of passes from 1 up")
+        """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
+        check_integer("passes", passes)
         inputs = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
         return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
-        """The plain network with these weights and dropout off (the weight-averaged prediction)."""
+        """Return the plain network with these weights and dropout off (the weight-averaged prediction)."""
         return self.layout.write(self.theta)
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
-        """Draws of q(w), (count, D): the weights with the masked inputs set to zero.
+        """Draw from q(w), (count, D): the weights with the masked inputs set to zero.
 
-        For networks whose dropout acts directly on the inputs of Linear layers; elsewhere a mask is no mask of weights.
+        Dropout must act directly on the inputs of Linear layers; elsewhere a mask does not correspond to masked
+        weights.
         """
         sites, shapes = find_sites(self.masked, self.rates, self._blank())
         masks = draw_masks(sites, shapes, count, check_seed(seed), self.theta)
@@ -90,11 +94,10 @@ class DropoutPosterior(Posterior):
             if not plain or any(
                 w not in entries or len(entries[w].shape) != 2 or names.count(w) > 1 for w in site.weights
             ):
-                raise InputError(
-                    "sample",
-                    f"dropout {site.name!r} does not act on the inputs of a Linear layer with random weights of its own",
-                    "Use predict, which needs no draws of weights",
+                found = (
+                    f"dropout {site.name!r} does not act on the inputs of a Linear layer with its own random weights"
                 )
+                raise InputError("sample", found, "Use predict, which does not need draws of the weights")
             for entry in (entries[w] for w in site.weights):
                 part = draws[:, entry.start : entry.stop].reshape(count, *entry.shape)
                 draws[:, entry.start : entry.stop] = (part * masks[site.mask]).reshape(count, -1)
@@ -102,20 +105,20 @@ class DropoutPosterior(Posterior):
 
     @property
     def draws(self) -> Tensor:
-        """A fixed set of 100 draws of q(w) as (1, draw, D)."""
+        """A fixed set of 100 draws from q(w), (1, draw, D)."""
         return self.sample(100).unsqueeze(0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights."""
+        """Return the weights."""
         return {"theta": self.theta}
 
     def description(self) -> Any:
-        """Rates by place, and where dropout was inserted."""
+        """Return the rate of each site, and where dropout was inserted."""
         return {"rates": self.rates, "inserted": list(self.inserted)}
 
     @classmethod
     def from_tensors(cls, model: Model, tensors: dict[str, Tensor], record: Record, description: Any) -> Self:
-        """From stored weights and rates."""
+        """Rebuild the posterior from stored weights and rates."""
         return cls(model, tensors["theta"], description["rates"], tuple(description["inserted"]), record)
 
     def _blank(self) -> Inputs:
@@ -127,7 +130,7 @@ class DropoutPosterior(Posterior):
 
 
 class MaskPlan:
-    """What passes with dropout need to know about the network for one kind of rows."""
+    """How to run forward passes with dropout on rows of one structure: sites, mask shapes, forward plan and widths."""
 
     def __init__(self, posterior: DropoutPosterior, trial: Inputs) -> None:
         self.sites, self.shapes = find_sites(posterior.masked, posterior.rates, trial)
@@ -144,18 +147,18 @@ class MaskPlan:
         self.layout = posterior.layout
 
     @cached_property
-    def native(self) -> tuple[Stack, list[str | None]] | None:
-        """The network for our own compiled code and the mask of each of its layers, where masks are on the inputs of Linear layers."""
+    def cpp_stack(self) -> tuple[Stack, list[str | None]] | None:
+        """The network for the C++ backend and each layer's mask; None unless all masks are on Linear inputs."""
         stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
         starts = {entry.name: entry.start for entry in self.layout.entries}
-        places = None if stack is None else sites_of_layers(stack.layers, starts, self.sites)
-        if stack is None or places is None or not stack.compiled():
+        sites = None if stack is None else sites_of_layers(stack.layers, starts, self.sites)
+        if stack is None or sites is None or not stack.compiled():
             return None
-        return stack, [None if place is None else self.sites[place].mask for place in places]
+        return stack, [None if site is None else self.sites[site].mask for site in sites]
 
 
 class MaskDraws:
-    """A source of outputs from passes with dropout."""
+    """Network outputs of forward passes with dropout."""
 
     def __init__(self, posterior: DropoutPosterior, x: Inputs, passes: int, seed: int, *, per_row: bool) -> None:
         self.posterior, self.count, self.seed, self.per_row = posterior, passes, seed, per_row
@@ -164,18 +167,19 @@ class MaskDraws:
         self.sites, self.shapes, self.forward = plan.sites, plan.shapes, plan.forward
         self.plan, self.outputs_per_row = plan, plan.outputs_per_row
         self.masks = {} if per_row else draw_masks(self.sites, self.shapes, passes, seed, posterior.theta)
-        # A tile has few rows and all passes, so that what lies before the first mask is computed once for its rows; where
-        # the rest of one row is too wide for that, as many passes as fit. The loop takes the passes one by one anyway.
+        # A tile has few rows and all passes, so the layers before the first mask are computed once per row. If the
+        # layers after it are too wide for that, a tile has as many passes as fit. A looped forward runs the passes one
+        # by one.
         width = plan.width
-        anew = 0 if self.forward.looped else width
-        if passes * row_count(x) * anew > BLOCK_VALUES:
-            anew = plan.width_from_first_mask
-        self.rows_at_once = max(1, BLOCK_VALUES // max(width, passes * anew))
-        self.passes_at_once = max(1, BLOCK_VALUES // (self.rows_at_once * anew)) if anew else passes
-        self.width = (anew or width) if per_row else 1
+        repeated = 0 if self.forward.looped else width
+        if passes * row_count(x) * repeated > BLOCK_VALUES:
+            repeated = plan.width_from_first_mask
+        self.rows_per_tile = max(1, BLOCK_VALUES // max(width, passes * repeated))
+        self.passes_per_tile = max(1, BLOCK_VALUES // (self.rows_per_tile * repeated)) if repeated else passes
+        self.width = (repeated or width) if per_row else 1
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
-        """Arranged outputs (stop - start, rows, ..., K) of passes start to stop."""
+        """Return the arranged outputs of passes start to stop, (stop - start, rows, ..., K)."""
         with torch.no_grad():
             if self.per_row:
                 passes = [self._row_masks(p, first_row, row_count(x)) for p in range(start, stop)]
@@ -185,32 +189,31 @@ class MaskDraws:
             return self.likelihood.arrange(self._tiled(masks, x, stop - start), 1)
 
     def _tiled(self, masks: dict[str, Tensor], x: Inputs, passes: int) -> Tensor:
-        rows, few, some = row_count(x), self.rows_at_once, self.passes_at_once
+        rows, tile_rows, tile_passes = row_count(x), self.rows_per_tile, self.passes_per_tile
         if (
             not self.per_row
             and isinstance(x, Tensor)
             and x.ndim == 2
-            and passes * rows >= FEWEST_MASKED
-            and self.plan.native
+            and passes * rows >= MIN_MASKED_OUTPUTS
+            and self.plan.cpp_stack
         ):
-            stack, names = self.plan.native
-            return native_passes(
-                stack, self.posterior.theta, x, [None if name is None else masks[name] for name in names]
-            )
-        if rows <= few and passes <= some:
+            stack, names = self.plan.cpp_stack
+            return cpp_passes(stack, self.posterior.theta, x, [None if name is None else masks[name] for name in names])
+        if rows <= tile_rows and passes <= tile_passes:
             return self.forward.apply(masks, x)
         strips = []
-        for row in range(0, rows, few):
-            here = map_inputs(lambda t, row=row: t[row : row + few], x)  # type: ignore[misc]
-            own = {name: mask[:, row : row + few] if self.per_row else mask for name, mask in masks.items()}
+        for row in range(0, rows, tile_rows):
+            here = map_inputs(lambda t, row=row: t[row : row + tile_rows], x)  # type: ignore[misc]
+            own = {name: mask[:, row : row + tile_rows] if self.per_row else mask for name, mask in masks.items()}
             strip = [
-                self.forward.apply({k: m[p : p + some] for k, m in own.items()}, here) for p in range(0, passes, some)
+                self.forward.apply({k: m[p : p + tile_passes] for k, m in own.items()}, here)
+                for p in range(0, passes, tile_passes)
             ]
             strips.append(torch.cat(strip))
         return torch.cat(strips, 1)
 
     def _row_masks(self, number: int, first_row: int, rows: int) -> dict[str, Tensor]:
-        """Masks (rows, *shape) of one pass; a row's masks go with its place, however the rows are cut into blocks."""
+        """Draw the masks of one pass, (rows, *shape). A row's masks depend on its index, not on the row blocks."""
         first, last = first_row // ROW_BLOCK, (first_row + rows - 1) // ROW_BLOCK
         drawn = [
             draw_masks(self.sites, self.shapes, ROW_BLOCK, self.seed, self.posterior.theta, ("row", number, block))
@@ -220,22 +223,27 @@ class MaskDraws:
         return {name: torch.cat([m[name] for m in drawn])[here, 0] for name in drawn[0]}
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
-        """The likelihood's own parameters, the same in every pass."""
+        """Return the likelihood's own parameters, the same in every pass."""
         return self.posterior.model.extra(self.posterior.theta.expand(stop - start, -1))
 
     def row_width(self) -> int:
-        """What a row takes in a pass where it has masks of its own; otherwise 1, as `outputs` makes tiles by itself."""
+        """Return how many values one row takes with masks per row; otherwise 1, as `outputs` tiles by itself."""
         return self.width
 
 
 def draw_masks(
-    sites: tuple[Site, ...], shapes: dict[str, tuple[int, ...]], count: int, seed: int, like: Tensor, stream_name: tuple[str | int, ...] = ()
-) -> dict[str, Tensor]:  # fmt: skip
-    """Masks (count, 1, *shape) by name: 1/keep with probability keep, else 0."""
+    sites: tuple[Site, ...],
+    shapes: dict[str, tuple[int, ...]],
+    count: int,
+    seed: int,
+    like: Tensor,
+    stream_name: tuple[str | int, ...] = (),
+) -> dict[str, Tensor]:
+    """Draw masks (count, 1, *shape) by name: 1/keep with probability keep, else 0."""
     purpose, *indices = stream_name or ("shared",)
     generator = stream(seed, f"{purpose} masks", *(int(i) for i in indices), device=like.device)
     sizes = [math.prod(shapes[site.name]) for site in sites]
-    # One draw for all places, made into masks where it lies: for small networks this is much of a prediction's time.
+    # One draw for all sites, turned into masks in place: for small networks this is much of a prediction's time.
     drawn = torch.rand((count, 1, sum(sizes)), generator=generator, dtype=like.dtype, device=like.device)
     alike = len({(s.rate, s.gain) for s in sites}) == 1
     for s, u in zip(sites[:1], (drawn,)) if alike else zip(sites, drawn.split(sizes, -1)):
@@ -244,7 +252,7 @@ def draw_masks(
 
 
 def set_rates(module: nn.Module, rates: dict[str, float]) -> None:
-    """Tells the layers of a masked copy their rates (alpha dropout needs to know them)."""
+    """Set the rates of a masked copy's dropout layers (alpha dropout needs them)."""
     for name, rate in rates.items():
         layer = module.get_submodule(name) if name else module
         if isinstance(layer, MaskedDropout):

@@ -1,25 +1,22 @@
-"""The HTML report: a page of text, tables and inline pictures in one file that needs nothing else."""
+"""HTML reports: text, tables and inline pictures in one self-contained file."""
 
-from credibly.demo.page import demo_page
+from credibly.report.assessment import Assessment, assess
 from credibly.report.comparison import compare_page
 from credibly.report.fit import fit_page
-from credibly.report.judgement import Judgement, assess, judge
-from credibly.report.page import Column, Page, Section, Step, Table, render, write
+from credibly.report.page import Column, Page, Recommendation, Section, Table, render, write
 from credibly.report.pictures import Picture, picture
 
 __all__ = [
+    "Assessment",
     "Column",
-    "Judgement",
     "Page",
     "Picture",
+    "Recommendation",
     "Section",
-    "Step",
     "Table",
     "assess",
     "compare_page",
-    "demo_page",
     "fit_page",
-    "judge",
     "picture",
     "render",
     "write",

@@ -1,114 +1,115 @@
-"""The page of one fit to a table: the verdict first, then what was fitted, how good and how calibrated it is, and what to do."""
+"""The report of one fit: verdict, model, metrics, calibration, uncertainty, convergence, next steps."""
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 
 from credibly import plot
-from credibly.demo.fits import summary
+from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
-from credibly.report import inside
-from credibly.report import tables as figures
-from credibly.report.judgement import MARKS, VERDICTS, Judgement, assess
-from credibly.report.page import Column, Page, Section, Step, Table, Value
+from credibly.report import metric_columns
+from credibly.report.assessment import VERDICTS, Assessment, assess
+from credibly.report.convergence import chains_section, training_section
+from credibly.report.function_view import function_section
+from credibly.report.page import Column, Page, Recommendation, Section, Table, Value
 from credibly.report.pictures import Picture, picture
-from credibly.report.row_statistics import confidence_gap, shares_inside, some_rows
-from credibly.tables.facts import Facts
+from credibly.report.recommendations import compare_command
+from credibly.report.row_statistics import confidence_gap, interval_coverage, plotted_rows
+from credibly.report.uncertainty import selective_section, uncertainty_section
+from credibly.tables.fit_summary import Facts
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-COLUMNS = 60  # in the table of columns, at most
-CLASSES = 10  # in the picture of confusions, at most
+# The most rows in the table of columns, and the most classes in a confusion matrix.
+COLUMNS = 60
+CLASSES = 10
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-TONES: dict[str, Literal["good", "care", "stop"]] = dict(zip(VERDICTS, ("good", "care", "stop")))
+TONES: dict[str, Literal["pass", "warn", "fail"]] = dict(zip(VERDICTS, ("pass", "warn", "fail")))
+# By severity of a finding.
+MARKS = ("pass", "note", "warn", "fail")
 
 
 def fit_page(facts: Facts) -> Page:
-    """The report on a fit to a table."""
-    found = assess(facts)
+    """Return the report of a fit to a table."""
     lead = (
-        f"{facts.target} predicted from {_count(len(facts.columns), 'column')} of {facts.table} by {facts.method}, learned from "
-        f"{facts.rows:,} rows and judged on {_rows(facts)}. Every sentence below is written from the numbers of this fit."
+        f"{facts.method} predicts {facts.target} from {_count(len(facts.columns), 'column')} of {facts.table}. It was "
+        f"fitted to {facts.rows:,} rows and evaluated on {_evaluated(facts)}. Every sentence below is generated from "
+        "this fit."
     )
     sections = [
-        verdict(found),
-        _fitted(facts),
-        inside.view(facts),
-        _good(facts),
-        _calibrated(facts),
-        inside.doubt(facts),
-        inside.unsure_and_wrong(facts),
-        inside.chains(facts),
-        inside.training(facts),
-        _columns(facts),
-        _next(facts),
+        verdict_section(assess(facts)),
+        _model_section(facts),
+        function_section(facts),
+        _metrics_section(facts),
+        _interval_section(facts) if facts.task == "regression" else _reliability_section(facts),
+        uncertainty_section(facts),
+        selective_section(facts),
+        chains_section(facts),
+        training_section(facts),
+        _columns_section(facts),
+        _next_section(facts),
     ]
     footer = f"credibly fit, method {facts.method}, seed {facts.seed}. The same seed and settings give the same page."
-    return Page(
-        f"{facts.target}: what {facts.method} makes of {facts.table}", lead, tuple(s for s in sections if s), footer
+    title = f"Predicting {facts.target} in {facts.table} with {facts.method}"
+    return Page(title, lead, tuple(s for s in sections if s), footer)
+
+
+def verdict_section(found: Assessment) -> Section:
+    """Return the verdict, its reasons and recommendations."""
+    headline = found.headline.partition(": ")[2]
+    return Section(
+        f"Verdict: {found.verdict}",
+        (headline[0].upper() + headline[1:],),
+        findings=found.reasons,
+        marks=tuple(MARKS[finding.severity] for finding in found.findings),
+        recommendations=found.recommendations,
+        tone=TONES[found.verdict],
     )
 
 
-def verdict(found: Judgement) -> Section:
-    """The verdict, its reasons and what to do about them."""
-    said = found.headline.partition(": ")[2]
-    marks = tuple(MARKS[finding.weight] for finding in found.findings)
-    return Section(
-        f"Verdict: {found.verdict}", (said[0].upper() + said[1:],), findings=found.reasons, marks=marks, steps=found.steps,
-        tone=TONES[found.verdict],
-    )  # fmt: skip
-
-
-def _rows(facts: Facts) -> str:
-    if facts.on == "held-out":
-        return f"{len(facts.y):,} held-out rows that it has not seen"
-    return f"{len(facts.y):,} of the rows that it has learned from"
+def _evaluated(facts: Facts) -> str:
+    return f"{len(facts.y):,} {'held-out' if facts.on == 'held-out' else 'of the training'} rows"
 
 
 def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-# -- what was fitted
-
-
-def _fitted(facts: Facts) -> Section:
-    settings = (
-        ", ".join(f"{key}={_plain(value)}" for key, value in facts.settings.items() if value is not None)
-        or "its defaults"
-    )
-    draws = (
-        f"an average over {facts.predictive.draws:,} sets of weights"
-        if facts.predictive.draws > 1
-        else "one set of weights"
-    )
-    answers = (
-        "a number, with an interval" if facts.task == "regression" else f"one of {len(facts.classes or ())} classes"
-    )
-    rows: list[tuple[Value, ...]] = [
-        ("Table", f"{facts.table}: {facts.rows:,} rows to learn from, {facts.held_out:,} held out"),
-        ("Target", f"{facts.target}: {facts.task}, the answer is {answers}"),
-        ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
-        ("Prior", f"{facts.prior}: what is taken for likely before any row is seen"),
-        ("Noise", f"{facts.noise}: what no model could predict"),
-        ("Method", f"{facts.method} ({summary(facts.method).rstrip('.')}); {facts.why}"),
-        ("Prediction", draws),
-        ("Settings", settings),
-        ("Seed", str(facts.seed)),
-        ("Time", f"{facts.seconds:,.1f} seconds"),
-    ]
-    if facts.classes is not None:
-        rows.insert(2, ("Classes", _listed(facts.classes)))
-    return Section("What was fitted", table=Table((Column("What"), Column("How")), tuple(rows)))
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Format the settings of a method that are not None."""
+    shown = [f"{key}={_plain(value)}" for key, value in settings.items() if value is not None]
+    return ", ".join(shown) or "defaults"
 
 
 def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- what was fitted
+
+
+def _model_section(facts: Facts) -> Section:
+    draws = facts.predictive.draws
+    output = "a number with an interval"
+    if facts.classes is not None:
+        output = f"probabilities of {len(facts.classes)} classes"
+    rows: list[tuple[Value, ...]] = [
+        ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out:,} held out"),
+        ("Target", f"{facts.target}: {facts.task}, predicts {output}"),
+        ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
+        ("Prior", f"{facts.prior} (plausible weights before seeing data)"),
+        ("Noise", f"{facts.noise} (variation that no model could predict)"),
+        ("Method", f"{facts.method} ({METHODS[facts.method].title()}); {facts.why}"),
+        ("Prediction", f"average over {draws:,} sets of weights" if draws > 1 else "one set of weights"),
+        ("Settings", settings_text(facts.settings)),
+        ("Seed", str(facts.seed)),
+        ("Fit time", f"{facts.seconds:,.1f} seconds"),
+    ]
+    if facts.classes is not None:
+        rows.insert(2, ("Classes", _listed(facts.classes)))
+    return Section("What was fitted", table=Table((Column("Part"), Column("Description")), tuple(rows)))
 
 
 def _listed(names: tuple[str, ...]) -> str:
@@ -116,159 +117,160 @@ def _listed(names: tuple[str, ...]) -> str:
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
-def _columns(facts: Facts) -> Section | None:
+def _columns_section(facts: Facts) -> Section | None:
     if not facts.columns:
         return None
-    left = len(facts.columns) - COLUMNS
-    text: tuple[str, ...] = ("What was done with each input column; all of it was decided by the training rows alone.",)
-    if left > 0:
-        text += (f"The first {COLUMNS} are shown; there {'is' if left == 1 else 'are'} {left} more.",)
-    head = (Column("Column"), Column("Kind"), Column("What was done"))
+    hidden = len(facts.columns) - COLUMNS
+    text: tuple[str, ...] = ("How each input column was preprocessed, using the training rows only.",)
+    if hidden > 0:
+        text += (f"The first {COLUMNS} are shown; there {'is' if hidden == 1 else 'are'} {hidden} more.",)
+    head = (Column("Column"), Column("Kind"), Column("Preprocessing"))
     return Section("The columns", text, Table(head, facts.columns[:COLUMNS]))
 
 
-# -- how good, how calibrated
+# -- metrics
 
 
-def _good(facts: Facts) -> Section:
-    always = "the training mean" if facts.task == "regression" else "the training shares"
-    columns = figures.columns(facts.task, (facts.figures, facts.baseline))
+def _metrics_section(facts: Facts) -> Section:
+    regression = facts.task == "regression"
+    columns = metric_columns.columns(facts.task, (facts.figures, facts.baseline))
+    # Coverage has a target instead of a direction, so it is no contest with the baseline.
     shown = [dataclasses.replace(c, best=c.best if c.best in ("high", "low") else None) for _, c in columns]
     rows = [("this fit", *(facts.figures.get(key, "–") for key, _ in columns))]
     if facts.baseline:
-        rows.append((f"always {always}", *(facts.baseline.get(key, "–") for key, _ in columns)))
+        rows.append(("baseline", *(facts.baseline.get(key, "–") for key, _ in columns)))
     text = (
-        f"Figures on {_rows(facts)}. Beside them those of a prediction that looks at no column and always gives {always}: a model "
-        "is worth something where it is better than that.",
+        f"Metrics on {_evaluated(facts)}. The baseline ignores all columns and always predicts "
+        f"{metric_columns.baseline_of(facts.task)}: a useful model beats it.",
     )
-    drawn = _observed(facts) if facts.task == "regression" else _confusion(facts)
-    said = () if facts.task == "regression" else _confused(facts)
+    drawn = _predicted_observed(facts) if regression else _confusion_matrix(facts)
+    findings = () if regression else _most_frequent_error(facts)
     pictures = () if drawn is None else (drawn,)
-    return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, said)
+    return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, findings)
 
 
-def _observed(facts: Facts) -> Picture:
-    predictive, y = some_rows(facts)
-    held = facts.figures.get("coverage")
-    more = f" {held:.1%} of the values are inside." if held is not None else ""
-    some = f" {len(y):,} of the {len(facts.y):,} rows are shown." if len(y) < len(facts.y) else ""
+def _predicted_observed(facts: Facts) -> Picture:
+    predictive, y = plotted_rows(facts)
+    coverage = facts.figures.get("coverage")
+    covered = f" {coverage:.1%} of the values are inside." if coverage is not None else ""
+    shown = f" {len(y):,} of the {len(facts.y):,} rows are shown." if len(y) < len(facts.y) else ""
     return picture(
-        "observed", lambda ax: plot.predicted_observed(predictive, y, ax=ax), title="Predicted against observed", size=(5.4, 4.4),
-        alt=f"Predicted mean with 90% interval against the observed value.{more}",
-        caption=f"Each row with its 90% interval; on the dashed line prediction and truth are equal.{more}{some}",
-    )  # fmt: skip
+        "observed",
+        lambda ax: plot.predicted_observed(predictive, y, ax=ax),
+        title="Predicted against observed",
+        size=(5.4, 4.4),
+        alt=f"Predicted mean with 90% interval against the observed value.{covered}",
+        caption=f"Each row with its 90% interval. On the dashed line, prediction equals observation.{covered}{shown}",
+    )
 
 
-def _confusion(facts: Facts) -> Picture | None:
+def _confusion_matrix(facts: Facts) -> Picture | None:
     names = facts.classes or ()
     if len(names) < 2 or len(names) > CLASSES:
         return None
-    right = facts.figures.get("accuracy")
-    told = "" if right is None else f" {right:.1%} of the rows are on the diagonal."
+    accuracy = facts.figures.get("accuracy")
+    diagonal = "" if accuracy is None else f" {accuracy:.1%} of the rows are on the diagonal."
     side = 2.6 + 0.36 * len(names)
     return picture(
-        "confusion", lambda ax: plot.confusion(facts.predictive, facts.y, classes=names, ax=ax), title="What was taken for what",
-        size=(max(side, 4.0), max(0.85 * side, 3.2)), alt=f"Table of observed against most probable classes.{told}",
-        caption=f"Numbers of rows; right answers are on the diagonal.{told}",
-    )  # fmt: skip
-
-
-def _confused(facts: Facts) -> tuple[str, ...]:
-    """The confusion that is most frequent, where there is one."""
-    names = facts.classes or ()
-    guess = facts.predictive.probabilities.cpu().argmax(-1)
-    y = torch.as_tensor(facts.y).long()
-    wrong = guess != y
-    if len(names) < 2 or not bool(wrong.any()):
-        return ()
-    pairs, count = torch.unique(torch.stack([y[wrong], guess[wrong]], 1), dim=0, return_counts=True)
-    seen, taken = pairs[int(count.argmax())].tolist()
-    of = int((y == seen).sum())
-    return (
-        f"The most frequent mistake: {names[seen]} taken for {names[taken]}, {int(count.max())} of {_count(of, 'row')}.",
+        "confusion",
+        lambda ax: plot.confusion(facts.predictive, facts.y, classes=names, ax=ax),
+        title="Confusion matrix",
+        size=(max(side, 4.0), max(0.85 * side, 3.2)),
+        alt=f"Confusion matrix of observed against most probable classes.{diagonal}",
+        caption=f"Number of rows; correct predictions are on the diagonal.{diagonal}",
     )
 
 
-def _calibrated(facts: Facts) -> Section:
-    return _intervals(facts) if facts.task == "regression" else _confidence(facts)
+def _most_frequent_error(facts: Facts) -> tuple[str, ...]:
+    """Return a sentence on the most frequent confusion, if there is any."""
+    names = facts.classes or ()
+    predicted = facts.predictive.probabilities.cpu().argmax(-1)
+    y = torch.as_tensor(facts.y).long()
+    wrong = predicted != y
+    if len(names) < 2 or not bool(wrong.any()):
+        return ()
+    pairs, count = torch.unique(torch.stack([y[wrong], predicted[wrong]], 1), dim=0, return_counts=True)
+    true, other = pairs[int(count.argmax())].tolist()
+    of = int((y == true).sum())
+    error = f"{names[true]} classified as {names[other]}"
+    return (f"Most frequent error: {error}, {int(count.max())} of {_count(of, 'row')}.",)
 
 
-def _intervals(facts: Facts) -> Section:
+# -- calibration
+
+
+def _interval_section(facts: Facts) -> Section:
     n = len(facts.y)
     rows: list[tuple[Value, ...]] = []
     off = []
-    for level, share in zip(LEVELS, shares_inside(facts, LEVELS)):
+    for level, observed in zip(LEVELS, interval_coverage(facts, LEVELS)):
         error = metrics.coverage_standard_error(level, n)
         low, high = max(level - 2 * error, 0.0), min(level + 2 * error, 1.0)
-        reading = "too narrow" if share < low else "too wide" if share > high else "as promised"
-        off += [f"{level:.0%} intervals are {reading}"] if reading != "as promised" else []
-        rows.append((f"{level:.0%}", f"{share:.1%}", f"{low:.0%} to {high:.0%}", reading))
-    head = (Column("Interval"), Column("Holds"), Column("Within chance"), Column("Reading"))
+        result = "too narrow" if observed < low else "too wide" if observed > high else "calibrated"
+        off += [f"{level:.0%} intervals are {result}"] if result != "calibrated" else []
+        rows.append((f"{level:.0%}", f"{observed:.1%}", f"{low:.0%} to {high:.0%}", result))
+    head = (Column("Interval"), Column("Coverage"), Column("Within chance"), Column("Result"))
     text = (
-        "A 90% interval promises to hold 9 values in 10. An interval that holds fewer is overconfident: decisions that rest on it "
-        f"go wrong more often than one thinks. With {_count(n, 'row')} the share cannot be known exactly: within chance is two "
-        "binomial standard errors either way.",
+        "A 90% interval should cover 9 values in 10. One that covers fewer is overconfident: decisions based on it go "
+        f"wrong more often than expected. With {_count(n, 'row')}, coverage is only known approximately: within chance "
+        "is two binomial standard errors either way.",
     )
-    said = (
-        f"By more than chance: {', '.join(off)}."
-        if off
-        else f"At all {len(LEVELS)} levels the intervals hold what they promise, within chance.",
-    )
+    finding = f"At all {len(LEVELS)} levels, coverage is within chance of its nominal value."
+    if off:
+        finding = f"More than chance explains: {', '.join(off)}."
     curve = picture(
-        "coverage", lambda ax: plot.coverage_curve(facts.predictive, facts.y, ax=ax), title="Do intervals hold what they promise?",
-        size=(4.8, 4.0), alt=f"Observed against promised coverage. {' '.join(f'{r[0]}: {r[1]}.' for r in rows)}",
-        caption="Below the line intervals are too narrow, above it too wide; in the grey strip a difference is chance.",
-    )  # fmt: skip
-    return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve,), said)
+        "coverage",
+        lambda ax: plot.coverage_curve(facts.predictive, facts.y, ax=ax),
+        title="Observed against nominal coverage",
+        size=(4.8, 4.0),
+        alt=f"Observed against nominal coverage. {' '.join(f'{r[0]}: {r[1]}.' for r in rows)}",
+        caption="Below the line intervals are too narrow, above it too wide. Inside the grey band is within chance.",
+    )
+    return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve,), (finding,))
 
 
-def _confidence(facts: Facts) -> Section:
+def _reliability_section(facts: Facts) -> Section:
     found = metrics.calibration(facts.predictive.probabilities.cpu(), torch.as_tensor(facts.y).long())
     gap = confidence_gap(facts)
-    said: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     caption = f"Calibration error {float(found.ece):.3f}."
     if gap is not None:
-        sure, right, error = gap
-        reading = (
-            "too sure"
-            if sure > right + 2 * error
-            else "too cautious"
-            if sure < right - 2 * error
-            else "as sure as it is right"
+        confidence, accuracy, error = gap
+        result = "calibrated"
+        if confidence > accuracy + 2 * error:
+            result = "overconfident"
+        elif confidence < accuracy - 2 * error:
+            result = "underconfident"
+        scores = f"mean confidence {confidence:.1%}, accuracy {accuracy:.1%}"
+        findings = (f"On average {result}: {scores}; a gap of up to {2 * error:.1%} is within chance.",)
+        caption = (
+            f"Mean confidence {confidence:.3f}, accuracy {accuracy:.3f}, calibration error {float(found.ece):.3f}."
         )
-        said = (
-            f"On average {reading}: confidence {sure:.1%}, right {right:.1%}; chance explains up to {2 * error:.1%}.",
-        )
-        caption = f"Mean confidence {sure:.3f}, accuracy {right:.3f}, calibration error {float(found.ece):.3f}."
-
-    def paint(ax: Axes) -> None:
-        plot.reliability(found, ax=ax)
-
     drawn = picture(
-        "reliability", paint, title="How often is it right when it is that sure?", size=(4.8, 4.0),
-        alt=f"Reliability diagram. {caption}", caption=f"{caption} Bars are shares of rows, with their number.",
-    )  # fmt: skip
-    text = (
-        "A probability of 0.8 promises to be right 8 times in 10. Points on the dashed line keep that promise; below it the model is "
-        "too sure, above it too cautious. A point that rests on few rows says little.",
+        "reliability",
+        lambda ax: plot.reliability(found, ax=ax),
+        title="Reliability diagram",
+        size=(4.8, 4.0),
+        alt=f"Reliability diagram. {caption}",
+        caption=f"{caption} Bars show the fraction of rows, with their number.",
     )
-    return Section("Is it calibrated?", text, None, (drawn,), said)
-
-
-# -- what to do next
-
-
-def _next(facts: Facts) -> Section:
-    target = shlex.join(["--target", facts.target])
-    steps = [
-        Step("Predict new rows: mean, interval, both kinds of uncertainty and an ood score for each."
-             if facts.task == "regression" else
-             "Predict new rows: a probability for each class, both kinds of uncertainty and an ood score for each.",
-             "credibly predict RUN new.csv --out predictions.csv"),
-        Step("Judge it on rows that came later, or from elsewhere.", "credibly evaluate RUN test.csv"),
-        Step("See what the other methods make of the table.", f"credibly compare {shlex.quote(facts.table)} {target}"),
-    ]  # fmt: skip
     text = (
-        "RUN stands for the folder that this page is in. What the numbers ask for comes first: it is in the verdict above.",
+        "A probability of 0.8 should be right 8 times in 10. Points on the dashed line are calibrated; below it the "
+        "model is overconfident, above it underconfident. Points with few rows are noisy.",
     )
-    return Section("What to do next", text, steps=tuple(steps))
+    return Section("Is it calibrated?", text, None, (drawn,), findings)
+
+
+# -- next steps
+
+
+def _next_section(facts: Facts) -> Section:
+    output = "mean and interval" if facts.task == "regression" else "class probabilities"
+    predict = f"Predict new rows: {output}, aleatoric and epistemic uncertainty, and an ood score per row."
+    recommendations = (
+        Recommendation(predict, "credibly predict RUN new.csv --out predictions.csv"),
+        Recommendation("Evaluate it on later data, or data from another source.", "credibly evaluate RUN test.csv"),
+        Recommendation("Compare it with the other methods.", compare_command(facts)),
+    )
+    text = ("RUN is the folder of this page. Recommendations specific to this fit are in the verdict above.",)
+    return Section("What to do next", text, recommendations=recommendations)

@@ -1,9 +1,10 @@
-"""The page: title, lead, sections with text, tables and pictures, as one HTML file without scripts or network access."""
+"""A report page: sections of text, tables and pictures in one HTML file without scripts or network access."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,10 +20,10 @@ class Column:
     """A column of a table.
 
     Attributes:
-        title: its heading.
-        best: which number is best: the highest, the lowest, or the one nearest to a given number. None marks nothing.
-        digits: decimals of its numbers.
-        note: a line on what it means, shown below the table.
+        title: heading.
+        best: which value is best: the highest, the lowest, or the one nearest to a number. None highlights nothing.
+        digits: number of decimals.
+        note: one-line explanation, shown below the table.
     """
 
     title: str
@@ -33,7 +34,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text and numbers; the best number of a column is marked, and so are those that print alike."""
+    """Rows of text and numbers; the best value of a column is highlighted, and so are values that print the same."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -42,17 +43,17 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                found = f"a row has {len(row)} cells for {len(self.columns)} columns"
-                raise InputError("rows", found, "Pass one cell for each column")
+                found = f"got {len(row)} cells for {len(self.columns)} columns"
+                raise InputError("rows", f"must have one cell per column, {found}")
 
     def cells(self) -> list[list[tuple[str, bool, bool]]]:
-        """Each cell as (text, whether it stands in a column of numbers, whether it is the best)."""
-        marked = [self._best(j, column) for j, column in enumerate(self.columns)]
+        """Return each cell as (text, whether its column is numeric, whether it is the best)."""
+        best_texts = [self._best(j, column) for j, column in enumerate(self.columns)]
         numbers = [any(not isinstance(row[j], str) for row in self.rows) for j in range(len(self.columns))]
         return [
             [
                 (show(value, c.digits), number, show(value, c.digits) in best)
-                for value, c, number, best in zip(row, self.columns, numbers, marked)
+                for value, c, number, best in zip(row, self.columns, numbers, best_texts)
             ]
             for row in self.rows
         ]
@@ -67,28 +68,28 @@ class Table:
         }
         least = min(distance.values())
         texts = {show(v, column.digits) for v in numbers if distance[v] == least}
-        # Where every row prints the same there is no best one.
+        # If every row prints the same, none is the best.
         return texts if len({show(v, column.digits) for v in numbers}) > 1 else set()
 
 
 @dataclass(frozen=True)
-class Step:
-    """Something to do next: in words, and as a command where there is one."""
+class Recommendation:
+    """What to do next: a sentence, and a shell command if there is one."""
 
-    words: str
+    text: str
     command: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, at most one table, and pictures that stand side by side where there is room.
+    """A heading, paragraphs, at most one table, and pictures laid out side by side.
 
     Attributes:
-        findings: sentences that stand out, after the pictures. marks: for each of them "for", "note", "care" or "stop",
-            which gives it its sign; empty for plain ones.
-        steps: what to do next, after these.
-        tone: colours the section as a verdict: "good", "care" or "stop".
-        links: pages beside this one, each as (relative address, text).
+        findings: highlighted sentences, after the pictures.
+        marks: bullet of each finding: "pass", "note", "warn" or "fail". Empty for plain bullets.
+        recommendations: what to do next, after the findings.
+        tone: colours the section as a verdict: "pass", "warn" or "fail".
+        links: other pages, each as (relative address, text).
     """
 
     heading: str
@@ -97,14 +98,14 @@ class Section:
     pictures: tuple[Picture, ...] = ()
     findings: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
-    tone: Literal["", "good", "care", "stop"] = ""
+    recommendations: tuple[Recommendation, ...] = ()
+    tone: Literal["", "pass", "warn", "fail"] = ""
     links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything on a page. All text is escaped; only the drawings go in as they are."""
+    """A page. All text is escaped; only the SVG of pictures is inserted as is."""
 
     title: str
     lead: str
@@ -113,21 +114,24 @@ class Page:
 
 
 def show(value: Value, digits: int = 3) -> str:
-    """A cell's text: numbers with a fixed count of decimals, and no minus before a zero."""
+    """Format a cell: floats with a fixed number of decimals and without a minus sign before zero."""
     if not isinstance(value, float):
         return str(value)
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if math.isfinite(value) and float(text) == 0 else text
 
 
+def joined(names: Sequence[str]) -> str:
+    """Join names as "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def render(page: Page) -> str:
-    """The page as HTML text; the same page gives the same text."""
+    """Return the page as HTML. The output is deterministic."""
     names = [picture.name for section in page.sections for picture in section.pictures]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(
-            "pictures", f"two are named {twice!r}", "Give each its own name: ids inside them start with it"
-        )
+        raise InputError("pictures", f"must have unique names, got two named {twice!r}")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -141,7 +145,7 @@ def render(page: Page) -> str:
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Renders the page into a file, which is whole or as it was before, never half-written."""
+    """Render the page into a file, atomically."""
     target = Path(path)
     text = render(page)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -1,4 +1,4 @@
-"""Pictures for a page: matplotlib figures as SVG text that can stand inline beside others."""
+"""Pictures for a page: matplotlib figures as inline SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (4.0, 3.15)  # inches; panels of a row are drawn apart, so that they wrap on a narrow screen
+# Inches. The panels of a row are separate pictures, so that they wrap on a narrow screen.
+SIZE = (4.0, 3.15)
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,11 @@ class Picture:
     """An inline picture.
 
     Attributes:
-        name: unique on its page; every id inside the SVG starts with it.
-        svg: the drawing, as `svg_of` gives it; it goes into the page as it is.
-        alt: what it shows, for those who cannot see it.
-        title: a short heading above it.
-        caption: the sentence below it.
+        name: unique on its page; prefixes every id in the SVG.
+        svg: markup from `svg_of`, inserted into the page as is.
+        alt: text alternative.
+        title: short heading above the picture.
+        caption: text below the picture.
     """
 
     name: str
@@ -46,24 +47,26 @@ def picture(
     caption: str = "",
     size: tuple[float, float] = SIZE,
 ) -> Picture:
-    """A picture that `paint` draws on an Axes it is given, such as `lambda ax: plot.reliability(p, y, ax=ax)`.
+    """Return a picture drawn by `paint` on an Axes, such as `lambda ax: plot.reliability(p, y, ax=ax)`.
 
-    A legend it makes is moved below the axes, where it covers nothing.
+    A legend is moved below the axes, so that it covers no data.
     """
     import matplotlib as mpl
 
     try:
-        return Picture(name, _drawn(name, paint, size), alt, title, caption)
-    except ValueError:  # a name that is the user's holds signs that read as a formula and are none
+        return Picture(name, _draw(name, paint, size), alt, title, caption)
+    except ValueError:
+        # A column name from the user's table contains "$" and does not parse as a formula.
         with mpl.rc_context({"text.parse_math": False}):
-            return Picture(name, _drawn(name, paint, size), alt, title, caption)
+            return Picture(name, _draw(name, paint, size), alt, title, caption)
 
 
-def _drawn(name: str, paint: Callable[[Axes], Any], size: tuple[float, float]) -> str:
+def _draw(name: str, paint: Callable[[Axes], Any], size: tuple[float, float]) -> str:
     from matplotlib.figure import Figure
 
     with style():
-        figure = Figure(figsize=size, layout="constrained")  # not pyplot's: nothing global to close afterwards
+        # Not from pyplot, which would keep it in a global registry until closed.
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots()
         paint(axes)
         legend = axes.get_legend()
@@ -74,7 +77,7 @@ def _drawn(name: str, paint: Callable[[Axes], Any], size: tuple[float, float]) -
 
 
 def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """A legend in as many columns, up to three, as the figure is wide enough for."""
+    """Add a legend below the axes in as many columns as fit, at most three."""
     tight: dict[str, Any] = {"columnspacing": 1.0, "handlelength": 1.5, "handletextpad": 0.5}
     for columns in (3, 2, 1):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, **tight)
@@ -84,19 +87,19 @@ def _legend_below(figure: Figure, handles: list[Any], labels: list[str]) -> None
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element for inline use; the same figure gives the same text.
+    """Return the figure as an <svg> element for inline use. The output is deterministic.
 
-    Ids are prefixed, since an inline picture shares them with its page; the ink becomes the page's text colour; and the
-    parts that only a file of its own needs (prolog, metadata, a style sheet for everything, a fixed size) are dropped.
+    Ids are prefixed, since inline pictures share them with the page. The ink becomes the page's text colour. What only
+    a standalone file needs (prolog, metadata, global style sheet, fixed size) is removed.
     """
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
-        raise InputError("name", f"found {name!r}", "Pass a letter, then letters, digits, - and _")
+        raise InputError("name", f"must be a letter followed by letters, digits, - or _, got {name!r}")
     import matplotlib as mpl
 
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "svg.id": None}):
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=nothing, dpi=110)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=no_metadata, dpi=110)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip()
     text = re.sub(r"<style\b.*?</style>|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -106,5 +109,5 @@ def svg_of(figure: Figure, name: str) -> str:
     text = text.replace(INK, "currentColor")
     opening, rest = text.split(">", 1)
     opening = re.sub(r'\s(width|height|version|xmlns(:xlink)?)="[^"]*"', "", opening)
-    # Old and new browsers alike take a plain href inside inline SVG; the prefix would need its own namespace.
+    # All browsers accept a plain href in inline SVG; xlink:href would need its own namespace.
     return f'{opening} aria-hidden="true" focusable="false">{rest.replace("xlink:href=", "href=")}'

@@ -1,6 +1,7 @@
-"""Reading a run folder's manifest: what is not whole, was altered or is not a run is refused with a reason.
+"""Reading a run folder's manifest. A folder that is incomplete, modified or not a run is refused with the reason.
 
-A manifest lists every file with its size and checksum, so a folder is whole when all of them fit. Nothing in it is executed.
+A manifest lists every file with its size and checksum: a folder is complete if all of them match. Nothing in it is
+executed.
 """
 
 from __future__ import annotations
@@ -20,60 +21,60 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from credibly.errors import StoreError
-from credibly.posterior.base import Record
-from credibly.storage.run_folder import BESIDE, checksum, state_files
+from credibly.storage.record import Record
+from credibly.storage.run_folder import RESUME_FILES, checksum, state_files
 
 FORMAT = "credibly-run"
 FORMAT_VERSION = 1
-TRIES = 100  # at a folder that is being written to
+# Attempts to read a folder that is being written to.
+TRIES = 100
 
 
 def parse_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder; the files that it lists are not looked at."""
+    """Return the manifest of a run folder, without checking the files that it lists."""
     name = os.fspath(folder)
     if not folder.is_dir():
-        raise StoreError(f"path: there is no folder {name!r}")
+        raise StoreError(f"there is no folder {name!r}")
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise StoreError(f"path: {name!r} is not a run folder (it has no manifest.json)") from None
+        raise StoreError(f"{name!r} is not a run folder (it has no manifest.json)") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"path: the manifest of {name!r} is cut short or altered ({error})") from error
+        raise StoreError(f"the manifest of {name!r} is truncated or was modified ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise StoreError(f"path: {name!r} is not a run folder of credibly")
+        raise StoreError(f"{name!r} is not a run folder of credibly")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise StoreError(
-            f"path: {name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. Use the version that wrote it"
+            f"{name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. "
+            "Use the version that wrote it"
         )
     if (manifest.get("streamed") or "checksum" in manifest) and manifest.get("checksum") != checksum(manifest):
-        raise StoreError(f"path: the manifest of {name!r} was altered (its checksum does not fit)")
-    odd = _oddities(manifest)
-    if odd:
-        raise StoreError(f"path: the manifest of {name!r} is altered (missing or unknown: {', '.join(odd)})")
+        raise StoreError(f"the manifest of {name!r} was modified (its checksum does not match)")
+    invalid = _invalid_fields(manifest)
+    if invalid:
+        raise StoreError(f"the manifest of {name!r} was modified (missing or invalid: {', '.join(invalid)})")
     for file in manifest["files"]:
         if Path(file).name != file:
-            raise StoreError(
-                f"path: the manifest of {name!r} is altered (it names a file outside the folder: {file!r})"
-            )
+            raise StoreError(f"the manifest of {name!r} was modified (it names a file outside the folder: {file!r})")
     return manifest
 
 
-def _oddities(manifest: dict[str, Any]) -> list[str]:
-    """Names of what is missing, or is not of the form that it has to be."""
-    forms: dict[str, type | tuple[type, ...]] = {"kind": str, "record": dict, "files": dict}
+def _invalid_fields(manifest: dict[str, Any]) -> list[str]:
+    """Return the names of fields that are missing or of the wrong type."""
+    types: dict[str, type | tuple[type, ...]] = {"kind": str, "record": dict, "files": dict}
     if manifest.get("kind") != "density":
-        forms |= {"layout": list, "random": list, "dtype": str, "likelihood": dict, "row": dict, "looped": bool}
-    odd = sorted(name for name, form in forms.items() if not isinstance(manifest.get(name), form))
-    if odd:
-        return odd
+        types |= {"layout": list, "random": list, "dtype": str, "likelihood": dict, "row": dict, "looped": bool}
+    invalid = sorted(name for name, expected in types.items() if not isinstance(manifest.get(name), expected))
+    if invalid:
+        return invalid
     fields = {f.name for f in dataclasses.fields(Record)}
-    odd = [f"{name!r} in the record" for name in sorted(fields ^ set(manifest["record"]))]
-    facts = manifest["files"].items()
-    return odd + [f"the facts of {n}" for n, f in facts if not isinstance(f, dict) or set(f) != {"bytes", "sha256"}]
+    invalid = [f"{name!r} in the record" for name in sorted(fields ^ set(manifest["record"]))]
+    files = manifest["files"].items()
+    return invalid + [f"the entry of {n}" for n, f in files if not isinstance(f, dict) or set(f) != {"bytes", "sha256"}]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder that nobody is writing to, after every file it lists has been found whole."""
+    """Return the manifest of a run folder that no process writes to. Raise unless every file it lists is complete."""
     manifest = parse_manifest(folder)
     for file in manifest["files"]:
         _check_file(folder, file, manifest["files"][file])
@@ -81,9 +82,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_with_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The manifest, and the state of a run that has not ended, after every file of the posterior has been found whole.
+    """Return the manifest, and the state of a run that has not ended. Raise unless the posterior's files are complete.
 
-    The run may go on meanwhile: a state is replaced by the next one, while shards stay as they are.
+    The run may continue meanwhile: its state is replaced by the next one, its shards are not.
     """
     for attempt in range(TRIES):
         manifest, state = parse_manifest(folder), {}
@@ -91,62 +92,60 @@ def read_with_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if name is None:
             break
         try:
-            pieces = [_check_file(folder, file, manifest["files"][file]) for file in state_files(manifest)]
-            state = join_state(pieces, lambda key: 0 if key in ("recorder.draws", "recorder.noted") else None)
+            parts = [_check_file(folder, file, manifest["files"][file]) for file in state_files(manifest)]
+            state = join_state(parts, lambda key: 0 if key in ("recorder.draws", "recorder.noted") else None)
             break
         except StoreError:
             if attempt == TRIES - 1 or parse_manifest(folder).get("state") == name:
                 raise
     for file in manifest["files"]:
-        if not file.startswith(BESIDE):
+        if not file.startswith(RESUME_FILES):
             _check_file(folder, file, manifest["files"][file])
     return manifest, state
 
 
-def _check_file(folder: Path, file: str, facts: dict[str, Any]) -> dict[str, Tensor]:
-    """Refuses a file that is not the one the manifest lists; the tensors of a state, which may be gone the next moment."""
-    name, place = os.fspath(folder), folder / file
+def _check_file(folder: Path, file: str, entry: dict[str, Any]) -> dict[str, Tensor]:
+    """Raise unless a file is the one the manifest lists. Return the tensors of a state, which may soon be deleted."""
+    name, path = os.fspath(folder), folder / file
     try:
-        size = place.stat().st_size
-        if size != facts["bytes"]:
-            raise StoreError(
-                f"path: {file} in {name!r} is cut short or altered ({size} bytes, {facts['bytes']} expected)"
-            )
+        size, expected = path.stat().st_size, entry["bytes"]
+        if size != expected:
+            raise StoreError(f"{file} in {name!r} is truncated or was modified ({size} bytes, {expected} expected)")
         if not file.startswith("state-"):
-            content, digest = None, sha256(place)
+            content, digest = None, sha256(path)
         else:
-            content = place.read_bytes()
+            content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
     except FileNotFoundError:
-        raise StoreError(f"path: {name!r} is not whole: {file} is missing") from None
+        raise StoreError(f"{name!r} is incomplete: {file} is missing") from None
     except OSError as error:
-        raise StoreError(f"path: {file} in {name!r} cannot be read ({error.strerror})") from error
-    if digest != facts["sha256"]:
-        raise StoreError(f"path: {file} in {name!r} was altered (its checksum does not fit)")
+        raise StoreError(f"cannot read {file} in {name!r} ({error.strerror})") from error
+    if digest != entry["sha256"]:
+        raise StoreError(f"{file} in {name!r} was modified (its checksum does not match)")
     tensors: dict[str, Tensor] = load_bytes(content) if content is not None else {}
     return tensors
 
 
-def join_state(pieces: list[dict[str, Tensor]], axis_of: Callable[[str], int | None]) -> dict[str, Tensor]:
-    """The state of all chains from the pieces that processes wrote, in the order of their chains; `axis_of` says where these lie."""
-    if len(pieces) == 1:
-        return pieces[0]
+def join_state(parts: list[dict[str, Tensor]], axis_of: Callable[[str], int | None]) -> dict[str, Tensor]:
+    """Join the states that processes wrote, in chain order; `axis_of` returns the chain axis of a tensor, or None."""
+    if len(parts) == 1:
+        return parts[0]
     joined = {}
-    for key, first in pieces[0].items():
+    for key, first in parts[0].items():
         axis = axis_of(key)
-        joined[key] = first if axis is None else torch.cat([piece[key] for piece in pieces], axis)
+        joined[key] = first if axis is None else torch.cat([part[key] for part in parts], axis)
     return joined
 
 
 def load_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The tensors of one file."""
+    """Return the tensors of one file."""
     try:
         return load_file(path, device=str(device))
     except (SafetensorError, OSError) as error:
-        raise StoreError(f"path: {path.name} in {os.fspath(path.parent)!r} cannot be read ({error})") from error
+        raise StoreError(f"cannot read {path.name} in {os.fspath(path.parent)!r} ({error})") from error
 
 
 def sha256(path: Path) -> str:
-    """Of a file."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -1,7 +1,7 @@
-"""Draws that stay on the disk: (chain, draw, D) in shards along the draws, read in the pieces that are asked for.
+"""Draws that stay on disk: (chain, draw, D) in shards along the draws, of which slices are read on demand.
 
-A shard is one file, `draws-00003.safetensors`, or several that each hold some of the chains, as the processes of a run wrote
-them: `draws-00003-c00000.safetensors`, `draws-00003-c00004.safetensors`.
+A shard is one file, `draws-00003.safetensors`, or several that each hold some of the chains, as written by the
+processes of a run: `draws-00003-c00000.safetensors`, `draws-00003-c00004.safetensors`.
 """
 
 from __future__ import annotations
@@ -26,82 +26,87 @@ class StoredDraws:
     Args:
         folder: the run folder.
         files: the shards in order.
-        dtype, device: what the pieces are given back as.
-        tail: draws after those in the shards, (chain, draw, D): what a run that has not ended holds beside them.
+        dtype, device: of the tensors that are returned.
+        tail: draws after those in the shards, (chain, draw, D), held by the state of a run that has not ended.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], files: list[str], *, dtype: torch.dtype, device: torch.device, tail: Tensor | None = None
-    ) -> None:  # fmt: skip
-        self.name, self.folder = os.fspath(folder), Path(folder).absolute()  # a program may change its directory
+        self,
+        folder: str | os.PathLike[str],
+        files: list[str],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        tail: Tensor | None = None,
+    ) -> None:
+        # Absolute, since the program may change its working directory.
+        self.name, self.folder = os.fspath(folder), Path(folder).absolute()
         self.files, self.dtype, self.device, self.tail = list(files), dtype, device, tail
         self.shards = [[f for f in sorted(self.files) if _number(f) == n] for n in shard_numbers(self.files)]
-        self.places: list[
-            list[int]
-        ] = []  # for each shard, the first chain of each of its pieces, and the number of chains
+        # For each shard, the first chain of each of its files, and the number of chains.
+        self.chain_offsets: list[list[int]] = []
         shapes = []
-        for pieces in self.shards:
+        for shard in self.shards:
             found = []
-            for file in pieces:
-                with self._open(file) as piece:
-                    found.append(tuple(piece.get_shape()))
+            for file in shard:
+                with self._open(file) as stored:
+                    found.append(tuple(stored.get_shape()))
             if len({s[1:] for s in found}) != 1:
-                raise StoreError(f"path: the pieces of a shard in {self.name!r} do not fit together ({found})")
-            self.places.append([0, *itertools.accumulate(s[0] for s in found)])
-            shapes.append((self.places[-1][-1], *found[0][1:]))
+                raise StoreError(f"the files of a shard in {self.name!r} have incompatible shapes {found}")
+            self.chain_offsets.append([0, *itertools.accumulate(s[0] for s in found)])
+            shapes.append((self.chain_offsets[-1][-1], *found[0][1:]))
         if tail is not None:
             shapes.append(tuple(tail.shape))
         if any(len(s) != 3 or (s[0], s[2]) != (shapes[0][0], shapes[0][2]) for s in shapes):
-            raise StoreError(f"path: the draws in {self.name!r} do not fit together (shapes {sorted(set(shapes))})")
+            raise StoreError(f"the shards of draws in {self.name!r} have incompatible shapes {sorted(set(shapes))}")
         self.counts = [count for _, count, _ in shapes]
         self.shape = torch.Size((shapes[0][0], sum(self.counts), shapes[0][2]) if shapes else (0, 0, 0))
 
     def tensor(self) -> Tensor:
-        """All of it, (chain, draw, D), in memory."""
+        """Return all draws in memory, (chain, draw, D)."""
         return self.columns(0, self.shape[2])
 
     def columns(self, start: int, stop: int) -> Tensor:
-        """Some coordinates of every draw, (chain, draw, stop - start)."""
+        """Return coordinates start to stop of every draw, (chain, draw, stop - start)."""
         whole = torch.empty(*self.shape[:2], stop - start, dtype=self.dtype, device=self.device)
-        place = 0
+        first = 0
         for number, count in enumerate(self.counts):
-            whole[:, place : place + count] = self._part(number, slice(None), slice(None), slice(start, stop))
-            place += count
+            whole[:, first : first + count] = self._part(number, slice(None), slice(None), slice(start, stop))
+            first += count
         return whole
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Draws start to stop in the order of the chains (all of chain 0, then all of chain 1, ...), (stop - start, D)."""
+        """Return draws start to stop in chain order (all of chain 0, then all of chain 1, ...), (stop - start, D)."""
         _, draws, dim = self.shape
         whole = torch.empty(stop - start, dim, dtype=self.dtype, device=self.device)
         for chain in range(start // draws, (stop - 1) // draws + 1):
-            place = chain * draws
+            offset = chain * draws
             for number, count in enumerate(self.counts):
-                first, last = max(start, place), min(stop, place + count)
+                first, last = max(start, offset), min(stop, offset + count)
                 if first < last:
-                    some = slice(first - place, last - place)
-                    whole[first - start : last - start] = self._part(
-                        number, slice(chain, chain + 1), some, slice(None)
-                    )[0]
-                place += count
+                    some = slice(first - offset, last - offset)
+                    part = self._part(number, slice(chain, chain + 1), some, slice(None))
+                    whole[first - start : last - start] = part[0]
+                offset += count
         return whole
 
     def pick(self, indices: Tensor) -> Tensor:
-        """Draws by their place in that order, (len(indices), D)."""
+        """Return draws by their index in chain order, (len(indices), D)."""
         _, draws, dim = self.shape
         whole = torch.empty(len(indices), dim, dtype=self.dtype, device=self.device)
         chain, draw = indices.cpu() // draws, indices.cpu() % draws
-        place = 0
+        first = 0
         for number, count in enumerate(self.counts):
-            here = ((draw >= place) & (draw < place + count)).nonzero().squeeze(1)
+            here = ((draw >= first) & (draw < first + count)).nonzero().squeeze(1)
             if len(here):
-                piece = self._part(number, slice(None), slice(None), slice(None))
-                whole[here.to(whole.device)] = piece[chain[here], draw[here] - place].to(whole)
-            place += count
+                part = self._part(number, slice(None), slice(None), slice(None))
+                whole[here.to(whole.device)] = part[chain[here], draw[here] - first].to(whole)
+            first += count
         return whole
 
     @property
     def bytes(self) -> int:
-        """What all of it takes in memory."""
+        """The size of all draws in memory."""
         return int(self.shape.numel()) * self.dtype.itemsize
 
     def _part(self, number: int, chains: slice, draws: slice, columns: slice) -> Tensor:
@@ -109,21 +114,21 @@ class StoredDraws:
             assert self.tail is not None
             return self.tail[chains, draws, columns].to(self.device)
         first, last, _ = chains.indices(self.shape[0])
-        found = []
-        for file, start, stop in zip(self.shards[number], self.places[number], self.places[number][1:]):
+        found, offsets = [], self.chain_offsets[number]
+        for file, start, stop in zip(self.shards[number], offsets, offsets[1:]):
             if max(first, start) < min(last, stop):
-                with self._open(file) as piece:
-                    found.append(piece[max(first, start) - start : min(last, stop) - start, draws, columns])
+                with self._open(file) as stored:
+                    found.append(stored[max(first, start) - start : min(last, stop) - start, draws, columns])
         return (found[0] if len(found) == 1 else torch.cat(found)).to(self.device)
 
     @contextmanager
     def _open(self, file: str) -> Iterator[Any]:
-        """A piece of a shard, of which slices can be read."""
+        """Open a file of a shard, for reading slices."""
         try:
             with safe_open(self.folder / file, framework="pt") as opened:
                 yield opened.get_slice(f"draws/{file.removeprefix('draws-').removesuffix('.safetensors')}")
         except (SafetensorError, OSError) as error:
-            raise StoreError(f"path: {file} in {self.name!r} is gone, or not the shard it was ({error})") from error
+            raise StoreError(f"{file} in {self.name!r} is missing or was changed ({error})") from error
 
 
 def _number(file: str) -> int:
@@ -131,12 +136,12 @@ def _number(file: str) -> int:
 
 
 def shard_numbers(files: Iterable[str]) -> list[int]:
-    """The numbers of the shards among a folder's files, each once."""
+    """Return the numbers of the shards among a folder's files."""
     return sorted({_number(f) for f in files if f.startswith("draws-")})
 
 
 def join_shards(parts: dict[str, Tensor]) -> Tensor:
-    """Shards by number, `00003`, or by number and first chain, `00003-c00004`, as one tensor (chain, draw, ...)."""
+    """Join shards, named `00003` or with their first chain `00003-c00004`, into one tensor (chain, draw, ...)."""
     numbers = sorted({name[:5] for name in parts})
     whole = [torch.cat([parts[k] for k in sorted(parts) if k[:5] == n], 0) for n in numbers]
     return whole[0] if len(whole) == 1 else torch.cat(whole, 1)

@@ -16,10 +16,12 @@ from credibly.inference.sampling.identity import identity
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.sampling.starts import starts
-from credibly.posterior.base import Model, Posterior, Record
-from credibly.posterior.store import header
+from credibly.posterior.base import Posterior
+from credibly.posterior.model import Model
+from credibly.posterior.saving import header
 from credibly.problem import Problem
 from credibly.storage.manifest import join_state, parse_manifest, read_manifest
+from credibly.storage.record import Record
 from credibly.storage.run_folder import RunFolder, resume_command
 
 SHARED = "Put the run folder on storage that all hosts share"

@@ -14,9 +14,11 @@ from credibly.core.rng import stream
 from credibly.core.specs import to_spec
 from credibly.errors import StoreError
 from credibly.inference.density import Density
-from credibly.posterior.base import Model, Record
-from credibly.posterior.store import difference, header
+from credibly.posterior.loading import layout_mismatch
+from credibly.posterior.model import Model
+from credibly.posterior.saving import header
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 ROWS, VALUES = 4, 16  # rows and outputs that tell one network from another of the same shape
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; tensor cores and other machines round in other ways
@@ -96,7 +98,7 @@ def _problem_differs(problem: Problem, manifest: dict[str, Any]) -> str | None:
     )  # fmt: skip
     now = header(Model.of(problem), "draws", record)
     if now["layout"] != manifest["layout"]:
-        return difference(now["layout"], manifest["layout"]).removesuffix(". Pass the network that was fitted")
+        return layout_mismatch(now["layout"], manifest["layout"])
     pairs = [
         ("dtype", now["dtype"], manifest["dtype"]),
         ("likelihood", now["likelihood"], manifest["likelihood"]),

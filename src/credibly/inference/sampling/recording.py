@@ -15,7 +15,7 @@ from torch import Tensor
 
 from credibly.distributed.world import Mesh
 from credibly.inference.sampling.sampler import Sampler
-from credibly.storage.run_folder import BESIDE, RunFolder, state_files
+from credibly.storage.run_folder import RESUME_FILES, RunFolder, state_files
 from credibly.storage.stored_draws import StoredDraws, join_shards, shard_numbers
 
 SHARD_BYTES = 2**24
@@ -159,7 +159,7 @@ class FolderRecorder(Recorder):
         """Write the last shard and the final manifest, without a state."""
         if self.filled:
             self.spill()
-        beside = [n for n in self.folder.manifest["files"] if n.startswith(BESIDE)]
+        beside = [n for n in self.folder.manifest["files"] if n.startswith(RESUME_FILES)]
         self.folder.manifest.pop("state", None)
         self._commit(sampler, drop=beside, status=record["status"], record=record)
 

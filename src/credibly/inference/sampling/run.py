@@ -39,9 +39,12 @@ from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import refuse_random_layers, starts
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
-from credibly.posterior.base import DensityPosterior, DrawsPosterior, Model, Posterior, Record, SampledPosterior
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
 from credibly.storage.manifest import load_tensors
+from credibly.storage.record import Record
 from credibly.storage.run_folder import RunFolder, state_files
 
 DRAW_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -85,7 +88,7 @@ class SamplingMethod(Method):
         """
         self.check_problem(problem)
         world = current()
-        with world.together():
+        with world.propagate_errors():
             to_target(problem)
             if out is not None and world.restarts and is_unfinished(out):
                 return self._take_up(problem, seed, out, progress, world)

@@ -11,8 +11,11 @@ from torch import Tensor
 from credibly.errors import TrainingError
 from credibly.inference.method import Fit, Method, begin_fit
 from credibly.inference.training.settings import Training
-from credibly.posterior.base import DrawsPosterior, Model, Posterior, Record
+from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
 from credibly.problem import Problem
+from credibly.storage.record import Record
 
 P = TypeVar("P", bound=Posterior)
 
