@@ -1,6 +1,7 @@
 """Bayes by Backprop: known optimum and evidence, fits of several networks, starts, empirical Bayes and failures."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -202,10 +203,11 @@ def test_every_prior_with_geometric_weights_and_warm_up(prior):
     assert math.isfinite(posterior.record.history["elbo"])
 
 
-def test_progress_and_history_show_the_free_energy_and_its_terms(capsys):
+def test_progress_and_history_show_the_free_energy_and_its_terms(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     posterior = cr.BayesByBackprop(steps=600, batch_size=40, compile=False).fit(problem(), seed=0, progress=True)
     line = capsys.readouterr().err.split("\r")[-1]
-    assert line.startswith("Bayes by Backprop [========================] 600/600  loss ")
+    assert re.match("Bayes by Backprop ━+ 600/600 loss ", line)
     assert "  misfit " in line
     assert "  complexity " in line
     history = posterior.record.history
