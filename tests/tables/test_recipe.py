@@ -173,7 +173,7 @@ def test_refuses_what_it_cannot_use():
         Recipe(settings={"steps": 3}).fitter(10, 10)
     with pytest.raises(cr.InputError, match="members: found 0|members must be a positive integer, got 0"):
         Recipe(method="ensemble", settings={"members": 0}).fitter(10, 10)
-    with pytest.raises(cr.InputError, match="hidden: found 0|hidden must be .*, got 0"):
+    with pytest.raises(cr.InputError, match="hidden must be a positive integer, got 0"):
         Recipe(hidden=(0,)).problem(X, Y)
 
 
