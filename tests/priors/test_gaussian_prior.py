@@ -374,7 +374,9 @@ def test_a_warm_start_needs_a_posterior_of_the_same_family_members_and_network()
     with pytest.raises(cr.InputError, match="init must be a posterior of 2 x MeanField.*, got .*1 x MeanField"):
         cr.BayesByBackprop(steps=1, members=2, init=posterior).fit(p, seed=0)
     other = cr.Problem(mlp(3, 5, 1), data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal())
-    with pytest.raises(cr.InputError, match=r"init must be a posterior of this network, got one with \('0.weight', \(4, 3\)\)"):
+    with pytest.raises(
+        cr.InputError, match=r"init must be a posterior of this network, got one with \('0.weight', \(4, 3\)\)"
+    ):
         cr.BayesByBackprop(steps=1, init=posterior).fit(other, seed=0)
 
 
