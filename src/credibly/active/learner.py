@@ -137,17 +137,8 @@ class ActiveLearner:
         name = settings.pop("acquisition")
         if acquisition is None and name not in FITS:
             raise InputError("acquisition", f"the loop was started with {name!r}", "Pass that function again")
-        learner = cls(
-            problem,
-            pool,
-            acquisition or name,
-            method=method,
-            oracle=oracle,
-            targets=targets,
-            seed=manifest["record"]["seed"],
-            progress=progress,
-            **settings,
-        )
+        settings |= {"method": method, "oracle": oracle, "targets": targets, "progress": progress}
+        learner = cls(problem, pool, acquisition or name, seed=manifest["record"]["seed"], **settings)
         check_same_loop(learner._description(), manifest, folder.name)
         learner._folder, learner.history = folder, [dict(entry) for entry in manifest["history"]]
         learner.labelled, learner.waiting = tensors["labelled"].clone(), tensors["waiting"].clone()
