@@ -13,7 +13,7 @@ import torch
 import credibly as cr
 from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.rescaling import in_units
-from credibly.tables.fit_summary import Facts, View
+from credibly.tables.fit_summary import FitSummary, View
 from credibly.tables.recipe import Recipe
 
 TINY: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 def facts_of(
     name: str, method: str = "ensemble", *, noise: str = "learned", settings: dict[str, Any] | None = None
-) -> Facts:
+) -> FitSummary:
     """Summarise a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
 
     A fit is made once in a process: facts cannot be changed.
@@ -37,7 +37,7 @@ def facts_of(
 
 
 @cache
-def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...]) -> Facts:
+def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...]) -> FitSummary:
     x, y, test, names, classes = _data(name)
     train = ~test
     task = "regression" if classes is None else "classification"
@@ -62,7 +62,7 @@ def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...
     has_doubt = bool(usual.max() > 0)
     ood = [(np.sort(usual).searchsorted(v) / len(usual)) if has_doubt else None for v in (usual, strange)]
     chains = method in ("hmc", "sgld", "sghmc") and isinstance(posterior, SampledPosterior)
-    return Facts(
+    return FitSummary(
         table=f"{name}.csv",
         target="y" if classes is None else "kind",
         task=task,

@@ -171,9 +171,9 @@ def test_refuses_what_it_cannot_use():
         Recipe(method="map", settings={"members": 3}).fitter(10, 10)
     with pytest.raises(cr.InputError, match="settings: HMC has no 'steps'"):
         Recipe(settings={"steps": 3}).fitter(10, 10)
-    with pytest.raises(cr.InputError, match="members: found 0|members must be a positive integer, got 0"):
+    with pytest.raises(cr.InputError, match="members must be a positive integer, got 0"):
         Recipe(method="ensemble", settings={"members": 0}).fitter(10, 10)
-    with pytest.raises(cr.InputError, match="hidden: found 0|hidden must be .*, got 0"):
+    with pytest.raises(cr.InputError, match="hidden must be a positive integer, got 0"):
         Recipe(hidden=(0,)).problem(X, Y)
 
 

@@ -21,7 +21,7 @@ import credibly as cr
 from credibly.errors import InputError, StoreError
 from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
-from credibly.tables.fit_summary import Facts
+from credibly.tables.fit_summary import FitSummary
 from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
 from credibly.tables.reading import read_table
 from credibly.tables.run import config_of, split
@@ -314,7 +314,7 @@ class TestRuns:
         run = fitted(tmp_path, cancer(60), "benign", holdout=0, method="map", settings={"steps": 20})
         assert (run.facts["rows"], run.facts["held_out"], run.facts["on"]) == (60, 0, "training")
         facts = summarise(TableRun.load(run.path))
-        assert isinstance(facts, Facts)
+        assert isinstance(facts, FitSummary)
         assert (facts.on, len(facts.y), facts.ood) == ("training", 60, None)
 
     def test_the_summary_matches_the_stored_run(self, house):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -236,3 +236,8 @@ def _check_targets(predictive: Predictive, targets: Predictive) -> None:
             f"{type(predictive.likelihood).__name__}",
             "Predict both with the same posterior, draws and seed",
         )
+
+
+def acquisition_name(acquisition: str | Callable[..., Any]) -> str:
+    """Return the key of an acquisition, or the name of a function."""
+    return acquisition if isinstance(acquisition, str) else getattr(acquisition, "__name__", "function")

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from credibly.active.acquisition import ACQUISITIONS, FITS, check_fits, epig, random
+from credibly.active.acquisition import ACQUISITIONS, FITS, acquisition_name, check_fits, epig, random
 from credibly.active.batch import batch_bald, stochastic, top
 from credibly.active.folder import LoopFolder, check_absent, check_same_loop, describe_loop
 from credibly.active.labels import append_rows, errors_about, prepare_labels, restore_labels
@@ -137,17 +137,8 @@ class ActiveLearner:
         name = settings.pop("acquisition")
         if acquisition is None and name not in FITS:
             raise InputError("acquisition", f"the loop was started with {name!r}", "Pass that function again")
-        learner = cls(
-            problem,
-            pool,
-            acquisition or name,
-            method=method,
-            oracle=oracle,
-            targets=targets,
-            seed=manifest["record"]["seed"],
-            progress=progress,
-            **settings,
-        )
+        settings |= {"method": method, "oracle": oracle, "targets": targets, "progress": progress}
+        learner = cls(problem, pool, acquisition or name, seed=manifest["record"]["seed"], **settings)
         check_same_loop(learner._description(), manifest, folder.name)
         learner._folder, learner.history = folder, [dict(entry) for entry in manifest["history"]]
         learner.labelled, learner.waiting = tensors["labelled"].clone(), tensors["waiting"].clone()
@@ -250,7 +241,7 @@ class ActiveLearner:
         goal = min(self.rows, labels if labels is not None else self._labels_after(rounds or 0))
         show, self.progress = self.progress, False  # one progress line for the loop, none for the fits inside
         try:
-            title = f"active learning by {self._acquisition_name()}"
+            title = f"active learning by {acquisition_name(self.acquisition)}"
             with Progress(title, goal, show, first=len(self.labelled)) as line:
                 while True:
                     metrics = self._evaluate(evaluate)
@@ -320,11 +311,6 @@ class ActiveLearner:
             self.history.append({"labels": len(self.labelled), "figures": None, "asked": None})
         return self.history[-1]
 
-    def _acquisition_name(self) -> str:
-        if isinstance(self.acquisition, str):
-            return self.acquisition
-        return getattr(self.acquisition, "__name__", "function")
-
     def _check_acquisition(self) -> None:
         if callable(self.acquisition):
             return
@@ -334,13 +320,8 @@ class ActiveLearner:
 
     def _description(self) -> dict[str, Any]:
         """Return what the manifest records to identify the loop."""
-        settings = {
-            "acquisition": self._acquisition_name(),
-            "batch": self.batch,
-            "initial": self.initial,
-            "choose": self.choose,
-            "draws": self.draws,
-        }
+        names = ("batch", "initial", "choose", "draws")
+        settings = {"acquisition": acquisition_name(self.acquisition), **{name: getattr(self, name) for name in names}}
         return describe_loop(self.start, self.method, self.seed, settings, self.pool, self.targets)
 
     def _state(self) -> dict[str, Tensor]:
@@ -352,7 +333,7 @@ class ActiveLearner:
 
     def __repr__(self) -> str:
         labelled = f"{len(self.labelled)} of {self.rows} rows of the pool labelled"
-        return f"ActiveLearner({self._acquisition_name()}: {labelled})"
+        return f"ActiveLearner({acquisition_name(self.acquisition)}: {labelled})"
 
 
 def _default_method(problem: Problem) -> Method:

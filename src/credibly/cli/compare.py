@@ -23,7 +23,7 @@ from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.config import Config
-    from credibly.tables.fit_summary import Facts
+    from credibly.tables.fit_summary import FitSummary
     from credibly.tables.run import Prepared
 
 RESULTS = "results.json"
@@ -167,7 +167,7 @@ def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str
     return {name: dataclasses.replace(base, method=name, settings=parse_settings(own[name])) for name in names}
 
 
-def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, Facts]:
+def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, FitSummary]:
     from credibly.cli.fit import write_results
     from credibly.distributed import world
     from credibly.tables.run import fit_table
@@ -189,7 +189,7 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
     return found
 
 
-def _write(facts: dict[str, Facts], folder: Path) -> None:
+def _write(facts: dict[str, FitSummary], folder: Path) -> None:
     from credibly.report import compare_page, write
     from credibly.tables.folder import write_atomic
 
@@ -209,7 +209,7 @@ def _write(facts: dict[str, Facts], folder: Path) -> None:
     write_atomic(folder / RESULTS, to_json(results) + "\n")
 
 
-def _print(facts: dict[str, Facts]) -> None:
+def _print(facts: dict[str, FitSummary]) -> None:
     from rich.markup import escape
     from rich.table import Table
 

@@ -18,7 +18,7 @@ from credibly.core.checks import check_choice
 from credibly.errors import Interrupted, StoreError
 
 if TYPE_CHECKING:
-    from credibly.tables.fit_summary import Facts
+    from credibly.tables.fit_summary import FitSummary
     from credibly.tables.run import Prepared, TableRun
 
 
@@ -140,7 +140,7 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
         open_in_browser(page)
 
 
-def write_results(done: TableRun, final: Path | None = None) -> tuple[Facts, Path]:
+def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.report import assess, fit_page, write
     from credibly.tables.folder import write_atomic
@@ -155,7 +155,7 @@ def write_results(done: TableRun, final: Path | None = None) -> tuple[Facts, Pat
     return facts, write(html, done.path / "report.html")
 
 
-def results_of(facts: Facts) -> dict[str, Any]:
+def results_of(facts: FitSummary) -> dict[str, Any]:
     """Return a summary as plain JSON values."""
     return {
         "table": facts.table,

@@ -34,7 +34,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class FitSummary:
     """Summary of a fit to a table.
 
     Attributes:

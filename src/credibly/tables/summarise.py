@@ -10,7 +10,7 @@ import torch
 
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
-from credibly.tables.fit_summary import Array, Facts, View
+from credibly.tables.fit_summary import Array, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
@@ -26,7 +26,7 @@ Z_90 = 1.6448536269514722
 DIAGNOSED_ROWS = 200
 
 
-def summarise(run: TableRun) -> Facts:
+def summarise(run: TableRun) -> FitSummary:
     """Summarise a finished run. Predictions on the held-out rows are recomputed."""
     model, stored = run.model, run.facts
     rows, on = run.rows()
@@ -34,7 +34,7 @@ def summarise(run: TableRun) -> Facts:
     predictive = model.predict(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
-    return Facts(
+    return FitSummary(
         table=run.config.table.replace("\\", "/").rsplit("/", 1)[-1],
         target=run.config.target,
         task=model.preparation.task,
