@@ -37,7 +37,7 @@ from credibly.likelihoods import Gaussian
         ({"trajectory_length": 0}, "trajectory_length must be a positive number, got 0"),
         (
             {"trajectory_length": "long"},
-            "trajectory_length must be one of 'tuned', got 'long'. Or pass a positive number or None",
+            "trajectory_length must be 'tuned', got 'long'. Or pass a positive number or None",
         ),
         (
             {"trajectory_length": "tuned", "warmup": 50},

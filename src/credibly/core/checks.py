@@ -16,7 +16,9 @@ def is_integer(value: Any) -> bool:
 
 def is_real(value: Any) -> bool:
     """Return whether a value is a finite int or float and not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def check_integer(name: str, value: Any, least: int = 1, most: int | None = None, advice: str = "") -> None:
@@ -48,4 +50,5 @@ def check_choice(name: str, value: Any, choices: Collection[str], advice: str = 
     """Raise unless `value` is one of the given strings."""
     if not isinstance(value, str) or value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
-        raise InputError(name, f"must be one of {known}, got {value!r}", advice)
+        constraint = f"one of {known}" if len(choices) > 1 else known
+        raise InputError(name, f"must be {constraint}, got {value!r}", advice)
