@@ -118,7 +118,7 @@ def test_one_process_writes_for_all(folder):
 def test_different_data_are_refused_by_both_naming_both(failed):
     for said in failed[fits.other_data]:
         assert said["kind"] == "InputError"
-        assert "data: differs: process 0 has" in said["message"]
+        assert "data must be the same in all processes, got" in said["message"]
         assert "process 1 has" in said["message"]
         assert "Check the data that each of them reads" in said["message"]
 
@@ -126,7 +126,7 @@ def test_different_data_are_refused_by_both_naming_both(failed):
 def test_different_settings_are_refused_naming_what_differs(failed):
     for said in failed[fits.other_settings]:
         assert said["kind"] == "InputError"
-        assert "settings: differs: process 0 has members 2, process 1 has members 3" in said["message"]
+        assert "settings must be the same in all processes, got members 2 in process 0 and members 3 in process 1" in said["message"]
 
 
 def test_an_error_in_one_process_reaches_the_other_with_its_message(failed):
