@@ -119,14 +119,15 @@ def test_different_data_are_refused_by_both_naming_both(failed):
     for said in failed[fits.other_data]:
         assert said["kind"] == "InputError"
         assert "data must be the same in all processes, got" in said["message"]
-        assert "process 1 has" in said["message"]
-        assert "Check the data that each of them reads" in said["message"]
+        assert "in process 0 and" in said["message"]
+        assert "in process 1. Load the same rows in the same order in every process" in said["message"]
 
 
 def test_different_settings_are_refused_naming_what_differs(failed):
     for said in failed[fits.other_settings]:
         assert said["kind"] == "InputError"
-        assert "settings must be the same in all processes, got members 2 in process 0 and members 3 in process 1" in said["message"]
+        reason = "must be the same in all processes, got members 2 in process 0 and members 3 in process 1"
+        assert f"settings {reason}" in said["message"]
 
 
 def test_an_error_in_one_process_reaches_the_other_with_its_message(failed):

@@ -1,4 +1,4 @@
-"""Runs that stop at a checkpoint, and what a resumed run is compared with: helpers of the tests of resuming."""
+"""Helpers of the tests of resuming: small runs, how to stop them at a checkpoint, and comparisons of results."""
 
 import json
 import math
@@ -21,15 +21,15 @@ from credibly.storage.manifest import read_manifest
 
 
 class Crash(BaseException):
-    """Stands for the end of the process: nothing in the package catches it."""
+    """Simulates the end of the process: nothing in the package catches it."""
 
 
-def ends(*_args):
+def end(*_args):
     raise Crash
 
 
 def make(seed=0, net=None, likelihood=None, prior=None, y=None, rows=20, **kwargs):
-    """The problem of most tests; the network's own weights differ with the seed, which must not matter."""
+    """The problem of most tests. The seed changes the network's own weights, which must not affect the draws."""
     x = randn(20, 3)
     y = x.sum(1) + 0.1 * randn(20, seed=1) if y is None else y
     return cr.Problem(
@@ -84,7 +84,7 @@ def sg(kind, **settings):
 
 
 def tighten(monkeypatch):
-    """Shards of a few draws, a checkpoint after every iteration, and no waiting for the disk."""
+    """Make shards of a few draws and a checkpoint after every iteration, without waiting for the disk."""
     monkeypatch.setattr(recording, "SHARD_BYTES", 1200)
     monkeypatch.setattr(recording, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(recording, "FRACTION", math.inf)
@@ -93,7 +93,7 @@ def tighten(monkeypatch):
 
 
 def crashes(monkeypatch):
-    """crash(n): the process ends after so many checkpoints; crash(None): it does not."""
+    """Return `crash`: crash(n) makes the process end after n checkpoints, crash(None) lets it continue."""
     left = [None]
     original = FolderRecorder.checkpoint
 
@@ -106,14 +106,14 @@ def crashes(monkeypatch):
 
     monkeypatch.setattr(FolderRecorder, "checkpoint", checkpoint)
 
-    def within(count):
+    def crash(count):
         left[0] = count
 
-    return within
+    return crash
 
 
 def begin(method, problem, path, crash, after):
-    """A run that ended after so many checkpoints, the first of which is at its start."""
+    """Start a run that ends after the given number of checkpoints, the first of which is at its start."""
     crash(after)
     with pytest.raises(Crash):
         method.fit(problem, seed=1, out=path)
@@ -121,7 +121,7 @@ def begin(method, problem, path, crash, after):
 
 
 def same(a: SampledPosterior, b: SampledPosterior):
-    """The same draws, notes and record; only the time it took may differ, and the reason for a plan that was found before."""
+    """Assert equal draws, statistics and record; only the time may differ, and the reason for a known plan."""
     assert a.draws.dtype == b.draws.dtype
     assert torch.equal(a.draws, b.draws)
     assert list(a.statistics) == list(b.statistics)
@@ -135,7 +135,7 @@ def same(a: SampledPosterior, b: SampledPosterior):
 
 
 def attempt(work):
-    """What the work gives, or what a StoreError says."""
+    """Return the result of the work and the message of its StoreError; one of them is empty."""
     try:
         return work(), ""
     except cr.StoreError as error:
@@ -147,7 +147,7 @@ def manifest_of(path):
 
 
 def tidy(path):
-    """A folder that has ended holds its draws and what is needed to open them, and nothing else."""
+    """Assert that a complete folder holds its draws and what is needed to open them, and nothing else."""
     manifest = manifest_of(path)
     assert manifest["status"] == manifest["record"]["status"] == "complete"
     assert "state" not in manifest
@@ -157,7 +157,7 @@ def tidy(path):
 
 
 class StoppedRuns:
-    """Fixtures for test classes to inherit; a conftest.py of this folder would hide the one above it."""
+    """Fixtures for test classes to inherit: a conftest.py in this folder would hide the one above it."""
 
     @pytest.fixture
     def tight(self, monkeypatch):
@@ -169,7 +169,7 @@ class StoppedRuns:
 
     @pytest.fixture(scope="module")
     def ended(self, tmp_path_factory):
-        """A run that ended with five of eight draws: a shard of three, and two beside the state. And what it would have given."""
+        """A run that ended after five of eight draws (a shard of three, two beside the state), and the uninterrupted one."""
         path = tmp_path_factory.mktemp("ended") / "run"
         with pytest.MonkeyPatch.context() as patch:
             tighten(patch)
@@ -178,5 +178,5 @@ class StoppedRuns:
 
     @pytest.fixture
     def begun(self, ended, tmp_path):
-        """The same, to go on with."""
+        """A copy of it to resume."""
         return Path(shutil.copytree(ended[0], tmp_path / "run")), ended[1]

@@ -11,7 +11,7 @@ import credibly as cr
 from conftest import mlp
 from credibly.inference.sampling import noise as chain_noise
 from credibly.inference.sampling import recording
-from credibly.inference.sampling import run as sampler
+from credibly.inference.sampling import run as sampling_run
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
@@ -37,13 +37,13 @@ RUNS = {
     "sghmc, preconditioned": (sg(cr.SGHMC, preconditioner="rmsprop"), make),
     "sghmc, cyclical": (sg(cr.SGHMC, schedule="cyclical", cycles=2), make),
     "sghmc, a density": (sg(cr.SGHMC, step_size=0.05, batch_size=None), lambda seed=0: density()),
-}  # fmt: skip
+}
 
 
 class TestSameBits(StoppedRuns):
     @pytest.mark.parametrize("name", RUNS)
-    def test_a_run_that_ends_after_every_iteration(self, tmp_path, tight, crash, name):
-        """Each iteration (or three of them) is done by a new process: what it depends on has gone through the disk."""
+    def test_a_run_that_stops_after_every_iteration(self, tmp_path, tight, crash, name):
+        """Each iteration (or three) runs in a new process: all state has been on disk."""
         method, problem = RUNS[name]
         each = 1 if name in ("hmc, diagonal mass", "sghmc, preconditioned", "sghmc, cyclical") else 3
         path = tmp_path / "run"
@@ -65,7 +65,7 @@ class TestSameBits(StoppedRuns):
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     @pytest.mark.parametrize("method", [hmc(mass="diagonal"), sg(cr.SGHMC)], ids=["hmc", "sghmc"])
-    def test_on_a_gpu_and_from_the_folder_alone(self, tmp_path, tight, crash, method):
+    def test_on_a_gpu_from_the_folder_alone(self, tmp_path, tight, crash, method):
         path, problem = tmp_path / "run", make(device="cuda")
         known = method.fit(problem, seed=1)
         begin(method, problem, path, crash, 1)
@@ -81,7 +81,7 @@ class TestSameBits(StoppedRuns):
         same(cr.load(path, problem.layout.module), known)
 
     @pytest.mark.parametrize("large", [1, 10**9], ids=["chains in turn", "chains together"])
-    def test_noise_that_comes_as_bits(self, tmp_path, tight, crash, monkeypatch, large):
+    def test_noise_that_is_generated_as_bits(self, tmp_path, tight, crash, monkeypatch, large):
         monkeypatch.setattr(chain_noise, "MANY", 1)
         monkeypatch.setattr(sgmcmc_run, "LARGE", large)
         method = sg(cr.SGHMC)
@@ -90,15 +90,15 @@ class TestSameBits(StoppedRuns):
             begin(method, make(), tmp_path / str(after), crash, after)
             same(cr.resume(tmp_path / str(after)), known)
 
-    def test_some_runs_have_several_shards_and_a_rest(self, tmp_path, tight):
+    def test_a_run_has_several_shards_and_a_remainder(self, tmp_path, tight):
         counts = RUNS["hmc"][0].fit(make(), seed=1, out=tmp_path / "run")._draws.counts
         assert counts == [3, 3, 2]
 
     @pytest.mark.parametrize(
         "method", [hmc(mass="diagonal"), sg(cr.SGHMC, preconditioner="rmsprop")], ids=["hmc", "sghmc"]
     )
-    def test_what_came_after_the_last_checkpoint_is_drawn_again(self, tmp_path, tight, monkeypatch, method):
-        """Checkpoints that are far apart: the process ends with iterations, and whole shards, that no manifest lists."""
+    def test_iterations_after_the_last_checkpoint_are_repeated(self, tmp_path, tight, monkeypatch, method):
+        """Checkpoints far apart: the process ends with iterations, and whole shards, that no manifest lists."""
         known = method.fit(make(), seed=1)
         monkeypatch.setattr(recording, "EVERY_SECONDS", 1e9)
         kind = HMCSampler if isinstance(method, cr.HMC) else SGMCMCSampler
@@ -120,34 +120,34 @@ class TestSameBits(StoppedRuns):
         same(cr.resume(path, make()), known)
         tidy(path)
 
-    def test_starts_that_take_time_are_found_again(self, tmp_path, tight, monkeypatch):
-        """Ended while the MAP fits were on: the network passed later has other weights, and the starts are the same."""
-        begun = sampler.starts
+    def test_starting_points_by_a_fit_are_reproduced(self, tmp_path, tight, monkeypatch):
+        """Stopped during the MAP fits: the network passed on resuming has other weights, the starting points are the same."""
+        starts = sampling_run.starts
 
-        def ends(*args):
-            begun(*args)
+        def interrupted(*args):
+            starts(*args)
             raise Crash
 
         for init in ("map", "ensemble", "network"):
             method, path = quick(init=init, start_steps=15), tmp_path / init
             known = method.fit(make(seed=0), seed=1)
-            monkeypatch.setattr(sampler, "starts", ends)
+            monkeypatch.setattr(sampling_run, "starts", interrupted)
             with pytest.raises(Crash):
                 method.fit(make(seed=0), seed=1, out=path)
             with pytest.raises(Crash):
                 cr.resume(path, make(seed=5))
-            monkeypatch.setattr(sampler, "starts", begun)
+            monkeypatch.setattr(sampling_run, "starts", starts)
             assert "state" not in manifest_of(path)
             with pytest.raises(cr.StoreError, match="has no draws yet"):
                 cr.load(path, mlp(3, 4, 1))
             other = make(seed=5)
             weights = other.layout.read(other.layout.module)
             same(cr.resume(path, other), known)
-            assert torch.equal(other.layout.read(other.layout.module), weights)  # the caller's own are as they were
+            assert torch.equal(other.layout.read(other.layout.module), weights)  # the caller's network is unchanged
             tidy(path)
 
     @pytest.mark.parametrize("kind", ["tensor", "posterior"])
-    def test_starts_that_were_passed_are_kept(self, tmp_path, tight, crash, kind):
+    def test_starting_points_that_were_passed_are_stored(self, tmp_path, tight, crash, kind):
         first = cr.DeepEnsemble(members=4, steps=3, compile=False).fit(make(), seed=0)
         method = quick(init=first if kind == "posterior" else first.sample(2, seed=8))
         known = method.fit(make(), seed=1)
@@ -157,8 +157,8 @@ class TestSameBits(StoppedRuns):
             same(cr.resume(path, make(seed=3)), known)
             tidy(path)
 
-    def test_the_same_whatever_shards_and_checkpoints_there_are(self, tmp_path, monkeypatch, tight, crash):
-        """Also where they change on the way, as between two releases."""
+    def test_draws_do_not_depend_on_the_size_of_shards(self, tmp_path, monkeypatch, tight, crash):
+        """Even if it changes during the run, as between two releases."""
         known = hmc().fit(make(), seed=1)
         begin(hmc(), make(), tmp_path / "run", crash, 25)
         monkeypatch.setattr(recording, "SHARD_BYTES", 2**20)
@@ -166,7 +166,7 @@ class TestSameBits(StoppedRuns):
         same(done, known)
         assert done._draws.counts == [3, 3, 2]
 
-    def test_a_huge_thin_is_written_down_between_draws(self, tmp_path, tight, crash):
+    def test_checkpoints_between_draws_far_apart(self, tmp_path, tight, crash):
         for method in (quick(draws=2, thin=30), sg(cr.SGLD, draws=2, thin=250, warmup=1)):
             path = tmp_path / method.name
             known = method.fit(make(), seed=1)
@@ -176,7 +176,7 @@ class TestSameBits(StoppedRuns):
                 cr.load(path)
             same(cr.resume(path), known)
 
-    def test_the_time_of_all_parts_is_added_up(self, tmp_path, tight, crash):
+    def test_the_time_of_all_parts_is_summed(self, tmp_path, tight, crash):
         clock = time.monotonic
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "monotonic", lambda: clock() * 1e6)

@@ -57,7 +57,7 @@ OTHERS = {
     "plan": (lambda: make(plan="looped"), r"plan: found \"looped\", the folder has \"batched\""),
     "precision": (lambda: make(precision="bf16"), r"precision: found \"bf16\", the folder has null"),
     "density": (density, r"it is a network's, and this is a plain density"),
-}  # fmt: skip
+}
 
 
 class TestProblems(StoppedRuns):

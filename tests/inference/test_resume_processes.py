@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from stopped_runs import Crash, StoppedRuns, attempt, ends, hmc, make, manifest_of, quick, same, sg, tidy
+from stopped_runs import Crash, StoppedRuns, attempt, end, hmc, make, manifest_of, quick, same, sg, tidy
 
 import credibly as cr
 from credibly.inference.sampling import recording
@@ -369,7 +369,7 @@ class TestInterrupted(StoppedRuns):
         assert abs(manifest["progress"]["iteration"] - min(at, last)) <= 12
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         with monkeypatch.context() as patch:
-            patch.setattr(kind, "advance", ends)
+            patch.setattr(kind, "advance", end)
             with pytest.raises(Crash):
                 cr.resume(path)
         assert manifest_of(path)["status"] == "running"

@@ -40,13 +40,17 @@ def dropped_mlp(inputs=3, hidden=8, outputs=1, first=0.2, second=0.3, dtype=f64)
 
 
 class Residual(nn.Module):
-    """No plain stack, so it is batched by vmap or looped."""
+    """Not a plain stack of layers, so it is batched by vmap or looped."""
 
     def __init__(self):
         super().__init__()
         self.drop, self.a, self.late, self.b, self.c = (
-            nn.Dropout(0.2), nn.Linear(3, 6), nn.Dropout(0.3), nn.Linear(6, 1), nn.Linear(3, 1),
-        )  # fmt: skip
+            nn.Dropout(0.2),
+            nn.Linear(3, 6),
+            nn.Dropout(0.3),
+            nn.Linear(6, 1),
+            nn.Linear(3, 1),
+        )
 
     def forward(self, x):
         return self.b(self.late(torch.tanh(self.a(self.drop(x))))) + self.c(x)
@@ -71,10 +75,17 @@ class Reader(nn.Module):
 def convolutional(outputs=3):
     return seeded(
         lambda: nn.Sequential(
-            nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.2), nn.Conv2d(4, 4, 3), nn.ReLU(),
-            nn.Flatten(), nn.Dropout(0.3), nn.Linear(16, outputs),
+            nn.Unflatten(1, (1, 6, 6)),
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(),
+            nn.Dropout2d(0.2),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(16, outputs),
         )
-    )  # fmt: skip
+    )
 
 
 def build(net, data=(X, Y), likelihood=None, prior=None, **kwargs):
@@ -90,7 +101,7 @@ def objective_of(problem, *, insert=None, rate=None, members=None, rates=None, n
 
 
 def every_mask(network):
-    """All masks: their probabilities (K,), and whether each value is kept, (K, 1, *shape) by the name of the mask."""
+    """All masks: their probabilities (K,), and by name of the mask whether each value is kept, (K, 1, *shape)."""
     sizes = [math.prod(network.shapes[s.name]) for s in network.sites]
     kept = torch.tensor(list(itertools.product((0.0, 1.0), repeat=sum(sizes))), dtype=f64)
     parts = kept.split(sizes, 1)
@@ -129,7 +140,7 @@ class Heads(nn.Module):
 
 
 def wrap(net, likelihood=None, data=(X, Y), **kwargs):
-    """A posterior without training: what is tested below holds for any weights."""
+    """A posterior without training, for tests that hold for any weights."""
     return cr.MCDropout.from_trained(net, data, likelihood or Gaussian(NOISE), **kwargs)
 
 
@@ -139,7 +150,7 @@ def masks_of(posterior, x, passes, seed):
 
 
 def one_by_one(posterior, x, passes, seed):
-    """Outputs (passes, N) from the masked network called once a pass."""
+    """Outputs (passes, N) of the masked network, called once per pass."""
     masks = masks_of(posterior, x, passes, seed)
     with torch.no_grad():
         rows = [functional_call(posterior.masked, {k: m[s] for k, m in masks.items()}, x) for s in range(passes)]
@@ -156,11 +167,11 @@ def close_in_distribution(a, b):
 
 
 def gradients_at(objective, point, count, seed=0):
-    """Gradients (count, P) of N times the objective, each at uniform numbers of its own."""
+    """Gradients (count, P) of N times the objective, each for its own uniform numbers."""
     problem, shapes = objective.problem, objective.network.shapes
     noise = tuple(
-        torch.rand(count, problem.n, *shapes[s.name], generator=stream(seed, "test noise", place), dtype=f64)
-        for place, s in enumerate(objective.network.sites)
+        torch.rand(count, problem.n, *shapes[s.name], generator=stream(seed, "test noise", index), dtype=f64)
+        for index, s in enumerate(objective.network.sites)
     )
     theta = point.expand(count, -1).clone()
     return problem.n * objective.evaluate(theta, objective.own, problem.x, problem.y, None, noise, NOTHING)[1]

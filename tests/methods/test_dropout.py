@@ -34,7 +34,7 @@ def test_rates_of_the_networks_own_layers_are_kept():
     assert posterior.record.history["rates"] == posterior.rates
 
 
-def test_inserted_dropout_has_a_small_rate_unless_told():
+def test_inserted_dropout_has_a_small_default_rate():
     posterior = cr.MCDropout(steps=3, insert="*").fit(build(mlp(3, 6, 1, dtype=f64)), seed=0)
     assert (posterior.rates, posterior.inserted) == ({"0": 0.05, "2": 0.05}, ("0", "2"))
     posterior = cr.MCDropout(steps=3, insert=["2"], rate=0.3).fit(build(mlp(3, 6, 1, dtype=f64)), seed=0)
@@ -43,7 +43,7 @@ def test_inserted_dropout_has_a_small_rate_unless_told():
 
 @pytest.mark.parametrize("own", [0.0, 0.9])
 def test_a_rate_overrides_those_of_the_layers(own):
-    """Also where theirs is zero: a layer that was switched off."""
+    """Even a rate of zero, of a layer that was switched off."""
     posterior = cr.MCDropout(steps=3, rate=0.25).fit(build(dropped_mlp(first=own, second=own)), seed=0)
     assert posterior.rates == {"0": 0.25, "3": 0.25}
     masks = masks_of(posterior, X, 50, 0)["0.mask"]
@@ -67,7 +67,7 @@ def test_fitting_a_regression():
 @pytest.mark.parametrize("insert", [None, "*"])
 def test_fitting_images_with_channels_dropped(insert):
     y = torch.arange(60) % 2
-    x = randn(60, 36) + torch.cat([torch.ones(18), -torch.ones(18)]) * (2 * y.unsqueeze(1) - 1)  # bright above or below
+    x = randn(60, 36) + torch.cat([torch.ones(18), -torch.ones(18)]) * (2 * y.unsqueeze(1) - 1)  # bright in one half
     problem = cr.Problem(convolutional(2), (x, y), Categorical(), cr.priors.Normal())
     posterior = cr.MCDropout(steps=150, insert=insert, batch_size=30).fit(problem, seed=0)
     p = posterior.predict(x)
@@ -116,17 +116,17 @@ def test_tau_fixes_the_noise_scale():
     assert free.theta[-2] != free.theta[-1]
 
 
-def test_seeds_decide_the_fit():
+def test_fits_depend_on_the_seed_alone():
     problem = build(dropped_mlp())
     a, b, c = (cr.MCDropout(steps=10, batch_size=8).fit(problem, seed=s) for s in (1, 1, 2))
     assert torch.equal(a.theta, b.theta)
     assert not torch.equal(a.theta, c.theta)
     full = [cr.MCDropout(steps=10, batch_size=40).fit(problem, seed=s).theta for s in (1, 2)]
-    assert not torch.equal(*full)  # the masks differ even where the rows do not
+    assert not torch.equal(*full)  # full batches differ in their masks
 
 
 def poison(monkeypatch, after, member=0):
-    """The log likelihood of one member is NaN after so many calls."""
+    """Make the log likelihood of one member NaN after the given number of calls."""
     calls = []
     plain = DropoutObjective.log_likelihood
 
@@ -141,7 +141,7 @@ def poison(monkeypatch, after, member=0):
 
 
 @pytest.mark.parametrize("concrete", [False, True])
-def test_what_was_reached_before_a_blow_up_is_kept(monkeypatch, tmp_path, concrete):
+def test_the_last_finite_parameters_are_kept(monkeypatch, tmp_path, concrete):
     poison(monkeypatch, 60)
     problem = build(dropped_mlp())
     with pytest.raises(cr.TrainingError, match="MC-Dropout: the loss of member 0 was not finite at step 61") as caught:
@@ -151,13 +151,13 @@ def test_what_was_reached_before_a_blow_up_is_kept(monkeypatch, tmp_path, concre
     assert kept.record.status == "partial"
     assert bool(torch.isfinite(kept.theta).all())
     assert float((kept.theta - problem.layout.read(problem.layout.module)).abs().max()) > 1e-2
-    assert (kept.rates == {"0": 0.2, "3": 0.3}) == (not concrete)  # learned rates are those reached so far
+    assert (kept.rates == {"0": 0.2, "3": 0.3}) == (not concrete)  # learned rates are those of the last check
     loaded = cr.load(tmp_path / "run", dropped_mlp())
     assert torch.equal(loaded.predict(X).mean, kept.predict(X).mean)
     assert loaded.record.status == "partial"
 
 
-def test_a_blow_up_in_a_grid_names_its_member_and_keeps_it(monkeypatch, tmp_path):
+def test_a_grid_that_fails_names_the_member_and_keeps_it(monkeypatch, tmp_path):
     poison(monkeypatch, 60, member=1)
     with pytest.raises(cr.TrainingError, match="grid of 3: the loss of member 1 was not finite") as caught:
         cr.MCDropout(steps=100, rate=(0.1, 0.4, 0.5)).fit(build(dropped_mlp()), seed=0, out=tmp_path / "run")
@@ -167,7 +167,7 @@ def test_a_blow_up_in_a_grid_names_its_member_and_keeps_it(monkeypatch, tmp_path
     assert torch.equal(cr.load(tmp_path / "run", dropped_mlp()).theta, kept.theta)
 
 
-def test_nothing_is_kept_of_a_blow_up_at_the_start(monkeypatch, tmp_path):
+def test_a_failure_in_the_first_step_keeps_nothing(monkeypatch, tmp_path):
     poison(monkeypatch, 0)
     with pytest.raises(cr.TrainingError) as caught:
         cr.MCDropout(steps=100).fit(build(dropped_mlp()), seed=0, out=tmp_path / "run")
@@ -177,7 +177,7 @@ def test_nothing_is_kept_of_a_blow_up_at_the_start(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"insert": "1"}, {"insert": "1", "concrete": True}], ids=str)
 def test_saved_and_loaded(tmp_path, options):
-    """Places, learned rates and all, bit for bit, on a network whose own weights and rates are others."""
+    """Bit for bit, with inserted layers and learned rates, into a network with other weights and rates."""
     problem = build(dropped_mlp(first=0.2, second=0.3)[1:], likelihood=Gaussian())
     posterior = cr.MCDropout(steps=20, **options).fit(problem, seed=0)
     posterior.save(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Concrete Dropout: rates that are learned with the weights."""
+"""Concrete Dropout: rates learned with the weights (Gal, Hron & Kendall 2017)."""
 
 import math
 
@@ -26,7 +26,7 @@ from credibly.core.rng import stream
 from credibly.likelihoods import Categorical, Gaussian
 
 
-def test_relaxed_masks_are_nearly_binary_and_cut_where_the_hard_ones_do():
+def test_relaxed_masks_are_nearly_binary_with_the_threshold_of_hard_ones():
     objective = objective_of(build(dropped_mlp()), concrete=True)
     u = tuple(torch.rand(1, 5000, n, generator=stream(0, "u", n), dtype=f64) for n in (3, 8))
     soft, hard = objective.masks(objective.own[0], u), objective.masks(objective.own[0], u, hard=True)
@@ -35,17 +35,17 @@ def test_relaxed_masks_are_nearly_binary_and_cut_where_the_hard_ones_do():
         assert 0 <= float(kept.min()) <= float(kept.max()) <= 1
         assert torch.equal(kept > 0.5, hard[name] > 0)
         assert sorted(hard[name].unique().tolist()) == [0.0, 1 / (1 - rate)]
-        # In between only where the uniform number is near the cut: |logit u - logit keep| < 0.1 logit 0.95.
+        # Values in between need a uniform number near the threshold: |logit u - logit keep| < 0.1 logit 0.95.
         reach, centre = 0.1 * math.log(0.95 / 0.05), math.log((1 - rate) / rate)
-        share = 1 / (1 + math.exp(-centre - reach)) - 1 / (1 + math.exp(-centre + reach))
+        fraction = 1 / (1 + math.exp(-centre - reach)) - 1 / (1 + math.exp(-centre + reach))
         between = ((kept > 0.05) & (kept < 0.95)).double().mean()
-        assert float(between) == pytest.approx(share, abs=4 * math.sqrt(share / kept.numel()))
-        assert share < 0.13
+        assert float(between) == pytest.approx(fraction, abs=4 * math.sqrt(fraction / kept.numel()))
+        assert fraction < 0.13
 
 
 @pytest.mark.parametrize("net", [dropped_mlp, residual], ids=["stack", "vmap"])
 def test_the_gradient_reaches_the_rates(net):
-    """By central differences in float64, at fixed uniform numbers, for weights and rates alike."""
+    """By central differences in float64 at fixed uniform numbers, for weights and rates."""
     problem = build(net(), likelihood=Gaussian(), temperature=cr.Tempering(0.7, 2.0))
     objective = objective_of(problem, members=2, concrete=True)
     logits = torch.tensor([[-1.0, 0.3], [0.5, -2.0]], dtype=f64)
@@ -67,7 +67,7 @@ def test_the_gradient_reaches_the_rates(net):
 
 
 def test_entropy_of_the_masks_is_in_the_objective_and_not_tempered():
-    """E_q[log q - (1/T) log p]: K log-probabilities a site, for each of its K masked inputs, at any temperature."""
+    """E_q[log q - (1/T) log p]: one entropy for each of the K masked inputs of a site, at any temperature."""
     for t in (1.0, 0.25):
         problem = build(dropped_mlp(), temperature=t)
         theta = some_weights(problem, 1)
@@ -89,10 +89,10 @@ def linear_data(n, noise):
 
 
 def concrete_objective(v, x, y, noise, tempering):
-    """-ELBO of linear regression with relaxed masks on its inputs, in closed form but for two moments of a mask.
+    """-ELBO of linear regression with relaxed masks on its inputs, in closed form except for two moments of a mask.
 
-    v holds three weights, the bias and the logit of the rate. E (y - sum_j x_j z_j W_j / keep - b)^2 needs the mean and the
-    variance of z / keep, which are integrals over one uniform number.
+    v holds three weights, the bias and the logit of the rate. E (y - sum_j x_j z_j W_j / keep - b)^2 needs the mean and
+    the variance of z / keep, which are integrals over one uniform number.
     """
     u = (torch.arange(20_000, dtype=f64) + 0.5) / 20_000
     w, b, rate = v[:3], v[3], torch.sigmoid(v[4])
@@ -130,8 +130,8 @@ CONCRETE_CASES = [
 
 
 @pytest.mark.parametrize("n, tempering", CONCRETE_CASES, ids=str)
-def test_learned_rates_have_their_optimum_where_the_closed_form_has_it(n, tempering):
-    """At the optimum of the linear model's own -ELBO the mean gradient over masks is zero, in the rate as in the weights."""
+def test_learned_rates_have_the_optimum_of_the_closed_form(n, tempering):
+    """At the optimum of the linear model's -ELBO the mean gradient over masks is zero, for rate and weights."""
     noise, count = 3.0, 20_000
     x, y = linear_data(n, noise)
     best, _ = concrete_optimum(x, y, noise, tempering)
@@ -152,8 +152,8 @@ def test_learned_rates_have_their_optimum_where_the_closed_form_has_it(n, temper
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n, tempering", CONCRETE_CASES[1:3], ids=str)
-def test_concrete_dropout_lands_on_it(n, tempering):
-    """Within the error of averaging the gradients of a fifth of the steps, those that the falling learning rate weighs most."""
+def test_concrete_dropout_converges_to_that_optimum(n, tempering):
+    """The tolerance is the error of an average over a fifth of the steps, to which the schedule gives most weight."""
     noise, steps = 3.0, 1500
     x, y = linear_data(n, noise)
     best, hessian = concrete_optimum(x, y, noise, tempering)
@@ -169,7 +169,7 @@ def test_concrete_dropout_lands_on_it(n, tempering):
 
 
 def test_rates_go_to_one_half_without_data_and_down_with_plenty():
-    """Without a say of the data the entropy of the masks is all that is left; with plenty of it masks are in the way."""
+    """Without data only the entropy of the masks is left; with plenty of data masks cost likelihood."""
     x, y = linear_data(400, 0.1)
     options = {"insert": "*", "rate": 0.2, "concrete": True, "steps": 250, "lr": 0.05}
     found = {}
@@ -182,7 +182,7 @@ def test_rates_go_to_one_half_without_data_and_down_with_plenty():
     assert 0 < found["plenty"] < 0.05
 
 
-def test_each_place_learns_a_rate_of_its_own_and_predicts_with_it():
+def test_each_layer_learns_its_own_rate_and_predicts_with_it():
     posterior = cr.MCDropout(steps=100, lr=0.03, concrete=True).fit(build(dropped_mlp()), seed=0)
     assert set(posterior.rates) == {"0", "3"}
     assert all(0 < r < 1 for r in posterior.rates.values())

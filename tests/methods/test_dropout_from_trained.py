@@ -28,10 +28,8 @@ from credibly.posterior.dropout import DropoutPosterior
 def normalised(dtype=torch.float32):
     """A network with BatchNorm whose running statistics have seen data."""
     net = seeded(
-        lambda: nn.Sequential(
-            nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
-        )
-    ).to(dtype)  # fmt: skip
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+    ).to(dtype)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         for _ in range(5):
@@ -69,7 +67,7 @@ def test_batchnorm_is_in_evaluation_mode_while_dropout_samples():
 
 
 def test_from_trained_finds_the_noise_scale():
-    """The scale of the highest log density under dropout: its neighbours are lower, and so is the network's start."""
+    """The scale has the highest log density under dropout: neighbouring values and the initial one are lower."""
     posterior = cr.MCDropout.from_trained(normalised(f64), (X, Y), Gaussian())
 
     def score(log_scale):
@@ -84,7 +82,7 @@ def test_from_trained_finds_the_noise_scale():
     assert posterior.predict(X).aleatoric.tolist() == pytest.approx([math.exp(2 * best)] * 40)
 
 
-def test_from_trained_with_rates_and_places_of_its_own():
+def test_from_trained_with_given_rates_and_layers():
     net = mlp(3, 6, 1, dtype=f64)
     posterior = wrap(net, insert="2", rate=0.4)
     assert (posterior.rates, posterior.inserted) == ({"2": 0.4}, ("2",))

@@ -37,7 +37,7 @@ from credibly.likelihoods import Gaussian
 
 
 def expected(objective, theta):
-    """E over masks of the sum of log likelihoods, by giving the objective every mask; and the complexity."""
+    """Expectation over all masks of the sum of log likelihoods, and the complexity."""
     problem, network = objective.problem, objective.network
     chance, kept = every_mask(network)
     weights = theta.expand(len(chance), -1)
@@ -47,7 +47,7 @@ def expected(objective, theta):
 
 @pytest.mark.parametrize("where", ["both layers", "second layer"])
 def test_objective_is_minus_the_elbo_over_n_tau(where):
-    """SPEC 4 in its own terms: variational parameters M = W/keep, (1/N) sum 1/2 ||y - f||^2 and the decays lambda."""
+    """In the terms of Gal & Ghahramani: M = W/keep, (1/N) sum 1/2 ||y - f||^2 and the decays lambda."""
     first = 0.25 if where == "both layers" else 0.0
     net = dropped_mlp(2, 3, first=0.25, second=0.4)
     problem = tiny(net if first else net[1:])
@@ -72,12 +72,12 @@ def test_objective_is_minus_the_elbo_over_n_tau(where):
         spec += decay_of_biases * (b1.square().sum() + b2.square().sum())
         log_lik, complexity = expected(objective, theta)
         differences.append(float((-log_lik + complexity) / (ROWS * tau) - spec))
-    # The constant is that of the Gaussian density, log sqrt(2 pi / tau) for a row, divided by tau.
+    # The constant of the Gaussian density, log sqrt(2 pi / tau) per row, divided by tau.
     assert differences == pytest.approx([0.5 * math.log(2 * math.pi / tau) / tau] * 5, abs=1e-12)
 
 
-def test_evaluate_is_that_objective_and_rows_may_have_masks_of_their_own():
-    """Through the uniform numbers that a step gets; the expectation of the sum is the same with one mask for each row."""
+def test_evaluate_is_that_objective_with_shared_masks_or_one_per_row():
+    """Masks come from the uniform numbers of a step; the expectation of the sum is the same with one mask per row."""
     problem = tiny()
     chance, kept = every_mask(Dropped(problem, None, None))
     count = len(chance)
@@ -89,7 +89,7 @@ def test_evaluate_is_that_objective_and_rows_may_have_masks_of_their_own():
     assert parts.shape == (count, 2)
     assert float(chance @ parts[:, 0]) == pytest.approx(float(-log_lik) / ROWS, rel=1e-12)
     assert parts[:, 1].tolist() == pytest.approx([float(complexity) / ROWS] * count, rel=1e-12)
-    # Row i under mask k + i: every row still meets every mask with its probability.
+    # Row i under mask k + i: every row still has every mask with its probability.
     turned = (torch.arange(count).unsqueeze(1) + torch.arange(ROWS)) % count
     masks = {name: m[turned].squeeze(2) for name, m in scaled(objective.network, kept).items()}
     rows = objective.log_likelihood(theta.expand(count, -1), masks, problem.x, problem.y)
@@ -107,7 +107,7 @@ KL_CASES = {
 
 @pytest.mark.parametrize("case", KL_CASES)
 def test_complexity_is_the_kl_divergence_up_to_a_constant(case):
-    """E_q[-log p(w)] by brute force: the prior's own density at the weights under every mask. (E_q log q is constant.)"""
+    """E_q[-log p(w)] by brute force: the prior's density at the weights under every mask. (E_q log q is constant.)"""
     net, insert = KL_CASES[case]
     problem = tiny(net(), prior={"*weight": cr.priors.Normal(PRIOR), "*": cr.priors.Normal(1.7)})
     objective = objective_of(problem, insert=insert)
@@ -122,7 +122,7 @@ def test_complexity_is_the_kl_divergence_up_to_a_constant(case):
             for entry in (entries[w] for w in site.weights):
                 part = draws[:, entry.start : entry.stop].reshape(-1, *entry.shape)
                 draws[:, entry.start : entry.stop] = (part * masks[site.mask]).flatten(1)
-        # The folded weights are the masked pass: q is where it should be.
+        # Folding the masks into the weights gives the masked pass.
         folded = problem.forward(draws, problem.x)
         passes = network.forward.apply({**problem.layout.split(theta.expand(len(chance), -1))[0], **masks}, problem.x)
         torch.testing.assert_close(folded, passes)
@@ -142,11 +142,15 @@ def test_decay_of_each_coordinate():
     (theta,) = some_weights(problem, 1)
     leaf = theta.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(objective.complexity(leaf.unsqueeze(0), objective.own[0]).sum(), leaf)
-    # variance of the prior and keep; the noise scale keeps its own prior N(-1, 1)
+    # Prior variance and keep probability; the noise scale has its own prior N(-1, 1).
     expected_by_name = {
-        "0.weight": (PRIOR**2 / 2, 1.0), "0.bias": (4.0, 1.0), "3.weight": (PRIOR**2 / 3, 0.6), "3.bias": (4.0, 1.0),
-        "4.weight": (PRIOR**2 / 3, 1.0), "4.bias": (4.0, 1.0),
-    }  # fmt: skip
+        "0.weight": (PRIOR**2 / 2, 1.0),
+        "0.bias": (4.0, 1.0),
+        "3.weight": (PRIOR**2 / 3, 0.6),
+        "3.bias": (4.0, 1.0),
+        "4.weight": (PRIOR**2 / 3, 1.0),
+        "4.bias": (4.0, 1.0),
+    }
     found = problem.layout.split(gradient)[0]
     weights = problem.layout.split(theta)[0]
     assert set(found) == set(expected_by_name)
@@ -174,8 +178,10 @@ def test_tied_weights_are_decayed_by_their_keep():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_alpha_dropout_has_the_decay_of_no_dropout(bias):
-    """It replaces values, so a mask moves weights and bias: w = a W diag(z), b + W (a floor (1 - z) + shift). Their expected
-    squares are ||W||^2 + ||b||^2 whatever the rate, by the very property that makes it keep the variance."""
+    """It replaces values, so a mask changes weights and bias: w = a W diag(z), b + W (a floor (1 - z) + shift).
+
+    Their expected squares are ||W||^2 + ||b||^2 for any rate: the property by which it preserves the variance.
+    """
     rate = 0.3
     floor = -1.7580993408473766
     a = ((1 - rate) * (1 + rate * floor**2)) ** -0.5
@@ -196,7 +202,7 @@ def test_alpha_dropout_has_the_decay_of_no_dropout(bias):
     assert float(complexity) == pytest.approx(float(square) / (2 * PRIOR**2), rel=1e-12)
 
 
-def test_tempering_enters_as_in_the_problem():
+def test_tempering_is_that_of_the_problem():
     cold = objective_of(tiny(temperature=cr.Tempering(0.25, 2.0)))
     plain = objective_of(tiny())
     theta = some_weights(plain.problem, 1)
@@ -212,7 +218,7 @@ def test_tempering_enters_as_in_the_problem():
 
 
 def test_n_is_the_number_of_training_rows():
-    """The first step sees the network's own weights, so its decay is known: complexity / rows that train."""
+    """The first step has the network's own weights, so its decay is known: complexity / training rows."""
     problem = build(dropped_mlp())
     whole = objective_of(problem)
     start = problem.layout.read(problem.layout.module).unsqueeze(0)
@@ -227,7 +233,10 @@ def test_minibatches_estimate_the_same_objective():
     problem = build(dropped_mlp())
     objective = objective_of(problem, batch=10)
     theta = some_weights(problem, 1)
-    noise = torch.rand(1, 40, 3, generator=stream(0, "a"), dtype=f64), torch.rand(1, 40, 8, generator=stream(0, "b"), dtype=f64)  # fmt: skip
+    noise = (
+        torch.rand(1, 40, 3, generator=stream(0, "a"), dtype=f64),
+        torch.rand(1, 40, 8, generator=stream(0, "b"), dtype=f64),
+    )
     whole = objective.evaluate(theta, objective.own, problem.x, problem.y, None, noise, NOTHING)
     parts = []
     for rows in torch.arange(40).split(10):
@@ -237,7 +246,7 @@ def test_minibatches_estimate_the_same_objective():
     torch.testing.assert_close(torch.stack([g for _, g in parts]).mean(0), whole[1])
 
 
-# -- its gradient --------------------------------------------------------------------------------------------------------
+# -- the gradient ------------------------------------------------------------------------------------------------------
 RATES = [[0.2, 0.3], [0.5, 0.05], [0.9, 0.7]]
 
 
@@ -267,7 +276,7 @@ def test_gradient_is_that_of_a_network_written_by_hand():
 
 
 @pytest.mark.parametrize("net", [dropped_mlp, residual], ids=["stack", "vmap"])
-def test_members_with_rates_of_their_own_are_as_if_alone(net):
+def test_members_with_different_rates_are_independent(net):
     problem = build(net())
     together = objective_of(problem, rates=RATES)
     theta = some_weights(problem, 3)
@@ -329,17 +338,18 @@ def test_compiled_equals_eager(options, caplog):
     with caplog.at_level("INFO", logger="credibly"):
         fits = [cr.MCDropout(steps=25, batch_size=16, compile=c, **options).fit(problem, seed=0) for c in (True, False)]
     if compiler_missing(torch.device("cpu")) is None:
-        assert caplog.messages == []  # it did compile, and did not fall back
+        assert caplog.messages == []  # it compiled and did not fall back
     torch.testing.assert_close(fits[0].theta, fits[1].theta, rtol=1e-9, atol=1e-10)
     assert fits[0].rates == pytest.approx(fits[1].rates, rel=1e-9)
 
 
-# -- linear regression: the optimum in closed form -----------------------------------------------------------------------
-RATE, TIGHT = 0.5, 0.1  # a rate and a prior at which every part of the decay matters
+# -- linear regression: the optimum in closed form ---------------------------------------------------------------------
+# A rate and a prior at which every part of the decay matters.
+RATE, TIGHT = 0.5, 0.1
 
 
 def exact_optimum(conjugate, tempering, *, weight_keep=1 - RATE, bias_keep=1.0):
-    """Ridge regression: E_z sum (y - (x z / keep) W - b)^2 = sum (y - x W - b)^2 + rate/keep sum_j W_j^2 sum_i x_ij^2."""
+    """Ridge: E_z sum (y - (x z / keep) W - b)^2 = sum (y - x W - b)^2 + rate/keep sum_j W_j^2 sum_i x_ij^2."""
     design, keep = conjugate.design, 1 - RATE
     data = conjugate.noise**2 * tempering.likelihood
     prior = TIGHT**2 * tempering.prior
@@ -351,8 +361,12 @@ def exact_optimum(conjugate, tempering, *, weight_keep=1 - RATE, bias_keep=1.0):
 
 def linear_problem(conjugate, tempering):
     return build(
-        conjugate.net, (conjugate.x, conjugate.y), Gaussian(conjugate.noise), cr.priors.Normal(TIGHT), temperature=tempering
-    )  # fmt: skip
+        conjugate.net,
+        (conjugate.x, conjugate.y),
+        Gaussian(conjugate.noise),
+        cr.priors.Normal(TIGHT),
+        temperature=tempering,
+    )
 
 
 TEMPERINGS = [cr.Tempering(), cr.Tempering(0.5, 2.0)]
@@ -376,9 +390,11 @@ def test_expected_gradient_vanishes_at_the_ridge_solution(conjugate, tempering):
 
 
 @pytest.mark.parametrize("tempering", TEMPERINGS, ids=str)
-def test_training_lands_on_the_ridge_solution(conjugate, tempering):
-    """Within the error of averaging the gradients of a fifth of the steps, those that the falling learning rate weighs most;
-    a decay that is wrong in the weights or in the bias lies well outside of it."""
+def test_training_converges_to_the_ridge_solution(conjugate, tempering):
+    """The tolerance is the error of an average over a fifth of the steps, to which the schedule gives most weight.
+
+    A wrong decay of the weights or of the bias lies well outside.
+    """
     steps = 2000
     best, hessian = exact_optimum(conjugate, tempering)
     problem = linear_problem(conjugate, tempering)

@@ -1,4 +1,4 @@
-"""Predictions of MC-Dropout: passes with their masks, tiles, the prefix before the first dropout, draws of the weights."""
+"""Predictions of MC-Dropout: passes and masks, tiles, the layers before the first dropout, draws of the weights."""
 
 import copy
 import math
@@ -77,7 +77,7 @@ def test_classes_are_the_mean_of_softmaxes():
 
 
 @pytest.mark.parametrize("per_row", [False, True])
-def test_the_seed_decides(per_row):
+def test_predictions_depend_on_the_seed_alone(per_row):
     posterior = wrap(dropped_mlp())
     before = torch.get_rng_state()
     one, same, other = (posterior.predict(X, passes=5, seed=s, per_row=per_row).functions() for s in (1, 1, 2))
@@ -88,7 +88,7 @@ def test_the_seed_decides(per_row):
 
 @pytest.mark.parametrize("net", [dropped_mlp, residual], ids=["stack", "vmap"])
 def test_a_pass_is_a_function(net):
-    """One mask for all rows: the value at a row does not depend on which other rows are asked for, nor on their order."""
+    """One mask for all rows: the output for a row does not depend on the other rows or their order."""
     posterior = wrap(net())
     f = posterior.predict(X, passes=7).functions()
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
@@ -99,16 +99,16 @@ def test_a_pass_is_a_function(net):
 
 
 @pytest.mark.parametrize("net", [dropped_mlp, residual], ids=["stack", "vmap"])
-def test_rows_may_have_masks_of_their_own(net):
+def test_masks_per_row(net):
     posterior = wrap(net())
     f = posterior.predict(X[:1].expand(200, 3), passes=3, per_row=True).functions()
     assert all(len(row.unique()) > 100 for row in f)
-    # A row's masks go with its place: asking for fewer rows changes nothing.
+    # A row's masks depend on its index alone: fewer rows change nothing.
     torch.testing.assert_close(posterior.predict(X[:1].expand(70, 3), passes=3, per_row=True).functions(), f[:, :70])
 
 
 @pytest.mark.parametrize("net", [dropped_mlp, lambda: convolutional(1).double()], ids=["mlp", "cnn"])
-def test_shared_masks_own_masks_and_torchs_dropout_have_one_distribution(net):
+def test_shared_masks_masks_per_row_and_torch_dropout_have_one_distribution(net):
     net, passes = net(), 3000
     x = X[:4] if isinstance(net[0], nn.Dropout) else randn(4, 36, dtype=f64)
     posterior = wrap(net, data=(x, Y[:4]))
@@ -138,7 +138,7 @@ def test_tiles_change_nothing(monkeypatch, net, values, per_row):
 
 
 class Counting(nn.Module):
-    """Notes the rows of every call."""
+    """Records the number of rows of every call."""
 
     def __init__(self, inner):
         super().__init__()
@@ -175,7 +175,7 @@ PREFIXES = {
 
 @pytest.mark.parametrize("per_row", [False, True], ids=["shared", "own"])
 @pytest.mark.parametrize("kind", PREFIXES)
-def test_what_lies_before_the_first_dropout_is_computed_once(kind, per_row):
+def test_layers_before_the_first_dropout_are_computed_once(kind, per_row):
     net, shape, name = PREFIXES[kind]
     x = randn(30, *shape, dtype=f64)
     posterior = wrap(seeded(net).double(), data=(x, Y[:30]))
@@ -184,14 +184,14 @@ def test_what_lies_before_the_first_dropout_is_computed_once(kind, per_row):
     counter.calls.clear()
     f = p.functions()
     p.mean, p.log_prob(Y[:30])
-    assert [c for c in counter.calls if c > 1] == [30]  # one row at a time is the search for shapes
+    assert [c for c in counter.calls if c > 1] == [30]  # calls with one row are the search for shapes
     if not per_row:
         torch.testing.assert_close(f, one_by_one(posterior, x, 25, 4).squeeze(-1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", PREFIXES)
-def test_the_prefix_is_computed_once_for_each_row_however_wide_it_is(monkeypatch, kind):
-    """A prefix so wide that it takes several blocks of rows: every row still goes through it once, not once a pass."""
+def test_a_wide_prefix_is_computed_once_per_row(monkeypatch, kind):
+    """The prefix needs several blocks of rows, and still computes every row once, not once per pass."""
     net, shape, name = PREFIXES[kind]
     x = randn(30, *shape, dtype=f64)
     posterior = wrap(seeded(net).double(), data=(x, Y[:30]))
@@ -207,7 +207,7 @@ def test_the_prefix_is_computed_once_for_each_row_however_wide_it_is(monkeypatch
     assert sum(blocks) == 30
 
 
-def test_dropout_before_an_lstm_takes_the_loop():
+def test_dropout_before_an_lstm_is_looped():
     class Front(Reader):
         def forward(self, x):
             return self.head(self.rnn(self.drop(x))[0][:, -1])
@@ -219,13 +219,13 @@ def test_dropout_before_an_lstm_takes_the_loop():
     assert float(p.epistemic.min()) > 0
 
 
-def test_other_lengths_than_those_it_was_trained_on():
+def test_inputs_of_other_lengths_than_in_training():
     net = seeded(lambda: nn.Sequential(nn.Dropout(0.3), nn.Conv1d(2, 3, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten()))
     posterior = wrap(nn.Sequential(net, nn.Linear(3, 1)), data=(randn(8, 2, 9), Y32[:8]))
     assert posterior.predict(randn(5, 2, 20)).mean.shape == (5,)
 
 
-# -- draws of the weights ------------------------------------------------------------------------------------------------
+# -- draws of the weights ----------------------------------------------------------------------------------------------
 SAMPLED = {
     "own layers": (lambda: dropped_mlp(), None),
     "inserted": (lambda: mlp(3, 6, 5, 1, dtype=f64), "*"),
@@ -253,7 +253,7 @@ def test_draws_of_two_heads_behind_one_dropout():
 
 
 class SkipOver(nn.Module):
-    """Its weight is used once with dropout and once without."""
+    """A weight that is used once with dropout and once without."""
 
     def __init__(self):
         super().__init__()
@@ -272,12 +272,15 @@ UNFOLDABLE = {
     "alpha": (lambda: nn.Sequential(nn.AlphaDropout(0.3), nn.Linear(3, 1)), {}),
     "at the end": (lambda: nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.3)), {}),
     "used again": (SkipOver, {}),
-    "convolution": (lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Dropout(0.3), nn.Conv1d(1, 1, 3), nn.Flatten()), {}),
-}  # fmt: skip
+    "convolution": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Dropout(0.3), nn.Conv1d(1, 1, 3), nn.Flatten()),
+        {},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", UNFOLDABLE)
-def test_masks_that_are_no_masks_of_weights_have_no_draws(case):
+def test_masks_that_cannot_be_folded_into_weights_have_no_draws(case):
     net, options = UNFOLDABLE[case]
     posterior = wrap(seeded(net).double(), **options)
     assert float(posterior.predict(X).epistemic.max()) > 0
@@ -302,13 +305,13 @@ def test_the_module_is_the_network_with_dropout_off():
     assert isinstance(module[0], nn.Dropout)
 
 
-def test_a_second_prediction_finds_the_network_known(monkeypatch):
+def test_a_second_prediction_does_not_trace_the_network_again(monkeypatch):
     posterior = cr.MCDropout.from_trained(dropped_mlp(), (X, Y), Gaussian(0.1))
     first = posterior.predict(X, passes=7, seed=3)
     mean = first.mean
 
     def refuse(*_args):
-        raise AssertionError("looked at the network again")
+        raise AssertionError("traced the network again")
 
     monkeypatch.setattr("credibly.posterior.dropout.find_sites", refuse)
     assert torch.equal(posterior.predict(X, passes=7, seed=3).mean, mean)
@@ -317,5 +320,5 @@ def test_a_second_prediction_finds_the_network_known(monkeypatch):
         posterior.predict(X[:, :2])
     with pytest.raises(cr.InputError, match="NaN or infinite"):
         posterior.predict(X * torch.inf)
-    with pytest.raises(AssertionError, match="again"):  # rows of another kind are looked at
+    with pytest.raises(AssertionError, match="again"):  # inputs of another shape are traced
         posterior.predict(X.unsqueeze(1))
