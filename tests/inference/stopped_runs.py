@@ -169,7 +169,7 @@ class StoppedRuns:
 
     @pytest.fixture(scope="module")
     def ended(self, tmp_path_factory):
-        """A run that ended after five of eight draws (a shard of three, two beside the state), and the uninterrupted one."""
+        """A run that ended after five of eight draws, a shard of three and two beside the state; and the whole run."""
         path = tmp_path_factory.mktemp("ended") / "run"
         with pytest.MonkeyPatch.context() as patch:
             tighten(patch)

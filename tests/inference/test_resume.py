@@ -121,7 +121,7 @@ class TestSameBits(StoppedRuns):
         tidy(path)
 
     def test_starting_points_by_a_fit_are_reproduced(self, tmp_path, tight, monkeypatch):
-        """Stopped during the MAP fits: the network passed on resuming has other weights, the starting points are the same."""
+        """Stopped during the MAP fits; the network passed later has other weights, the starting points are the same."""
         starts = sampling_run.starts
 
         def interrupted(*args):

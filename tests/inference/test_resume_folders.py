@@ -1,4 +1,4 @@
-"""Folders that are complete, locked, damaged or not a sampler's: loaded, or refused with a reason."""
+"""Folders that are complete, locked, damaged or of another method: loaded, or refused with a reason."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ from credibly.storage import run_folder
 
 
 class TestFolders(StoppedRuns):
-    def test_a_run_that_has_ended_is_loaded(self, tmp_path, tight, crash):
+    def test_a_complete_run_is_loaded(self, tmp_path, tight, crash):
         known, path = quick().fit(make(), seed=1), tmp_path / "run"
         begin(quick(), make(), path, crash, 3)
         same(cr.resume(path), known)
@@ -37,7 +37,7 @@ class TestFolders(StoppedRuns):
         assert quick().fit(density(), seed=1, out=tmp_path / "density").draws.shape == (2, 5, 2)
         same(cr.resume(tmp_path / "density"), quick().fit(density(), seed=1))
 
-    def test_another_process_that_ends_it_while_we_wait_for_the_lock(self, tmp_path, tight, crash, monkeypatch):
+    def test_another_process_completes_it_while_we_wait_for_the_lock(self, tmp_path, tight, crash, monkeypatch):
         known, path = quick().fit(make(), seed=1), tmp_path / "run"
         begin(quick(), make(), path, crash, 3)
         lock = run_folder._take_lock
@@ -68,18 +68,18 @@ class TestFolders(StoppedRuns):
         monkeypatch.setattr(manifests, "_check_file", late)
         assert torch.equal(cr.load(path).draws, known.draws[:, :6])
 
-    def test_it_stays_readable_when_the_run_ends_meanwhile(self, begun):
+    def test_loaded_draws_stay_readable_when_the_run_completes(self, begun):
         path, known = begun
         partial = cr.load(path)
         cr.resume(path)
         assert torch.equal(partial.draws, known.draws[:, :5])
 
-    def test_fits_of_other_methods_have_nothing_to_go_on_with(self, tmp_path):
+    def test_fits_of_other_methods_cannot_be_resumed(self, tmp_path):
         cr.MAP(steps=3, compile=False).fit(make(), seed=0, out=tmp_path / "map")
-        with pytest.raises(cr.StoreError, match="was saved when it had ended; there is nothing to go on with"):
+        with pytest.raises(cr.StoreError, match="was saved after it finished; there is nothing to resume"):
             cr.resume(tmp_path / "map")
         quick().fit(make(), seed=0).save(tmp_path / "saved")
-        with pytest.raises(cr.StoreError, match="was saved when it had ended"):
+        with pytest.raises(cr.StoreError, match="was saved after it finished"):
             cr.resume(tmp_path / "saved")
         for name, reason in (("nowhere", "there is no folder"), ("", "is not a run folder")):
             with pytest.raises(cr.StoreError, match=reason):
@@ -90,10 +90,10 @@ class TestFolders(StoppedRuns):
         quick().fit(make(), seed=1, out=tmp_path / "done")
         begin(quick(), make(), tmp_path / "begun", crash, 3)
         (tmp_path / "mine").mkdir()
-        monkeypatch.setattr(cr.HMC, "process", lambda *_: pytest.fail("work was done"))
+        monkeypatch.setattr(cr.HMC, "sampler", lambda *_: pytest.fail("work was done"))
         for name, reason in (
             ("done", "exists already"),
-            ("begun", "has not ended. Go on with it by"),
+            ("begun", "holds an unfinished run. Resume it with"),
             ("mine", "exists"),
         ):
             before = {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
@@ -105,26 +105,26 @@ class TestFolders(StoppedRuns):
     @pytest.mark.parametrize("damage", ["cut short", "emptied", "altered", "missing"])
     def test_damage_is_found_and_named(self, begun, file, damage):
         path, known = begun
-        (place,) = path.glob(f"{file}*.safetensors")
-        content = place.read_bytes()
+        (damaged,) = path.glob(f"{file}*.safetensors")
+        content = damaged.read_bytes()
         if damage == "missing":
-            place.unlink()
+            damaged.unlink()
         else:
             altered = content[:-1] + bytes([content[-1] ^ 1])
-            place.write_bytes({"cut short": content[:-5], "emptied": b"", "altered": altered}[damage])
+            damaged.write_bytes({"cut short": content[:-5], "emptied": b"", "altered": altered}[damage])
         reason = {"missing": "is missing", "altered": "was altered"}.get(damage, "is cut short or altered")
-        with pytest.raises(cr.StoreError, match=f"{place.name}.* {reason}"):
+        with pytest.raises(cr.StoreError, match=f"{damaged.name}.* {reason}"):
             cr.resume(path, make())
         if file in ("data", "initial"):
-            assert cr.load(path).draws.shape == (3, 5, 21)  # neither is needed to open it
+            assert cr.load(path).draws.shape == (3, 5, 21)  # neither is needed to load it
         else:
-            with pytest.raises(cr.StoreError, match=f"{place.name}.* {reason}"):
+            with pytest.raises(cr.StoreError, match=f"{damaged.name}.* {reason}"):
                 cr.load(path)
         if damage == "missing":
-            place.write_bytes(content)
+            damaged.write_bytes(content)
             same(cr.resume(path), known)
 
-    def test_half_written_files_of_a_dead_process_are_thrown_away(self, begun):
+    def test_half_written_files_of_a_dead_process_are_removed(self, begun):
         path, known = begun
         for name in (
             "draws-00001.safetensors",

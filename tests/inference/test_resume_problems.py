@@ -1,4 +1,4 @@
-"""Which problem a folder can be resumed with: rebuilt from the folder, passed again, or refused with what differs."""
+"""The problem of a resumed run: rebuilt from the folder, passed again, or refused with what differs."""
 
 import logging
 
@@ -23,7 +23,7 @@ def conv():
 
 
 class Own(nn.Module):
-    """A network that no folder can describe."""
+    """A network that a folder cannot describe."""
 
     def __init__(self, seed=0):
         super().__init__()
@@ -44,24 +44,24 @@ def images(channels, y):
 
 OTHERS = {
     "data": (lambda: make(y=randn(20, seed=9)), r"the data differ"),
-    "rows": (lambda: make(rows=19), r"rows: found 19, the folder has 20"),
-    "prior": (lambda: make(prior=Normal(2.0)), r'prior: found .*"scale": 2.0.*, the folder has .*"scale": 1.0'),
-    "likelihood": (lambda: make(likelihood=Gaussian(0.4)), r"likelihood: found .*0.4.* the folder has .*0.5"),
-    "temperature": (lambda: make(temperature=0.5), r"temperature: found .*0.5.*, the folder has .*1.0"),
+    "rows": (lambda: make(rows=19), r"rows is 19, in the folder 20"),
+    "prior": (lambda: make(prior=Normal(2.0)), r'prior is .*"scale": 2.0.*, in the folder .*"scale": 1.0'),
+    "likelihood": (lambda: make(likelihood=Gaussian(0.4)), r"likelihood is .*0.4.*, in the folder .*0.5"),
+    "temperature": (lambda: make(temperature=0.5), r"temperature is .*0.5.*, in the folder .*1.0"),
     "shape": (lambda: make(net=mlp(3, 5, 1)), r"net: 0.weight has shape \(5, 3\), the stored run has \(4, 3\)"),
     "depth": (lambda: make(net=mlp(3, 4, 4, 1)), r"net: 2.weight has shape"),
-    "dtype": (lambda: make(dtype=torch.float64), r"dtype: found \"torch.float64\", the folder has \"torch.float32\""),
+    "dtype": (lambda: make(dtype=torch.float64), r"dtype is \"torch.float64\", in the folder \"torch.float32\""),
     "random": (lambda: make(random="2.*"), r"net: its tensors have other roles"),
-    "activation": (lambda: make(net=mlp(3, 4, 1, activation=nn.Tanh)), r"the network computes something else"),
-    "micro_batch": (lambda: make(micro_batch=7), r"micro_batch: found 7, the folder has null"),
-    "plan": (lambda: make(plan="looped"), r"plan: found \"looped\", the folder has \"batched\""),
-    "precision": (lambda: make(precision="bf16"), r"precision: found \"bf16\", the folder has null"),
-    "density": (density, r"it is a network's, and this is a plain density"),
+    "activation": (lambda: make(net=mlp(3, 4, 1, activation=nn.Tanh)), r"the network computes a different function"),
+    "micro_batch": (lambda: make(micro_batch=7), r"micro_batch is 7, in the folder null"),
+    "plan": (lambda: make(plan="looped"), r"plan is \"looped\", in the folder \"batched\""),
+    "precision": (lambda: make(precision="bf16"), r"precision is \"bf16\", in the folder null"),
+    "density": (density, r"the folder holds a run on a network, this problem is a plain density"),
 }
 
 
 class TestProblems(StoppedRuns):
-    """Built again from the folder alone, it is the problem that it was."""
+    """The problem rebuilt from the folder alone is the original one."""
 
     @pytest.mark.parametrize(
         "problem",
@@ -95,19 +95,20 @@ class TestProblems(StoppedRuns):
             known = method.fit(one, seed=1)
             path = tmp_path / str(after)
             begin(method, one, path, crash, after)
-            if after == 1:  # as if it had ended before its first checkpoint: the network's own weights are needed
+            if after == 1:  # as if stopped before the first checkpoint: the network's initial weights are needed
                 manifest = manifest_of(path)
                 del manifest["files"][manifest.pop("state")]
                 run_folder._write_manifest(path, manifest)
             same(cr.resume(path), known)
             tidy(path)
 
-    def test_what_a_folder_cannot_describe_has_to_be_passed(self, tmp_path, tight, crash, monkeypatch):
-        how = r"Pass the problem: credibly.resume\('.*', problem\), or `credibly resume .* --problem your_script.py:problem`"
+    def test_problems_that_a_folder_cannot_describe_must_be_passed(self, tmp_path, tight, crash, monkeypatch):
+        command = "`credibly resume .* --problem your_script.py:problem`"
+        how = rf"Pass the problem: credibly.resume\('.*', problem\), or {command}"
         cases = {
             "net": (make(net=Own()), "the folder does not describe the network"),
-            "density": (density(), "is of a plain density, which a folder cannot describe"),
-            "prior": (make(prior=OwnPrior(1.0)), "likelihood or prior of .* are not this package's own"),
+            "density": (density(), "is a run on a plain density, which a folder cannot describe"),
+            "prior": (make(prior=OwnPrior(1.0)), "likelihood or prior of .* are not credibly's own"),
         }
         for name, (problem, reason) in cases.items():
             known = quick().fit(problem, seed=1)
@@ -118,7 +119,7 @@ class TestProblems(StoppedRuns):
             same(cr.resume(tmp_path / name, problem), known)
         monkeypatch.setattr(folders, "KEPT_DATA", 100)
         begin(quick(), make(), tmp_path / "large", crash, 3)
-        with pytest.raises(cr.StoreError, match=f"the data of .* were too large to be kept in it.*{how}"):
+        with pytest.raises(cr.StoreError, match=f"the data of .* were too large to be stored in it.*{how}"):
             cr.resume(tmp_path / "large")
         assert "data.safetensors" not in manifest_of(tmp_path / "large")["files"]
         same(cr.resume(tmp_path / "large", make()), quick().fit(make(), seed=1))
@@ -129,19 +130,19 @@ class TestProblems(StoppedRuns):
         begin(quick(), make(), path, crash, 3)
         before = {p.name: p.read_bytes() for p in path.iterdir()}
         other, reason = OTHERS[name]
-        with pytest.raises(cr.StoreError, match=f"path: '.*run' was begun with another problem: {reason}"):
+        with pytest.raises(cr.StoreError, match=f"path: '.*run' was started with another problem: {reason}"):
             cr.resume(path, other())
         assert {p.name: p.read_bytes() for p in path.iterdir()} == before
 
     @pytest.mark.parametrize(
         "other, reason",
         [
-            (lambda: density(name="other"), "the name of the density differs: found 'other', the folder has 'banana'"),
-            (lambda: density(dim=3), "the dim of the density differs: found 3, the folder has 2"),
+            (lambda: density(name="other"), "the name of the density is 'other', in the folder 'banana'"),
+            (lambda: density(dim=3), "the dim of the density is 3, in the folder 2"),
             (lambda: density(scale=2.0), "the scale of the density differs"),
-            (lambda: density(power=3.0), "the density has other values"),
-            (lambda: density(dtype=torch.float32), "dtype: found torch.float32, the folder has torch.float64"),
-            (make, "it is of a plain density, and this is a network's"),
+            (lambda: density(power=3.0), "the density has different values at the same points"),
+            (lambda: density(dtype=torch.float32), "dtype is torch.float32, in the folder torch.float64"),
+            (make, "the folder holds a run on a plain density, this problem has a network"),
         ],
     )
     def test_another_density(self, tmp_path, tight, crash, other, reason):
@@ -153,7 +154,7 @@ class TestProblems(StoppedRuns):
         begin(quick(), make(net=Own()), tmp_path / "buffer", crash, 3)
         net = Own()
         net.shift += 1
-        with pytest.raises(cr.StoreError, match="the network computes something else|the values of shift"):
+        with pytest.raises(cr.StoreError, match="the network computes a different function|the values of shift"):
             cr.resume(tmp_path / "buffer", make(net=net))
         begin(quick(), make(random="2.*"), tmp_path / "fixed", crash, 3)
         with pytest.raises(cr.StoreError, match="another problem"):
@@ -165,33 +166,35 @@ class TestProblems(StoppedRuns):
             cr.resume(tmp_path / "fixed", make(random="2.*", net=net))
         same(cr.resume(tmp_path / "fixed", make(random="2.*")), quick().fit(make(random="2.*"), seed=1))
 
-    def test_a_prior_of_ones_own_class_is_known_again(self, tmp_path, tight, crash):
+    def test_a_prior_of_the_users_class_is_recognised(self, tmp_path, tight, crash):
         begin(quick(), make(prior=OwnPrior(1.0)), tmp_path / "run", crash, 3)
-        with pytest.raises(cr.StoreError, match="prior: found"):
+        with pytest.raises(cr.StoreError, match="prior is .*3.0.*, in the folder .*1.0"):
             cr.resume(tmp_path / "run", make(prior=OwnPrior(3.0)))
         cr.resume(tmp_path / "run", make(prior=OwnPrior(1.0)))
 
-    def test_something_that_is_no_problem(self, tmp_path, tight, crash):
+    def test_an_object_that_is_no_problem(self, tmp_path, tight, crash):
         begin(quick(), make(), tmp_path / "run", crash, 3)
-        with pytest.raises(cr.InputError, match="problem: found Sequential"):
+        with pytest.raises(
+            cr.InputError, match="problem must be a credibly.Problem or a credibly.Density, got Sequential"
+        ):
             cr.resume(tmp_path / "run", mlp(3, 4, 1))
 
-    def test_another_torch_or_device_is_told(self, tmp_path, tight, crash, caplog):
+    def test_another_torch_or_device_is_logged(self, tmp_path, tight, crash, caplog):
         begin(quick(), make(), tmp_path / "run", crash, 3)
         with caplog.at_level(logging.WARNING, "credibly"):
             manifest = manifest_of(tmp_path / "run")
             manifest["arithmetic"] |= {"torch": "1.0", "threads": 64}
             run_folder._write_manifest(tmp_path / "run", manifest)
             cr.resume(tmp_path / "run")
-        assert f"begun with torch 1.0 and goes on with {torch.__version__}" in caplog.text
-        assert "begun with threads 64 and goes on with 1" in caplog.text
+        assert f"started with torch 1.0 and resumes with {torch.__version__}" in caplog.text
+        assert "started with threads 64 and resumes with 1" in caplog.text
         begin(quick(), make(), tmp_path / "other", crash, 3)
         manifest = manifest_of(tmp_path / "other")
         manifest["arithmetic"]["device"] = "cuda:7"
         run_folder._write_manifest(tmp_path / "other", manifest)
-        with pytest.raises(cr.StoreError, match="was begun on cuda:7, which is not here"):
+        with pytest.raises(cr.StoreError, match="was started on cuda:7, which is not available"):
             cr.resume(tmp_path / "other")
         caplog.clear()
         with caplog.at_level(logging.WARNING, "credibly"):
             same(cr.resume(tmp_path / "other", make()), quick().fit(make(), seed=1))
-        assert "begun with device cuda:7 and goes on with cpu" in caplog.text
+        assert "started with device cuda:7 and resumes with cpu" in caplog.text

@@ -18,7 +18,7 @@ from stopped_runs import Crash, StoppedRuns, attempt, end, hmc, make, manifest_o
 
 import credibly as cr
 from credibly.inference.sampling import recording
-from credibly.inference.sampling import run as sampler
+from credibly.inference.sampling import run as sampling_run
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.loop import _polite_interrupt
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
@@ -32,7 +32,7 @@ fork = pytest.mark.skipif(
 
 
 def in_child(work):
-    """Does the work in a process of its own; its exit status, negative where a signal ended it."""
+    """Run the work in a forked process; return its exit status, negative if a signal ended it."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -47,8 +47,10 @@ def in_child(work):
 
 
 def killed_at(number, work):
-    """The work in a process that SIGKILL ends at the n-th thing it does to the disk: in the middle of a write, or
-    before or after a rename, or before a file is removed."""
+    """Run the work in a process that SIGKILL ends at its n-th operation on the disk.
+
+    That is in the middle of a write, before or after a rename, or before a file is removed.
+    """
 
     def mortal():
         seen = [0]
@@ -87,7 +89,7 @@ def killed_at(number, work):
 
 @fork
 class TestKilled(StoppedRuns):
-    def test_at_everything_it_does_to_the_disk(self, tmp_path, tight, monkeypatch):
+    def test_at_every_operation_on_the_disk(self, tmp_path, tight, monkeypatch):
         monkeypatch.setattr(recording, "SHARD_BYTES", 600)  # two draws
         method = quick(draws=3, warmup=1)
         known = method.fit(make(), seed=1)
@@ -104,19 +106,19 @@ class TestKilled(StoppedRuns):
                 moments["before"] += 1
                 same(method.fit(make(), seed=1, out=path), known)
             else:
-                manifest = read_manifest(path)  # whole, whenever it was
+                manifest = read_manifest(path)  # intact at any moment
                 shown = "complete" if manifest["status"] == "complete" else manifest["progress"]["phase"]
                 moments[{"step size": "warm-up", "sampling": "draws", "done": "draws"}.get(shown, shown)] += 1
                 moments["start"] += "state" not in manifest
                 same(cr.resume(path, make(seed=number)), known)
             tidy(path)
-            assert [p.name for p in place.iterdir()] == ["run"]  # drafts are cleared away too
+            assert [p.name for p in place.iterdir()] == ["run"]  # drafts are removed too
         assert all(moments.values()), moments
         assert number > 50
 
     @pytest.mark.parametrize("every", [17, 23, 31])
-    def test_again_and_again(self, tmp_path, tight, every):
-        """The process that goes on is killed as well."""
+    def test_repeatedly(self, tmp_path, tight, every):
+        """The processes that resume are killed as well."""
         method, path = quick(), tmp_path / "run"
         known = method.fit(make(), seed=1)
         assert killed_at(every, partial(method.fit, make(), seed=1, out=path)) == -signal.SIGKILL
@@ -128,7 +130,7 @@ class TestKilled(StoppedRuns):
         same(cr.resume(path), known)
         tidy(path)
 
-    def test_a_reader_beside_a_run_sees_one_checkpoint_or_the_next(self, tmp_path, tight):
+    def test_a_concurrent_reader_sees_one_checkpoint_or_the_next(self, tmp_path, tight):
         method, path = quick(draws=150, thin=2), tmp_path / "run"
         known = method.fit(make(), seed=1)
         pid = os.fork()
@@ -179,13 +181,13 @@ class TestFailures(StoppedRuns):
         assert number > 20
         assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
-    def test_a_start_that_is_refused_leaves_nothing(self, tmp_path):
+    def test_a_start_that_is_refused_leaves_no_folder(self, tmp_path):
         never = cr.Density(lambda w: torch.log(w - 1e9).sum(), 2)
         with pytest.raises(cr.InputError, match="init"):
             hmc().fit(never, seed=0, out=tmp_path / "run")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_run_that_fails_on_the_way_keeps_its_draws(self, tmp_path, tight, monkeypatch):
+    def test_a_run_that_fails_keeps_its_draws(self, tmp_path, tight, monkeypatch):
         advance = HMCSampler.advance
 
         def fails(self, stop):
@@ -238,7 +240,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def driver(tmp_path):
-    """The script of a user, the problem and method in it, and how to start it."""
+    """A user's script: its problem and method, and a function that starts it."""
     (tmp_path / "driver.py").write_text(DRIVER)
     own: dict = {"__name__": "driver", "__file__": str(tmp_path / "driver.py")}
     kept = recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION
@@ -246,8 +248,8 @@ def driver(tmp_path):
     recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION = kept
 
     def start():
-        words = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "run")]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "run")]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return own["target"], own["method"], start
 
@@ -267,7 +269,7 @@ def iterations(path):
 
 
 class TestProcesses(StoppedRuns):
-    def test_killed_at_random_moments_until_it_ends(self, tmp_path, driver):
+    def test_killed_at_random_moments_until_complete(self, tmp_path, driver):
         target, method, start = driver
         begun = time.monotonic()
         known = method.fit(target, seed=4)
@@ -298,16 +300,14 @@ class TestProcesses(StoppedRuns):
             wait_for(lambda: iterations(path) > 150)
             with pytest.raises(cr.StoreError, match=f"in use by process {process.pid} on "):
                 cr.resume(path, target)
-            with pytest.raises(
-                cr.StoreError, match="holds a run that has not ended. Go on with it by `credibly resume"
-            ):
+            with pytest.raises(cr.StoreError, match="holds an unfinished run. Resume it with `credibly resume"):
                 method.fit(target, seed=4, out=path)
             with pytest.raises(cr.StoreError, match="in use by process"):
                 known.save(path, overwrite=True)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
         assert process.returncode == 7, err
-        assert f"go on with `credibly resume {path}` or credibly.resume({str(path)!r}, problem)" in out
+        assert f"resume with `credibly resume {path}` or credibly.resume({str(path)!r}, problem)" in out
         manifest = read_manifest(path)
         assert manifest["status"] == "interrupted"
         assert f"stopped after {manifest['progress']['iteration']} of 1000 iterations" in out
@@ -322,7 +322,7 @@ class TestProcesses(StoppedRuns):
             wait_for((tmp_path / "sleeping").exists)
             process.send_signal(signal.SIGINT)
             time.sleep(0.3)
-            assert process.poll() is None  # it waits for the end of the step
+            assert process.poll() is None  # it finishes the step first
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=30)
         assert process.returncode == -signal.SIGINT
@@ -335,7 +335,7 @@ class TestProcesses(StoppedRuns):
 
 @pytest.fixture
 def ctrl_c():
-    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    """The default handling of Ctrl-C, which a shell turns off for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -360,7 +360,7 @@ class TestInterrupted(StoppedRuns):
         monkeypatch.setattr(kind, "advance", stopped)
         path = tmp_path / "run"
         with pytest.raises(
-            cr.Interrupted, match=r"stopped after \d+ of \d+ iterations; go on with `credibly resume"
+            cr.Interrupted, match=r"stopped after \d+ of \d+ iterations; resume with `credibly resume"
         ) as caught:
             method.fit(make(), seed=1, out=path)
         assert caught.value.posterior is None
@@ -376,22 +376,22 @@ class TestInterrupted(StoppedRuns):
         same(cr.resume(path), known)
         tidy(path)
 
-    def test_ctrl_c_while_the_starts_are_found(self, tmp_path, monkeypatch):
+    def test_ctrl_c_before_the_first_iteration(self, tmp_path, monkeypatch):
         def stopped(*_args):
             signal.raise_signal(signal.SIGINT)
 
         known = quick().fit(make(), seed=1)
-        found = sampler.starts
-        monkeypatch.setattr(sampler, "starts", stopped)
-        with pytest.raises(cr.Interrupted, match="stopped before the first iteration; go on with `credibly resume"):
+        found = sampling_run.starts
+        monkeypatch.setattr(sampling_run, "starts", stopped)
+        with pytest.raises(cr.Interrupted, match="stopped before the first iteration; resume with `credibly resume"):
             quick().fit(make(), seed=1, out=tmp_path / "run")
         with pytest.raises(KeyboardInterrupt) as caught:
             quick().fit(make(), seed=1)
         assert not isinstance(caught.value, cr.Interrupted)
-        monkeypatch.setattr(sampler, "starts", found)
+        monkeypatch.setattr(sampling_run, "starts", found)
         same(cr.resume(tmp_path / "run"), known)
 
-    def test_where_ctrl_c_is_turned_off_it_stays_off(self):
+    def test_ctrl_c_that_is_turned_off_stays_off(self):
         for handler in (signal.SIG_IGN, lambda number, frame: None):
             signal.signal(signal.SIGINT, handler)
             with _polite_interrupt() as asked:
@@ -401,7 +401,7 @@ class TestInterrupted(StoppedRuns):
                 assert asked() == ours
             assert signal.getsignal(signal.SIGINT) is handler
 
-    def test_in_another_thread_nothing_is_touched(self):
+    def test_other_threads_leave_the_handler_alone(self):
         found = []
 
         def work():

@@ -1,4 +1,4 @@
-"""What a run folder holds while the run continues: draws so far, progress, checkpoints; memory that does not grow."""
+"""Run folders during a run: the draws so far, progress, checkpoints, and memory that does not grow."""
 
 import os
 from itertools import pairwise
@@ -15,8 +15,8 @@ from credibly.inference.sampling.recording import FolderRecorder
 from credibly.storage.run_folder import RunFolder
 
 
-class TestOnTheWay(StoppedRuns):
-    def test_the_draws_so_far_can_be_opened_and_predict(self, tmp_path, begun):
+class TestUnfinishedRuns(StoppedRuns):
+    def test_the_draws_so_far_can_be_loaded_and_predict(self, tmp_path, begun):
         path, known = begun
         posterior = cr.load(path)
         assert posterior._draws.counts == [3, 2]
@@ -32,7 +32,7 @@ class TestOnTheWay(StoppedRuns):
         assert torch.equal(cr.load(tmp_path / "copy").draws, known.draws[:, :5])
         same(cr.resume(path), known)
 
-    def test_the_manifest_tells_how_far_every_chain_is(self, tmp_path, tight, crash, begun):
+    def test_the_manifest_shows_the_progress_of_every_chain(self, tmp_path, tight, crash, begun):
         path, _ = begun
         progress = manifest_of(path)["progress"]
         assert (progress["iteration"], progress["of"], progress["phase"]) == (25, 28, "sampling")
@@ -72,7 +72,7 @@ class TestOnTheWay(StoppedRuns):
             assert recorder.kept == 500
             assert recorder.result()[0].tensor()[0, :, 0].tolist() == list(range(recorder.shards * recorder.block))
 
-    def test_checkpoints_are_seconds_apart_and_rarer_where_they_are_slow(self, tmp_path, monkeypatch):
+    def test_checkpoints_are_seconds_apart_and_rarer_if_they_are_slow(self, tmp_path, monkeypatch):
         now, written = [100.0], []
         monkeypatch.setattr(recording.time, "monotonic", lambda: now[0])
         like = {"dtype": torch.float32, "device": torch.device("cpu"), "layout_dtype": torch.float32}
