@@ -1,5 +1,6 @@
 """Helpers of the tests of resuming: small runs, how to stop them at a checkpoint, and comparisons of results."""
 
+import functools
 import json
 import math
 import os
@@ -156,6 +157,15 @@ def tidy(path):
     read_manifest(path)
 
 
+@functools.cache
+def unfinished(path):
+    """A run that ended after five of eight draws, a shard of three and two beside the state; and the whole run."""
+    with pytest.MonkeyPatch.context() as patch:
+        tighten(patch)
+        begin(hmc(), make(), path, crashes(patch), 26)
+        return path, hmc().fit(make(), seed=1)
+
+
 class StoppedRuns:
     """Fixtures for test classes to inherit: a conftest.py in this folder would hide the one above it."""
 
@@ -167,16 +177,8 @@ class StoppedRuns:
     def crash(self, monkeypatch):
         return crashes(monkeypatch)
 
-    @pytest.fixture(scope="module")
-    def ended(self, tmp_path_factory):
-        """A run that ended after five of eight draws, a shard of three and two beside the state; and the whole run."""
-        path = tmp_path_factory.mktemp("ended") / "run"
-        with pytest.MonkeyPatch.context() as patch:
-            tighten(patch)
-            begin(hmc(), make(), path, crashes(patch), 26)
-            return path, hmc().fit(make(), seed=1)
-
     @pytest.fixture
-    def begun(self, ended, tmp_path):
-        """A copy of it to resume."""
-        return Path(shutil.copytree(ended[0], tmp_path / "run")), ended[1]
+    def begun(self, tmp_path_factory, tmp_path):
+        """A copy of an unfinished run to resume, and the posterior of the uninterrupted run."""
+        path, known = unfinished(tmp_path_factory.getbasetemp() / "unfinished")
+        return Path(shutil.copytree(path, tmp_path / "run")), known
