@@ -178,7 +178,7 @@ class StoppedRuns:
         return crashes(monkeypatch)
 
     @pytest.fixture
-    def begun(self, tmp_path_factory, tmp_path):
+    def stopped(self, tmp_path_factory, tmp_path):
         """A copy of an unfinished run to resume, and the posterior of the uninterrupted run."""
         path, known = unfinished(tmp_path_factory.getbasetemp() / "unfinished")
         return Path(shutil.copytree(path, tmp_path / "run")), known

@@ -154,9 +154,9 @@ def gradients(name, estimator, learned=False, count=COUNT):
     noise = objective.noise(0)
     assert all(n.shape[:2] == (1, count) for n in noise)
     batched = vmap(grad(value), in_dims=(None, *(1 for _ in noise)))
-    pieces = [batched(phi, *part)[:, 0] for part in zip(*(n.split(2_000, 1) for n in noise))]
+    parts = [batched(phi, *part)[:, 0] for part in zip(*(n.split(2_000, 1) for n in noise))]
     still = grad(value)(phi, *(torch.zeros_like(n[:, 0]) for n in noise))
-    return torch.cat(pieces), still
+    return torch.cat(parts), still
 
 
 def z_scores(a, b):
@@ -203,7 +203,7 @@ def test_a_learned_noise_scale_has_the_same_expected_gradient():
 
 
 def test_local_is_biased_on_sequences():
-    """Positions share a row's weights: local reparameterisation treats them as independent, as its docstring says."""
+    """Positions share a row's weights: local reparameterisation treats them as independent, as its docstring states."""
     plain, _ = gradients("sequences", "weights")
     assert float(z_scores(plain, gradients("sequences", "local")[0]).abs().max()) > 10
 

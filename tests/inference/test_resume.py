@@ -183,6 +183,6 @@ class TestSameBits(StoppedRuns):
             begin(quick(), make(), tmp_path / "run", crash, 3)
         before = float(load_tensors(tmp_path / "run" / manifest_of(tmp_path / "run")["state"])["recorder.seconds"])
         assert before > 1000
-        begun = clock()
+        began = clock()
         done = cr.resume(tmp_path / "run")
-        assert before < done.record.history["seconds"] < before + clock() - begun
+        assert before < done.record.history["seconds"] < before + clock() - began

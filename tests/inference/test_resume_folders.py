@@ -51,10 +51,10 @@ class TestFolders(StoppedRuns):
         same(cr.resume(path, make()), known)
         tidy(path)
 
-    def test_a_state_that_is_replaced_while_it_is_read(self, begun, tight, crash, monkeypatch):
+    def test_a_state_that_is_replaced_while_it_is_read(self, stopped, tight, crash, monkeypatch):
         from credibly.storage import manifest as manifests
 
-        path, known = begun
+        path, known = stopped
         check = manifests._check_file
 
         def late(*args):
@@ -68,8 +68,8 @@ class TestFolders(StoppedRuns):
         monkeypatch.setattr(manifests, "_check_file", late)
         assert torch.equal(cr.load(path).draws, known.draws[:, :6])
 
-    def test_loaded_draws_stay_readable_when_the_run_completes(self, begun):
-        path, known = begun
+    def test_loaded_draws_stay_readable_when_the_run_completes(self, stopped):
+        path, known = stopped
         partial = cr.load(path)
         cr.resume(path)
         assert torch.equal(partial.draws, known.draws[:, :5])
@@ -88,12 +88,12 @@ class TestFolders(StoppedRuns):
 
     def test_an_existing_out_is_refused_before_any_work(self, tmp_path, tight, crash, monkeypatch):
         quick().fit(make(), seed=1, out=tmp_path / "done")
-        begin(quick(), make(), tmp_path / "begun", crash, 3)
+        begin(quick(), make(), tmp_path / "stopped", crash, 3)
         (tmp_path / "mine").mkdir()
         monkeypatch.setattr(cr.HMC, "sampler", lambda *_: pytest.fail("work was done"))
         for name, reason in (
             ("done", "exists already"),
-            ("begun", "holds an unfinished run. Resume it with"),
+            ("stopped", "holds an unfinished run. Resume it with"),
             ("mine", "exists"),
         ):
             before = {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
@@ -103,8 +103,8 @@ class TestFolders(StoppedRuns):
 
     @pytest.mark.parametrize("file", ["draws-00000", "stats-00000", "state-", "fixed", "data", "initial"])
     @pytest.mark.parametrize("damage", ["cut short", "emptied", "altered", "missing"])
-    def test_damage_is_found_and_named(self, begun, file, damage):
-        path, known = begun
+    def test_damage_is_found_and_named(self, stopped, file, damage):
+        path, known = stopped
         (damaged,) = path.glob(f"{file}*.safetensors")
         content = damaged.read_bytes()
         if damage == "missing":
@@ -124,8 +124,8 @@ class TestFolders(StoppedRuns):
             damaged.write_bytes(content)
             same(cr.resume(path), known)
 
-    def test_half_written_files_of_a_dead_process_are_removed(self, begun):
-        path, known = begun
+    def test_half_written_files_of_a_dead_process_are_removed(self, stopped):
+        path, known = stopped
         for name in (
             "draws-00001.safetensors",
             "stats-00001.safetensors.part",

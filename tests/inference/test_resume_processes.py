@@ -95,9 +95,9 @@ class TestKilled(StoppedRuns):
         known = method.fit(make(), seed=1)
         moments = {"before": 0, "start": 0, "warm-up": 0, "draws": 0, "complete": 0}
         for number in range(1, 1000):
-            place = tmp_path / str(number)
-            place.mkdir()
-            path = place / "run"
+            parent = tmp_path / str(number)
+            parent.mkdir()
+            path = parent / "run"
             status = killed_at(number, partial(method.fit, make(), seed=1, out=path))
             if status == 0:
                 break
@@ -112,7 +112,7 @@ class TestKilled(StoppedRuns):
                 moments["start"] += "state" not in manifest
                 same(cr.resume(path, make(seed=number)), known)
             tidy(path)
-            assert [p.name for p in place.iterdir()] == ["run"]  # drafts are removed too
+            assert [p.name for p in parent.iterdir()] == ["run"]  # drafts are removed too
         assert all(moments.values()), moments
         assert number > 50
 
@@ -271,9 +271,9 @@ def iterations(path):
 class TestProcesses(StoppedRuns):
     def test_killed_at_random_moments_until_complete(self, tmp_path, driver):
         target, method, start = driver
-        begun = time.monotonic()
+        began = time.monotonic()
         known = method.fit(target, seed=4)
-        whole = time.monotonic() - begun
+        whole = time.monotonic() - began
         path, kills = tmp_path / "run", 0
         while True:
             with start() as process:

@@ -16,8 +16,8 @@ from credibly.storage.run_folder import RunFolder
 
 
 class TestUnfinishedRuns(StoppedRuns):
-    def test_the_draws_so_far_can_be_loaded_and_predict(self, tmp_path, begun):
-        path, known = begun
+    def test_the_draws_so_far_can_be_loaded_and_predict(self, tmp_path, stopped):
+        path, known = stopped
         posterior = cr.load(path)
         assert posterior._draws.counts == [3, 2]
         assert posterior.record.status == "running"
@@ -32,8 +32,8 @@ class TestUnfinishedRuns(StoppedRuns):
         assert torch.equal(cr.load(tmp_path / "copy").draws, known.draws[:, :5])
         same(cr.resume(path), known)
 
-    def test_the_manifest_shows_the_progress_of_every_chain(self, tmp_path, tight, crash, begun):
-        path, _ = begun
+    def test_the_manifest_shows_the_progress_of_every_chain(self, tmp_path, tight, crash, stopped):
+        path, _ = stopped
         progress = manifest_of(path)["progress"]
         assert (progress["iteration"], progress["of"], progress["phase"]) == (25, 28, "sampling")
         acceptance = cr.load(path).statistics["acceptance"].mean(1)

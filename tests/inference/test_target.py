@@ -60,9 +60,9 @@ def test_the_likelihood_by_hand():
 @pytest.mark.parametrize("rows", [1, 5, 22, 23, 100])
 def test_micro_batches_give_the_same_value(rows):
     p, points = problem(temperature=cr.Tempering(0.5, 2.0)), theta(problem())
-    whole, pieces = ProblemTarget(p), ProblemTarget(problem(temperature=p.tempering, micro_batch=rows))
-    assert pieces.whole(4) == (rows >= 23)
-    for a, b in zip(whole.likelihood_and_grad(points), pieces.likelihood_and_grad(points)):
+    whole, blocks = ProblemTarget(p), ProblemTarget(problem(temperature=p.tempering, micro_batch=rows))
+    assert blocks.whole(4) == (rows >= 23)
+    for a, b in zip(whole.likelihood_and_grad(points), blocks.likelihood_and_grad(points)):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 

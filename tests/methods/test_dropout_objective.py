@@ -269,9 +269,9 @@ def test_gradient_is_that_of_a_network_written_by_hand():
     parts, gradient = objective.evaluate(theta, objective.own, problem.x, problem.y, None, noise, NOTHING)
     for m in range(3):
         leaf = theta[m].clone().requires_grad_()
-        pieces = by_hand(leaf, [u[m] for u in noise], RATES[m], X, Y, 40)
-        (exact,) = torch.autograd.grad(sum(pieces), leaf)
-        torch.testing.assert_close(parts[m], torch.stack(pieces).detach(), rtol=1e-12, atol=1e-12)
+        terms = by_hand(leaf, [u[m] for u in noise], RATES[m], X, Y, 40)
+        (exact,) = torch.autograd.grad(sum(terms), leaf)
+        torch.testing.assert_close(parts[m], torch.stack(terms).detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(gradient[m], exact, rtol=1e-10, atol=1e-12)
 
 
