@@ -380,7 +380,7 @@ class TestResume:
             ("broken.py:own", "broken.py, line 2 raised NameError: name 'missing' is not defined"),
             ("wrong.py:own", "wrong.py raised SyntaxError"),
             ("ends.py:own", "ends.py, line 1 raised SystemExit: 3"),
-            ("train.py:described", "was begun with another problem: net: layers.0.weight has no such tensor"),
+            ("train.py:described", "was started with another problem: net: layers.0.weight has no such tensor"),
         ],
     )
     def test_scripts_that_cannot_be_used(self, script, monkeypatch, words, reason):

@@ -122,15 +122,16 @@ def test_one_process_writes_for_all(folder):
 def test_different_data_are_refused_by_both_naming_both(failed):
     for error in failed[fits.other_data]:
         assert error["kind"] == "InputError"
-        assert "data: differs: process 0 has" in error["message"]
-        assert "process 1 has" in error["message"]
-        assert "Check the data that each of them reads" in error["message"]
+        assert "data must be the same in all processes, got" in error["message"]
+        assert "in process 0 and" in error["message"]
+        assert "in process 1. Load the same rows in the same order in every process" in error["message"]
 
 
 def test_different_settings_are_refused_naming_what_differs(failed):
     for error in failed[fits.other_settings]:
         assert error["kind"] == "InputError"
-        assert "settings: differs: process 0 has members 2, process 1 has members 3" in error["message"]
+        reason = "must be the same in all processes, got members 2 in process 0 and members 3 in process 1"
+        assert f"settings {reason}" in error["message"]
 
 
 def test_an_error_in_one_process_reaches_the_other_with_its_message(failed):

@@ -1,4 +1,4 @@
-"""Adaptation in warm-up: step sizes that reach their acceptance, variances that are those of the draws, phases without gaps."""
+"""Adaptation during warm-up: step sizes reach the target acceptance, variances match the draws, phases have no gaps."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ DOUBLE = torch.float64
 
 
 def acceptance_of(size, scale):
-    """What Metropolis acceptance does in high dimension: falls smoothly from 1 as the step grows."""
+    """Metropolis acceptance in high dimension: falls smoothly from 1 as the step size grows."""
     return torch.erfc((size / scale) ** 2 / math.sqrt(2))
 
 
@@ -30,7 +30,7 @@ def test_dual_averaging_reaches_the_target_acceptance(target, first):
     )
 
 
-def test_the_average_is_steadier_than_the_last_iterate():
+def test_the_average_varies_less_than_the_last_iterate():
     dual = DualAveraging(torch.ones(1), 0.8)
     sizes, finals = [], []
     for step in 0.2 * randn(500, 1, dtype=DOUBLE):
@@ -57,7 +57,7 @@ def test_two_updates_by_hand():
     assert float(dual.final.log()) == pytest.approx(weight * log2 + (1 - weight) * log1, abs=1e-7)
 
 
-def test_step_sizes_of_several_chains_do_not_touch_one_another():
+def test_step_sizes_of_several_chains_are_independent():
     together, alone = DualAveraging(torch.ones(2), 0.8), DualAveraging(torch.ones(1), 0.8)
     for value in torch.linspace(0, 1, 20, dtype=DOUBLE):
         together.update(torch.stack([1 - value, value]))
@@ -66,7 +66,7 @@ def test_step_sizes_of_several_chains_do_not_touch_one_another():
     assert float(together.final[0]) != float(together.final[1])
 
 
-def test_a_restart_forgets():
+def test_a_restart_resets_the_state():
     used, fresh = DualAveraging(torch.ones(1), 0.7), DualAveraging(torch.full((1,), 0.02), 0.7)
     for _ in range(30):
         used.update(torch.zeros(1))
@@ -77,7 +77,7 @@ def test_a_restart_forgets():
     assert torch.equal(used.final, fresh.final)
 
 
-def test_dual_averaging_goes_on_from_its_tensors():
+def test_dual_averaging_resumes_from_its_tensors():
     first, second = DualAveraging(torch.ones(2), 0.8), DualAveraging(torch.full((2,), 9.0), 0.8)
     for row in randn(7, 2).abs().clamp(max=1):
         first.update(row)
@@ -88,9 +88,9 @@ def test_dual_averaging_goes_on_from_its_tensors():
     assert torch.equal(first.final, second.final)
 
 
-# -- variance ------------------------------------------------------------------------------------------------------------
+# -- variance ----------------------------------------------------------------------------------------------------------
 def welford(draws):
-    """Of (chain, draw, D)."""
+    """Running variance of draws (chain, draw, D)."""
     running = Welford(draws.shape[0], draws.shape[2], torch.device("cpu"))
     for draw in draws.unbind(1):
         running.update(draw)
@@ -100,7 +100,7 @@ def welford(draws):
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
 def test_the_running_variance_is_that_of_each_chain_about_its_own_mean(dtype):
     draws = randn(3, 40, 5, dtype=dtype) * torch.tensor([0.01, 0.1, 1.0, 10.0, 100.0], dtype=dtype)
-    draws += 1000 * torch.arange(3, dtype=dtype).reshape(3, 1, 1)  # chains in different places do not inflate it
+    draws += 1000 * torch.arange(3, dtype=dtype).reshape(3, 1, 1)  # chains in different modes do not inflate it
     prior = torch.full((5,), 7.0, dtype=DOUBLE)
     weight = 120 / 125
     expected = weight * draws.double().var(1).mean(0) + (1 - weight) * 1e-3 * prior
@@ -114,7 +114,7 @@ def test_the_running_variance_survives_a_large_offset():
     assert seen == pytest.approx(200 / 205 * float(draws.var(1).mean()), rel=1e-6)
 
 
-def test_without_two_draws_there_is_only_the_guess():
+def test_without_two_draws_the_guess_is_returned():
     prior = torch.tensor([2.0, 3.0], dtype=DOUBLE)
     assert torch.equal(welford(randn(4, 0, 2)).variance(prior), prior)
     assert torch.equal(welford(randn(4, 1, 2)).variance(prior), prior)
@@ -126,7 +126,7 @@ def test_a_chain_that_stands_still_leaves_a_positive_variance():
     assert bool((seen < 0.01).all())
 
 
-def test_the_running_variance_goes_on_from_its_tensors():
+def test_the_running_variance_resumes_from_its_tensors():
     draws, prior = randn(2, 20, 3), torch.ones(3, dtype=DOUBLE)
     first, second = welford(draws[:, :8]), Welford(2, 3, torch.device("cpu"))
     second.restore({k: v.clone() for k, v in first.tensors().items()})
@@ -135,7 +135,7 @@ def test_the_running_variance_goes_on_from_its_tensors():
     assert torch.equal(second.variance(prior), welford(draws).variance(prior))
 
 
-# -- phases --------------------------------------------------------------------------------------------------------------
+# -- phases ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("mass", [False, True])
 def test_phases_cover_the_warm_up_exactly_once(mass):
     for warmup in range(1500):
@@ -146,7 +146,7 @@ def test_phases_cover_the_warm_up_exactly_once(mass):
         assert any(name == "mass" for name, _, _ in phases) == (mass and warmup >= 20)
 
 
-def test_windows_of_the_mass_double_and_the_step_size_has_the_last_word():
+def test_windows_of_the_mass_double_and_the_last_phase_adapts_the_step_size():
     for warmup in range(20, 1500):
         phases = windows(warmup, True)
         assert (phases[0][0], phases[-1][0]) == ("step size", "step size")
@@ -154,7 +154,7 @@ def test_windows_of_the_mass_double_and_the_step_size_has_the_last_word():
         assert lengths[0] >= 10
         assert len(phases) == len(lengths) + 2
         assert all(b == 2 * a for a, b in itertools.pairwise(lengths[:-1]))
-        assert lengths[-1] >= 2 * lengths[-2] if len(lengths) > 1 else True  # the last takes what is left over
+        assert lengths[-1] >= 2 * lengths[-2] if len(lengths) > 1 else True  # the last takes the remainder
         assert 0.7 * warmup <= sum(lengths) <= 0.8 * warmup
 
 
@@ -173,21 +173,21 @@ class TestLengthTrial:
             f = after
         return trial, trial.left(trial.jumps, trial.values.mean, trial.values.squares)
 
-    def test_the_correlation_that_is_left(self):
+    def test_the_remaining_correlation(self):
         keep = {1.0: 0.5, 0.5: 0.9, 0.25: 0.6, 0.125: 0.95}
         _, left = self.run(keep)
         wanted = torch.tensor([keep[part] ** round(1 / part) for part in LengthTrial.PARTS], dtype=torch.float64)
-        # 64 chains, 40 blocks and 3 features: a mean of 7,680 squares of normal numbers, with a relative error of 1.6 % of
-        # (1 - left), which is at most 1; the variance has about the same.
+        # 64 chains, 40 blocks and 3 features: a mean of 7,680 squares of normal numbers, with a relative error of 1.6 %
+        # of (1 - left), which is at most 1; the error of the variance is about the same.
         assert float((left - wanted).abs().max()) < 4 * 0.016 * 1.5
 
-    def test_the_longest_of_those_that_are_about_as_good(self):
+    def test_the_longest_of_those_within_the_slack_is_chosen(self):
         trial, _ = self.run(dict.fromkeys(LengthTrial.PARTS, 0.5), chains=2, rounds=1)
         assert trial.choice(torch.tensor([0.30, 0.14, 0.11, 0.10])) == 0.5
         assert trial.choice(torch.tensor([0.12, 0.14, 0.11, 0.10])) == 1.0
         assert trial.choice(torch.tensor([0.9, 0.8, 0.7, 0.1])) == 0.125
 
-    def test_goes_on_after_a_stop(self):
+    def test_resumes_from_its_tensors(self):
         whole, left = self.run({1.0: 0.5, 0.5: 0.6, 0.25: 0.7, 0.125: 0.8}, chains=4, rounds=2)
         again = LengthTrial(4, 3, torch.device("cpu"))
         again.restore({k: v.clone() for k, v in whole.tensors().items()})

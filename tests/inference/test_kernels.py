@@ -1,4 +1,4 @@
-"""The pure steps: what Hamilton's equations, detailed balance and the fluctuation-dissipation balance ask of them."""
+"""The transition kernels, against Hamilton's equations, detailed balance and the fluctuation-dissipation relation."""
 
 import math
 
@@ -59,15 +59,15 @@ def energy(theta, momentum, inverse_mass):
 
 
 def energy_error(scheme, steps, inverse_mass, length=1.2):
-    """Root mean square over many trajectories of one length; the coefficient of one alone may happen to be near zero."""
+    """Root mean square over many trajectories of one length: the coefficient of a single one may be close to zero."""
     theta, momentum = points(200)
     after = travel(scheme, theta, momentum, length / steps, steps, inverse_mass)
     change = energy(*after[:2], inverse_mass) - energy(theta, momentum, inverse_mass)
     return float(change.square().mean().sqrt())
 
 
-# -- integrators ---------------------------------------------------------------------------------------------------------
-def test_the_gradient_used_here_is_right():
+# -- integrators -------------------------------------------------------------------------------------------------------
+def test_the_gradient_of_the_test_density():
     theta = points(5)[0].requires_grad_()
     value, gradient = wells(theta)
     torch.testing.assert_close(gradient, torch.autograd.grad(value.sum(), theta)[0])
@@ -77,9 +77,9 @@ def test_the_gradient_used_here_is_right():
 @SCHEMES
 def test_a_trajectory_run_backwards_ends_where_it_began(scheme, inverse_mass):
     theta, momentum = points(20)
-    size = torch.linspace(0.01, 0.2, 20)  # every chain has its own
+    size = torch.linspace(0.01, 0.2, 20)  # one per chain
     there = travel(scheme, theta, momentum, size, 25, inverse_mass)
-    assert float((there[0] - theta).abs().min(-1).values.max()) > 0.05  # it went somewhere
+    assert float((there[0] - theta).abs().min(-1).values.max()) > 0.05  # it moved
     back = travel(scheme, there[0], -there[1], size, 25, inverse_mass)
     torch.testing.assert_close(back[0], theta, rtol=0, atol=1e-10)
     torch.testing.assert_close(back[1], -momentum, rtol=0, atol=1e-10)
@@ -95,7 +95,7 @@ def test_halving_the_step_quarters_the_energy_error(scheme, inverse_mass):
 
 @MASSES
 @SCHEMES
-def test_a_step_keeps_volume_and_the_symplectic_form(scheme, inverse_mass):
+def test_a_step_preserves_volume_and_the_symplectic_form(scheme, inverse_mass):
     def move(state):
         return torch.cat(travel(scheme, state[None, :3], state[None, 3:], 0.3, 2, inverse_mass)[:2], -1)[0]
 
@@ -120,7 +120,7 @@ def test_the_coefficient_is_the_published_one():
 
 
 @SCHEMES
-def test_kicks_and_drifts_add_up_to_a_step_and_read_the_same_backwards(scheme):
+def test_kicks_and_drifts_sum_to_a_step_and_are_palindromic(scheme):
     assert sum(scheme.kicks) == pytest.approx(1.0, abs=1e-15)
     assert sum(scheme.drifts) == pytest.approx(1.0, abs=1e-15)
     assert scheme.kicks == pytest.approx(scheme.kicks[::-1], abs=1e-15)
@@ -140,7 +140,7 @@ def test_a_leapfrog_step_by_hand(inverse_mass):
 
 @MASSES
 @SCHEMES
-def test_an_oscillator_turns_the_right_way_round(scheme, inverse_mass):
+def test_a_harmonic_oscillator_follows_the_exact_solution(scheme, inverse_mass):
     """w'' = -M^-1 w from w = 0, m = 1: w = sqrt(M^-1) sin(sqrt(M^-1) t)."""
     rate = torch.ones(3, dtype=DOUBLE) if inverse_mass is None else inverse_mass.sqrt()
     start = torch.zeros(1, 3, dtype=DOUBLE)
@@ -152,7 +152,7 @@ def test_an_oscillator_turns_the_right_way_round(scheme, inverse_mass):
 
 
 @SCHEMES
-def test_one_gradient_a_drift_and_the_last_one_is_handed_on(scheme):
+def test_one_gradient_per_drift_and_the_last_one_is_returned(scheme):
     calls = []
 
     def counted(theta):
@@ -169,7 +169,7 @@ def test_one_gradient_a_drift_and_the_last_one_is_handed_on(scheme):
 
 
 @SCHEMES
-def test_a_chain_with_step_zero_rests(scheme):
+def test_a_chain_with_step_size_zero_stays_put(scheme):
     theta, momentum = points(2)
     after = travel(scheme, theta, momentum, [0.1, 0.0], 3, MASS)
     assert torch.equal(after[0][1], theta[1])
@@ -180,11 +180,11 @@ def test_a_chain_with_step_zero_rests(scheme):
 def test_integrators_by_name():
     assert integrator("leapfrog") is LEAPFROG
     assert integrator("minimum-error") is MINIMUM_ERROR
-    with pytest.raises(InputError, match="integrator: found 'verlet'. Pass one of leapfrog, minimum-error"):
+    with pytest.raises(InputError, match="integrator must be one of 'leapfrog', 'minimum-error', got 'verlet'"):
         integrator("verlet")
 
 
-# -- Metropolis ----------------------------------------------------------------------------------------------------------
+# -- Metropolis --------------------------------------------------------------------------------------------------------
 def state(count=6, seed=0, dtype=DOUBLE, **parts):
     values = {
         "theta": randn(count, 3, seed=seed, dtype=dtype),
@@ -219,10 +219,10 @@ def test_acceptance_is_the_ratio_of_densities_on_phase_space(inverse_mass, weigh
     torch.testing.assert_close(below.energy_error, log_joint(one) - log_joint(two), rtol=0, atol=1e-12)
     torch.testing.assert_close(below.energy, -log_joint(two), rtol=0, atol=1e-12)
     torch.testing.assert_close(above.energy, -log_joint(one), rtol=0, atol=1e-12)
-    assert 20 < int((ratio < 1).sum()) < 180  # both sides of the minimum are seen
+    assert 20 < int((ratio < 1).sum()) < 180  # both branches of the minimum occur
 
 
-def test_a_rejected_proposal_repeats_the_draw_bit_for_bit_and_turns_the_momentum_round():
+def test_a_rejected_proposal_repeats_the_draw_bit_for_bit_and_flips_the_momentum():
     here = state(2, dtype=torch.float32, log_likelihood=[0.0, 0.0], log_prior=[-1.0, -2.0])
     away = state(2, seed=9, dtype=torch.float32, log_likelihood=[-50.0, 500.0], log_prior=[-3.0, -4.0])
     after, info = metropolis(here, away, None, uniform(0.5, 2), (1.0, 1.0))
@@ -263,12 +263,12 @@ def test_an_energy_that_grows_beyond_a_thousand_is_a_divergence():
     away = state(3, log_likelihood=[-999.0, -1001.0, 1001.0], log_prior=[0.0] * 3, momentum=still)
     info = metropolis(here, away, None, uniform(0.9, 3), (1.0, 1.0))[1]
     assert DIVERGENT == 1000.0
-    assert info.divergent.tolist() == [False, True, False]  # a fall of the energy is no fault
+    assert info.divergent.tolist() == [False, True, False]  # a drop in energy is no divergence
     assert info.accepted.tolist() == [False, False, True]
 
 
 def test_small_differences_of_large_energies_decide():
-    """In float32 a total of 4e7 is known to within 4, and in float64 one of 1e17 to within 16."""
+    """In float32 a sum of 4e7 has a resolution of 4, and in float64 one of 1e17 has 16."""
     still = torch.zeros(3, 3, dtype=torch.float32)
     here = state(
         3, dtype=torch.float32, log_likelihood=[-4e7, -1e17, -1e17], log_prior=[-4e7, -3.0, 0.0], momentum=still
@@ -285,25 +285,25 @@ def test_small_differences_of_large_energies_decide():
 
 def test_kinetic_energy_is_summed_in_float64():
     momentum = torch.ones(1, 101)
-    momentum[0, 0] = 2.0**14  # its square is known to within 32 in float32
+    momentum[0, 0] = 2.0**14  # its square has a resolution of 32 in float32
     assert kinetic(momentum, None).dtype == DOUBLE
     assert float(kinetic(momentum, None)) == 0.5 * (2.0**28 + 100)
     weighted = 0.25 * torch.ones(101)
     assert float(kinetic(momentum, weighted)) == 0.125 * (2.0**28 + 100)
 
 
-# -- momentum ------------------------------------------------------------------------------------------------------------
+# -- momentum ----------------------------------------------------------------------------------------------------------
 @MASSES
-@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
-def test_a_refresh_keeps_the_distribution_of_the_momentum(inverse_mass, share):
+@pytest.mark.parametrize("fraction", [0.05, 0.3, 1.0])
+def test_a_refresh_keeps_the_distribution_of_the_momentum(inverse_mass, fraction):
     count = 100_000
     mass = torch.ones(3, dtype=DOUBLE) if inverse_mass is None else 1 / inverse_mass
     old = randn(count, 3, dtype=DOUBLE) * mass.sqrt()
-    new = refresh(old, randn(count, 3, seed=1, dtype=DOUBLE), inverse_mass, share)
+    new = refresh(old, randn(count, 3, seed=1, dtype=DOUBLE), inverse_mass, fraction)
     assert float((new.var(0) / mass - 1).abs().max()) < 4.5 * math.sqrt(2 / count)
     assert float((new.mean(0) / mass.sqrt()).abs().max()) < 4.5 / math.sqrt(count)
     kept = (old * new).mean(0) / mass
-    assert float((kept - math.sqrt(1 - share)).abs().max()) < 4.5 * math.sqrt(2 / count)
+    assert float((kept - math.sqrt(1 - fraction)).abs().max()) < 4.5 * math.sqrt(2 / count)
 
 
 def test_a_full_refresh_forgets_the_old_momentum():
@@ -312,15 +312,16 @@ def test_a_full_refresh_forgets_the_old_momentum():
     torch.testing.assert_close(fresh, noise / MASS.sqrt(), rtol=1e-14, atol=0)
 
 
-# -- Langevin ------------------------------------------------------------------------------------------------------------
+# -- Langevin ----------------------------------------------------------------------------------------------------------
 PRECONDITIONER = torch.tensor([0.25, 1.0, 3.0], dtype=DOUBLE)
 PRECONDITIONERS = pytest.mark.parametrize("preconditioner", [None, PRECONDITIONER], ids=["plain", "preconditioned"])
 ONE = torch.ones((), dtype=DOUBLE)
 CHAINS = 20_000
-SPREAD = 4.5 * math.sqrt(2 / CHAINS)  # of a variance over so many independent chains
+# Relative tolerance of a variance over that many independent chains.
+TOLERANCE = 4.5 * math.sqrt(2 / CHAINS)
 
 
-def diffuse(gradient, steps, size, preconditioner, theta, seed=0, heat=1.0):
+def run_sgld(gradient, steps, size, preconditioner, theta, seed=0, heat=1.0):
     """SGLD chains with exact gradients."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -329,8 +330,8 @@ def diffuse(gradient, steps, size, preconditioner, theta, seed=0, heat=1.0):
     return theta
 
 
-def swing(gradient, steps, size, kept, preconditioner, theta, seed=0, heat=1.0):
-    """SGHMC chains with exact gradients, from momenta in balance; returns positions and momenta."""
+def run_sghmc(gradient, steps, size, kept, preconditioner, theta, seed=0, heat=1.0):
+    """SGHMC chains with exact gradients, from stationary momenta; returns positions and momenta."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw():
@@ -374,10 +375,10 @@ def log_gamma_draws(shape, count=CHAINS, seed=5):
 
 @PRECONDITIONERS
 @pytest.mark.parametrize("size", [0.01, 4.0])
-def test_a_free_sgld_particle_spreads_by_the_step_size_a_step(size, preconditioner):
-    theta = diffuse(flat, 7, size, preconditioner, torch.zeros(CHAINS, 3, dtype=DOUBLE))
+def test_a_free_sgld_particle_diffuses_by_the_step_size_per_step(size, preconditioner):
+    theta = run_sgld(flat, 7, size, preconditioner, torch.zeros(CHAINS, 3, dtype=DOUBLE))
     expected = size * 7 * (torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner)
-    assert float((theta.var(0) / expected - 1).abs().max()) < SPREAD
+    assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
 
 
 @PRECONDITIONERS
@@ -400,52 +401,52 @@ def test_sgld_on_a_gaussian_has_the_variance_that_theory_gives(size, preconditio
     rate = size * metric * precision
     expected = 1 / precision / (1 - rate / 4)
     start = randn(CHAINS, 3, seed=3, dtype=DOUBLE) / precision.sqrt()
-    theta = diffuse(of_gaussian(precision), math.ceil(8 / float(rate.min())), size, preconditioner, start)
-    assert float((theta.var(0) / expected - 1).abs().max()) < SPREAD
+    theta = run_sgld(of_gaussian(precision), math.ceil(8 / float(rate.min())), size, preconditioner, start)
+    assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
 
 
-def test_the_bias_of_sgld_shrinks_in_step_with_the_step_size():
+def test_the_bias_of_sgld_shrinks_with_the_step_size():
     precision = torch.tensor([1.0], dtype=DOUBLE)
     start = randn(CHAINS, 1, seed=3, dtype=DOUBLE)
     excess = [
-        float(diffuse(of_gaussian(precision), int(10 / size), size, None, start).var() - 1) for size in (1.6, 0.8, 0.4)
+        float(run_sgld(of_gaussian(precision), int(10 / size), size, None, start).var() - 1) for size in (1.6, 0.8, 0.4)
     ]
-    assert excess[0] - excess[1] > SPREAD
-    assert excess[1] - excess[2] > SPREAD
+    assert excess[0] - excess[1] > TOLERANCE
+    assert excess[1] - excess[2] > TOLERANCE
 
 
 def test_sgld_stays_on_a_skewed_target():
-    """A wrong sign or factor of the gradient drives the mean away from digamma."""
+    """A wrong sign or factor of the gradient would move the mean away from digamma."""
     shape = torch.tensor([0.8, 2.0, 6.0], dtype=DOUBLE)
-    theta = diffuse(skewed(shape), 400, 0.01, None, log_gamma_draws(shape))
-    spread = torch.polygamma(1, shape).sqrt()
-    gap = (theta.mean(0) - torch.digamma(shape)) / spread
+    theta = run_sgld(skewed(shape), 400, 0.01, None, log_gamma_draws(shape))
+    std = torch.polygamma(1, shape).sqrt()
+    gap = (theta.mean(0) - torch.digamma(shape)) / std
     assert float(gap.abs().max()) < 4.5 / math.sqrt(CHAINS) + 0.01  # the second term allows for the bias of order eps
-    assert float((theta.var(0) / spread**2 - 1).abs().max()) < 3 * SPREAD
+    assert float((theta.var(0) / std**2 - 1).abs().max()) < 3 * TOLERANCE
 
 
-# -- SGHMC ---------------------------------------------------------------------------------------------------------------
+# -- SGHMC -------------------------------------------------------------------------------------------------------------
 @PRECONDITIONERS
 @pytest.mark.parametrize("size, kept", [(0.1, 0.95), (3.0, 0.5), (0.01, 0.01)])
-def test_a_free_sghmc_particle_keeps_the_variance_of_its_momentum(size, kept, preconditioner):
+def test_a_free_sghmc_particle_has_the_stationary_variance_of_momentum(size, kept, preconditioner):
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     start = torch.zeros(CHAINS, 3, dtype=DOUBLE)
     steps = 20
-    theta, momentum = swing(flat, steps, size, kept, preconditioner, start)
-    assert float((momentum.var(0) * metric - 1).abs().max()) < SPREAD
-    # The position is a sum of velocities with correlation c^|i - j| between steps, each drift half before and half after
-    # its friction: increment i is (eps/2) P (m_i + m_{i+1}).
+    theta, momentum = run_sghmc(flat, steps, size, kept, preconditioner, start)
+    assert float((momentum.var(0) * metric - 1).abs().max()) < TOLERANCE
+    # The position is a sum of velocities with correlation c^|i - j| between steps, with half of each drift before and
+    # half after the friction: increment i is (eps/2) P (m_i + m_{i+1}).
     lags = torch.arange(steps + 1, dtype=DOUBLE)
     correlation = kept ** (lags[:, None] - lags).abs()
     weight = torch.full((steps + 1,), size, dtype=DOUBLE)
     weight[[0, -1]] /= 2
     expected = metric * (weight @ correlation @ weight)
-    assert float((theta.var(0) / expected - 1).abs().max()) < SPREAD
+    assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
 
 
 @PRECONDITIONERS
-def test_friction_and_noise_balance_to_the_last_digit(preconditioner):
-    """kept^2 + spread^2 = 1 for any step, so the variance P^-1 is exact and no Euler error enters."""
+def test_friction_and_noise_balance_exactly(preconditioner):
+    """kept^2 + noise^2 = 1 for any step, so the variance P^-1 is exact, without an Euler error."""
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     zero, one = torch.zeros(1, 3, dtype=DOUBLE), torch.ones(1, 3, dtype=DOUBLE)
     for kept in (0.1, 0.9, 0.999):
@@ -479,7 +480,7 @@ def test_a_step_of_sghmc_by_hand(preconditioner):
         torch.testing.assert_close(found[1], turned + 0.1 * wells(after)[1], rtol=0, atol=1e-14)
         assert torch.equal(found[2], wells(found[0])[1])
         assert torch.equal(found[3], wells(found[0])[0])
-    assert len(calls) == 2  # one gradient a step
+    assert len(calls) == 2  # one gradient per step
 
 
 @PRECONDITIONERS
@@ -488,25 +489,25 @@ def test_sghmc_on_a_gaussian_has_exactly_the_right_variance(size, preconditioner
     """BAOAB: no bias in the positions at any stable step; at 1.2 plain SGLD would be far off."""
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     precision = torch.tensor([1.5, 0.7, 0.3], dtype=DOUBLE) / metric
-    start = 2 * randn(CHAINS, 3, seed=3, dtype=DOUBLE) / precision.sqrt()  # too wide: it has to come down
-    theta, _ = swing(of_gaussian(precision), int(80 / size), size, 0.7 if size > 1 else 0.9, preconditioner, start)
-    assert float((theta.var(0) * precision - 1).abs().max()) < SPREAD
+    start = 2 * randn(CHAINS, 3, seed=3, dtype=DOUBLE) / precision.sqrt()  # too wide: it has to contract
+    theta, _ = run_sghmc(of_gaussian(precision), int(80 / size), size, 0.7 if size > 1 else 0.9, preconditioner, start)
+    assert float((theta.var(0) * precision - 1).abs().max()) < TOLERANCE
 
 
 def test_sghmc_stays_on_a_skewed_target():
     shape = torch.tensor([0.8, 2.0, 6.0], dtype=DOUBLE)
-    theta, momentum = swing(skewed(shape), 100, 0.15, 0.8, None, log_gamma_draws(shape))
-    spread = torch.polygamma(1, shape).sqrt()
-    gap = (theta.mean(0) - torch.digamma(shape)) / spread
+    theta, momentum = run_sghmc(skewed(shape), 100, 0.15, 0.8, None, log_gamma_draws(shape))
+    std = torch.polygamma(1, shape).sqrt()
+    gap = (theta.mean(0) - torch.digamma(shape)) / std
     assert float(gap.abs().max()) < 4.5 / math.sqrt(CHAINS) + 0.01  # bias of order eps^2
-    assert float((theta.var(0) / spread**2 - 1).abs().max()) < 3 * SPREAD
-    assert float((momentum.var(0) - 1).abs().max()) < SPREAD + 0.15**2
+    assert float((theta.var(0) / std**2 - 1).abs().max()) < 3 * TOLERANCE
+    assert float((momentum.var(0) - 1).abs().max()) < TOLERANCE + 0.15**2
 
 
-def test_without_heat_both_dynamics_come_to_rest_at_the_mode():
+def test_without_noise_both_dynamics_converge_to_the_mode():
     precision = torch.tensor([1.0, 2.0, 4.0], dtype=DOUBLE)
     start = randn(5, 3, dtype=DOUBLE)
-    assert float(diffuse(of_gaussian(precision), 200, 0.2, None, start, heat=0.0).abs().max()) < 1e-6
-    theta, momentum = swing(of_gaussian(precision), 300, 0.3, 0.8, None, start, heat=0.0)
+    assert float(run_sgld(of_gaussian(precision), 200, 0.2, None, start, heat=0.0).abs().max()) < 1e-6
+    theta, momentum = run_sghmc(of_gaussian(precision), 300, 0.3, 0.8, None, start, heat=0.0)
     assert float(theta.abs().max()) < 1e-6
     assert float(momentum.abs().max()) < 1e-6

@@ -1,4 +1,4 @@
-"""Where the noise of a draw enters: all estimators have the same expected gradient, and know where they do not fit."""
+"""Where the noise of a draw enters: all estimators have the same expected gradient, or refuse the network."""
 
 import functools
 import math
@@ -132,7 +132,7 @@ def choose(asked, name, *, batch=ROWS, mean_field=True, **kwargs):
 
 @functools.cache
 def setting(name, estimator, samples=1, learned=False, prior=None):
-    """The free energy of a net, and a phi whose means and deviations are of no particular kind."""
+    """The free energy of a network, and a generic phi: no special means or standard deviations."""
     p = problem(name, Gaussian() if learned else None, prior)
     options = BayesByBackprop(estimator=estimator, samples=samples)
     layers = choose_estimator(estimator, p, ROWS, mean_field=True)
@@ -144,7 +144,7 @@ def setting(name, estimator, samples=1, learned=False, prior=None):
 
 @functools.cache
 def gradients(name, estimator, learned=False, count=COUNT):
-    """Gradients (count, P) of the mean log likelihood, one for each draw of the noise; and one without any noise."""
+    """Gradients (count, P) of the mean log likelihood, one per draw of the noise; and one without noise."""
     objective, phi = setting(name, estimator, count, learned)
     p = objective.problem
 
@@ -154,13 +154,13 @@ def gradients(name, estimator, learned=False, count=COUNT):
     noise = objective.noise(0)
     assert all(n.shape[:2] == (1, count) for n in noise)
     batched = vmap(grad(value), in_dims=(None, *(1 for _ in noise)))
-    pieces = [batched(phi, *part)[:, 0] for part in zip(*(n.split(2_000, 1) for n in noise))]
+    parts = [batched(phi, *part)[:, 0] for part in zip(*(n.split(2_000, 1) for n in noise))]
     still = grad(value)(phi, *(torch.zeros_like(n[:, 0]) for n in noise))
-    return torch.cat(pieces), still
+    return torch.cat(parts), still
 
 
 def z_scores(a, b):
-    """Difference of two means in its standard errors, coordinate by coordinate; both are zero where nothing varies."""
+    """Difference of two means in standard errors, per coordinate; zero where nothing varies."""
     error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
     return (a.mean(0) - b.mean(0)) / error.clamp_min(1e-12)
 
@@ -184,10 +184,10 @@ def test_estimators_have_the_same_expected_gradient(name, estimator):
     plain, _ = gradients(name, "weights")
     other, still = gradients(name, estimator)
     z = z_scores(plain, other)
-    # Some 10 to 90 numbers of which each is N(0, 1): the largest is below 4.5 but for one case in a thousand.
+    # 10 to 90 numbers, each N(0, 1): the largest exceeds 4.5 once in a thousand cases.
     assert float(z.abs().max()) < 4.5
     assert float(z.square().mean().sqrt()) < 1.6
-    # It could fail: without the noise the gradient is another one by far.
+    # The check has power: without the noise the gradient is far off.
     without = (still[0] - plain.mean(0)) / (plain.std(0) / math.sqrt(len(plain)))
     assert float(without.abs().max()) > 30
 
@@ -202,21 +202,21 @@ def test_a_learned_noise_scale_has_the_same_expected_gradient():
     assert float(plain[:, 2 * dim - 1].mean().abs()) > 0.01  # the rho of log_scale, which comes last
 
 
-def test_local_on_sequences_is_another_gradient_and_flipout_is_the_right_one():
-    """Positions share a row's weights: local reparameterisation treats them as independent, as its docstring says."""
+def test_local_is_biased_on_sequences():
+    """Positions share a row's weights: local reparameterisation treats them as independent, as its docstring states."""
     plain, _ = gradients("sequences", "weights")
     assert float(z_scores(plain, gradients("sequences", "local")[0]).abs().max()) > 10
 
 
-def test_layers_beside_the_supported_ones_are_drawn_whole():
+def test_weights_of_unsupported_layers_are_drawn():
     """An LSTM under a Linear head: noise on the head, drawn weights in the LSTM; the same expected gradient."""
     means = {}
     for estimator in ("weights", "local", "flipout"):
         objective, phi = setting("recurrent", estimator, 20)
         p, found = objective.problem, []
         for step in range(60):
-            figures = torch.zeros(1, dtype=f64)
-            _, gradient = objective.evaluate(phi, (), p.x, p.y, None, objective.noise(step), figures)
+            controls = torch.zeros(1, dtype=f64)
+            _, gradient = objective.evaluate(phi, (), p.x, p.y, None, objective.noise(step), controls)
             found.append(gradient[0])
         means[estimator] = torch.stack(found)
     for estimator in ("local", "flipout"):
@@ -227,7 +227,7 @@ def test_layers_beside_the_supported_ones_are_drawn_whole():
 
 
 def test_priors_without_a_closed_form_have_the_same_complexity_under_every_estimator():
-    """It is averaged over draws of the weights, also where the network's own noise is on its layers."""
+    """It is averaged over draws of the weights, even if the noise of the network is on its layers."""
     values = {}
     for estimator in ("weights", "local", "flipout"):
         objective, phi = setting("mlp", estimator, 50, prior=cr.priors.Laplace(0.4))
@@ -240,7 +240,7 @@ def test_priors_without_a_closed_form_have_the_same_complexity_under_every_estim
 
 
 def test_gradient_variance_falls_from_weights_to_flipout_to_local():
-    """Noise of its own for each row averages out over the batch; noise on the outputs even more."""
+    """Separate noise per row averages out over the batch; noise on the outputs even more."""
     total = {e: float(gradients("mlp", e)[0].var(0).sum()) for e in ("weights", "local", "flipout")}
     assert total["local"] < 0.8 * total["weights"]
     assert total["flipout"] < 0.95 * total["weights"]
@@ -261,14 +261,14 @@ def test_local_outputs_have_the_marginals_of_weight_draws(name, layer):
         return functional_call(noisy, {**means, **scales, "noise": torch.full_like(noisy.noise, noise)}, (p.x,))
 
     mean, sd = output(0.0), output(1.0) - output(0.0)
-    assert mean.shape == noisy.noise.shape  # a number of its own for every position
+    assert mean.shape == noisy.noise.shape  # one number per position
     drawn = {k: means[k] + scales[f"{k}_scale"] * randn(COUNT, *means[k].shape, seed=5, dtype=f64) for k in means}
     outputs = vmap(lambda w: functional_call(plain, w, (p.x,)))(drawn)
     assert float(((outputs.mean(0) - mean) / sd).abs().max()) < 4.5 / math.sqrt(COUNT)
     assert float((outputs.var(0) / sd.square() - 1).abs().max()) < 4.5 * math.sqrt(2 / COUNT)
 
 
-def test_flipout_gives_each_row_a_draw_of_its_own():
+def test_flipout_draws_separately_per_row():
     """One layer: every row has the marginals of a weight draw, and two rows with the same input differ."""
     p = problem("one linear layer")
     p.x = p.x[:1].expand(ROWS, -1).clone()
@@ -286,7 +286,7 @@ def test_flipout_gives_each_row_a_draw_of_its_own():
     exact = float((p.x[0].square() * sigma[:3].square()).sum() + sigma[3].square())
     assert float(outputs.mean(0).abs().max()) < 4.5 * math.sqrt(exact / COUNT)
     assert float((outputs.var(0) / exact - 1).abs().max()) < 4.5 * math.sqrt(2 / COUNT)
-    assert float((outputs[:, 0].abs() - outputs[:, 1].abs()).abs().max()) > 0.1  # not the same one with another sign
+    assert float((outputs[:, 0].abs() - outputs[:, 1].abs()).abs().max()) > 0.1  # not just opposite signs
     correlation = torch.corrcoef(outputs.T) - torch.eye(ROWS, dtype=f64)  # random signs: uncorrelated rows
     assert float(correlation.abs().max()) < 4.5 * math.sqrt(2 / COUNT)
 
@@ -307,17 +307,17 @@ def test_signs_are_signs_and_normals_are_normal():
 def test_k_samples_are_the_average_of_k_single_passes(estimator):
     """With the same noise: misfit, complexity and gradient."""
     objective, phi = setting("mlp", estimator, 5)
-    p, noise, figures = objective.problem, objective.noise(3), torch.ones(1, dtype=f64)
-    parts, gradient = objective.evaluate(phi, (), p.x, p.y, None, noise, figures)
+    p, noise, controls = objective.problem, objective.noise(3), torch.ones(1, dtype=f64)
+    parts, gradient = objective.evaluate(phi, (), p.x, p.y, None, noise, controls)
     singles = [
-        objective.evaluate(phi, (), p.x, p.y, None, tuple(n[:, k : k + 1] for n in noise), figures) for k in range(5)
+        objective.evaluate(phi, (), p.x, p.y, None, tuple(n[:, k : k + 1] for n in noise), controls) for k in range(5)
     ]
     torch.testing.assert_close(parts, torch.stack([s[0] for s in singles]).mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, torch.stack([s[1] for s in singles]).mean(0), rtol=1e-12, atol=1e-12)
     assert float((singles[0][0] - singles[1][0]).abs().max()) > 1e-3
 
 
-def test_without_spread_every_estimator_is_the_network():
+def test_with_zero_variance_every_estimator_is_the_network():
     for name in ("mlp", "cnn", "sequences"):
         for estimator in ("weights", "local", "flipout"):
             objective, _ = setting(name, estimator)
@@ -326,7 +326,7 @@ def test_without_spread_every_estimator_is_the_network():
             phi = torch.cat([mu, torch.full_like(mu, inverse_softplus(1e-12))], 1)
             value = objective.log_likelihood(phi, p.x, p.y, objective.noise(0))
             exact = p.log_likelihood_rows(mu, p.x, p.y).sum(1)
-            torch.testing.assert_close(value, exact, rtol=1e-6, atol=1e-6)  # local keeps a deviation of 1e-8 at least
+            torch.testing.assert_close(value, exact, rtol=1e-6, atol=1e-6)  # local has a std of at least 1e-8
 
 
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
@@ -338,7 +338,7 @@ def test_inputs_that_are_all_zero_have_finite_gradients(estimator):
     assert bool(torch.isfinite(gradient).all())
 
 
-def test_the_users_network_is_not_rewritten():
+def test_the_users_network_is_not_modified():
     p = problem("mlp")
     before = [type(m) for m in p.layout.module.modules()]
     layers = choose_estimator("local", p, ROWS, mean_field=True)
@@ -349,7 +349,7 @@ def test_the_users_network_is_not_rewritten():
     assert type(layers.module[0]) is not nn.Linear
 
 
-# -- which estimator -----------------------------------------------------------------------------------------------------
+# -- which estimator ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "name, estimator, reason",
     [
@@ -367,7 +367,7 @@ def test_the_users_network_is_not_rewritten():
         ("folded", "weights", "layer 'inner' does not keep the rows on its first axis"),
     ],
 )
-def test_auto_picks_what_suits_and_says_why(name, estimator, reason):
+def test_auto_picks_what_suits_and_records_why(name, estimator, reason):
     chosen = choose("auto", name)
     assert chosen.name == estimator
     assert reason in chosen.reason
@@ -384,9 +384,10 @@ def test_auto_picks_what_suits_and_says_why(name, estimator, reason):
         ("folded", "does not keep the rows"),
     ],
 )
-def test_an_estimator_that_does_not_fit_is_refused(asked, name, reason):
+def test_an_estimator_that_does_not_support_the_network_is_refused(asked, name, reason):
     with pytest.raises(
-        cr.InputError, match=rf'estimator: "{asked}" does not fit this network: .*{reason}.* Use estimator="weights"'
+        cr.InputError,
+        match=rf'estimator: "{asked}" does not support this network: .*{reason}.* Use estimator="weights"',
     ):
         choose(asked, name)
 
@@ -412,19 +413,21 @@ def test_networks_without_a_supported_layer():
         choose_estimator("flipout", p, 5, mean_field=True)
 
 
-def test_layers_that_are_not_random_take_no_noise():
+def test_layers_that_are_not_random_get_no_noise():
     p = problem("mlp", random="4.*")
     chosen = choose_estimator("auto", p, ROWS, mean_field=True)
     assert (chosen.name, chosen.layers) == ("local", ["4"])
 
 
-def test_other_families_and_mixtures_draw_whole_weights():
+def test_other_families_and_mixtures_draw_weights():
     chosen = choose("auto", "mlp", mean_field=False)
     assert chosen.name == "weights"
     assert "other families and of mixtures" in chosen.reason
     assert choose("weights", "mlp", mean_field=False).reason == "asked for"
     for options in ({"family": "low-rank"}, {"family": "full-rank"}, {"members": 2}):
-        with pytest.raises(cr.InputError, match='estimator: found "local" with another family or several members'):
+        with pytest.raises(
+            cr.InputError, match='estimator must be "weights" with another family or several members, got "local"'
+        ):
             cr.BayesByBackprop(estimator="local", steps=3, **options).fit(problem("mlp"), seed=0)
         history = cr.BayesByBackprop(steps=3, **options).fit(problem("mlp"), seed=0).record.history
         assert history["estimator"] == "weights"

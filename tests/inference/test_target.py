@@ -1,4 +1,4 @@
-"""What samplers see of a problem or of a plain function: both parts of the density, its gradient, and how it is cut up."""
+"""Targets of samplers, problems and plain densities: both parts of the density, its gradient, blocks of rows."""
 
 import math
 
@@ -27,7 +27,7 @@ def theta(p, chains=4):
     return 0.5 * randn(chains, p.dim, seed=2, dtype=p.layout.dtype)
 
 
-# -- problems ------------------------------------------------------------------------------------------------------------
+# -- problems ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.3, 0.3), (0.2, 1.0), (1.0, 4.0)])
 def test_the_target_is_the_density_of_the_problem(t_lik, t_prior):
     p = problem(temperature=cr.Tempering(t_lik, t_prior))
@@ -42,7 +42,7 @@ def test_the_target_is_the_density_of_the_problem(t_lik, t_prior):
 
 
 def test_the_likelihood_by_hand():
-    """All of the data, not their mean, and the gradient is that of the weighted sum."""
+    """A sum over all rows, not a mean; the gradient is that of the weighted sum."""
     p = problem(temperature=cr.Tempering(0.5, 2.0))
     target, points = ProblemTarget(p), theta(p, 1).requires_grad_()
     output = torch.func.functional_call(
@@ -60,9 +60,9 @@ def test_the_likelihood_by_hand():
 @pytest.mark.parametrize("rows", [1, 5, 22, 23, 100])
 def test_micro_batches_give_the_same_value(rows):
     p, points = problem(temperature=cr.Tempering(0.5, 2.0)), theta(problem())
-    whole, pieces = ProblemTarget(p), ProblemTarget(problem(temperature=p.tempering, micro_batch=rows))
-    assert pieces.whole(4) == (rows >= 23)
-    for a, b in zip(whole.likelihood_and_grad(points), pieces.likelihood_and_grad(points)):
+    whole, blocks = ProblemTarget(p), ProblemTarget(problem(temperature=p.tempering, micro_batch=rows))
+    assert blocks.whole(4) == (rows >= 23)
+    for a, b in zip(whole.likelihood_and_grad(points), blocks.likelihood_and_grad(points)):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
@@ -104,7 +104,7 @@ def test_chains_at_once_by_the_budget_of_activations(monkeypatch):
 
 
 @pytest.mark.parametrize("values", [1, 200, 600, 2**30])
-def test_strips_of_rows_that_fit_into_caches_give_the_same_value(monkeypatch, values):
+def test_strips_of_rows_that_fit_into_the_caches_give_the_same_value(monkeypatch, values):
     p = problem(temperature=cr.Tempering(0.5, 2.0))
     points = theta(p)
     usual = ProblemTarget(p).likelihood_and_grad(points)
@@ -120,7 +120,7 @@ def test_strips_of_rows_that_fit_into_caches_give_the_same_value(monkeypatch, va
     assert target.at_once(4) == (4 if values == 2**30 else max(1, min(4, values // (23 * p.forward.row_width))))
 
 
-def test_networks_that_cannot_be_batched_go_one_at_a_time():
+def test_networks_that_cannot_be_batched_are_looped():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -140,7 +140,7 @@ def test_the_fingerprint_is_that_of_the_data():
     assert to_target(problem()).fingerprint() == problem().fingerprint()
 
 
-# -- plain densities -----------------------------------------------------------------------------------------------------
+# -- plain densities ---------------------------------------------------------------------------------------------------
 PRECISION = torch.tensor([[2.0, 0.3], [0.3, 1.0]], dtype=DOUBLE)
 
 
@@ -182,7 +182,7 @@ def test_the_fingerprint_changes_with_the_function():
         return to_target(cr.Density(function, dim, **kwargs)).fingerprint()
 
     assert fingerprint(one_point) == fingerprint(one_point)
-    assert fingerprint(one_point) == fingerprint(many_points, batched=True)  # the same density written in another way
+    assert fingerprint(one_point) == fingerprint(many_points, batched=True)  # the same density, written differently
     others = [
         fingerprint(lambda w: one_point(w) * 1.001),
         fingerprint(lambda w: one_point(w) + 0.001 * w[1] ** 3),
@@ -194,12 +194,12 @@ def test_the_fingerprint_changes_with_the_function():
 
 @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "2", None])
 def test_a_density_needs_a_dimension(dim):
-    with pytest.raises(cr.InputError, match="dim: found .* Pass a whole number from 1 up"):
+    with pytest.raises(cr.InputError, match=f"dim must be a positive integer, got {dim!r}"):
         cr.Density(one_point, dim)
 
 
 def test_a_density_needs_a_function():
-    with pytest.raises(cr.InputError, match="log_prob: found Tensor. Pass a function"):
+    with pytest.raises(cr.InputError, match=r"log_prob must be a function of a \(D,\) tensor, got Tensor"):
         cr.Density(torch.ones(3), 3)
 
 
@@ -212,26 +212,35 @@ def test_a_density_needs_a_function():
         (lambda w: w, True, r"\(2, 3\)"),
     ],
 )
-def test_a_density_gives_one_number_a_point(function, batched, found):
-    with pytest.raises(cr.InputError, match=f"log_prob: gave shape {found} for 2 points"):
+def test_a_density_returns_one_number_per_point(function, batched, found):
+    with pytest.raises(cr.InputError, match=f"log_prob must return .*, got shape {found} for 2 points"):
         cr.Density(function, 3, batched=batched)
 
 
 @pytest.mark.parametrize(
-    "scale", [0.0, -1.0, math.nan, math.inf, torch.tensor([1.0, 0.0, 1.0]), torch.ones(2), torch.ones(1, 3)]
+    "scale, constraint",
+    [
+        (0.0, "positive and finite, got 0.0"),
+        (-1.0, "positive and finite, got -1.0"),
+        (math.nan, "positive and finite, got nan"),
+        (math.inf, "positive and finite, got inf"),
+        (torch.tensor([1.0, 0.0, 1.0]), "positive and finite, got 0.0"),
+        (torch.ones(2), r"a number or a tensor of shape \(3,\), got shape \(2,\)"),
+        (torch.ones(1, 3), r"a number or a tensor of shape \(3,\), got shape \(1, 3\)"),
+    ],
 )
-def test_the_scale_of_a_density_is_positive_and_fits(scale):
-    with pytest.raises(cr.InputError, match="scale: has"):
+def test_the_scale_of_a_density_is_positive_and_has_its_shape(scale, constraint):
+    with pytest.raises(cr.InputError, match=f"scale must be {constraint}"):
         cr.Density(lambda w: -w.square().sum(), 3, scale=scale)
 
 
 @pytest.mark.parametrize("wrong", [nn.Linear(1, 1), lambda w: w.sum(), None])
 def test_only_problems_and_densities_are_targets(wrong):
-    with pytest.raises(cr.InputError, match="problem: found .* Pass a credibly.Problem or a credibly.Density"):
+    with pytest.raises(cr.InputError, match="problem must be a credibly.Problem or a credibly.Density, got .*"):
         to_target(wrong)
 
 
-def test_a_density_says_what_it_is():
+def test_the_repr_of_a_density():
     assert repr(cr.Density(one_point, 2)) == "Density(one_point, D = 2)"
     assert repr(cr.Density(one_point, 2, name="bowl")) == "Density(bowl, D = 2)"
 

@@ -1,4 +1,4 @@
-"""The training loop: rows that do not see one another, schedules, clipping, early stopping, and losses that blow up."""
+"""The training loop: independent members, schedules, clipping, early stopping, and losses that are not finite."""
 
 import io
 import itertools
@@ -34,7 +34,7 @@ def problem(**kwargs):
 )
 @pytest.mark.parametrize("batch_size", [16, 50])
 def test_members_train_as_if_alone(options, batch_size):
-    """Members 0 to 2 of an ensemble of five are those of an ensemble of three: nothing couples the rows."""
+    """Members 0 to 2 of an ensemble of five are those of an ensemble of three: members are independent."""
     five = cr.DeepEnsemble(members=5, steps=40, batch_size=batch_size, **options).fit(problem(), seed=0)
     three = cr.DeepEnsemble(members=3, steps=40, batch_size=batch_size, **options).fit(problem(), seed=0)
     torch.testing.assert_close(five.draws[:3], three.draws, rtol=1e-10, atol=1e-12)
@@ -42,8 +42,8 @@ def test_members_train_as_if_alone(options, batch_size):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_adam_and_sgd_equal_torchs_own(momentum):
-    """The same full-batch problem with torch.optim on a plain module: the same weights after 25 steps."""
+def test_adam_and_sgd_match_torch_optim(momentum):
+    """A full-batch problem with torch.optim on a plain module has the same weights after 25 steps."""
     for name in ("adam", "sgd"):
         p = problem()
         net = mlp(3, 6, 1, dtype=f64)
@@ -99,7 +99,7 @@ def test_schedules():
     assert learning_rates("linear", 1.0, 4, 0) == pytest.approx([1.0, 0.75, 0.5, 0.25])
 
 
-def test_batches_use_every_row_once_an_epoch_and_members_differ():
+def test_batches_use_every_row_once_per_epoch_and_members_differ():
     batches = Batches(20, 5, seed=0, members=3)
     epoch = torch.stack([batches.at(t) for t in range(4)], 1).reshape(3, 20)
     for member in range(3):
@@ -122,7 +122,7 @@ def test_bootstrap_gives_each_member_its_own_rows():
 
 
 def test_early_stopping_keeps_the_best_on_held_out_rows():
-    """An overfitting fit: pure noise targets. What is kept is the best member by held-out likelihood, not the last."""
+    """Pure noise as targets, which training overfits: the best parameters by held-out likelihood are kept."""
     noise = randn(40, seed=3)
     p = cr.Problem(mlp(3, 50, 1), data=(randn(40, 3), noise), likelihood=Gaussian(0.3), prior=cr.priors.Normal(10.0))
     method = cr.DeepEnsemble(members=3, steps=2000, lr=0.02, validation=0.25, patience=5, batch_size=10, rotate=False)
@@ -151,15 +151,19 @@ def test_members_hold_out_rows_in_turn_and_stop_by_them():
         torch.testing.assert_close(kept, best[member], rtol=1e-4, atol=1e-4)
     rows = method.rows(p, 0, range(5)).resampled
     assert rows.shape == (5, 30)
-    assert sorted(set(rows[0].tolist()) | set(rows[1].tolist())) == list(range(40))  # what one has not seen another has
+    assert sorted(set(rows[0].tolist()) | set(rows[1].tolist())) == list(
+        range(40)
+    )  # rows held out by one member train another
     assert torch.equal(rows[0], rows[4])
-    assert torch.equal(method.rows(p, 0, range(3, 5)).resampled, rows[3:])  # however members are spread over processes
+    assert torch.equal(
+        method.rows(p, 0, range(3, 5)).resampled, rows[3:]
+    )  # however members are distributed over processes
 
 
 @pytest.mark.parametrize("rotate", [True, False])
-def test_held_out_rows_do_not_touch_their_own_members(rotate):
+def test_held_out_rows_do_not_affect_the_members_that_hold_them_out(rotate):
     p, changed = problem(), problem()
-    held = torch.randperm(50, generator=stream(0, "validation split"))[10:20]  # by member 1, where they go round
+    held = torch.randperm(50, generator=stream(0, "validation split"))[10:20]  # held out by member 1 if rows rotate
     changed.y = changed.y.clone()
     changed.y[held] += 100.0
     method = cr.DeepEnsemble(members=3, steps=30, validation=0.2, patience=1000, batch_size=8, rotate=rotate)
@@ -168,7 +172,7 @@ def test_held_out_rows_do_not_touch_their_own_members(rotate):
     assert untouched == ([False, True, False] if rotate else [False, False, False])
 
 
-def test_held_out_rows_do_not_touch_the_parameters():
+def test_held_out_rows_do_not_affect_the_parameters():
     p, changed = problem(), problem()
     order = torch.randperm(50, generator=stream(0, "validation split"))[:10]
     changed.y = changed.y.clone()
@@ -195,7 +199,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_member_and_hint(tmp_path):
 
 
 @pytest.mark.usefixtures("no_native")
-def test_what_was_reached_before_a_blow_up_is_kept(tmp_path):
+def test_the_last_finite_parameters_are_kept(tmp_path):
     p = problem()
     method = cr.MAP(steps=4000, optimiser="sgd", momentum=0.0, lr=1e-3, schedule="constant", batch_size=50)
     calls = []
@@ -246,7 +250,7 @@ def test_a_compiled_run_compiles_once():
 
 
 @pytest.mark.usefixtures("no_native")
-def test_no_compiler_means_eager_with_one_line(monkeypatch, caplog):
+def test_without_a_compiler_training_is_eager_and_logs_one_line(monkeypatch, caplog):
     monkeypatch.setattr("credibly.core.compilation.compiler_missing", lambda device: "no C++ compiler was found")
     with caplog.at_level("INFO", logger="credibly"):
         posterior = cr.MAP(steps=20, compile=True).fit(problem(), seed=0)
@@ -255,29 +259,42 @@ def test_no_compiler_means_eager_with_one_line(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    "name, value", [("epochs", 0), ("steps", -1), ("batch_size", 2.5), ("lr", 0.0), ("lr", math.inf), ("clip_norm", -1.0), ("validation", 1.0),
-                    ("momentum", 1.0), ("warmup", -1), ("optimiser", "lbfgs"), ("schedule", "zigzag"), ("patience", 0)],
-)  # fmt: skip
-def test_bad_settings_are_refused_when_they_are_made(name, value):
-    with pytest.raises(cr.InputError, match=f"{name}: found"):
+    "name, value, constraint",
+    [
+        ("epochs", 0, "a positive integer"),
+        ("steps", -1, "a positive integer"),
+        ("batch_size", 2.5, "a positive integer"),
+        ("lr", 0.0, "a positive number"),
+        ("lr", math.inf, "a positive number"),
+        ("clip_norm", -1.0, "a positive number"),
+        ("validation", 1.0, "a fraction from 0 to below 1"),
+        ("momentum", 1.0, "a number from 0 to below 1"),
+        ("warmup", -1, "a non-negative number of steps"),
+        ("optimiser", "lbfgs", "one of 'adam', 'sgd'"),
+        ("schedule", "zigzag", "one of 'constant', 'linear', 'cosine'"),
+        ("patience", 0, "a positive integer"),
+    ],
+)
+def test_bad_settings_are_refused_at_construction(name, value, constraint):
+    with pytest.raises(cr.InputError, match=f"^{name} must be {constraint}, got {value!r}$"):
         Training(**{name: value})
 
 
 def test_settings_that_do_not_fit_the_problem():
-    with pytest.raises(cr.InputError, match="batch_size: found 51 for 50 training rows"):
+    with pytest.raises(cr.InputError, match="batch_size must be at most the number of training rows, 50, got 51"):
         cr.MAP(batch_size=51).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match=r"validation: 0\.001 of 50 rows"):
+    with pytest.raises(cr.InputError, match=r"validation must leave rows to train on .*, got 0\.001 of 50 rows"):
         cr.MAP(validation=0.001).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match="init: has shape"):
+    with pytest.raises(cr.InputError, match=r"init must be a finite tensor of shape \(1, \d+\), got shape \(1, 3\)"):
         cr.MAP(init=torch.zeros(1, 3)).fit(problem(), seed=0)
-    with pytest.raises(cr.InputError, match="init: found 'best'"):
+    with pytest.raises(cr.InputError, match="init must be one of 'network', 'fresh', 'prior', got 'best'"):
         cr.MAP(init="best").fit(problem(), seed=0)
     laplace = cr.Problem(mlp(3, 6, 1, dtype=f64), data=(X, Y), likelihood=Gaussian(0.2), prior=cr.priors.Laplace())
-    with pytest.raises(cr.InputError, match="anchored: the prior is not Normal"):
+    with pytest.raises(cr.InputError, match="anchored must be False unless the prior is Normal, got True"):
         cr.DeepEnsemble(anchored=True).fit(laplace, seed=0)
-    with pytest.raises(cr.InputError, match="members: found 0"):
+    with pytest.raises(cr.InputError, match="members must be a positive integer, got 0"):
         cr.DeepEnsemble(members=0)
-    with pytest.raises(cr.InputError, match="steps: found 5 beside epochs=5"):
+    with pytest.raises(cr.InputError, match="steps must not be given beside epochs, got 5 and epochs=5"):
         cr.MAP(steps=5, epochs=5)
 
 
@@ -298,7 +315,7 @@ def test_progress_line():
     assert quiet.getvalue() == ""
 
 
-def test_map_inputs_keeps_the_form():
+def test_map_inputs_keeps_the_structure():
     assert torch.equal(map_inputs(lambda t: t + 1, torch.zeros(2)), torch.ones(2))
     assert isinstance(map_inputs(lambda t: t, (torch.zeros(1), torch.ones(1))), tuple)
     assert list(map_inputs(lambda t: t, {"b": torch.zeros(1), "a": torch.ones(1)})) == ["b", "a"]

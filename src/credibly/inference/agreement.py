@@ -1,7 +1,7 @@
-"""Before processes work on one fit together: that they have the same data, problem, settings, seed and versions.
+"""A check that the processes of one fit agree: on data, problem, settings, seed and versions.
 
-The one thing that may differ is the network's weights: a script that makes its network without a seed makes another one in
-every process. Then all take the leader's, as one process would have had.
+Only the initial weights of the network may differ, as they do if a script builds it without a seed. All processes
+then copy those of the leader.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ log = logging.getLogger("credibly")
 ADVICE = {
     "credibly": "Install the same version of credibly for every process",
     "torch": "Install the same version of torch for every process",
-    "data": "Check the data that each of them reads: all need the same rows in the same order",
-    "problem": "Give every process the same network, likelihood, prior and temperature",
-    "settings": "Give every process the same method with the same settings",
-    "seed": "Give every process the same seed",
+    "data": "Load the same rows in the same order in every process",
+    "problem": "Pass the same network, likelihood, prior and temperature in every process",
+    "settings": "Pass the same method and settings in every process",
+    "seed": "Pass the same seed in every process",
 }
 
 
 def check_same_everywhere(world: World, problem: Problem | Density, method_settings: Any, seed: int) -> None:
-    """Refuses processes that would not do the same fit, naming two of them and what sets them apart.
+    """Raise, naming two processes and what differs, unless all processes do the same fit.
 
     Args:
         world: the processes.
-        problem: what is fitted. Where networks differ in their weights only, all take those of the leader.
-        method_settings: the method, or what `to_spec` makes of it.
+        problem: what is fitted. If only the weights of the networks differ, all processes copy those of the leader.
+        method_settings: the method, or its spec (see `to_spec`).
         seed: of the fit.
     """
     if world.size == 1:
@@ -56,14 +56,18 @@ def check_same_everywhere(world: World, problem: Problem | Density, method_setti
         "seed": seed,
         "network": _hash(network),
     }
-    told = world.gather(mine)
+    gathered = world.gather(mine)
     for what, advice in ADVICE.items():
-        other = next((rank for rank, theirs in enumerate(told) if theirs[what] != told[0][what]), None)
+        other = next((rank for rank, theirs in enumerate(gathered) if theirs[what] != gathered[0][what]), None)
         if other is not None:
-            here, there = _difference(told[0][what], told[other][what])
-            raise InputError(what, f"differs: process 0 has {here}, process {other} has {there}", advice)
-    if any(theirs["network"] != told[0]["network"] for theirs in told):
-        log.info("the processes made different networks; all of them take the weights of process 0")
+            here, there = _difference(gathered[0][what], gathered[other][what])
+            raise InputError(
+                what,
+                f"must be the same in all processes, got {here} in process 0 and {there} in process {other}",
+                advice,
+            )
+    if any(theirs["network"] != gathered[0]["network"] for theirs in gathered):
+        log.info("the networks of the processes differ; all processes copy the weights of process 0")
         for tensor in network:
             world.from_leader(tensor)
 
@@ -73,13 +77,16 @@ def _describe(problem: Problem | Density) -> Any:
         return {"kind": type(problem).__name__, "dim": problem.dim}
     network = [f"{e['role']} {e['name']} {tuple(e['shape'])}" for e in problem.layout.signature()]
     return {
-        "network": network, "dtype": str(problem.layout.dtype), "likelihood": to_spec(problem.likelihood),
-        "prior": to_spec(problem.prior_spec), "temperature": to_spec(problem.tempering),
-    }  # fmt: skip
+        "network": network,
+        "dtype": str(problem.layout.dtype),
+        "likelihood": to_spec(problem.likelihood),
+        "prior": to_spec(problem.prior_spec),
+        "temperature": to_spec(problem.tempering),
+    }
 
 
 def _network(problem: Problem | Density) -> list[Tensor]:
-    """The weights and buffers of a problem's own copy of its network."""
+    """Return the weights and buffers of a problem's own copy of its network."""
     if not isinstance(problem, Problem):
         return []
     module = problem.layout.module
@@ -94,7 +101,7 @@ def _hash(tensors: list[Tensor]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A description without the places in memory that the text of foreign objects may have."""
+    """Remove memory addresses, which the repr of a user's objects may contain, from a description."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -103,7 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(here: Any, there: Any) -> tuple[str, str]:
-    """The part in which two descriptions differ, as text."""
+    """Return the first part in which two descriptions differ, as text."""
     if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
         key = next(k for k in here if here[k] != there[k])
         first, second = _difference(here[key], there[key])

@@ -1,6 +1,6 @@
-"""Optimisers over flat (M, D) tensors: every row is a problem of its own, nothing couples them.
+"""Optimisers over flat (M, D) tensors whose rows are independent problems.
 
-They change their state in place, so that a step compiled with them allocates nothing that grows with D.
+They update their state in place, so a step compiled with them allocates nothing that grows with D.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from credibly.errors import InputError
+from credibly.core.checks import check_choice
 
 Schedule = Literal["constant", "cosine", "linear"]
 
 
 @dataclass(frozen=True)
 class Adam:
-    """m <- b1 m + (1-b1) g;  v <- b2 v + (1-b2) g^2;  w <- w - lr * m_hat / (sqrt(v_hat) + eps)   (Kingma & Ba 2015)."""
+    """Adam (Kingma & Ba 2015).
+
+    m <- b1 m + (1-b1) g;   v <- b2 v + (1-b2) g^2;   w <- w - lr * m_hat / (sqrt(v_hat) + eps)
+    """
 
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
 
     def init(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """Two zero moments of the shape of theta."""
+        """Return two zero moments of the shape of theta."""
         return torch.zeros_like(theta), torch.zeros_like(theta)
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """Factors that undo the start of the moments at zero, for step 1, 2, ..."""
+        """Return the bias corrections of both moments, which start at zero, for step 1, 2, ..."""
         return 1 / (1 - self.beta1**step), 1 / math.sqrt(1 - self.beta2**step)
 
     def update(
         self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor
     ) -> None:
-        """One descent step along `gradient` (M, D), in place; lr is (), or (M, 1) with 0 for rows that rest."""
+        """Take one descent step along `gradient` (M, D), in place; lr is (), or (M, 1) with 0 for inactive rows."""
         m, v = state
-        # No `alpha` and no `addcmul`: those round once in the vectorised part of a tensor and twice in its tail, so that a
-        # member's bits would depend on how many there are.
+        # No `alpha` and no `addcmul`: those round once in the vectorised part of a tensor and twice in its tail, which
+        # would make a member's result depend on the number of members.
         m.mul_(self.beta1).add_(gradient * (1 - self.beta1))
         v.mul_(self.beta2).add_(torch.square(gradient) * (1 - self.beta2))
         theta.sub_(lr * (m * c1) / (v.sqrt() * c2 + self.eps))
@@ -48,22 +51,25 @@ class Adam:
 
 @dataclass(frozen=True)
 class SGD:
-    """m <- momentum m + g;  w <- w - lr m   (with momentum 0: plain gradient descent)."""
+    """Gradient descent with momentum, or plain with momentum 0.
+
+    m <- momentum m + g;   w <- w - lr m
+    """
 
     momentum: float = 0.9
 
     def init(self, theta: Tensor) -> tuple[Tensor, ...]:
-        """One zero momentum of the shape of theta."""
+        """Return a zero momentum of the shape of theta."""
         return (torch.zeros_like(theta),)
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """None are needed."""
+        """Return ones: SGD needs no bias correction."""
         return 1.0, 1.0
 
     def update(
         self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor
     ) -> None:
-        """One descent step along `gradient` (M, D), in place."""
+        """Take one descent step along `gradient` (M, D), in place."""
         (m,) = state
         m.mul_(self.momentum).add_(gradient)
         theta.sub_(lr * m)
@@ -73,28 +79,27 @@ Optimiser = Adam | SGD
 
 
 def optimiser(name: str, momentum: float) -> Optimiser:
-    """The optimiser of that name."""
-    if name == "adam":
-        return Adam(beta1=momentum)
-    if name == "sgd":
-        return SGD(momentum)
-    raise InputError("optimiser", f"found {name!r}", 'Pass "adam" or "sgd"')
+    """Return the optimiser with the given name."""
+    check_choice("optimiser", name, ("adam", "sgd"))
+    return Adam(beta1=momentum) if name == "adam" else SGD(momentum)
 
 
 def learning_rates(schedule: str, lr: float, steps: int, warmup: int) -> list[float]:
-    """The learning rate of every step: a linear rise over `warmup` steps, then the schedule, down to 1 % of lr or less."""
+    """Return the learning rate of every step: a linear rise over `warmup` steps, then the schedule.
+
+    "linear" and "cosine" fall towards zero.
+    """
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda u: 1.0,
         "linear": lambda u: 1 - u,
         "cosine": lambda u: 0.5 * (1 + math.cos(math.pi * u)),
     }
-    if schedule not in shapes:
-        raise InputError("schedule", f"found {schedule!r}", f"Pass one of {', '.join(shapes)}")
+    check_choice("schedule", schedule, shapes)
     shape, rest = shapes[schedule], max(1, steps - warmup)
     return [lr * (t + 1) / warmup if t < warmup else lr * shape((t - warmup) / rest) for t in range(steps)]
 
 
 def clip_rows(gradient: Tensor, limit: float) -> Tensor:
-    """Each row (M, D) scaled down to at most the given norm; rows do not see one another."""
+    """Scale each row of (M, D) down to at most the given norm."""
     norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     return torch.mul(gradient, limit / norm.clamp_min(limit))

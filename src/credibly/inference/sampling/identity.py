@@ -1,4 +1,4 @@
-"""Whether a problem is the one that a run folder was begun with: its data, its parts, and what its network computes."""
+"""Checks that a problem is the one a run folder was started with: data, parts, and what its network computes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from credibly.posterior.saving import header
 from credibly.problem import Problem
 from credibly.storage.record import Record
 
-ROWS, VALUES = 4, 16  # rows and outputs that tell one network from another of the same shape
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; tensor cores and other machines round in other ways
+# Rows and outputs that distinguish networks of the same shape.
+ROWS, VALUES = 4, 16
+# Relative tolerances: tensor cores and other machines round differently.
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def identity(problem: Problem | Density) -> dict[str, Any]:
-    """What a manifest notes of a problem beside its model, to know it again."""
+    """Return what a manifest records of a problem, beside its model, to recognise it."""
     if isinstance(problem, Density):
         scale = hashlib.sha256(problem.scale.cpu().numpy().tobytes()).hexdigest()[:16]
         facts: dict[str, Any] = {
@@ -38,7 +40,7 @@ def identity(problem: Problem | Density) -> dict[str, Any]:
 
 
 def arithmetic(problem: Problem | Density) -> dict[str, Any]:
-    """What the last bits of a result depend on, beside the problem."""
+    """Return what rounding depends on, beside the problem."""
     found: dict[str, Any] = {"torch": torch.__version__, "device": str(problem.device)}
     if problem.device.type == "cpu":
         found["threads"] = torch.get_num_threads()
@@ -49,7 +51,7 @@ def arithmetic(problem: Problem | Density) -> dict[str, Any]:
 
 
 def probe(problem: Problem | Density) -> list[float]:
-    """A few outputs of the network, or values of the density, at points that are always the same."""
+    """Return a few outputs of the network, or values of the density, at fixed points."""
     with torch.no_grad():
         if isinstance(problem, Density):
             points = (
@@ -67,35 +69,37 @@ def probe(problem: Problem | Density) -> list[float]:
 
 
 def check_same(problem: Problem | Density, manifest: dict[str, Any], name: str) -> None:
-    """Refuses a problem other than the one the folder was begun with, and says what differs."""
+    """Raise, with what differs, unless this is the problem that the folder was started with."""
     differs = (
         _density_differs(problem, manifest) if isinstance(problem, Density) else _problem_differs(problem, manifest)
     )
     if differs is not None:
         raise StoreError(
-            f"path: {name!r} was begun with another problem: {differs}. Pass the problem it was begun with, or begin anew in another "
+            f"path: {name!r} was started with another problem: {differs}. Pass the original problem, or choose another "
             "folder"
         )
 
 
 def check_fixed(problem: Problem, stored: dict[str, torch.Tensor], name: str) -> None:
-    """Refuses a network whose fixed parameters or buffers have other values than the folder's."""
+    """Raise if fixed parameters or buffers of the network differ from those stored in the folder."""
     for key, tensor in problem.layout.fixed().items():
         if not torch.equal(stored[f"fixed/{key}"], tensor.cpu()):
             raise StoreError(
-                f"path: {name!r} was begun with another problem: the values of {key}, which is not random, differ. Pass the "
-                "network with the values it had"
+                f"path: {name!r} was started with another problem: the values of {key}, which is not random, differ. "
+                "Pass the network with its original values"
             )
 
 
 def _problem_differs(problem: Problem, manifest: dict[str, Any]) -> str | None:
     if manifest["kind"] == "density":
-        return "it is of a plain density, and this is a network's"
+        return "the folder holds a run on a plain density, this problem has a network"
     stored, facts = manifest["record"], identity(problem)
     record = Record(
-        n=problem.n, fingerprint=problem.fingerprint(), prior=to_spec(problem.prior_spec),
+        n=problem.n,
+        fingerprint=problem.fingerprint(),
+        prior=to_spec(problem.prior_spec),
         tempering={"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior},
-    )  # fmt: skip
+    )
     now = header(Model.of(problem), "draws", record)
     if now["layout"] != manifest["layout"]:
         return layout_mismatch(now["layout"], manifest["layout"])
@@ -111,30 +115,29 @@ def _problem_differs(problem: Problem, manifest: dict[str, Any]) -> str | None:
     ]
     for name, mine, theirs in pairs:
         if _plain(mine) != _plain(theirs):
-            return f"{name}: found {_short(mine)}, the folder has {_short(theirs)}"
+            return f"{name} is {_short(mine)}, in the folder {_short(theirs)}"
     if record.fingerprint != stored["fingerprint"]:
-        return "the data differ (same number of rows, other values)"
+        return "the data differ (same number of rows, different values)"
     if not _close(facts["probe"], manifest["probe"], problem.layout.dtype):
-        return "the network computes something else (same shapes, another activation or forward)"
+        return "the network computes a different function (same shapes, another activation or forward)"
     return None
 
 
 def _density_differs(density: Density, manifest: dict[str, Any]) -> str | None:
     if manifest["kind"] != "density":
-        return "it is a network's, and this is a plain density"
+        return "the folder holds a run on a network, this problem is a plain density"
     facts = identity(density)
     for name in ("name", "dim", "scale"):
         if facts["density"][name] != manifest["density"][name]:
-            shown = (
-                f": found {facts['density'][name]!r}, the folder has {manifest['density'][name]!r}"
-                if name != "scale"
-                else ""
+            if name == "scale":
+                return "the scale of the density differs"
+            return (
+                f"the {name} of the density is {facts['density'][name]!r}, in the folder {manifest['density'][name]!r}"
             )
-            return f"the {name} of the density differs{shown}"
     if facts["dtype"] != manifest["dtype"]:
-        return f"dtype: found {facts['dtype']}, the folder has {manifest['dtype']}"
+        return f"dtype is {facts['dtype']}, in the folder {manifest['dtype']}"
     if not _close(facts["probe"], manifest["probe"], density.dtype):
-        return "the density has other values"
+        return "the density has different values at the same points"
     return None
 
 
@@ -147,7 +150,7 @@ def _close(mine: list[float], stored: list[float], dtype: torch.dtype) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, without the addresses that Python shows of objects of a user's own class."""
+    """Return the value as JSON, without the memory addresses in the repr of a user's objects."""
     return re.sub(r" at 0x[0-9a-f]+", "", json.dumps(value, sort_keys=True))
 
 

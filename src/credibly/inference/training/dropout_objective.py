@@ -1,4 +1,7 @@
-"""The objective of MC-Dropout: -ELBO / N of networks whose dropout acts through masks. The derivation is in `dropout`."""
+"""The objective of MC-Dropout: -ELBO / N of networks whose dropout acts through masks.
+
+The derivation is in `credibly.methods.dropout`.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +21,26 @@ from credibly.inference.training.objectives import Objective
 from credibly.networks.dropout_masks import find_sites, masked_copy
 from credibly.problem import Problem
 
+# Forward passes per held-out score, for early stopping and for a grid.
 SCORING_PASSES = 20
 GRID_PASSES = 200
-GRID_VALUES = 2**31  # that passes over held-out rows compute, beyond which there are fewer of them
+# Values that the passes over held-out rows may compute; larger problems get fewer passes.
+GRID_VALUES = 2**31
 CONCRETE_TEMPERATURE = 0.1
 
 
 class Dropped:
-    """A problem's network with its dropout made visible: the masked copy, the sites, and which weights each one drops."""
+    """A network with explicit dropout masks: the masked copy, its dropout sites, and which weights each one drops."""
 
     def __init__(self, problem: Problem, insert: str | Sequence[str] | None, rate: float | None) -> None:
         self.module, self.rates = masked_copy(problem.layout.module, insert, rate)
         if not self.rates:
             silenced = problem.layout.silenced
-            also = f" ({', '.join(silenced)} drop inside, where it cannot be controlled)" if silenced else ""
+            also = f" ({', '.join(silenced)} apply dropout internally, which cannot be controlled)" if silenced else ""
             raise InputError(
                 "net",
                 f"has no dropout layer{also}",
-                'Add nn.Dropout layers, or pass insert="*" to have dropout before every layer',
+                'Add nn.Dropout layers, or pass insert="*" for dropout before every layer',
             )
         trial = map_inputs(lambda t: t[:2], problem.x)
         self.sites, self.shapes = find_sites(self.module, self.rates, trial)
@@ -43,8 +48,8 @@ class Dropped:
         self.forward = Forward(
             problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module
         )
-        # Which sites drop the inputs of each coordinate, as a row of `groups`, (groups, sites); the first row is none.
-        # Alpha dropout is left out: it keeps the variance, and with it E_q ||w||^2 = ||W||^2 + ||b||^2, as without dropout.
+        # `owner` maps each coordinate to a row of `groups` (groups, sites): the sites that drop its inputs. Row 0 has
+        # none. Alpha dropout is left out: it keeps the variance, so E_q ||w||^2 = ||W||^2 + ||b||^2 as without dropout.
         layout = problem.layout
         dropped = [{layout.aliases[w] for w in site.weights} if not site.alpha else set() for site in self.sites]
         rows: list[tuple[bool, ...]] = [(False,) * len(self.sites)]
@@ -56,7 +61,7 @@ class Dropped:
         self.groups = torch.tensor(rows, dtype=layout.dtype, device=problem.device)
 
     def rate_row(self, rate: float | Mapping[str, float] | None) -> list[float]:
-        """The rate of every site: all the same where one is given, or of the first pattern that its name matches."""
+        """Return the rate of every site: the given one, that of the first pattern matching its name, or its own."""
         if isinstance(rate, Mapping):
             found = [[r for pattern, r in rate.items() if fnmatchcase(site.name, pattern)] for site in self.sites]
             return [rates[0] if rates else site.rate for rates, site in zip(found, self.sites)]
@@ -64,13 +69,22 @@ class Dropped:
 
 
 class DropoutObjective(Objective):
-    """-ELBO / N of M dropout networks, each with its own rates (and its own noise scale, where that is on a grid)."""
+    """-ELBO / N of M dropout networks, each with its own rates (and its own noise scale, if a grid has several)."""
 
     part_names = ("misfit", "decay")
 
     def __init__(
-        self, problem: Problem, network: Dropped, n: int, rates: Tensor, *, batch: int, seed: int, concrete: bool, fixed_scale: bool
-    ) -> None:  # fmt: skip
+        self,
+        problem: Problem,
+        network: Dropped,
+        n: int,
+        rates: Tensor,
+        *,
+        batch: int,
+        seed: int,
+        concrete: bool,
+        fixed_scale: bool,
+    ) -> None:
         self.problem, self.network, self.n, self.batch, self.seed = problem, network, n, batch, seed
         self.concrete, self.fixed_scale = concrete, fixed_scale
         self.own = (rates,)
@@ -82,12 +96,12 @@ class DropoutObjective(Objective):
         )
 
     def noise(self, step: int) -> tuple[Tensor, ...]:
-        """Uniform numbers (M, B, *shape) for the masks of each site."""
+        """Draw uniform numbers (M, B, *shape) for the masks of each site."""
         generator = stream(self.seed, "dropout", step, device=self.problem.device)
         return self.uniforms(len(self.own[0]), self.batch, generator)
 
     def uniforms(self, members: int, rows: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Uniform numbers for `rows` masks of each site; members share them, so that a grid is compared on equal noise."""
+        """Draw uniform numbers for `rows` masks per site. Members share them: a grid compares on equal noise."""
         shapes = [self.network.shapes[site.name] for site in self.network.sites]
         dtype = self.problem.layout.dtype
         drawn = [
@@ -97,9 +111,16 @@ class DropoutObjective(Objective):
         return tuple(u.expand(members, *u.shape[1:]) for u in drawn)
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], controls: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Misfit under masks and decay, and the gradient of their sum."""
+        self,
+        theta: Tensor,
+        own: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return misfit under masks and decay, and the gradient of their sum."""
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
         count = self.n if rows is None else rows.shape[-1]
@@ -115,7 +136,8 @@ class DropoutObjective(Objective):
             return parts.sum(), parts
 
         gradient, parts = grad_and_aux(total, theta)
-        if self.fixed_scale:  # the noise scale stays where the grid put it
+        if self.fixed_scale:
+            # The noise scale keeps the value that tau gives it.
             dim, network = self.problem.dim, self.problem.layout.network_dim
             gradient = torch.cat(
                 [gradient[:, :network], torch.zeros_like(gradient[:, network:dim]), gradient[:, dim:]], -1
@@ -123,15 +145,15 @@ class DropoutObjective(Objective):
         return parts.detach(), gradient
 
     def log_likelihood(self, weights: Tensor, masks: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-        """Log likelihood of rows (M, B, ...) of each member under its masks."""
+        """Return the log likelihood of the rows (M, B, ...) of each member under its masks."""
         parameters = {**self.problem.layout.split(weights)[0], **masks}
         output = self.problem.likelihood.arrange(self.network.forward.apply(parameters, x), 1)
         return self.problem.likelihood.log_prob(output, y, self.problem.extra(weights))
 
     def complexity(self, weights: Tensor, rates: Tensor) -> Tensor:
-        """E_q[log q - (1/T_prior) log p] up to a constant, (M,): at T_prior = 1 it is KL(q || p).
+        """Return E_q[log q - (1/T_prior) log p] up to a constant, (M,): KL(q || p) at T_prior = 1.
 
-        The decay of every weight by its prior and its sites' keep, less the entropy of masks with learned rates.
+        That is the decay of the weights, less the entropy of the masks if their rates are learned.
         """
         decay = 0.5 * (torch.square(weights - self.centre) * self.decay(rates)).sum(-1)
         if not self.concrete:
@@ -140,15 +162,15 @@ class DropoutObjective(Objective):
         return decay - (self.inputs * entropy).sum(-1)
 
     def decay(self, rates: Tensor) -> Tensor:
-        """Of every coordinate (M, D): its prior's precision over the keep of its sites, tempered."""
+        """Return the tempered decay per coordinate (M, D): prior precision over the keep probability of its sites."""
         keep = torch.exp(torch.log1p(-rates) @ self.network.groups.T)
         return self.precision / (self.problem.tempering.prior * keep[:, self.network.owner])
 
     def masks(self, rates: Tensor, noise: tuple[Tensor, ...], *, hard: bool = False) -> dict[str, Tensor]:
-        """Masks (M, B, *shape) from uniform numbers: hard ones, or relaxed ones that the rates have a gradient through."""
+        """Return masks (M, B, *shape) from uniform numbers: hard, or relaxed and differentiable in the rates."""
         masks = {}
-        for place, (site, u) in enumerate(zip(self.network.sites, noise)):
-            rate = rates[:, place].reshape(-1, *(1,) * (u.ndim - 1))
+        for index, (site, u) in enumerate(zip(self.network.sites, noise)):
+            rate = rates[:, index].reshape(-1, *(1,) * (u.ndim - 1))
             if self.concrete and not hard:
                 u = u.clamp(1e-6, 1 - 1e-6)
                 logit = torch.log(rate) - torch.log1p(-rate) + torch.log(u) - torch.log1p(-u)
@@ -159,16 +181,22 @@ class DropoutObjective(Objective):
         return masks
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Mean log predictive density a row over passes, each with masks shared by all rows."""
+        """Return the mean log predictive density per row (M,), over passes whose masks are shared by all rows."""
         return self.densities(theta, slice(0, len(theta)), held_out, passes=SCORING_PASSES)[0]
 
     def densities(
-        self, theta: Tensor, members: slice, held_out: Problem, log_scales: Tensor | None = None, passes: int | None = None
-    ) -> Tensor:  # fmt: skip
-        """The same (S, M) for some of the members, with each of these noise scales in place of their own; (1, M) without."""
+        self,
+        theta: Tensor,
+        members: slice,
+        held_out: Problem,
+        log_scales: Tensor | None = None,
+        passes: int | None = None,
+    ) -> Tensor:
+        """Return that score for some members under each of the given noise scales, (S, M); (1, M) under their own."""
         weights, rates = (values[members] for values in self._split(theta, self.own[0]))
         count, network = len(weights), self.problem.layout.network_dim
-        if passes is None:  # a mean over few passes has a log that is too low, most where they differ most
+        if passes is None:
+            # The log of a mean over few passes is biased low, most where the passes differ most.
             affordable = GRID_VALUES // (count * held_out.n * max(1, self.network.forward.row_width))
             passes = max(SCORING_PASSES, min(GRID_PASSES, affordable))
         generator = stream(self.seed, "dropout scoring", device=self.problem.device)
@@ -180,25 +208,25 @@ class DropoutObjective(Objective):
             sums: list[Tensor | None] = [None] * len(total)
             for masks in drawn:
                 output = likelihood.arrange(self.network.forward.apply({**parameters, **masks}, x), 1)
-                for place in range(len(total)):
+                for index in range(len(total)):
                     if log_scales is not None:
-                        own[:, network:] = log_scales[place].to(own)
-                    rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[place]
-                    sums[place] = rows if before is None else torch.logaddexp(before, rows)
+                        own[:, network:] = log_scales[index].to(own)
+                    rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[index]
+                    sums[index] = rows if before is None else torch.logaddexp(before, rows)
             total += torch.stack([(s - math.log(passes)).flatten(1).sum(1) for s in sums if s is not None])
         return total / held_out.n
 
     def final_rates(self, theta: Tensor) -> list[dict[str, float]]:
-        """The rates of each member by site: learned ones, or as they were given."""
+        """Return the rates of each member by site, learned or given."""
         rates = self._split(theta, self.own[0])[1].detach()
         return [{site.name: float(rate) for site, rate in zip(self.network.sites, row)} for row in rates]
 
     def _split(self, values: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (M, D) and rates (M, sites)."""
+        """Return weights (M, D) and rates (M, sites)."""
         dim = self.problem.dim
         return values[:, :dim], torch.sigmoid(values[:, dim:]) if self.concrete else rates
 
 
 def _is_dropout(module: nn.Module, name: str) -> bool:
-    """Whether that submodule is a dropout layer of the network itself, not a layer before which dropout was inserted."""
+    """Return whether the submodule is a dropout layer of the network, not a layer before which dropout was inserted."""
     return "Dropout" in type(module.get_submodule(name) if name else module).__name__

@@ -1,12 +1,12 @@
-"""Where the noise of a mean-field draw enters: on the weights, on the layers' outputs, or by random signs for each row.
+"""Where the noise of a mean-field draw enters: on the weights, on the layers' outputs, or by random signs per row.
 
 All three estimate the same gradient of the same free energy; they differ in variance and cost.
 
     weights   one draw w = mu + sigma e of every weight, for all rows of the batch
-    local     outputs N(x mu', x^2 sigma^2') drawn for each row (Kingma et al. 2015); the weights are never drawn
-    flipout   x mu' + ((x r) (sigma e)') s with signs r, s for each row (Wen et al. 2018): a draw of its own for each row
+    local     outputs N(x mu', x^2 sigma^2') drawn per row (Kingma et al. 2015); the weights are never drawn
+    flipout   x mu' + ((x r) (sigma e)') s with signs r, s per row (Wen et al. 2018): a pseudo-independent draw per row
 
-The user's network is not rewritten: a copy of it gets layers of the same parameters whose forward takes the noise.
+The user's network stays as it is: in a copy of it, layers with the same parameters have a forward that takes the noise.
 """
 
 from __future__ import annotations
@@ -30,28 +30,33 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class LayerNoise:
-    """The estimator of one fit. This one is "weights": no noise on layers."""
+    """The estimator of one fit. This one is "weights": no noise on layers.
+
+    Attributes:
+        reason: why it was chosen.
+        whole: whether every random parameter belongs to a layer with its own noise.
+        shapes: of the noise of one pass: buffer, shape, whether it holds signs.
+    """
 
     name = "weights"
-    whole = False  # whether every random parameter belongs to a layer with noise of its own
+    whole = False
+    shapes: Sequence[tuple[str, tuple[int, ...], bool]] = ()
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
-    shapes: Sequence[tuple[str, tuple[int, ...], bool]] = ()  # buffer, shape, whether it holds signs
-
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Noise tensors (1, K, ...) for the layers of a step, as `credibly.core.rng.normal` takes them."""
+        """Draw the noise (1, K, ...) of the layers for a step, in the form that `credibly.core.rng.normal` takes."""
         return ()
 
     def cut(self, noise: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
-        """The noise that some rows of a batch take, of all that was drawn for the layers."""
+        """Return the part of the layers' noise that some rows of a batch use."""
         return noise
 
     def log_likelihood(
         self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
     ) -> Tensor:
-        """E_q log p(batch | w) from mu and sigma (D,)."""
+        """Return E_q log p(batch | w) from mu and sigma (D,)."""
         raise NotImplementedError
 
 
@@ -80,7 +85,7 @@ class OnLayers(LayerNoise):
         self.whole = {e.name for e in problem.layout.entries} <= covered
 
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Normal numbers, or signs, for every layer: (1, K, *shape) each."""
+        """Draw normal numbers, or signs, for every layer: (1, K, *shape) each."""
         drawn = []
         for _, shape, signs in self.shapes:
             full = (1, samples, *shape)
@@ -88,14 +93,14 @@ class OnLayers(LayerNoise):
         return tuple(drawn)
 
     def cut(self, noise: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
-        """Rows of the noise on outputs and of the signs; what is drawn for weights is for all rows."""
-        by_row = [signs or self.name == "local" for _, _, signs in self.shapes]
-        return tuple(drawn[:, :, rows] if own else drawn for drawn, own in zip(noise, by_row))
+        """Return those rows of output noise and signs; noise on weights is shared by all rows."""
+        per_row = [signs or self.name == "local" for _, _, signs in self.shapes]
+        return tuple(drawn[:, :, rows] if cut else drawn for drawn, cut in zip(noise, per_row))
 
     def log_likelihood(
         self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
     ) -> Tensor:
-        """The average over K passes."""
+        """Return the average over K passes."""
         means, scales = problem.layout.split(mu)[0], problem.layout.split(sigma)[0]
         total: Tensor | None = None
         samples = noise[0].shape[1]
@@ -118,7 +123,7 @@ class OnLayers(LayerNoise):
 
 
 def draw_signs(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> Tensor:
-    """Random signs, -1 and 1, unpacked from the bits of whole numbers: one number gives 32 of them."""
+    """Draw random signs, -1 and 1, from the bits of integers: 32 signs per number."""
     count = math.prod(shape)
     words = torch.randint(
         -(2**31), 2**31, (-(-count // 32), 1), generator=generator, dtype=torch.int32, device=generator.device
@@ -128,13 +133,16 @@ def draw_signs(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.
 
 
 def choose_estimator(asked: str, problem: Problem, batch: int, *, mean_field: bool) -> LayerNoise:
-    """The estimator that was asked for, or that suits the network; refuses one that the network does not support."""
+    """Return the requested estimator, or one that suits the network. Raise if the network does not support it."""
     if asked == "weights":
         return LayerNoise("asked for")
     if not mean_field:
         if asked != "auto":
-            what = f'found "{asked}" with another family or several members'
-            raise InputError("estimator", what, 'It is for one mean-field Gaussian; use "weights"')
+            raise InputError(
+                "estimator",
+                f'must be "weights" with another family or several members, got "{asked}"',
+                "Noise on layers is for one mean-field Gaussian",
+            )
         return LayerNoise("draws of other families and of mixtures are made of whole weight vectors")
     found, problems = _trace(problem, batch)
     if not found:
@@ -148,21 +156,21 @@ def choose_estimator(asked: str, problem: Problem, batch: int, *, mean_field: bo
         return OnLayers("flipout", problem, found, "positions share weights in some layer")
     if problems:
         advice = 'Use estimator="weights", which works for every module'
-        raise InputError("estimator", f'"{asked}" does not fit this network: {problems[0]}', advice)
+        raise InputError("estimator", f'"{asked}" does not support this network: {problems[0]}', advice)
     return OnLayers(asked, problem, found, "asked for")
 
 
 class _Seen:
-    """What a trial pass showed of a layer."""
+    """A layer as seen in trial passes: its calls, and the shapes of its output for two numbers of rows."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.output: tuple[int, ...] = ()
-        self.other: tuple[int, ...] = ()  # its output for another number of rows
+        self.other: tuple[int, ...] = ()
 
 
 def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
-    """Supported layers and their output shapes for a batch, and reasons why noise on layers would be wrong."""
+    """Return supported layers with their output shapes for a batch, and reasons why noise on layers would be wrong."""
     module = problem.layout.module
     random = {e.name for e in problem.layout.entries}
     found: dict[str, _Seen] = {}
@@ -171,11 +179,11 @@ def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
         if type(layer) in LAYERS and f"{name}.weight".lstrip(".") in random:
             found[name] = seen = _Seen()
 
-            def note(_m: nn.Module, _a: Any, out: Any, seen: _Seen = seen) -> None:
+            def record(_m: nn.Module, _a: Any, out: Any, seen: _Seen = seen) -> None:
                 seen.calls += 1
                 seen.output = tuple(out.shape)
 
-            handles.append(layer.register_forward_hook(note))
+            handles.append(layer.register_forward_hook(record))
     other = batch - 1 or min(2, problem.n)
     try:
         with torch.no_grad():
@@ -210,7 +218,7 @@ def _channels(layer: Any) -> tuple[int, int]:
 
 
 def _noise_shapes(layer: Any, name: str, output: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Buffers of noise that a layer takes for outputs of that shape: name, shape, whether it holds signs."""
+    """Return the noise buffers of a layer with outputs of that shape: name, shape, whether it holds signs."""
     if name == "local":
         return [("noise", output, False)]
     rows, space, (inward, outward) = output[0], (1,) * (len(output) - 2), _channels(layer)
@@ -234,7 +242,7 @@ def _local(self: Any, x: Tensor) -> Tensor:
     mean = _apply(self, x, self.weight, self.bias)
     bias = torch.square(self.bias_scale) if self.bias is not None else None
     variance = _apply(self, torch.square(x), torch.square(self.weight_scale), bias)
-    # Where every input is zero there is no variance; the clamp keeps the root's slope finite there.
+    # Without a bias, zero inputs have zero variance; the clamp keeps the gradient of the root finite there.
     noise: Tensor = self.noise
     return mean + torch.sqrt(variance.clamp_min(1e-16)) * noise
 
@@ -250,7 +258,7 @@ def _flipout(self: Any, x: Tensor) -> Tensor:
 
 
 def _class_of(layer: nn.Module, name: str) -> type[nn.Module]:
-    """A subclass of the layer's own class whose forward takes the noise."""
+    """Return a subclass of the layer's class whose forward takes the noise."""
     return type(
         f"{name.capitalize()}{type(layer).__name__}",
         (type(layer),),
