@@ -1,7 +1,7 @@
 """Site pages whose source lies outside docs/, and the links to and from them.
 
-Links in the repository are relative to the file they are in, so that they work for readers of the files. On the site they are
-rewritten to the corresponding page.
+Links in the repository are relative to the file they are in, so they work for readers of the files. On the site they
+are rewritten to the corresponding page.
 """
 
 import posixpath

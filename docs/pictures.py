@@ -136,7 +136,7 @@ def kinds(quick: bool) -> Figure:
 
 
 def ood(quick: bool) -> Figure:
-    """Draw scores of an ensemble trained on digits 0 to 7 for all ten, and its error when uncertain rows are referred."""
+    """Draw scores of an ensemble trained on digits 0 to 7, and its error if uncertain rows are referred."""
     digits, known = cr.data.embedded("digits", seed=SEED), 8
     seen, new = digits.y_train < known, digits.y_test >= known
     torch.manual_seed(SEED)
@@ -165,7 +165,7 @@ def ood(quick: bool) -> Figure:
 
 
 def scale(quick: bool) -> Figure:
-    """Draw the time of a leapfrog step of ResNet-20-FRN by the cost model, one chain, and the utilisation of each GPU."""
+    """Draw the time of a leapfrog step of one chain of ResNet-20-FRN by the cost model, and GPU utilisation."""
     places = [2**k for k in range(13)]
     figure, (left, right) = panels(2, size=(8.4, 3.6), shared=False)
     for precision, line in (("tf32", "-"), ("bf16", "--")):
