@@ -1,1 +1,1 @@
-"""Benchmarks: credibly against plain torch, one module a question. Run as `python -m benchmarks.NAME`; see README.md."""
+"""Benchmarks of credibly against its peers and plain PyTorch, one module per question; see README.md."""

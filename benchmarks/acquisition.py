@@ -1,13 +1,14 @@
-"""BALD over a large pool: what the scores cost beside the bare forward passes, and the memory they take.
+"""BALD over a large pool: cost of the scores relative to the bare forward passes, and peak memory.
 
     python -m benchmarks.acquisition                                   # 60,000 images, 50 draws: some minutes
-    python -m benchmarks.acquisition --rows 4000 --draws 20            # a small one, to see that it runs
+    python -m benchmarks.acquisition --rows 4000 --draws 20            # a small one, as a smoke test
     python -m benchmarks.acquisition --json out.json
 
-The outputs of 50 draws for 60,000 images of ten classes are 120 MB, and what lies inside the network is far more; scores stream over
-the rows. The baseline is the same passes in the same blocks, whose outputs are thrown away: the ratio is what softmax, entropies
-and sums add. A plain loop over the draws with `functional_call` and running sums, which gives the same scores (checked), stands
-beside it for the MLP. Memory is that of a fresh process: its peak above what it held with the pool and the draws in it.
+The outputs of 50 draws for 60,000 images of ten classes are 120 MB, and the activations far more; scores stream over
+the rows. The baseline is the same forward passes in the same blocks, with outputs discarded: the ratio shows what
+softmax, entropies and sums add. For the MLP there is also a plain loop over the draws with `functional_call` and
+running sums, which gives the same scores (checked). Memory is the peak of a fresh process above what it holds with the
+pool and the draws loaded.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import credibly as cr
-from benchmarks.prediction_memory import forget_peak, peak, resident
+from benchmarks.prediction_memory import peak, reset_peak, resident
 from benchmarks.timing import Goal, Row, duration, interleaved, options, report, show, table
 from credibly.posterior.model import Model
 from credibly.predictive import base as predictive_module
 from credibly.storage.record import Record
 
-LIMIT = 2**29  # bytes that scores may take beside the pool and the draws
+LIMIT = 2**29  # bytes that scores may take on top of the pool and the draws
 NETWORKS = ("mlp", "dropout", "cnn")
 WHAT = {
     "mlp": "784-400-400-10, draws of all weights",
@@ -45,14 +46,16 @@ def network(name: str) -> nn.Module:
     torch.manual_seed(0)
     if name == "cnn":
         return nn.Sequential(
-            nn.Unflatten(1, (1, 28, 28)), nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(),
-            nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10),
-        )  # fmt: skip
+            nn.Unflatten(1, (1, 28, 28)),
+            *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
+        )
     return nn.Sequential(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
 
 
 def setup(name: str, rows: int, draws: int) -> tuple[Callable[[], cr.Predictive], cr.Posterior, Tensor]:
-    """A new predictive of the pool at each call, the posterior, and the pool; nothing depends on what was fitted."""
+    """Return a function that makes a new predictive of the pool, the posterior, and the pool; nothing is fitted."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(rows, 784, generator=generator)
     net = network(name)
@@ -73,7 +76,7 @@ def passes(predictive: cr.Predictive) -> int:
 
 @torch.no_grad()
 def loop(posterior: cr.DrawsPosterior, x: Tensor) -> Tensor:
-    """BALD by running sums over the draws, each a pass over the whole pool."""
+    """Compute BALD by running sums over the draws, each a forward pass over the whole pool."""
     layout = posterior.layout
     mean, each = torch.zeros(len(x), 10, dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)
     for theta in posterior.draws[0]:
@@ -85,14 +88,14 @@ def loop(posterior: cr.DrawsPosterior, x: Tensor) -> Tensor:
 
 
 def child(name: str, rows: int, draws: int, threads: int | None) -> dict[str, Any]:
-    """What the fresh process does: seconds and peak above what it held before."""
+    """Run in the fresh process: return seconds and peak memory above the baseline."""
     if threads is not None:
         torch.set_num_threads(threads)
     make, posterior, x = setup(name, rows, draws)
-    cr.active.bald(posterior.predict(x[:100]))  # torch's own buffers and threads exist before the note is taken
+    cr.active.bald(posterior.predict(x[:100]))  # allocate torch's own buffers and threads before the baseline
     predictive = make()
     baseline = resident()
-    forget_peak()
+    reset_peak()
     start = time.perf_counter()
     scores = cr.active.bald(predictive)
     seconds = time.perf_counter() - start
@@ -106,7 +109,9 @@ def main() -> None:
     parser.set_defaults(repeats=3, seconds=0.1)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--draws", type=int, default=50)
-    parser.add_argument("--timed", type=int, default=10_000, help="rows of the pool in timed turns (default 10,000)")
+    parser.add_argument(
+        "--timed", type=int, default=10_000, help="rows of the pool in timed repetitions (default 10,000)"
+    )
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--child", choices=NETWORKS, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -130,22 +135,23 @@ def main() -> None:
 
         rows = min(args.timed, args.rows)
         print(f"## Against the bare passes, {rows:,} rows\n", flush=True)
-        # Timed as a large pool is: in blocks, none of which is kept.
+        # Timed like a large pool: in blocks, without caching.
         predictive_module.CACHE_VALUES = 0
         for name in names:
             make, posterior, x = setup(name, rows, args.draws)
-            contestants: dict[str, Callable[[], Any]] = {
-                "bald": lambda make=make: cr.active.bald(make()), "passes": lambda make=make: passes(make()),
-            }  # fmt: skip
+            implementations: dict[str, Callable[[], Any]] = {
+                "bald": lambda make=make: cr.active.bald(make()),
+                "passes": lambda make=make: passes(make()),
+            }
             if name == "mlp":
                 assert isinstance(posterior, cr.DrawsPosterior)
-                contestants["loop"] = lambda posterior=posterior, x=x: loop(posterior, x)
-                worst = float((contestants["bald"]() - contestants["loop"]()).abs().max())
+                implementations["loop"] = lambda posterior=posterior, x=x: loop(posterior, x)
+                worst = float((implementations["bald"]() - implementations["loop"]()).abs().max())
                 assert worst < 1e-5, f"scores by the loop and by credibly differ by {worst}"
-            times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
-            found_rows = [Row(f"{WHAT[name]}: scores beside bare passes", times["bald"], times["passes"], GOAL)]
+            times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds)
+            found_rows = [Row(f"{WHAT[name]}: scores / bare passes", times["bald"], times["passes"], GOAL)]
             if "loop" in times:
-                found_rows.append(Row(f"{WHAT[name]}: scores beside a loop", times["bald"], times["loop"]))
+                found_rows.append(Row(f"{WHAT[name]}: scores / loop over draws", times["bald"], times["loop"]))
             show(found_rows, record)
 
 

@@ -1,11 +1,11 @@
-"""One step of Bayes by Backprop against bayesian-torch, torch-uncertainty, Pyro and a plain MAP step.
+"""Training steps of Bayes by Backprop against bayesian-torch, torch-uncertainty, Pyro and a plain MAP step.
 
     python -m benchmarks.bbb                    # about four minutes, with the peers that are installed
     python -m benchmarks.bbb --only small       # one of: small, wide, cnn
 
-Mean field, one draw of the weights a step, Normal prior, Adam (fused for all). The rows come from the same `Batches`; on the same
-weights, rows and noise every peer has to give our gradient of the misfit before the clock starts. The estimators of ours are
-compared with one another in `benchmarks.estimators`.
+Mean field, one draw of the weights per step, Normal prior, fused Adam for all. The rows come from the same `Batches`;
+every peer must first give our gradient of the misfit on the same weights, rows and noise. `benchmarks.estimators`
+compares our estimators with one another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks import vi_peers
 from benchmarks.case import Case, Setting
 from benchmarks.ensemble import Task
 from benchmarks.floors import Floor, gradient_flops
-from benchmarks.suite import alone
+from benchmarks.suite import print_rows
 from benchmarks.timing import Goal, Row, interleaved, options, report
 from benchmarks.vi_steps import Ours, convolutional, plain_map, small, wide
 from credibly.gaussians.families import MeanField
@@ -28,18 +28,19 @@ from credibly.inference.method import initial
 from credibly.inference.training.reparameterisation import choose_estimator
 from credibly.methods.bbb import FreeEnergy
 
-SCALE = 0.03  # standard deviation of every weight at the start
+SCALE = 0.03  # initial standard deviation of every weight
 TASKS = {"small": small, "wide": wide, "cnn": convolutional}
 GOALS = {"small": 6.0, "wide": 2.2, "cnn": 2.0}
 LIMITS = {
-    "small": "the calls of a step: gathering rows, drawing noise, the compiled function.",
-    "wide": "half of it matrix products; then random bits (one thread), softplus, the complexity and Adam on 2 x 478,410 numbers.",
-    "cnn": "the convolutions and their gradients (five sixths), which all contestants leave to the same library.",
+    "small": "call overhead per step: gathering rows, sampling noise, the compiled function.",
+    "wide": "half is matrix products; then random numbers (one thread), softplus, the KL term and Adam on 2 x 478,410 "
+    "values.",
+    "cnn": "the convolutions and their gradients (five sixths), for which all implementations call the same library.",
 }
 
 
 def free_energy(task: Task, estimator: str, samples: int) -> tuple[FreeEnergy, Tensor]:
-    """The objective of Bayes by Backprop as its `fit` makes it, and where phi starts."""
+    """Return the objective of Bayes by Backprop as built by its `fit`, and the initial phi."""
     problem = task.problem()
     method = cr.BayesByBackprop(estimator=estimator, samples=samples, batch_size=task.batch, init_scale=SCALE)
     noise = choose_estimator(estimator, problem, task.batch, mean_field=True)
@@ -48,7 +49,7 @@ def free_energy(task: Task, estimator: str, samples: int) -> tuple[FreeEnergy, T
 
 
 def floor_of(size: str, task: Task) -> Floor:
-    """Products of one gradient; means, rhos and Adam's moments of both read and written once."""
+    """Return the floor: FLOPs of one gradient; means, rhos and Adam's moments of both read and written once."""
     traffic = 12.0 * 4 * task.problem().dim
     if size != "cnn":
         sizes = [13, 50, 1] if size == "small" else [784, 400, 400, 10]
@@ -57,22 +58,22 @@ def floor_of(size: str, task: Task) -> Floor:
     return Floor(task.batch * (2.0 * first + 3.0 * second + 3.0 * last), traffic)
 
 
-def contest(size: str, setting: Setting) -> Iterator[Row]:
-    """One network against all peers that are here."""
+def comparisons(size: str, setting: Setting) -> Iterator[Row]:
+    """Compare one network with all installed peers."""
     task = TASKS[size]()
     ours = Ours(task, *free_energy(task, "weights", 1), compiled=not setting.quick)
     if not setting.quick:
         ours.compile()
-    contestants: dict[str, Callable[[], object]] = {"ours": ours, "plain MAP step": plain_map(task, "loss")}
+    implementations: dict[str, Callable[[], object]] = {"ours": ours, "plain MAP step": plain_map(task, "loss")}
     for name, make in vi_peers.MAKERS.items():
         peer = make(task, SCALE)
         if peer is None:
             setting.note(f"{name} is not installed")
             continue
         vi_peers.check(task, peer, free_energy(task, "weights", 1)[0], name)
-        contestants[name] = peer.loop
-    times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
-    what, floor = f"{task.name}, minibatch {task.batch}: a step", floor_of(size, task)
+        implementations[name] = peer.loop
+    times = interleaved(implementations, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
+    what, floor = f"{task.name}, minibatch {task.batch}: one step", floor_of(size, task)
     for name in times:
         if name != "ours":
             goal = Goal(">=", GOALS[size]) if name in vi_peers.MAKERS else None
@@ -80,7 +81,7 @@ def contest(size: str, setting: Setting) -> Iterator[Row]:
 
 
 def cases() -> list[Case]:
-    words = {
+    titles = {
         "small": "13-50-1, minibatch 128",
         "wide": "784-400-400-10, minibatch 128",
         "cnn": "a small CNN, minibatch 64",
@@ -88,9 +89,9 @@ def cases() -> list[Case]:
     return [
         Case(
             f"bbb-{size}",
-            f"A step of Bayes by Backprop, {words[size]}, one draw of the weights.",
+            f"A step of Bayes by Backprop, {titles[size]}, one draw of the weights.",
             LIMITS[size],
-            partial(contest, size),
+            partial(comparisons, size),
             0.5,
             goals=f"{GOALS[size]:g}",
             peers=tuple(vi_peers.MAKERS),
@@ -105,9 +106,8 @@ def main() -> None:
     args = parser.parse_args()
     with report("bbb", args) as record:
         setting = Setting(args.repeats, args.seconds, args.threads)
-        found = [row for size in TASKS if args.only in (None, size) for row in contest(size, setting)]
-        record["rows"] = [row.record() for row in found]
-        alone(found)
+        found = [row for size in TASKS if args.only in (None, size) for row in comparisons(size, setting)]
+        print_rows(found, record)
 
 
 if __name__ == "__main__":

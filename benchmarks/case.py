@@ -1,4 +1,4 @@
-"""A case of the suite: what is done, what limits it, and the function that times it against the peers."""
+"""A case of the suite: the work, its bottleneck, and the function that times it against the peers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from benchmarks.timing import Row
 
 @dataclass
 class Setting:
-    """How a case is run. The same for all cases of a run, but for `notes`, where a case says what it left out and why."""
+    """How to run a case: the same for all cases of a run, except for `notes` on what a case skipped and why."""
 
     repeats: int = 5
-    seconds: float = 0.3  # length of one turn of one contestant
+    seconds: float = 0.3  # duration of one repetition of one implementation
     threads: int | None = None
     jax: str | None = None  # an interpreter with jax, blackjax and numpyro
     root: Path | None = None  # folder with uci/concrete.npz
-    quick: bool = False  # hardly any work: to see that it works, not for figures
+    quick: bool = False  # minimal work: a smoke test, not for timings
     device: str = "cpu"
     notes: list[str] = field(default_factory=list)
 
-    def note(self, words: str) -> None:
-        """Something that the reader of the table should know."""
-        self.notes.append(words)
-        print(f"  ({words})", flush=True)
+    def note(self, text: str) -> None:
+        """Record a remark for the reader of the table."""
+        self.notes.append(text)
+        print(f"  ({text})", flush=True)
 
     @contextmanager
     def jax_side(self, devices: int = 1) -> Iterator[JaxSide | None]:
-        """The process with the JAX peers for the length of a block, or None and a note."""
+        """Run the process with the JAX peers for the duration of a block, or yield None and leave a note."""
         if self.jax is None:
-            self.note("no JAX peers: name an interpreter by --jax, or make one by --make-jax")
+            self.note("no JAX peers: pass an interpreter with --jax, or create one with --make-jax")
             yield None
             return
         side = JaxSide(self.jax, devices=devices, threads=self.threads)
@@ -45,13 +45,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    """One line, or a few, of the table of the suite."""
+    """One or a few rows of the suite's table."""
 
     name: str
-    work: str  # what both sides do, in a sentence
-    limits: str  # what keeps us from the floor, in a sentence
+    work: str  # one sentence on what both sides compute
+    limits: str  # one sentence on the bottleneck that separates us from the floor
     run: Callable[[Setting], Iterable[Row]]
-    minutes: float  # about how long it takes on two cores, for the budget
+    minutes: float  # approximate duration on two cores, for the budget
     device: str = "cpu"
-    goals: str = ""  # in words, for the list of cases
+    goals: str = ""  # for the list of cases
     peers: tuple[str, ...] = ()

@@ -3,10 +3,10 @@
     python -m benchmarks.density                 # about three minutes
     python -m benchmarks.density --json out.json
 
-Everything that samples or optimises calls `Problem.parts_and_grad`: log likelihood and log prior of C parameter vectors and the
-gradient of their sum, for any network, likelihood and prior. The baseline is what one would write for one given network: its
+All samplers and optimisers call `Problem.parts_and_grad`: log likelihood and log prior of C parameter vectors and the
+gradient of their sum, for any network, likelihood and prior. The baseline is hand-written for the given network: its
 layers as `baddbmm`, the simplest form of the density, `torch.autograd.grad` in eager code and `torch.func.grad` inside
-`torch.compile`. Both give the same numbers, which is checked before the clock starts.
+`torch.compile`. Both must first give the same values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credibly as cr
+from benchmarks.hmc import chain_count
 from benchmarks.timing import Goal, Row, cold_compiler, duration, interleaved, options, report, show, table
 
 NOISE = 0.5  # standard deviation of the Gaussian likelihood
-PRIOR = 0.7  # standard deviation of every weight; not 1, so that a forgotten division shows
+PRIOR = 0.7  # standard deviation of every weight; not 1, so that a missing division is detected
 
 Result = tuple[Tensor, Tensor, Tensor]  # log likelihood (C,), log prior (C,), gradient of their sum (C, D)
 GOAL = Goal("<=", 1.1)
@@ -44,9 +45,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        return (
-            f"{'-'.join(map(str, self.sizes))}, {self.rows} rows, {self.chains} chain{'s' if self.chains > 1 else ''}"
-        )
+        return f"{'-'.join(map(str, self.sizes))}, {self.rows} rows, {chain_count(self.chains)}"
 
 
 CASES = (
@@ -71,8 +70,8 @@ def problem_of(case: Case) -> cr.Problem:
     return cr.Problem(net, (x, y), cr.likelihoods.Gaussian(NOISE), prior)
 
 
-class Hand:
-    """The same density by hand: knows its layers, its likelihood and its prior, and nothing else."""
+class HandWritten:
+    """The same density, hand-written for these layers, likelihood and prior."""
 
     def __init__(self, case: Case) -> None:
         self.shapes = [shape for i, o in pairwise(case.sizes) for shape in ((o, i), (o,))]
@@ -83,11 +82,11 @@ class Hand:
 
     def parts(self, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         chains = len(theta)
-        pieces = [p.view(chains, *s) for p, s in zip(theta.split(self.lengths, -1), self.shapes)]
+        tensors = [p.view(chains, *s) for p, s in zip(theta.split(self.lengths, -1), self.shapes)]
         h = x.expand(chains, *x.shape)
-        for i in range(0, len(pieces), 2):
-            h = torch.baddbmm(pieces[i + 1].unsqueeze(1), h, pieces[i].mT)
-            if i + 2 < len(pieces):
+        for i in range(0, len(tensors), 2):
+            h = torch.baddbmm(tensors[i + 1].unsqueeze(1), h, tensors[i].mT)
+            if i + 2 < len(tensors):
                 h = F.silu(h)
         if self.classes:
             labels = y.expand(chains, -1).unsqueeze(-1)
@@ -105,7 +104,7 @@ class Hand:
         return log_lik.detach(), log_prior.detach(), gradient
 
     def functional(self, theta: Tensor, x: Tensor, y: Tensor) -> Result:
-        """For torch.compile, which cannot trace autograd.grad."""
+        """Compute the same for torch.compile, which cannot trace autograd.grad."""
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             log_lik, log_prior = self.parts(t, x, y)
@@ -116,7 +115,7 @@ class Hand:
 
 
 def check_same(name: str, results: dict[str, Result]) -> None:
-    """Every contestant's value and gradient against the hand-written eager one's."""
+    """Check every implementation's value and gradient against the hand-written eager one."""
     reference = results["hand eager"]
     for who, result in results.items():
         for what, found, expected in zip(("log likelihood", "log prior", "gradient"), result, reference):
@@ -130,8 +129,8 @@ def main() -> None:
     compiles: list[tuple[str, float]] = []
     with report("density", args) as record, cold_compiler() as loading:
         for case in CASES:
-            torch.compiler.reset()  # or every call would first try the guards of the cases before
-            problem, hand = problem_of(case), Hand(case)
+            torch.compiler.reset()  # otherwise every call would first try the guards of earlier cases
+            problem, hand = problem_of(case), HandWritten(case)
             x, y = problem.x, problem.y
             assert isinstance(x, Tensor)
             theta = 0.1 * torch.randn(case.chains, problem.dim)
@@ -145,17 +144,17 @@ def main() -> None:
                 "ours compiled": torch.compile(ours, dynamic=False),
                 "hand compiled": torch.compile(hand.functional, dynamic=False),
             }
-            with torch.no_grad():  # as the training and sampling loops call it
+            with torch.no_grad():  # as in the training and sampling loops
                 start = time.perf_counter()
                 functions["ours compiled"](theta, x, y)
                 first = time.perf_counter() - start
                 check_same(case.name, {who: function(theta, x, y) for who, function in functions.items()})
                 compiles.append((case.name, first))
-                contestants: dict[str, Callable[[], object]] = {
+                implementations: dict[str, Callable[[], object]] = {
                     who: partial(function, theta, x, y) for who, function in functions.items()
                 }
-                contestants["public eager"] = partial(problem.log_density_and_grad, theta)
-                times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
+                implementations["public eager"] = partial(problem.log_density_and_grad, theta)
+                times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds)
             rows += [
                 Row(f"{case.name}: eager", times["ours eager"], times["hand eager"], GOAL),
                 Row(f"{case.name}: compiled", times["ours compiled"], times["hand compiled"], GOAL),
@@ -163,9 +162,7 @@ def main() -> None:
             ]
         print("## Value and gradient, one call for all chains\n")
         show(rows, record)
-        print(
-            f"Our first compiled call, without a cache on disk; loading the compiler took {duration(loading)} more:\n"
-        )
+        print(f"Our first compiled call, cold cache; loading the compiler took {duration(loading)} more:\n")
         print(table(["case", "first call"], [[n, duration(s)] for n, s in compiles]))
         record["compiler_loading_s"] = loading
         record["compile"] = [{"case": n, "first_call_s": s} for n, s in compiles]

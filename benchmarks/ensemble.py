@@ -1,14 +1,14 @@
-"""Training steps of deep ensembles against plain torch.
+"""Training steps of deep ensembles against plain PyTorch.
 
     python -m benchmarks.ensemble                 # about three minutes
     python -m benchmarks.ensemble --json out.json
 
-The baseline is the training loop that anybody would write for one member: a fresh permutation every epoch, a gather of the
-minibatch, the loss, backward, fused Adam. Ours is what `credibly.inference.training.loop.train` runs, through the `Batches` and the step
-that it makes: every member has its own permutation and its own minibatch. Both make the same moves, which is checked before
-the clock starts. What `train` does once in 150 to 500 steps (looking at the loss) is left out on both sides.
+The baseline is the usual training loop for one member: a new permutation every epoch, a gather of the minibatch, the
+loss, backward, fused Adam. Ours is what `credibly.inference.training.loop.train` runs, with its `Batches` and step:
+every member has its own permutation and minibatch. Both make the same updates, which is checked first. What `train`
+does once in 150 to 500 steps (checking the loss) is excluded on both sides.
 
-torch-uncertainty's ensemble is its wrapper around 20 networks, which all see the same minibatch, under one fused Adam.
+torch-uncertainty's ensemble is its wrapper around 20 networks that share each minibatch, under one fused Adam.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from credibly.inference.training.settings import Training
 LR = 1e-3
 NOISE = 0.5  # standard deviation of the Gaussian likelihood
 PRIOR = 1.0  # standard deviation of every weight
-LOOK = 150  # steps between two looks at the loss in a run of the default length
-TABLE_STEPS = 100_000  # length of the run whose steps are timed: only the table of learning rates is as long
+CHECK_EVERY = 150  # steps between two checks of the loss in a run of the default length
+TABLE_STEPS = 100_000  # nominal length of the run; only the table of learning rates has this length
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network, its data, and the two losses that mean the same: a likelihood for us, a function for the plain loop."""
+    """A network, its data, and two equivalent losses: a likelihood for ours, a function for the plain loop."""
 
     name: str
     net: nn.Module
@@ -67,9 +67,8 @@ def small() -> Task:
     x = torch.randn(455, 13)
     y = torch.sin(x[:, :1]) + NOISE * torch.randn(455, 1)
     net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 1))
-    return Task(
-        "13-50-1", net, x, y, 32, cr.likelihoods.Gaussian(NOISE), lambda f, y: 0.5 / NOISE**2 * (f - y).square().mean()
-    )
+    likelihood = cr.likelihoods.Gaussian(NOISE)
+    return Task("13-50-1", net, x, y, 32, likelihood, lambda f, y: 0.5 / NOISE**2 * (f - y).square().mean())
 
 
 def wide() -> Task:
@@ -81,10 +80,11 @@ def wide() -> Task:
 
 
 class Plain:
-    """One member, as one writes it in plain torch.
+    """One member in plain PyTorch.
 
-    With prior_in="loss" the Normal prior is a term of the loss, as ours has it, so the loss is the log density. With
-    prior_in="optimiser" it is Adam's weight_decay, which has the same gradient and costs less, but the loss is then without it.
+    With prior_in="loss" the Normal prior is a term of the loss, as in ours, so the loss is the negative log density.
+    With prior_in="optimiser" it is Adam's weight_decay, which has the same gradient and costs less, but the loss then
+    omits it.
     """
 
     def __init__(self, task: Task, prior_in: str) -> None:
@@ -101,11 +101,11 @@ class Plain:
         self.done = 0
 
     def __call__(self) -> None:
-        place = self.done % self.task.per_epoch
-        if place == 0:
+        batch = self.done % self.task.per_epoch
+        if batch == 0:
             self.order = torch.randperm(len(self.task.x), generator=self.generator)
         self.done += 1
-        self.step(self.order[place * self.task.batch : (place + 1) * self.task.batch])
+        self.step(self.order[batch * self.task.batch : (batch + 1) * self.task.batch])
 
     def step(self, rows: Tensor) -> None:
         x, y = self.task.x[rows], self.task.y[rows]
@@ -118,7 +118,7 @@ class Plain:
 
 
 class Ours:
-    """M members through the objects of the real training loop, which takes up to `LOOK` steps before it looks at the loss."""
+    """M members in the objects of the real training loop, with up to `CHECK_EVERY` steps between loss checks."""
 
     def __init__(self, task: Task, members: int, *, compiled: bool) -> None:
         problem = task.problem()
@@ -133,28 +133,28 @@ class Ours:
     def __call__(self) -> None:
         self._advance(1)
 
-    def turn(self, steps: int) -> float:
-        """Seconds a step of so many."""
+    def time_calls(self, steps: int) -> float:
+        """Return the seconds per step."""
         gc.collect()
         gc.disable()
         try:
             start = time.perf_counter()
             left = steps
             while left:
-                left -= self._advance(min(left, LOOK))
+                left -= self._advance(min(left, CHECK_EVERY))
             return (time.perf_counter() - start) / steps
         finally:
             gc.enable()
 
     def _advance(self, most: int) -> int:
         if self.done + most > TABLE_STEPS:
-            self.done = 0  # the table of learning rates begins again
+            self.done = 0  # restart the table of learning rates
         before = self.done
         self.done = self.step.advance_to(self.theta, self.batches, before, before + most, self.active)
         return self.done - before
 
     def compile(self) -> float:
-        """Seconds of the first call; refuses a step that fell back to eager, which would be timed under a wrong name."""
+        """Return the seconds of the first call. Exits if the step fell back to eager, which would be mislabelled."""
         start = time.perf_counter()
         self()
         seconds = time.perf_counter() - start
@@ -164,8 +164,8 @@ class Ours:
         return seconds
 
 
-def check_same_moves(task: Task) -> None:
-    """One member of ours and both plain loops, on the same minibatches for an epoch, must end at the same weights."""
+def check_same_updates(task: Task) -> None:
+    """Check that one member of ours and both plain loops reach the same weights after an epoch of equal minibatches."""
     ours = Ours(task, 1, compiled=False)
     plain = [Plain(task, "loss"), Plain(task, "optimiser")]
     for _ in range(task.per_epoch):
@@ -175,13 +175,13 @@ def check_same_moves(task: Task) -> None:
             member.step(rows)
     for member in plain:
         weights = torch.cat([p.detach().flatten() for p in member.parameters])
-        # Adam's first moves are lr * sign(gradient): a gradient that is zero up to rounding may go either way.
-        apart = (weights - ours.theta[0]).abs().quantile(0.99)
-        assert float(apart) < 0.01 * LR, f"{task.name}: the plain loop makes other moves than credibly"
+        # Adam's first updates are lr * sign(gradient): a gradient that is zero up to rounding may go either way.
+        difference = (weights - ours.theta[0]).abs().quantile(0.99)
+        assert float(difference) < 0.01 * LR, f"{task.name}: the plain loop makes other updates than credibly"
 
 
 class Wrapped:
-    """20 members by torch-uncertainty; a call is one step of all of them on one minibatch."""
+    """20 members in torch-uncertainty; a call is one step of all of them on one minibatch."""
 
     def __init__(self, task: Task, members: int, library: object) -> None:
         self.task, self.members = task, members
@@ -201,14 +201,14 @@ class Wrapped:
         self.done += 1
 
     def loss(self, rows: Tensor) -> Tensor:
-        """The sum of all members' losses, each a mean over the rows and the prior."""
+        """Return the sum of all members' losses, each a mean over rows plus the prior."""
         y = self.task.y[rows].repeat(self.members, 1)
         fit = self.members * self.task.loss(self.net(self.task.x[rows]), y)
         return fit + 0.5 * self.decay * sum((p.square().sum() for p in self.parameters), torch.zeros(()))
 
 
 def check_wrapped(task: Task, wrapped: Wrapped) -> None:
-    """On the same weights and rows every wrapped member has the gradient of ours."""
+    """Exit unless every wrapped member has our gradient on the same weights and rows."""
     rows = torch.arange(task.batch)
     wrapped.loss(rows).backward()
     found = torch.cat([p.grad.flatten() for p in wrapped.parameters]).reshape(wrapped.members, -1)
@@ -216,18 +216,18 @@ def check_wrapped(task: Task, wrapped: Wrapped) -> None:
     problem = task.problem()
     theta = problem.layout.read(problem.layout.module).unsqueeze(0)
     ours = -problem.minibatch(theta, rows).gradient / problem.n
-    apart = float((found - ours).norm(dim=1).max() / ours.norm())
-    if not apart < 1e-3:
-        raise SystemExit(f"torch-uncertainty has another gradient ({apart:.2g} away): nothing to compare")
+    error = float((found - ours).norm(dim=1).max() / ours.norm())
+    if not error < 1e-3:
+        raise SystemExit(f"torch-uncertainty has another gradient (relative error {error:.2g}): nothing to compare")
 
 
-def contest(setting: Setting, members: int = 20) -> Iterator[Row]:
-    """The case of the suite: 20 members of the small network."""
+def comparisons(setting: Setting, members: int = 20) -> Iterator[Row]:
+    """Run the suite's case: 20 members of the small network."""
     task = small()
-    check_same_moves(task)
+    check_same_updates(task)
     ours = Ours(task, members, compiled=True)
     ours.compile()
-    contestants: dict[str, Callable[[], object]] = {
+    implementations: dict[str, Callable[[], object]] = {
         "ours": ours,
         "plain": Plain(task, "loss"),
         "lean": Plain(task, "optimiser"),
@@ -236,17 +236,18 @@ def contest(setting: Setting, members: int = 20) -> Iterator[Row]:
     if found is None:
         setting.note("torch-uncertainty is not installed")
     else:
-        contestants["wrapped"] = Wrapped(task, members, found[0])
-        check_wrapped(task, contestants["wrapped"])  # type: ignore[arg-type]
-    times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
-    what = f"{task.name}, minibatch {task.batch}, {members} members: a step of all"
+        implementations["wrapped"] = Wrapped(task, members, found[0])
+        check_wrapped(task, implementations["wrapped"])  # type: ignore[arg-type]
+    times = interleaved(implementations, repeats=setting.repeats, seconds=setting.seconds, multiple=task.per_epoch)
+    what = f"{task.name}, minibatch {task.batch}, {members} members: one step of all"
     dim = task.problem().dim
-    floor = Floor(
-        members * gradient_flops([13, 50, 1], task.batch), members * dim * 4 * 7
-    )  # weights, moments: 3 read, 3 written
+    # Weights, moments: 3 read, 3 written.
+    floor = Floor(members * gradient_flops([13, 50, 1], task.batch), members * dim * 4 * 7)
     for key, name, factor in (
-        ("plain", "loop of torch", members), ("lean", "loop of torch, prior by weight_decay", members), ("wrapped", "torch-uncertainty", 1),
-    ):  # fmt: skip
+        ("plain", "PyTorch loop", members),
+        ("lean", "PyTorch loop, prior by weight_decay", members),
+        ("wrapped", "torch-uncertainty", 1),
+    ):
         if key in times:
             goal = None if key == "lean" else Goal(">=", 40)
             yield Row(what, times["ours"], scaled(times[key], factor), goal, inverse=True, peer=name, floor=floor)
@@ -257,11 +258,11 @@ def cases() -> list[Case]:
         Case(
             "ensemble-20",
             "A training step of 20 members of 13-50-1, minibatch 32, Adam, with shuffling.",
-            "sums over the 32 rows of a minibatch for every weight, and shuffling; the products are a small part.",
-            contest,
+            "sums over the 32 rows of a minibatch for every weight, and shuffling; matrix products are a small part.",
+            comparisons,
             0.4,
             goals="40",
-            peers=("loop of torch", "torch-uncertainty"),
+            peers=("PyTorch loop", "torch-uncertainty"),
         )
     ]
 
@@ -272,27 +273,27 @@ def count(members: int) -> str:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--only", choices=("small", "wide"), default=None, help="one of the two networks")
+    parser.add_argument("--only", choices=("small", "wide"), default=None, help="one of the networks")
     args = parser.parse_args()
     with report("ensemble", args) as record, cold_compiler() as loading:
         compiles: list[tuple[str, int, float]] = []
 
-        def contest(task: Task, compiled: tuple[int, ...], eager: tuple[int, ...]) -> dict[str, list[float]]:
-            check_same_moves(task)
-            contestants: dict[str, Callable[[], object]] = {
+        def time_task(task: Task, compiled: tuple[int, ...], eager: tuple[int, ...]) -> dict[str, list[float]]:
+            check_same_updates(task)
+            implementations: dict[str, Callable[[], object]] = {
                 "plain": Plain(task, "loss"),
                 "lean": Plain(task, "optimiser"),
             }
             for members in compiled:
                 ours = Ours(task, members, compiled=True)
                 compiles.append((task.name, members, ours.compile()))
-                contestants[f"compiled {members}"] = ours
-            contestants |= {f"eager {members}": Ours(task, members, compiled=False) for members in eager}
-            return interleaved(contestants, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
+                implementations[f"compiled {members}"] = ours
+            implementations |= {f"eager {members}": Ours(task, members, compiled=False) for members in eager}
+            return interleaved(implementations, repeats=args.repeats, seconds=args.seconds, multiple=task.per_epoch)
 
         if args.only != "wide":
             task = small()
-            times = contest(task, compiled=(1, 20, 100), eager=(1, 20))
+            times = time_task(task, compiled=(1, 20, 100), eager=(1, 20))
             print(f"## {task.name}, {len(task.x)} rows, minibatch {task.batch}: one step\n")
             rows = []
             for key, name in (("plain", "plain"), ("lean", "plain (weight_decay)")):
@@ -301,45 +302,29 @@ def main() -> None:
                     Row(f"1 member / 1 {name}", times["compiled 1"], plain),
                     Row(f"20 members / 1 {name}", times["compiled 20"], plain, Goal("<", 1.0)),
                     Row(f"100 members / 1 {name}", times["compiled 100"], plain, Goal("<=", 1.2)),
-                    Row(
-                        f"loop over 20 {name} / 20 members",
-                        times["compiled 20"],
-                        scaled(plain, 20),
-                        Goal(">=", 40),
-                        inverse=True,
-                    ),
                 ]
+                loop = scaled(plain, 20)
+                rows.append(
+                    Row(f"loop over 20 {name} / 20 members", times["compiled 20"], loop, Goal(">=", 40), inverse=True)
+                )
             rows += [Row(f"eager: {count(m)} / 1 plain", times[f"eager {m}"], times["plain"]) for m in (1, 20)]
             show(rows, record)
 
         if args.only != "small":
             task = wide()
-            times = contest(task, compiled=(1, 8), eager=(1, 8))
+            times = time_task(task, compiled=(1, 8), eager=(1, 8))
             print(f"## {task.name}, {len(task.x)} rows, minibatch {task.batch}: one step of one member\n")
             rows = []
             for key, name in (("plain", "plain"), ("lean", "plain (weight_decay)")):
-                rows += [
-                    Row(
-                        f"compiled: {count(m)}, each / 1 {name}",
-                        scaled(times[f"compiled {m}"], 1 / m),
-                        times[key],
-                        Goal("<=", 1.0),
-                    )
-                    for m in (1, 8)
-                ]
-            rows += [
-                Row(
-                    f"eager: {count(m)}, each / 1 plain",
-                    scaled(times[f"eager {m}"], 1 / m),
-                    times["plain"],
-                )
-                for m in (1, 8)
-            ]
+                for m in (1, 8):
+                    each = scaled(times[f"compiled {m}"], 1 / m)
+                    rows.append(Row(f"compiled: {count(m)}, each / 1 {name}", each, times[key], Goal("<=", 1.0)))
+            for m in (1, 8):
+                each = scaled(times[f"eager {m}"], 1 / m)
+                rows.append(Row(f"eager: {count(m)}, each / 1 plain", each, times["plain"]))
             show(rows, record)
 
-        print(
-            f"Time to compile, paid once and without a cache on disk; loading the compiler took {duration(loading)} more:\n"
-        )
+        print(f"Time to compile, paid once, cold cache; loading the compiler took {duration(loading)} more:\n")
         print(table(["network", "members", "first call"], [[n, str(m), duration(s)] for n, m, s in compiles]))
         record["compiler_loading_s"] = loading
         record["compile"] = [{"network": n, "members": m, "first_call_s": s} for n, m, s in compiles]

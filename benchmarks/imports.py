@@ -3,9 +3,9 @@
     python -m benchmarks.imports                 # about a minute
     python -m benchmarks.imports --json out.json
 
-credibly looks up its names when they are first used, so the bare import says little: the second row also touches the names that
-any fit needs, which loads torch, and so says what we add to it. It also lists what heavy packages came along: those that only
-some programs need (plots, tables, scikit-learn) must load when they are used, not before.
+credibly resolves its names lazily, so the bare import loads little. The second row also accesses the names that any fit
+needs, which loads torch, and so shows what we add to it. It also lists heavy packages that were loaded: those that only
+some programs need (plots, tables, scikit-learn) must load on use, not before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READY = (
 )
 TORCH = "import torch"
 
-# The clock runs inside the new interpreter: starting and stopping Python is the same for all and not an import.
+# Timed inside the new interpreter: starting and stopping Python is the same for all and not an import.
 PROBE = """
 import json, sys, time
 start = time.perf_counter()
@@ -42,7 +42,7 @@ class Import:
 
 
 def fresh(statement: str) -> Import:
-    """The statement in an interpreter of its own."""
+    """Run the statement in a fresh interpreter."""
     command = [sys.executable, "-c", PROBE.format(statement=statement)]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return Import(found["seconds"], frozenset(found["packages"]))
@@ -51,7 +51,7 @@ def fresh(statement: str) -> Import:
 def main() -> None:
     args = options(__doc__).parse_args()
     with report("imports", args) as record:
-        fresh(BARE)  # this round also warms the file cache and the .pyc files
+        fresh(BARE)  # warms the file cache and the .pyc files
         added = fresh(READY).packages - fresh(TORCH).packages
         times: dict[str, list[float]] = {BARE: [], READY: [], TORCH: []}
         for _ in range(max(7, args.repeats)):
@@ -68,7 +68,7 @@ def main() -> None:
         heavy = sorted(added & set(MUST_NOT_LOAD))
         public = sorted(name for name in added if not name.startswith("_"))
         print(f"Heavy packages loaded: {', '.join(heavy) or 'none'} (looked for {', '.join(MUST_NOT_LOAD)})")
-        print(f"All that torch alone does not load: {', '.join(public)}")
+        print(f"Loaded beyond what torch loads: {', '.join(public)}")
         record["heavy_loaded"], record["added_packages"] = heavy, public
     if heavy:
         raise SystemExit(1)

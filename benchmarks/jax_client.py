@@ -1,4 +1,4 @@
-"""Our side of the JAX peers: a process in another environment that builds contestants and times them when asked."""
+"""Client of the JAX peers: a process in another environment that builds and times implementations on request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SIDE = Path(__file__).parent / "jax_side"
 
 
 class PeerError(RuntimeError):
-    """The other side could not do what it was asked for."""
+    """A request that the JAX process could not serve."""
 
 
 class JaxSide:
-    """The process; `close` ends it. `Setting.jax_side` gives one for the length of a block."""
+    """The JAX process; `close` ends it. `Setting.jax_side` provides one for the duration of a block."""
 
     def __init__(self, python: str | Path, *, devices: int = 1, threads: int | None = None) -> None:
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -43,7 +43,7 @@ class JaxSide:
             raise
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
@@ -53,71 +53,73 @@ class JaxSide:
     def has(self, name: str) -> bool:
         return name in self.versions
 
-    def ask(self, **what: Any) -> dict[str, Any]:
-        """The answer to a request; tensors go along in a file."""
+    def ask(self, **fields: Any) -> dict[str, Any]:
+        """Send a request and return the response; tensors travel in a file."""
         assert self.process.stdin is not None
-        arrays = {k: _plain(v) for k, v in what.items() if isinstance(v, (Tensor, np.ndarray))}
-        words = {k: v for k, v in what.items() if k not in arrays}
+        arrays = {k: _to_numpy(v) for k, v in fields.items() if isinstance(v, (Tensor, np.ndarray))}
+        request = {k: v for k, v in fields.items() if k not in arrays}
         if arrays:
             self.count += 1
-            words["arrays"] = f"{self.folder.name}/{self.count}.npz"
-            np.savez(words["arrays"], **arrays)
-        self.process.stdin.write(json.dumps(words) + "\n")
+            request["arrays"] = f"{self.folder.name}/{self.count}.npz"
+            np.savez(request["arrays"], **arrays)
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self._read()
 
-    def fetch(self, **what: Any) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
-        """The answer to a request that also gives arrays."""
+    def fetch(self, **fields: Any) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+        """Send a request whose response includes arrays."""
         out = f"{self.folder.name}/out.npz"
-        told = self.ask(**what, out=out)
-        return told, dict(np.load(out, allow_pickle=False))
+        response = self.ask(**fields, out=out)
+        return response, dict(np.load(out, allow_pickle=False))
 
-    def build(self, kind: str, case: Mapping[str, Any], **arrays: Any) -> Elsewhere:
-        """A contestant for `timing.interleaved`, which is timed over there."""
+    def build(self, kind: str, case: Mapping[str, Any], **arrays: Any) -> RemoteCall:
+        """Build an implementation for `timing.interleaved` that is timed in the JAX process."""
         self.count += 1
         name = f"{kind} {self.count}"
-        told = self.ask(build=kind, name=name, **case, **arrays)
-        return Elsewhere(self, name, told)
+        info = self.ask(build=kind, name=name, **case, **arrays)
+        return RemoteCall(self, name, info)
 
     def _read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise PeerError("the interpreter with JAX ended; is jax installed there?")
+            raise PeerError("the JAX interpreter exited; is jax installed there?")
         found: dict[str, Any] = json.loads(line)
         if "error" in found:
             raise PeerError(found["error"])
         return found
 
 
-class Elsewhere:
-    """A contestant in the other process; `turn` gives seconds a call, `told` what it said when it was built."""
+class RemoteCall:
+    """An implementation in the JAX process; `info` is what building it returned."""
 
-    def __init__(self, side: JaxSide, name: str, told: dict[str, Any]) -> None:
-        self.side, self.name, self.told = side, name, told
+    def __init__(self, side: JaxSide, name: str, info: dict[str, Any]) -> None:
+        self.side, self.name, self.info = side, name, info
 
     def __call__(self) -> None:
-        self.turn(1)
+        self.time_calls(1)
 
-    def turn(self, calls: int) -> float:
+    def time_calls(self, calls: int) -> float:
+        """Return the seconds per call."""
         return float(self.side.ask(run=self.name, calls=calls)["seconds"]) / calls
 
 
-def _plain(value: Any) -> np.ndarray[Any, Any]:
+def _to_numpy(value: Any) -> np.ndarray[Any, Any]:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def check_density(side: JaxSide, case: Mapping[str, Any], problem: Any, theta: Tensor) -> None:
-    """Both sides give the same gradient, and the same differences of the log density, at the given points."""
+    """Exit unless both sides give the same gradient and the same differences of the log density at the given points."""
     theta = torch.cat([theta, 0.5 * theta])
     _, found = side.fetch(density="networks", **case, x=problem.x, y=problem.y, theta=theta)
     ours = problem.log_density_and_grad(theta)
     value, gradient = ours.log_density, ours.gradient
     theirs = torch.from_numpy(found["gradient"].astype(np.float64))
-    apart = float((theirs - gradient.cpu().double()).norm() / gradient.double().norm())
-    # Constants are left out over there, so differences are compared.
+    gradient_error = float((theirs - gradient.cpu().double()).norm() / gradient.double().norm())
+    # The JAX side omits constants, so differences are compared.
     both = torch.from_numpy(found["log_density"].astype(np.float64)), value.cpu().double()
-    rises = [v - v[0] for v in both]
-    far = float((rises[0] - rises[1]).abs().max() / both[1].abs().max())
-    if not (apart < 1e-3 and far < 1e-4):
-        raise SystemExit(f"JAX has another density: gradient {apart:.2g}, value {far:.2g} away: nothing to compare")
+    changes = [v - v[0] for v in both]
+    value_error = float((changes[0] - changes[1]).abs().max() / both[1].abs().max())
+    if not (gradient_error < 1e-3 and value_error < 1e-4):
+        errors = f"relative error {gradient_error:.2g} of the gradient, {value_error:.2g} of the value"
+        raise SystemExit(f"JAX computes another density ({errors}): nothing to compare")

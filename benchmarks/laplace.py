@@ -1,24 +1,24 @@
-"""The Laplace approximation against laplace-torch: the time of the curvature pass, and the same numbers from both.
+"""The Laplace approximation against laplace-torch: time of the curvature pass, and agreement of the results.
 
     python -m benchmarks.laplace                    # about fifteen minutes on two cores: 60,000 rows
     python -m benchmarks.laplace --rows 6000        # a tenth of it
-    python -m benchmarks.laplace --case same        # only whether both say the same
+    python -m benchmarks.laplace --case same        # only the agreement
     python -m benchmarks.laplace --json out.json
 
-laplace-torch is no dependency: where it is not installed it is left out, with a line that says so. To have it, in an
-environment of its own:
+laplace-torch is not a dependency; without it the comparison is skipped with a message. To install it, in its own
+environment:
 
-    pip install --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdl asdfghjkl torchmetrics lightning-utilities \\
-        packaging opt_einsum linear_operator unfoldNd jaxtyping wadler_lindig einconv
+    pip install --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdl asdfghjkl torchmetrics \\
+        lightning-utilities packaging opt_einsum linear_operator unfoldNd jaxtyping wadler_lindig einconv
 
-What is timed is a `fit` of theirs, which is the pass over the data and the eigendecomposition of the factors, and
-`curvature_blocks` of ours, which is the same work. Both see the same network with the same weights, the same rows, and
-one prior precision. Where the two differ by convention:
+Timed are their `fit`, which is the pass over the data and the eigendecomposition of the factors, and our
+`curvature_blocks`, which is the same work. Both get the same network, weights, rows and prior precision. They differ by
+convention:
 
-- They take a bias as a block of its own beside the weight's; here it is one more input of the layer, which keeps the
+- They treat a bias as a separate block beside the weight's; here it is one more input of the layer, which keeps the
   correlations between the two. Networks without biases have the same Kronecker factors in both.
 - Their "full" and "diag" are the same matrices as ours.
-- They have noise as `sigma_noise`, ours is the likelihood's scale; their prior precision is 1 / scale^2.
+- Their noise is `sigma_noise`, ours is the likelihood's scale; their prior precision is 1 / scale^2.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from credibly.curvature import Block, choose_names, curvature_blocks, find_parts
 PRIOR_SCALE = 0.5
 NOISE = 0.3
 BACKENDS = ("CurvlinopsGGN", "BackPackGGN", "AsdlGGN")
-BATCH = 512  # rows of a minibatch of theirs
-STRUCTURES = {"kron": "kron", "diag": "diag", "full": "full"}  # ours and theirs
+BATCH = 512  # minibatch size of theirs
+STRUCTURES = {"kron": "kron", "diag": "diag", "full": "full"}  # our name -> theirs
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The module and those of its backends that can be imported."""
+    """The module and its importable backends."""
 
     module: Any
     backends: dict[str, Any]
 
 
 def find_peer() -> Peer | None:
-    """Imports what can be imported, and prints a line about it."""
+    """Import laplace-torch and its backends if installed, and print which."""
     try:
         module = importlib.import_module("laplace")
         curvature = importlib.import_module("laplace.curvature")
@@ -72,7 +72,7 @@ def find_peer() -> Peer | None:
 
 # -- both sides --------------------------------------------------------------------------------------------------------
 def network(*sizes: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """A seeded MLP with ReLU."""
+    """Return a seeded MLP with ReLU."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layers: list[nn.Module] = []
@@ -82,7 +82,7 @@ def network(*sizes: int, bias: bool = True, dtype: torch.dtype = torch.float32) 
 
 
 def ours(net: nn.Module, x: Tensor, y: Tensor, structure: str) -> tuple[cr.Problem, Any]:
-    """The problem, and the call that is timed."""
+    """Return the problem and the call to time."""
     likelihood = cr.likelihoods.Gaussian(NOISE) if y.is_floating_point() else cr.likelihoods.Categorical()
     problem = cr.Problem(net, data=(x, y), likelihood=likelihood, prior=cr.priors.Normal(PRIOR_SCALE))
     row = blank_row(describe(problem.x), problem.device)
@@ -96,22 +96,27 @@ def ours(net: nn.Module, x: Tensor, y: Tensor, structure: str) -> tuple[cr.Probl
 
 
 def theirs(peer: Peer, backend: str, net: nn.Module, x: Tensor, y: Tensor, structure: str) -> Any:
-    """A fit of laplace-torch, on a copy: its backends leave hooks behind."""
+    """Fit laplace-torch on a copy: its backends leave hooks behind."""
     extra = {"sigma_noise": NOISE} if y.is_floating_point() else {}
     found = peer.module.Laplace(
-        copy.deepcopy(net), "regression" if y.is_floating_point() else "classification", subset_of_weights="all",
-        hessian_structure=structure, prior_precision=PRIOR_SCALE**-2, backend=peer.backends[backend], **extra,
-    )  # fmt: skip
+        copy.deepcopy(net),
+        "regression" if y.is_floating_point() else "classification",
+        subset_of_weights="all",
+        hessian_structure=structure,
+        prior_precision=PRIOR_SCALE**-2,
+        backend=peer.backends[backend],
+        **extra,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found.fit(DataLoader(TensorDataset(x, y), batch_size=BATCH))
     return found
 
 
-# -- the same numbers --------------------------------------------------------------------------------------------------
+# -- agreement ---------------------------------------------------------------------------------------------------------
 def same(peer: Peer, record: dict[str, Any]) -> None:
-    """Variances of the linearised outputs and the log evidence, in float64, as relative differences."""
-    lines, kept = [], []
+    """Compare moments of the linearised outputs and the log evidence in float64, as relative differences."""
+    lines, comparisons = [], []
     new = torch.randn(20, 8, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     for task, bias in (("classes", False), ("classes", True), ("regression", False)):
         net = network(8, 12, 3 if task == "classes" else 1, bias=bias, dtype=torch.float64)
@@ -126,28 +131,32 @@ def same(peer: Peer, record: dict[str, Any]) -> None:
             other = theirs(peer, "CurvlinopsGGN", net, x, y, STRUCTURES[structure])
             their_mean, their_covariance = other._glm_predictive_distribution(new)
             evidence = float(other.log_marginal_likelihood())
-            figures = {
-                "task": task, "bias": bias, "structure": structure,
-                "mean": _apart(mean, their_mean), "variance": _apart(covariance, their_covariance.detach()),
-                "log_evidence": posterior.log_evidence, "their_log_evidence": evidence,
-            }  # fmt: skip
-            kept.append(figures)
-            lines.append(
-                [task, "yes" if bias else "no", structure, f"{figures['mean']:.1e}", f"{figures['variance']:.1e}",
-                 f"{posterior.log_evidence:.4f}", f"{evidence:.4f}"]
-            )  # fmt: skip
-    header = ["task", "biases", "structure", "mean apart", "variance apart", "log evidence", "theirs"]
-    print(table(header, lines) + "\n\nApart: the largest difference over the largest value.\n", flush=True)
-    record["same"] = kept
+            errors = _error(mean, their_mean), _error(covariance, their_covariance.detach())
+            comparisons.append(
+                {
+                    "task": task,
+                    "bias": bias,
+                    "structure": structure,
+                    "mean": errors[0],
+                    "variance": errors[1],
+                    "log_evidence": posterior.log_evidence,
+                    "their_log_evidence": evidence,
+                }
+            )
+            values = [*(f"{e:.1e}" for e in errors), f"{posterior.log_evidence:.4f}", f"{evidence:.4f}"]
+            lines.append([task, "yes" if bias else "no", structure, *values])
+    header = ["task", "biases", "structure", "mean error", "variance error", "log evidence", "theirs"]
+    print(table(header, lines) + "\n\nError: the largest difference over the largest value.\n", flush=True)
+    record["same"] = comparisons
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def _error(a: Tensor, b: Tensor) -> float:
     return float((a - b.reshape(a.shape)).abs().max() / b.abs().max())
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
 def timed(peer: Peer, args: argparse.Namespace, record: dict[str, Any]) -> None:
-    """784-400-400-10 on so many rows of the shape of MNIST."""
+    """Time 784-400-400-10 on rows of the shape of MNIST."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(args.rows, 784, generator=generator)
     y = (x @ torch.randn(784, 10, generator=generator)).argmax(1)
@@ -158,25 +167,24 @@ def timed(peer: Peer, args: argparse.Namespace, record: dict[str, Any]) -> None:
         calls: dict[str, Any] = {"credibly": call}
         for backend in peer.backends:
             calls[backend] = lambda backend=backend, s=structure: theirs(peer, backend, net, x, y, s)
-        times = _in_turns(calls, args.repeats)
+        times = _alternate(calls, args.repeats)
+        goal = Goal("<=", 1.2) if structure == "kron" else None
         for backend in peer.backends:
             if backend in times:
                 what = f"{structure}, {args.rows:,} rows, against {backend}"
-                rows.append(
-                    Row(what, times["credibly"], times[backend], Goal("<=", 1.2) if structure == "kron" else None)
-                )
+                rows.append(Row(what, times["credibly"], times[backend], goal))
     show(rows, record)
 
 
-def _in_turns(calls: dict[str, Any], repeats: int) -> dict[str, Times]:
-    """Seconds of each, turn by turn; a backend that fails is left out with a line that says why."""
+def _alternate(calls: dict[str, Any], repeats: int) -> dict[str, Times]:
+    """Return the seconds of each call, alternating between them; a backend that fails is left out with a message."""
     times: dict[str, Times] = {name: [] for name in calls}
     for _ in range(repeats):
         for name in list(times):
             start = time.perf_counter()
             try:
                 calls[name]()
-            except Exception as error:  # a peer's failure is a line of the report
+            except Exception as error:  # a failing peer is reported, not raised
                 print(f"{name}: left out ({type(error).__name__}: {str(error)[:100]})", flush=True)
                 del times[name]
                 continue
@@ -189,7 +197,7 @@ def main() -> None:
     parser.set_defaults(repeats=3)
     parser.add_argument("--rows", type=int, default=60_000, help="training rows (default 60,000)")
     parser.add_argument("--structures", default="kron", help="kron,diag (default kron)")
-    parser.add_argument("--case", choices=("same", "time"), default=None, help="only one of the two parts")
+    parser.add_argument("--case", choices=("same", "time"), default=None, help="only one of the parts")
     args = parser.parse_args()
     with report("laplace", args) as record:
         peer = find_peer()

@@ -3,17 +3,18 @@
     python -m benchmarks.mnist_bbb --root DIR                           # the defaults: 300 epochs; meant for a GPU
     python -m benchmarks.mnist_bbb --root DIR --grid --prior mixture normal --json out.json
     python -m benchmarks.mnist_bbb --root DIR --units 1200              # the width of the published pruning table
-    python -m benchmarks.mnist_bbb --root DIR --epochs 3 --train-rows 10000 --baseline-epochs 3      # a CPU, a minute
+    python -m benchmarks.mnist_bbb --root DIR --epochs 3 --train-rows 10000 --baseline-epochs 3      # a minute on a CPU
 
-DIR holds mnist.npz. Where credibly is not installed, start it from the root of the repository with PYTHONPATH=src.
+DIR has mnist.npz. If credibly is not installed, run from the root of the repository with PYTHONPATH=src.
 
-The target is the one of Blundell et al. 2015: pixels / 126, batches of 128, two hidden layers. What is measured is the test
-error of the Bayesian model average over draws of the weights and of the mean weights alone, with log loss, calibration error
-and ELBO; beside it the same network trained by SGD (maximum likelihood, and MAP under a Normal prior).
+The setting is that of Blundell et al. 2015: pixels / 126, batches of 128, two hidden layers. Reported are the test
+error of the Bayesian model average over draws of the weights and of the mean weights, with log loss, calibration error
+and ELBO, beside the same network trained by SGD (maximum likelihood, and MAP under a Normal prior).
 
-Nothing is chosen by the test rows. `--validate` and `--grid` train on the first 50,000 rows and look at the last 10,000
-training rows. `--grid` tries variations of the settings given, takes the one with the lowest validation error, and only
-then trains that one at full length on --train-rows (by default all 60,000). The test rows are read once a fit, at its end.
+No choice uses the test rows. `--validate` and `--grid` train on the first 50,000 rows and validate on the last 10,000
+training rows. `--grid` tries variations of the given settings, picks the one with the lowest validation error, and only
+then trains it at full length on --train-rows (by default all 60,000). The test rows are evaluated once per fit, at its
+end.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.mnist_fits import BATCH, VALIDATION, Settings, clock, figures, fit_baseline, fit_bbb, load, prune
+from benchmarks.mnist_fits import BATCH, VALIDATION, Settings, clock, evaluate, fit_baseline, fit_bbb, load, prune
 from benchmarks.mnist_search import choose
 from benchmarks.timing import machine, table
 
-# Blundell et al. 2015, test error in %, two hidden layers of so many units, 600 epochs; pruning at 1200 units.
+# Blundell et al. 2015: test error in % by units in each of two hidden layers, 600 epochs; pruning at 1200 units.
 PUBLISHED = {
     "SGD": {400: 1.83, 800: 1.84, 1200: 1.88},
     "SGD, dropout": {400: 1.51, 800: 1.33, 1200: 1.36},
@@ -44,7 +45,7 @@ PUBLISHED_PRUNING = {0.0: 1.24, 0.5: 1.24, 0.75: 1.24, 0.95: 1.29, 0.98: 1.39}
 PUBLISHED_NAME = {"mixture": "BBB, scale mixture", "normal": "BBB, Gaussian prior"}
 
 
-# -- the tables --------------------------------------------------------------------------------------------------------
+# -- tables ------------------------------------------------------------------------------------------------------------
 def error_table(rows: list[dict[str, Any]], units: int) -> str:
     lines = []
     for row in rows:
@@ -83,40 +84,37 @@ def pruning_table(lines: list[dict[str, Any]], units: int) -> str:
     return table(header, rows)
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------------------------
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("--root", type=Path, required=True, metavar="DIR", help="the folder that holds mnist.npz")
-    add("--epochs", type=int, default=300, help="of the Bayes by Backprop fits (default 300; published 600)")
-    add("--units", type=int, default=400, help="in each of the two hidden layers (default 400)")
-    add("--prior", choices=("mixture", "normal"), nargs="+", default=["mixture"], help="one fit for each")
-    add("--pi", type=float, default=0.5, help="share of the wide component (default 0.5)")
-    add("--scale1", type=float, default=1.0, help="the wide component's deviation (default 1)")
-    add("--scale2", type=float, default=math.exp(-6), help="the narrow component's deviation (default exp(-6))")
-    add("--normal-scale", type=float, default=1.0, help="deviation of --prior normal (default 1)")
-    add("--optimiser", choices=("adam", "sgd"), default="adam", help="of Bayes by Backprop (default adam)")
-    add("--momentum", type=float, default=0.9, help="of SGD, or Adam's first decay (default 0.9)")
-    add("--lr", type=float, default=1e-3, help="rate at the start, for the mean loss a row (default 1e-3)")
-    add("--schedule", choices=("cosine", "linear", "constant"), default="cosine", help="of the rate (default cosine)")
-    add("--samples", type=int, default=1, help="draws of the weights a step (default 1)")
+    add("--root", type=Path, required=True, metavar="DIR", help="folder with mnist.npz")
+    add("--epochs", type=int, default=300, help="epochs of Bayes by Backprop (default 300; published 600)")
+    add("--units", type=int, default=400, help="units in each of the two hidden layers (default 400)")
+    add("--prior", choices=("mixture", "normal"), nargs="+", default=["mixture"], help="priors, one fit each")
+    add("--pi", type=float, default=0.5, help="weight of the wide component (default 0.5)")
+    add("--scale1", type=float, default=1.0, help="std of the wide component (default 1)")
+    add("--scale2", type=float, default=math.exp(-6), help="std of the narrow component (default exp(-6))")
+    add("--normal-scale", type=float, default=1.0, help="std of --prior normal (default 1)")
+    add("--optimiser", choices=("adam", "sgd"), default="adam", help="optimiser of Bayes by Backprop (default adam)")
+    add("--momentum", type=float, default=0.9, help="momentum of SGD, or Adam's beta1 (default 0.9)")
+    add("--lr", type=float, default=1e-3, help="initial learning rate, for the mean loss per row (default 1e-3)")
+    add("--schedule", choices=("cosine", "linear", "constant"), default="cosine", help="learning-rate schedule")
+    add("--samples", type=int, default=1, help="draws of the weights per step (default 1)")
     add("--estimator", choices=("auto", "weights", "local", "flipout"), default="auto", help="default auto: local")
-    add("--kl-weights", choices=("uniform", "geometric"), default="uniform", help="over the minibatches of an epoch")
+    add("--kl-weights", choices=("uniform", "geometric"), default="uniform", help="KL weight over an epoch's batches")
     add(
-        "--kl-warmup",
-        type=float,
-        default=0.0,
-        help="share of the steps over which the KL's weight rises to 1 (default 0)",
+        "--kl-warmup", type=float, default=0.0, help="fraction of steps over which the KL weight rises to 1 (default 0)"
     )
-    add("--init-scale", type=float, default=0.01, help="sigma of every weight at the start (default 0.01)")
-    add("--grid", action="store_true", help="first choose among variations by the validation error")
-    add("--grid-epochs", type=int, default=60, help="of every variation (default 60)")
-    add("--grid-seconds", type=float, default=240, help="no new variation after so many seconds (default 240)")
-    add("--validate", action="store_true", help="train on the first 50,000 rows and report the validation rows only")
+    add("--init-scale", type=float, default=0.01, help="initial std of every weight (default 0.01)")
+    add("--grid", action="store_true", help="first choose among variations by validation error")
+    add("--grid-epochs", type=int, default=60, help="epochs per variation (default 60)")
+    add("--grid-seconds", type=float, default=240, help="start no new variation after this time (default 240)")
+    add("--validate", action="store_true", help="train on the first 50,000 rows and report only the validation rows")
     add("--train-rows", type=int, default=60_000, help="rows to train on (default 60,000; with --validate 50,000)")
-    add("--baseline-epochs", type=int, default=60, help="of the SGD baselines; 0 leaves them out (default 60)")
-    add("--baseline-lr", type=float, default=0.05, help="rate of the SGD baselines (default 0.05)")
-    add("--draws", type=int, default=50, help="draws of the weights that are averaged over (default 50)")
+    add("--baseline-epochs", type=int, default=60, help="epochs of the SGD baselines; 0 skips them (default 60)")
+    add("--baseline-lr", type=float, default=0.05, help="learning rate of the SGD baselines (default 0.05)")
+    add("--draws", type=int, default=50, help="draws of the weights to average over (default 50)")
     add("--seed", type=int, default=0)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
@@ -129,40 +127,40 @@ def parse() -> argparse.Namespace:
     if args.validate and args.train_rows == 60_000:
         args.train_rows = most
     if not BATCH <= args.train_rows <= most:
-        parser.error(f"--train-rows: {args.train_rows} is not between {BATCH} and {most}")
+        parser.error(f"--train-rows must be between {BATCH} and {most}, got {args.train_rows}")
     return args
 
 
 def main() -> None:
     args = parse()
-    # Where compilation fails, credibly goes on eagerly and says so in its log: on a GPU that is worth knowing.
+    # If compilation fails, credibly falls back to eager and logs it: on a GPU that is worth knowing.
     logging.basicConfig(format="%(message)s")
     logging.getLogger("credibly").setLevel(logging.INFO)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    facts = machine() | {"device": gpu or str(device)}
-    print("# mnist_bbb\n\n" + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in facts.items()) + "\n", flush=True)
+    here = machine() | {"device": gpu or str(device)}
+    print("# mnist_bbb\n\n" + ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in here.items()) + "\n", flush=True)
     record: dict[str, Any] = {
         "benchmark": "mnist_bbb",
-        "machine": facts,
+        "machine": here,
         "options": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
         "rows": [],
         "grid": {},
         "pruning": {},
     }
 
-    def keep() -> None:
+    def save() -> None:
         if args.json is not None:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(record, indent=2) + "\n")
 
-    began = time.perf_counter()
+    first_start = time.perf_counter()
     everything, test = load(args.root, device)
     train = everything.rows(0, args.train_rows)
     held_out = everything.rows(60_000 - VALIDATION, 60_000)
-    against, what = (held_out, "validation") if args.validate else (test, "test")
+    evaluation, what = (held_out, "validation") if args.validate else (test, "test")
 
     for prior in args.prior:
         settings = Settings(
@@ -184,13 +182,13 @@ def main() -> None:
             print(f"Grid, {prior} prior, {args.grid_epochs} epochs on the first {len(first.y):,} rows:", flush=True)
             record["grid"][prior] = []
             settings = choose(first, held_out, settings, args, record["grid"][prior])
-            keep()
+            save()
         print(f"\n{PUBLISHED_NAME[prior]}, {len(train.y):,} rows, {args.epochs} epochs: {settings}", flush=True)
         start = clock(device)
         posterior = fit_bbb(train, settings, args.epochs, args)
         seconds = clock(device) - start
         history = posterior.record.history
-        record["pruning"][prior] = prune(posterior, against, args)
+        record["pruning"][prior] = prune(posterior, evaluation, args)
         record["rows"].append(
             {
                 "name": PUBLISHED_NAME[prior],
@@ -207,9 +205,9 @@ def main() -> None:
             }
         )
         latest = record["rows"][-1]
-        print(f"{what} error {latest['error']:.2f} % in {seconds:.0f} s ({seconds / args.epochs:.2f} s an epoch)\n")
+        print(f"{what} error {latest['error']:.2f} % in {seconds:.0f} s ({seconds / args.epochs:.2f} s per epoch)\n")
         print(pruning_table(record["pruning"][prior], args.units) + "\n", flush=True)
-        keep()
+        save()
 
     for name, shown in (("MLE", "SGD (maximum likelihood)"), ("MAP", "SGD (MAP, N(0, 1) prior)")):
         if args.baseline_epochs:
@@ -217,20 +215,20 @@ def main() -> None:
             point = fit_baseline(train, name, args)
             seconds = clock(device) - start
             published_as = "SGD" if name == "MLE" else ""
-            found = figures(point.predict(against.x), against.y)
+            found = evaluate(point.predict(evaluation.x), evaluation.y)
             about = {"epochs": args.baseline_epochs, "seconds": seconds}
             record["rows"].append({"name": shown, "published_as": published_as, **found, **about})
-            keep()
+            save()
 
     print(f"## Errors on the 10,000 {what} rows, 784-{args.units}-{args.units}-10, {len(train.y):,} training rows\n")
     print(error_table(record["rows"], args.units))
     print(
-        f"\nPublished: test errors of Blundell et al. 2015. Measured: here, seed {args.seed}; Bayes by Backprop averages over "
-        f"{args.draws} draws. One standard error of an error rate near 1.4 % on 10,000 rows is 0.12 %.\n"
+        f"\nPublished: test errors of Blundell et al. 2015. Measured: seed {args.seed}; Bayes by Backprop averages "
+        f"over {args.draws} draws. The standard error of an error rate near 1.4 % on 10,000 rows is 0.12 %.\n"
     )
-    record["seconds"] = time.perf_counter() - began
-    print(f"{record['seconds']:.0f} s in all")
-    keep()
+    record["seconds"] = time.perf_counter() - first_start
+    print(f"{record['seconds']:.0f} s in total")
+    save()
 
 
 if __name__ == "__main__":

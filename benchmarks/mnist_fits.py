@@ -1,4 +1,4 @@
-"""Bayes by Backprop on MNIST: the images, the settings of a fit, the fits, and what is measured of them."""
+"""Bayes by Backprop on MNIST: the images, the settings of a fit, the fits and their metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 import credibly as cr
 
-PIXELS = 126.0  # pixels are divided by this, as published
+PIXELS = 126.0  # divisor of the pixels, as published
 BATCH = 128
 VALIDATION = 10_000  # the last rows of the training set
 FRACTIONS = (0.0, 0.5, 0.75, 0.95, 0.98)
 
 
-# -- the data ----------------------------------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------------------------------
 class Images(NamedTuple):
     """Pixels (N, 784) divided by 126 and labels (N,), on the device."""
 
@@ -33,29 +33,29 @@ class Images(NamedTuple):
 
 
 def load(root: Path, device: torch.device) -> tuple[Images, Images]:
-    """Training and test images."""
+    """Return the training and test images."""
     path = root / "mnist.npz"
     form = "x_train (60000, 28, 28) uint8, y_train (60000,), x_test (10000, 28, 28) uint8, y_test (10000,)"
     if not path.is_file():
-        sys.exit(f"{path} was not found. --root needs a folder with mnist.npz, an npz file that holds {form}")
+        sys.exit(f"{path} was not found. --root must be a folder with mnist.npz, an npz file with {form}")
     with np.load(path, allow_pickle=False) as arrays:
         missing = {"x_train", "y_train", "x_test", "y_test"} - set(arrays.files)
         if missing:
-            sys.exit(f"{path} has no {', '.join(sorted(missing))}; it needs {form}")
+            sys.exit(f"{path} lacks {', '.join(sorted(missing))}; it must have {form}")
         parts = []
         for part, rows in (("train", 60_000), ("test", 10_000)):
             x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
             if x.shape != (rows, 28, 28) or x.dtype != np.uint8 or y.shape != (rows,):
-                sys.exit(f"{path}: x_{part} is {x.shape} {x.dtype} and y_{part} is {y.shape}; it needs {form}")
+                sys.exit(f"{path}: x_{part} is {x.shape} {x.dtype} and y_{part} is {y.shape}; it must have {form}")
             pixels = torch.from_numpy(x.reshape(rows, 784)).to(device).float() / PIXELS
             parts.append(Images(pixels, torch.from_numpy(y.astype(np.int64)).to(device)))
     return parts[0], parts[1]
 
 
-# -- the problem and the fits ------------------------------------------------------------------------------------------
+# -- fits --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Settings:
-    """One Bayes by Backprop fit."""
+    """Settings of one Bayes by Backprop fit."""
 
     prior: str
     pi: float
@@ -67,7 +67,7 @@ class Settings:
     samples: int
     estimator: str
     kl_weights: str
-    kl_warmup: float  # share of the steps
+    kl_warmup: float  # fraction of the steps
     init_scale: float
 
     def prior_density(self) -> cr.priors.Prior:
@@ -86,9 +86,7 @@ class Settings:
 
 
 def problem_of(train: Images, units: int, prior: cr.priors.Prior) -> cr.Problem:
-    net = nn.Sequential(
-        nn.Linear(784, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 10)
-    )  # fmt: skip
+    net = nn.Sequential(nn.Linear(784, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, 10))
     return cr.Problem(
         net, (train.x, train.y), likelihood=cr.likelihoods.Categorical(), prior=prior, device=train.x.device
     )
@@ -115,7 +113,7 @@ def fit_bbb(train: Images, settings: Settings, epochs: int, args: argparse.Names
 
 
 def fit_baseline(train: Images, name: str, args: argparse.Namespace) -> cr.DrawsPosterior:
-    """The same network by SGD with momentum: maximum likelihood, or MAP under N(0, 1)."""
+    """Fit the same network by SGD with momentum: maximum likelihood, or MAP under N(0, 1)."""
     method = (cr.MAP if name == "MAP" else cr.MLE)(
         epochs=args.baseline_epochs,
         batch_size=BATCH,
@@ -128,27 +126,27 @@ def fit_baseline(train: Images, name: str, args: argparse.Namespace) -> cr.Draws
     return method.fit(problem_of(train, args.units, cr.priors.Normal(1.0)), seed=args.seed, progress=args.progress)
 
 
-# -- what is measured --------------------------------------------------------------------------------------------------
-def figures(predictive: cr.Predictive, y: Tensor) -> dict[str, float]:
-    """Error in %, negative log likelihood a row and expected calibration error."""
+# -- metrics -----------------------------------------------------------------------------------------------------------
+def evaluate(predictive: cr.Predictive, y: Tensor) -> dict[str, float]:
+    """Return the error in %, the negative log likelihood per row and the expected calibration error."""
     found = cr.evaluate(predictive, y)
     return {"error": 100 * (1 - found["accuracy"]), "nll": -found["log_density"], "ece": found["ece"]}
 
 
 def at_mean(posterior: cr.GaussianPosterior) -> cr.DrawsPosterior:
-    """The mean weights alone, as a posterior of one draw."""
+    """Return the mean weights as a posterior of one draw."""
     return cr.DrawsPosterior(posterior.model, posterior.loc.unsqueeze(1), posterior.record)
 
 
 def measure(posterior: cr.GaussianPosterior, images: Images, args: argparse.Namespace) -> dict[str, Any]:
     average = posterior.predict(images.x, draws=args.draws, seed=args.seed)
-    found: dict[str, Any] = figures(average, images.y)
-    found["mean_weights"] = figures(at_mean(posterior).predict(images.x), images.y)
+    found: dict[str, Any] = evaluate(average, images.y)
+    found["mean_weights"] = evaluate(at_mean(posterior).predict(images.x), images.y)
     return found
 
 
 def prune(posterior: cr.GaussianPosterior, images: Images, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The same figures with the least certain weights removed."""
+    """Return the metrics with the least certain weights removed, by fraction removed."""
     lines = []
     for fraction in FRACTIONS:
         kept = posterior.prune(fraction) if fraction else posterior

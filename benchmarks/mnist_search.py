@@ -1,4 +1,4 @@
-"""Bayes by Backprop on MNIST: settings chosen by the validation rows, one question after another."""
+"""Bayes by Backprop on MNIST: settings chosen on the validation rows, one group after another."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import credibly as cr
 from benchmarks.mnist_fits import Images, Settings, clock, fit_bbb, measure
 
-# One question after another, each asked of the best answer so far: how it is optimised, then the start, then the prior. The
-# scales and shares are those of the published grid. "sgd" at 0.128 is a rate of 1e-3 on the sum over a batch of 128.
+# Coordinate-wise search from the best settings so far: the optimiser, then the initialisation, then the prior. The
+# scales and mixture weights are those of the published grid. "sgd" at 0.128 is a rate of 1e-3 on the sum over a batch
+# of 128.
 SEARCH: tuple[tuple[dict[str, Any], ...], ...] = (
     (
         {"optimiser": "adam", "lr": 1e-3, "kl_weights": "uniform"},
@@ -33,14 +34,14 @@ SEARCH_NORMAL = (*SEARCH[:2], tuple({"scale1": math.exp(-k)} for k in (0, 1, 2, 
 def choose(
     train: Images, held_out: Images, base: Settings, args: argparse.Namespace, tried: list[dict[str, Any]]
 ) -> Settings:
-    """The settings with the lowest validation error (ties: the lower log loss); all that were tried go into `tried`."""
-    began = time.perf_counter()
+    """Return the settings with the lowest validation error (ties: lower log loss); append every trial to `tried`."""
+    first_start = time.perf_counter()
 
     def attempt(settings: Settings) -> None:
         if any(one["settings"] == asdict(settings) for one in tried):
             return
-        if tried and time.perf_counter() - began > args.grid_seconds:
-            print(f"  {settings}: left out, --grid-seconds are spent", flush=True)
+        if tried and time.perf_counter() - first_start > args.grid_seconds:
+            print(f"  {settings}: skipped, --grid-seconds used up", flush=True)
             return
         start = clock(train.x.device)
         try:
@@ -52,20 +53,21 @@ def choose(
         found["seconds"] = clock(train.x.device) - start
         found["elbo"] = posterior.record.history["elbo"]
         tried.append({"settings": asdict(settings), **found})
+        at_mean = found["mean_weights"]["error"]
         print(
-            f"  {settings}: validation error {found['error']:.2f} % (mean weights {found['mean_weights']['error']:.2f} %), "
+            f"  {settings}: validation error {found['error']:.2f} % (mean weights {at_mean:.2f} %), "
             f"NLL {found['nll']:.4f}, ELBO {found['elbo']:,.0f}, {found['seconds']:.0f} s",
             flush=True,
         )
 
     def best() -> Settings:
         if not tried:
-            sys.exit("the settings given could not be trained")
+            sys.exit("training diverged with the given settings")
         return Settings(**min(tried, key=lambda one: (one["error"], one["nll"]))["settings"])
 
     attempt(base)
-    for question in SEARCH if base.prior == "mixture" else SEARCH_NORMAL:
+    for group in SEARCH if base.prior == "mixture" else SEARCH_NORMAL:
         so_far = best()
-        for change in question:
+        for change in group:
             attempt(replace(so_far, **change))
     return best()

@@ -1,4 +1,4 @@
-"""The peers: which are here, and their modules. None of them is a dependency, and nothing is installed by looking."""
+"""The peers: which are installed, and their modules. None is a dependency; looking for them installs nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Name of the distribution, and the module by whose presence it is known.
+# Name of the distribution -> its module.
 TORCH_PEERS = {
     "bayesian-torch": "bayesian_torch",
     "torch-uncertainty": "torch_uncertainty",
@@ -30,7 +30,7 @@ JAX_PEERS = {"jax": "jax", "blackjax": "blackjax", "numpyro": "numpyro"}
 
 @dataclass(frozen=True)
 class Found:
-    """One peer: its version, or None and the reason why it is not there."""
+    """A peer with its version, or None and the reason why it is missing."""
 
     name: str
     version: str | None
@@ -41,11 +41,11 @@ class Found:
 
 
 def find(names: dict[str, str] = TORCH_PEERS) -> list[Found]:
-    """The peers of this environment, by their metadata: nothing is imported."""
-    return [_look(name, module) for name, module in names.items()]
+    """Return the peers of this environment from their metadata, without importing them."""
+    return [_find_one(name, module) for name, module in names.items()]
 
 
-def _look(name: str, module: str) -> Found:
+def _find_one(name: str, module: str) -> Found:
     try:
         if importlib.util.find_spec(module) is None:
             return Found(name, None, "not installed")
@@ -55,10 +55,10 @@ def _look(name: str, module: str) -> Found:
 
 
 def find_jax(python: str | None) -> list[Found]:
-    """The JAX peers of that interpreter; without one, why there are none."""
+    """Return the JAX peers of an interpreter; without one, why there are none."""
     if python is None:
-        return [Found(name, None, "no interpreter named by --jax") for name in JAX_PEERS]
-    look = (
+        return [Found(name, None, "no interpreter given with --jax") for name in JAX_PEERS]
+    code = (
         "import importlib.metadata as m, json\nfound = {}\n"
         f"for name in {list(JAX_PEERS)!r}:\n"
         "    try:\n        found[name] = m.version(name)\n"
@@ -66,25 +66,25 @@ def find_jax(python: str | None) -> list[Found]:
         "print(json.dumps(found))"
     )
     try:
-        told = subprocess.run([python, "-c", look], capture_output=True, text=True, check=True, timeout=60)
-        versions = json.loads(told.stdout)
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        versions = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return [Found(name, None, f"{python} does not answer: {type(error).__name__}") for name in JAX_PEERS]
+        return [Found(name, None, f"{python} does not respond: {type(error).__name__}") for name in JAX_PEERS]
     return [Found(name, versions.get(name), "not installed there") for name in JAX_PEERS]
 
 
-def jax_interpreter(named: str | None) -> str | None:
-    """The interpreter that was named, or this one where JAX is installed in it."""
-    if named is not None:
-        return named
+def jax_interpreter(given: str | None) -> str | None:
+    """Return the given interpreter, or this one if JAX is installed in it."""
+    if given is not None:
+        return given
     return sys.executable if all(one.version for one in find(JAX_PEERS)) else None
 
 
 def make_jax(folder: Path) -> str:
-    """A virtual environment with jax, blackjax and numpyro in that folder, made where it is not there yet; its interpreter."""
+    """Create a virtual environment with jax, blackjax and numpyro unless it exists; return its interpreter."""
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if not python.exists():
-        print(f"making an environment for the JAX peers in {folder}", flush=True)
+        print(f"creating an environment for the JAX peers in {folder}", flush=True)
         venv.create(folder, with_pip=True)
     if not all(one.version for one in find_jax(str(python))):
         subprocess.run([python, "-m", "pip", "install", "--quiet", *JAX_PEERS], check=True)
@@ -92,7 +92,7 @@ def make_jax(folder: Path) -> str:
 
 
 def module(name: str) -> Any:
-    """A module of a peer, or None where it cannot be imported. Its own warnings are not ours to show."""
+    """Import a module of a peer without its warnings; None if it cannot be imported."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,9 +102,9 @@ def module(name: str) -> Any:
 
 
 def single_files(package: str, files: Sequence[str]) -> list[Any] | None:
-    """Modules of a package from their own files, without the package's `__init__`; None where one is not there.
+    """Import modules of a package from their files, without the package's `__init__`; None if one is missing.
 
-    torch-uncertainty and probly import lightning, torchvision and plots when they are imported, which these files do not use.
+    torch-uncertainty and probly import lightning, torchvision and plotting at the top, which these files do not need.
     The folders in between become empty packages, so that the files can import one another.
     """
     spec = importlib.util.find_spec(package)

@@ -1,10 +1,10 @@
-"""Predicting 100,000 rows with 1,000 draws: mean and variance of the network, against a loop over the draws and NumPyro.
+"""Predictive mean and variance of 100,000 rows with 1,000 draws, against a loop over the draws and NumPyro.
 
     python -m benchmarks.prediction --jax PYTHON        # about a minute
 
-The loop is the one that anybody would write: for every draw the outputs of all rows, added up with their squares. NumPyro's
-`Predictive` goes over the draws too, keeps all outputs, and reduces them inside one jitted function. Ours is `posterior.predict(x)`
-with mean, variance and its parts. All give the same mean and variance, which is checked.
+The loop computes the outputs of all rows for every draw and accumulates them and their squares. NumPyro's `Predictive`
+maps over the draws too, keeps all outputs, and reduces them inside one jitted function. Ours is `posterior.predict(x)`
+with the mean, the variance and its decomposition. All give the same mean and variance, which is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.func import functional_call
 import credibly as cr
 from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, forward_flops
-from benchmarks.suite import alone
+from benchmarks.suite import print_rows
 from benchmarks.timing import Goal, Row, interleaved, options, report
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
@@ -37,7 +37,7 @@ def setup(draws: int, rows: int) -> tuple[cr.DrawsPosterior, Tensor]:
 
 
 def loop(posterior: cr.DrawsPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the network over the draws."""
+    """Return the mean and variance of the network over the draws."""
     layout = posterior.model.layout
     total, squares = torch.zeros(len(x), 1), torch.zeros(len(x), 1)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def loop(posterior: cr.DrawsPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean[:, 0], (squares / count - mean.square())[:, 0]
 
 
-def contest(setting: Setting) -> Iterator[Row]:
+def comparisons(setting: Setting) -> Iterator[Row]:
     draws, rows = (20, 500) if setting.quick else (DRAWS, ROWS)
     posterior, x = setup(draws, rows)
 
@@ -61,16 +61,16 @@ def contest(setting: Setting) -> Iterator[Row]:
     mean, variance = ours()
     for mine, theirs in zip((mean, variance), loop(posterior, x)):
         if not float((mine - theirs).abs().max() / theirs.abs().max()) < 1e-3:
-            raise SystemExit("the loop over draws gives other numbers: nothing to compare")
-    contestants: dict[str, Callable[[], object]] = {"ours": ours, "loop": lambda: loop(posterior, x)}
+            raise SystemExit("the loop over draws gives other values: nothing to compare")
+    implementations: dict[str, Callable[[], object]] = {"ours": ours, "loop": lambda: loop(posterior, x)}
     with setting.jax_side() as side:
         if side is not None and side.has("numpyro"):
             peer = side.build("numpyro_predictive", {"sizes": SIZES, "prior": 1.0}, x=x, theta=posterior.draws[0])
             for key, mine in (("mean", mean), ("variance", variance)):
-                if not torch.allclose(torch.tensor(peer.told[key]), mine[:5].float(), rtol=1e-2, atol=1e-3):
+                if not torch.allclose(torch.tensor(peer.info[key]), mine[:5].float(), rtol=1e-2, atol=1e-3):
                     raise SystemExit(f"NumPyro's Predictive gives another {key}: nothing to compare")
-            contestants["numpyro"] = peer
-        times = interleaved(contestants, repeats=min(3, setting.repeats), seconds=setting.seconds, warm=1)
+            implementations["numpyro"] = peer
+        times = interleaved(implementations, repeats=min(3, setting.repeats), seconds=setting.seconds, warm=1)
     what = f"{draws:,} draws x {rows:,} rows of 13-50-1: mean and variance"
     floor = Floor(draws * forward_flops(SIZES, rows))
     for key, name, goal in (("loop", "loop over draws", 3.0), ("numpyro", "NumPyro Predictive", 1.0)):
@@ -83,8 +83,8 @@ def cases() -> list[Case]:
         Case(
             "prediction",
             "Mean and variance of 13-50-1 at 100,000 rows under 1,000 draws.",
-            "the products at four fifths of the rate of multiplying and adding, and two thirds as long for 5 billion activations.",
-            contest,
+            "matrix products at four fifths of the FMA rate, and two thirds as long for 5 billion activations.",
+            comparisons,
             1.2,
             goals="3 against the loop, 1 against NumPyro",
             peers=("loop over draws", "NumPyro Predictive"),
@@ -97,9 +97,8 @@ def main() -> None:
     parser.add_argument("--jax", default=None, metavar="PYTHON", help="an interpreter with jax and numpyro")
     args = parser.parse_args()
     with report("prediction", args) as record:
-        found = list(contest(Setting(args.repeats, args.seconds, args.threads, args.jax)))
-        record["rows"] = [row.record() for row in found]
-        alone(found)
+        found = list(comparisons(Setting(args.repeats, args.seconds, args.threads, args.jax)))
+        print_rows(found, record)
 
 
 if __name__ == "__main__":

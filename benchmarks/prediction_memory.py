@@ -1,13 +1,14 @@
 """Memory and speed of predicting with many draws for many rows.
 
     python -m benchmarks.prediction_memory                             # 1,000 draws x 1,000,000 rows: about ten minutes
-    python -m benchmarks.prediction_memory --rows 20000 --draws 200    # a small one, to see that it runs
+    python -m benchmarks.prediction_memory --rows 20000 --draws 200    # a small one, as a smoke test
     python -m benchmarks.prediction_memory --json out.json
 
-The outputs of 1,000 draws for a million rows of a two-output network are 8 GB: too much to hold, so every quantity streams over
-the rows. A fresh process makes the inputs and the draws, notes its memory, then asks for the moments with their decomposition,
-a 90 % interval and the log predictive density; its peak above that note is the figure. The speed is compared with a plain loop
-over the draws on some of the rows, which gives the same numbers (checked).
+The outputs of 1,000 draws for a million rows of a two-output network are 8 GB: too large to hold, so every quantity
+streams over the rows. A fresh process creates the inputs and draws, records its memory as the baseline, then computes
+the moments with their decomposition, a 90 % interval and the log predictive density; reported is its peak above the
+baseline. The speed is compared with a plain loop over the draws on some of the rows, which gives the same results
+(checked).
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from benchmarks.timing import Row, duration, interleaved, options, report, show,
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
 
-LIMIT = 2 * 2**30  # bytes that predicting may take beside its inputs and results
+LIMIT = 2 * 2**30  # bytes that predicting may take on top of its inputs and results
 STATUS = Path("/proc/self/status")
 
 
 def setup(rows: int, draws: int) -> tuple[cr.DrawsPosterior, Tensor, Tensor]:
-    """A posterior of random draws, and the inputs and targets to predict; nothing of it depends on what was fitted."""
+    """Return a posterior of random draws, and the inputs and targets to predict; nothing is fitted."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(13, 50), nn.ReLU(), nn.Linear(50, 2))  # a mean and a log-variance
@@ -51,20 +52,20 @@ def setup(rows: int, draws: int) -> tuple[cr.DrawsPosterior, Tensor, Tensor]:
     return cr.DrawsPosterior(Model.of(problem), theta, Record(method="benchmark")), x, y
 
 
-# -- memory, in a process of its own -----------------------------------------------------------------------------------
+# -- memory, in a fresh process ----------------------------------------------------------------------------------------
 def resident() -> int:
-    """Bytes that this process holds now; where the system does not say, the most that it ever held."""
+    """Return the resident bytes of this process; if the system does not report them, the peak."""
     return _status("VmRSS") or peak()
 
 
 def peak() -> int:
-    """The most bytes that this process held since the last `forget_peak` that worked."""
+    """Return the peak resident bytes of this process since the last successful `reset_peak`."""
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak() -> None:
-    """Starts the peak anew. Linux can; elsewhere the peak of an earlier part may count for a later one, never too little."""
+def reset_peak() -> None:
+    """Reset the peak on Linux. Elsewhere the peak of an earlier part may count for a later one, an overestimate."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -77,11 +78,11 @@ def _status(key: str) -> int:
 
 
 def child(rows: int, draws: int, threads: int | None) -> dict[str, Any]:
-    """What the fresh process does: seconds and peak above the baseline of each quantity, as plain values."""
+    """Run in the fresh process: return seconds and peak above the baseline per quantity, as plain values."""
     if threads is not None:
         torch.set_num_threads(threads)
     posterior, x, y = setup(rows, draws)
-    posterior.predict(x[:10]).interval(0.9)  # torch's own buffers and threads exist before the note is taken
+    posterior.predict(x[:10]).interval(0.9)  # allocate torch's own buffers and threads before the baseline
     posterior.predict(x[:10]).log_prob(y[:10])
     p = posterior.predict(x)
     baseline = resident()
@@ -92,9 +93,9 @@ def child(rows: int, draws: int, threads: int | None) -> dict[str, Any]:
     }
     parts, kept = [], []
     for name, call in work.items():
-        forget_peak()
+        reset_peak()
         start = time.perf_counter()
-        kept.append(call())  # the results stay, as they do for a caller who uses them
+        kept.append(call())  # keep the results, as a caller would
         seconds = time.perf_counter() - start
         parts.append({"what": name, "seconds": seconds, "peak_bytes": peak() - baseline})
         assert all(len(r) == rows and bool(torch.isfinite(r).all()) for r in kept[-1])
@@ -103,7 +104,7 @@ def child(rows: int, draws: int, threads: int | None) -> dict[str, Any]:
 
 # -- speed, against a loop over the draws ------------------------------------------------------------------------------
 def loop_outputs(posterior: cr.DrawsPosterior, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Location and log-variance (rows,) of one draw after the other, by the plain network."""
+    """Yield location and log-variance (rows,) of each draw from the plain network."""
     layout = posterior.layout
     for theta in posterior.draws[0]:
         output = functional_call(layout.module, layout.split(theta)[0], (x,))
@@ -112,7 +113,7 @@ def loop_outputs(posterior: cr.DrawsPosterior, x: Tensor) -> Iterator[tuple[Tens
 
 @torch.no_grad()
 def loop_moments(posterior: cr.DrawsPosterior, x: Tensor) -> tuple[Tensor, ...]:
-    """Mean, aleatoric and epistemic variance by running sums over the draws, in float64 as ours."""
+    """Compute mean, aleatoric and epistemic variance by running sums over the draws, in float64 like ours."""
     mean, square, noise = (torch.zeros(len(x), dtype=torch.float64) for _ in range(3))
     for location, log_variance in loop_outputs(posterior, x):
         mean += location
@@ -124,7 +125,7 @@ def loop_moments(posterior: cr.DrawsPosterior, x: Tensor) -> tuple[Tensor, ...]:
 
 @torch.no_grad()
 def loop_log_prob(posterior: cr.DrawsPosterior, x: Tensor, y: Tensor) -> Tensor:
-    """Log predictive density by a running logaddexp over the draws."""
+    """Compute the log predictive density by a running logaddexp over the draws."""
     total = torch.full((len(x),), -math.inf, dtype=torch.float64)
     for location, log_variance in loop_outputs(posterior, x):
         log_prob = -0.5 * (log_variance + (y - location) ** 2 * torch.exp(-log_variance) + math.log(2 * math.pi))
@@ -133,7 +134,7 @@ def loop_log_prob(posterior: cr.DrawsPosterior, x: Tensor, y: Tensor) -> Tensor:
 
 
 def our_moments(posterior: cr.DrawsPosterior, x: Tensor) -> tuple[Tensor, ...]:
-    p = posterior.predict(x)  # a new one each time: it remembers what it has computed
+    p = posterior.predict(x)  # a new one each time, since it caches results
     return p.mean, p.aleatoric, p.epistemic
 
 
@@ -159,31 +160,26 @@ def main() -> None:
         for part in found["parts"]:
             part["pairs_per_second"] = args.rows * args.draws / part["seconds"]
             part["met"] = part["peak_bytes"] <= LIMIT
-            lines.append([
-                part["what"], duration(part["seconds"]), f"{part['pairs_per_second']:.3g}", f"{part['peak_bytes'] / 2**20:.0f} MiB",
-                f"<= {LIMIT / 2**20:.0f} MiB", "met" if part["met"] else "MISSED",
-            ])  # fmt: skip
+            speed = [duration(part["seconds"]), f"{part['pairs_per_second']:.3g}"]
+            memory = [f"{part['peak_bytes'] / 2**20:.0f} MiB", f"<= {LIMIT / 2**20:.0f} MiB"]
+            lines.append([part["what"], *speed, *memory, "met" if part["met"] else "MISSED"])
         header = ["what", "time", "rows x draws a second", "peak above the inputs", "goal", "verdict"]
         print(table(header, lines) + "\n")
-        print(
-            f"The process held {found['baseline_bytes'] / 2**20:.0f} MiB before (torch, inputs, draws).\n", flush=True
-        )
+        print(f"Baseline (torch, inputs, draws): {found['baseline_bytes'] / 2**20:.0f} MiB.\n", flush=True)
         record |= {"rows_predicted": args.rows, "draws": args.draws, "memory": found}
 
         subset = min(args.subset, args.rows)
         posterior, x, y = setup(subset, args.draws)
-        contestants: dict[str, Callable[[], Any]] = {
+        implementations: dict[str, Callable[[], Any]] = {
             "our moments": lambda: our_moments(posterior, x),
             "loop moments": lambda: loop_moments(posterior, x),
             "our log_prob": lambda: posterior.predict(x).log_prob(y),
             "loop log_prob": lambda: loop_log_prob(posterior, x, y),
         }
         for what in ("moments", "log_prob"):
-            found_by = {who: torch.stack(tuple(contestants[f"{who} {what}"]())) for who in ("our", "loop")}
-            assert torch.allclose(found_by["our"], found_by["loop"], rtol=1e-4, atol=1e-4), (
-                f"{what} by the loop and by credibly differ"
-            )
-        times = interleaved(contestants, repeats=args.repeats, seconds=args.seconds)
+            ours, loop = (torch.stack(tuple(implementations[f"{who} {what}"]())) for who in ("our", "loop"))
+            assert torch.allclose(ours, loop, rtol=1e-4, atol=1e-4), f"{what} of the loop and of credibly differ"
+        times = interleaved(implementations, repeats=args.repeats, seconds=args.seconds)
         print(f"## {args.draws:,} draws x {subset:,} rows against a loop over the draws\n")
         show([Row(what, times[f"our {what}"], times[f"loop {what}"]) for what in ("moments", "log_prob")], record)
 

@@ -1,4 +1,4 @@
-"""What a run of the suite leaves behind: a table in Markdown, the same as JSON, and the marked part of a page of the docs."""
+"""Output of a suite run: a Markdown table, the same as JSON, and the generated part of a docs page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADER = ["case", "work", "peer", "credibly", "peer's time", "ratio", "spread", 
 
 
 def with_floors(results: Sequence[dict[str, Any]], rates: Rates) -> list[dict[str, Any]]:
-    """The results, every row that has a floor with its seconds on this machine and our distance from it."""
+    """Add to every row with a floor its seconds on this machine and our ratio to it."""
     return [{**result, "rows": [_with_floor(row, rates) for row in result["rows"]]} for result in results]
 
 
@@ -26,8 +26,8 @@ def _with_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:
 
 
 def cells(case: str, row: Mapping[str, Any]) -> list[str]:
-    """One row of the table."""
-    told = {True: "met", False: "missed", None: ""}[row["met"]]
+    """Return one row of the table."""
+    verdict = {True: "met", False: "missed", None: ""}[row["met"]]
     return [
         case,
         row["what"],
@@ -37,38 +37,39 @@ def cells(case: str, row: Mapping[str, Any]) -> list[str]:
         "" if row["ratio"] is None else f"{row['ratio']:.3g}",
         "" if row["lowest"] is None else f"{row['lowest']:.3g} .. {row['highest']:.3g}",
         row["goal"] or "",
-        told,
+        verdict,
         "" if row["floor_s"] is None else duration(row["floor_s"]),
         "" if row["over_floor"] is None else f"{row['over_floor']:.1f} x",
     ]
 
 
 def markdown(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]], rates: Rates) -> str:
-    """The table, what it was measured on, and a line on what limits each case."""
-    machine = about["machine"]
-    words = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in machine.items() if value is not None)
+    """Return the table, the machine it was measured on, and the bottleneck of each case."""
+    items = about["machine"].items()
+    machine = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in items if value is not None)
     versions = ", ".join(f"{name} {version}" for name, version in about["peers"].items() if version)
     absent = ", ".join(name for name, version in about["peers"].items() if not version)
+    missing = f" (not found: {absent})" if absent else ""
     lines = [
-        f"Machine: {words}. Rates: {rates}. Peers: {versions or 'none'}{f' (not found: {absent})' if absent else ''}.",
-        f"{about['repeats']} turns of {about['turn_s']:g} s each; the ratio is the peer's median time over ours, the spread its lowest "
-        "and highest value in any one turn.",
+        f"Machine: {machine}. Rates: {rates}. Peers: {versions or 'none'}{missing}.",
+        f"{about['repeats']} repetitions of {about['turn_s']:g} s each; the ratio is the peer's median time over ours, "
+        "the spread its lowest and highest value in any one repetition.",
         "",
         table(HEADER, [cells(result["case"], row) for result in results for row in result["rows"]]),
     ]
     failed = [f"- `{result['case']}`: {result['failure']}" for result in results if result["failure"]]
     if failed:
-        lines += ["", "Without a result:", "", *failed]
-    noted = [f"- `{result['case']}`: {note}" for result in results for note in result["notes"]]
-    if noted:
-        lines += ["", "Notes of the run:", "", *dict.fromkeys(noted)]
-    lines += ["", "What limits each case:", ""]
+        lines += ["", "Cases without a result:", "", *failed]
+    notes = [f"- `{result['case']}`: {note}" for result in results for note in result["notes"]]
+    if notes:
+        lines += ["", "Notes:", "", *dict.fromkeys(notes)]
+    lines += ["", "The bottleneck of each case:", ""]
     lines += [f"- `{result['case']}`: {result['limits']}" for result in results if result["rows"]]
     return "\n".join(lines) + "\n"
 
 
 def write(out: Path, about: Mapping[str, Any], results: Sequence[dict[str, Any]], rates: Rates) -> str:
-    """Writes results.md and results.json; gives the Markdown."""
+    """Write results.md and results.json; return the Markdown."""
     out.mkdir(parents=True, exist_ok=True)
     complete = with_floors(results, rates)
     text = markdown(about, complete, rates)
@@ -79,24 +80,24 @@ def write(out: Path, about: Mapping[str, Any], results: Sequence[dict[str, Any]]
 
 
 def marks(device: str) -> tuple[str, str]:
-    """The two comments of a page between which the results of a device stand."""
+    """Return the two comments that enclose the results of a device on a page."""
     return f"<!-- speed {device}: begin -->", f"<!-- speed {device}: end -->"
 
 
 def rewrite_page(page: Path, device: str, text: str) -> None:
-    """Puts the results between the marks of the page, in the place of what stood there."""
+    """Replace what is between the markers of the page with the results."""
     begin, end = marks(device)
     before = page.read_text() if page.is_file() else ""
     if before.count(begin) != 1 or before.count(end) != 1 or before.index(begin) > before.index(end):
-        raise SystemExit(f"--page: {page} needs one line {begin} and after it one line {end}")
+        raise SystemExit(f"--page: {page} needs one line {begin} followed by one line {end}")
     title = {"cpu": "## Results on the CPU", "cuda": "## Results on a GPU"}[device]
     head, rest = before.split(begin)
     page.write_text(f"{head}{begin}\n{title}\n\n{text}{end}{rest.split(end)[1]}")
 
 
 def check_page(page: Path, device: str) -> None:
-    """Refuses a page without the marks before anything long is begun."""
+    """Exit unless the page has the markers, before any long work."""
     begin, end = marks(device)
     text = page.read_text() if page.is_file() else ""
     if begin not in text or end not in text:
-        raise SystemExit(f"--page: {page} needs one line {begin} and after it one line {end}")
+        raise SystemExit(f"--page: {page} needs one line {begin} followed by one line {end}")

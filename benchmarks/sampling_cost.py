@@ -1,9 +1,9 @@
-"""What a run costs beside its gradients: the outer loop of a streamed HMC run, and memory against the number of draws.
+"""The overhead of a run: the outer loop of a streamed HMC run, and memory against the number of draws.
 
     python -m benchmarks.sampling_cost           # about a minute
 
-The outer loop is progress, notes of every draw, shards and checkpoints. The baseline is the same iterations without any of
-it. Memory is the peak of a process that streams so many draws to a folder.
+The outer loop is progress, records of every draw, shards and checkpoints. The baseline is the same iterations without
+it. Memory is the peak of a process that streams the given number of draws to a folder.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 import credibly as cr
 from benchmarks.timing import Goal, Row, options, report, show, table
 from credibly.distributed.world import Mesh, World
+from credibly.inference.sampling.folder import create_folder
 from credibly.inference.sampling.hmc import HMCSampler
-from credibly.inference.sampling.loop import run
+from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder
-from credibly.inference.sampling.run import _create
 from credibly.inference.target import ProblemTarget
 
 
@@ -48,63 +48,48 @@ def started(known: cr.Problem, options: cr.HMC) -> HMCSampler:
     return process
 
 
-def outer_loop(args: argparse.Namespace, record: dict[str, object]) -> None:
+def outer_loop(args: argparse.Namespace, results: dict[str, object]) -> None:
     known = problem()
     trial = started(known, method(10**6, 50, True))
     for _ in range(20):
         trial.advance(lambda: False)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(50):
         trial.advance(lambda: False)
-    count = max(10, round(args.length * 50 / (time.perf_counter() - began)))
-    plain, whole = [], []
+    count = max(10, round(args.length * 50 / (time.perf_counter() - start)))
+    bare_times, streamed_times = [], []
     streamed, bare = started(known, method(10**6, 50, True)), trial
     streamed.trajectories = bare.trajectories  # compiled once
-    for turn in range(args.repeats):
-        began = time.perf_counter()
+    for repetition in range(args.repeats):
+        start = time.perf_counter()
         for _ in range(count):
             bare.advance(lambda: False)
-        plain.append((time.perf_counter() - began) / count)
+        bare_times.append((time.perf_counter() - start) / count)
         with tempfile.TemporaryDirectory() as folder:
             options = method(count, 50, True)
-            place = _create(options, known, 0, os.path.join(folder, f"run{turn}"), streamed, World())
+            path, record = os.path.join(folder, f"run{repetition}"), options.record(known, 0, {}, "running")
+            out = create_folder(options, known, 0, path, streamed, record, World())
             shape = (8, count, known.dim, streamed.names, Mesh(World()))
-            recorder = FolderRecorder(
-                place, *shape, dtype=torch.float32, device=known.device, layout_dtype=torch.float32
-            )
+            recorder = FolderRecorder(out, *shape, dtype=torch.float32, device=known.device, layout_dtype=torch.float32)
             streamed.total = streamed.done + count
             sys.stderr, before = io.StringIO(), sys.stderr
             try:
-                seconds = run(streamed, recorder, title="HMC", progress=True)
+                seconds = run_loop(streamed, recorder, title="HMC", progress=True)
             finally:
                 sys.stderr = before
-            whole.append(seconds / count)
-            place.close()
-    show(
-        [
-            Row(
-                f"streamed run of {args.length:g} s / iterations alone, 8 chains of 13-50-1, 50 steps",
-                whole,
-                plain,
-                Goal("<=", 1.03),
-            )
-        ],
-        record,
-    )
+            streamed_times.append(seconds / count)
+            out.close()
+    what = f"streamed run of {args.length:g} s / bare iterations, 8 chains of 13-50-1, 50 steps"
+    show([Row(what, streamed_times, bare_times, Goal("<=", 1.03))], results)
 
 
 def memory(record: dict[str, object]) -> None:
     lines = []
     for draws in (1_000, 5_000, 20_000):
-        out = subprocess.run(
-            [sys.executable, "-m", "benchmarks.sampling_cost", "--child", str(draws)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        lines.append(
-            [f"{draws:,}", f"{int(out.stdout) / 1024:.0f} MiB", f"{8 * draws * problem().dim * 4 / 2**20:.0f} MiB"]
-        )
+        command = [sys.executable, "-m", "benchmarks.sampling_cost", "--child", str(draws)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peak, size = int(done.stdout) / 1024, 8 * draws * problem().dim * 4 / 2**20
+        lines.append([f"{draws:,}", f"{peak:.0f} MiB", f"{size:.0f} MiB"])
     print(table(["draws of 8 chains", "peak of the process", "the draws themselves"], lines) + "\n")
     record["memory"] = lines
 
@@ -118,7 +103,7 @@ def child(draws: int) -> None:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--length", type=float, default=10.0, help="seconds of a streamed run (default 10)")
+    parser.add_argument("--length", type=float, default=10.0, help="duration of a streamed run in seconds (default 10)")
     parser.add_argument("--child", type=int, default=None, help=argparse.SUPPRESS)
     parser.set_defaults(repeats=3)
     args = parser.parse_args()

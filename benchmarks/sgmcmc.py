@@ -1,11 +1,12 @@
-"""SGHMC and SGLD steps against `posteriors` and BlackJAX: time a gradient and chain, batch 64, 8 chains.
+"""SGHMC and SGLD steps against `posteriors` and BlackJAX: time per gradient and chain, batch 64, 8 chains.
 
-    python -m benchmarks.sgmcmc --jax PYTHON     # about three minutes; needs `posteriors` in the environment for that peer
+    python -m benchmarks.sgmcmc --jax PYTHON     # about three minutes; that peer needs `posteriors` in this environment
 
-A step of ours: every chain takes its own minibatch from its own shuffle, the gradient of its density, fresh noise, and an
-update. `posteriors` runs one chain at a time, so its time a step is its time a step and chain; its batch is made in the same way.
-BlackJAX runs 8 chains under `vmap`, each with minibatches of its own, by random rows instead of a shuffle; its SGHMC takes ten
-steps on one minibatch, so it gathers a tenth of what ours does. Log densities and gradients are compared first, on all rows.
+In one step of ours every chain takes its own minibatch from its own shuffle, the gradient of its density, new noise,
+and an update. `posteriors` runs one chain at a time, so its time per step is its time per step and chain; its batches
+are made the same way. BlackJAX runs 8 chains under `vmap`, each with its own minibatches of random rows instead of a
+shuffle; its SGHMC takes ten steps per minibatch, so it gathers a tenth as often. Log densities and gradients on all
+rows are compared first.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from benchmarks import peers
 from benchmarks.case import Case, Setting
 from benchmarks.floors import Floor, gradient_flops
 from benchmarks.jax_client import JaxSide, check_density
-from benchmarks.suite import alone
+from benchmarks.suite import print_rows
 from benchmarks.timing import Goal, Row, interleaved, options, report, scaled
 from credibly.inference.target import ProblemTarget
 
 CHAINS, BATCH = 8, 64
-STEPS = 20  # of a call
-INNER = 10  # steps of BlackJAX's SGHMC on one minibatch, its default
+STEPS = 20  # per call
+INNER = 10  # steps of BlackJAX's SGHMC per minibatch, its default
 
 
 def small() -> tuple[cr.Problem, float]:
@@ -48,7 +49,7 @@ def large() -> tuple[cr.Problem, float]:
 
 
 def ours(problem: cr.Problem, method: Any) -> Any:
-    """A call that takes some steps of all chains."""
+    """Return a call that takes `STEPS` steps of all chains."""
     run = method.sampler(ProblemTarget(problem), 0)
     run.start(problem.layout.read(problem.layout.module).expand(method.chains, -1).clone())
 
@@ -61,7 +62,7 @@ def ours(problem: cr.Problem, method: Any) -> Any:
 
 
 def log_posterior_of(problem: cr.Problem) -> Any:
-    """The log density of a minibatch, scaled to all rows, as one writes it for `posteriors`."""
+    """Return the minibatch log density, scaled to all rows, in the form `posteriors` expects."""
     n, prior, module = problem.n, problem.prior_spec, problem.layout.module
     scale = prior.scale  # type: ignore[union-attr]
 
@@ -81,64 +82,70 @@ def log_posterior_of(problem: cr.Problem) -> Any:
 
 
 def theirs(problem: cr.Problem, kind: str) -> Any:
-    """A call that takes as many steps of one chain by `posteriors`."""
+    """Return a call that takes `STEPS` steps of one chain with `posteriors`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from posteriors.sgmcmc import sghmc, sgld
     n, module, log_posterior = problem.n, problem.layout.module, log_posterior_of(problem)
     parameters = {k: v.detach().clone() for k, v in module.named_parameters()}
-    transform = (
-        sghmc.build(log_posterior, lr=1e-4, alpha=1.0) if kind == "sghmc" else sgld.build(log_posterior, lr=1e-6)
-    )
-    held = {"state": transform.init(parameters), "order": torch.randperm(n), "place": 0}
+    build = {"sghmc": partial(sghmc.build, lr=1e-4, alpha=1.0), "sgld": partial(sgld.build, lr=1e-6)}[kind]
+    transform = build(log_posterior)
+    carry = {"state": transform.init(parameters), "order": torch.randperm(n), "start": 0}
     y = problem.y
 
     def steps() -> None:
         for _ in range(STEPS):
-            if held["place"] + BATCH > n:
-                held["order"], held["place"] = torch.randperm(n), 0
-            rows = held["order"][held["place"] : held["place"] + BATCH]
-            held["place"] += BATCH
-            held["state"], _ = transform.update(held["state"], (problem.x[rows], y[rows]), inplace=True)
+            if carry["start"] + BATCH > n:
+                carry["order"], carry["start"] = torch.randperm(n), 0
+            rows = carry["order"][carry["start"] : carry["start"] + BATCH]
+            carry["start"] += BATCH
+            carry["state"], _ = transform.update(carry["state"], (problem.x[rows], y[rows]), inplace=True)
 
     return steps
 
 
 def check_posteriors(problem: cr.Problem) -> None:
-    """The density that `posteriors` is given has the gradient of ours on the same rows."""
+    """Exit unless the density passed to `posteriors` has our gradient on the same rows."""
     rows = torch.arange(BATCH)
     module = problem.layout.module
     parameters = {k: v.detach().clone().requires_grad_() for k, v in module.named_parameters()}
     value = log_posterior_of(problem)(parameters, (problem.x[rows], problem.y[rows]))[0]
     gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(parameters.values()))])
     mine = problem.minibatch(problem.layout.read(module).unsqueeze(0), rows).gradient[0]
-    apart = float((gradient - mine).norm() / mine.norm())
-    if not apart < 1e-3:
-        raise SystemExit(f"`posteriors` has another gradient ({apart:.2g} away): nothing to compare")
+    error = float((gradient - mine).norm() / mine.norm())
+    if not error < 1e-3:
+        raise SystemExit(f"`posteriors` has another gradient (relative error {error:.2g}): nothing to compare")
 
 
 def blackjax(side: JaxSide, problem: cr.Problem, sizes: list[int]) -> dict[str, Callable[[], object]]:
-    """BlackJAX's SGLD and SGHMC, as many gradients a call as ours."""
+    """Build BlackJAX's SGLD and SGHMC with as many gradients per call as ours."""
     theta = problem.layout.read(problem.layout.module).expand(CHAINS, -1)
     noise = None if sizes[-1] > 1 else 0.5
-    words = {"sizes": sizes, "noise": noise, "prior": problem.prior_spec.scale, "batch": BATCH}  # type: ignore[union-attr]
-    check_density(side, words, problem, theta[:1] + 0.01)
+    scale = problem.prior_spec.scale  # type: ignore[union-attr]
+    case = {"sizes": sizes, "noise": noise, "prior": scale, "batch": BATCH}
+    check_density(side, case, problem, theta[:1] + 0.01)
     data = {"x": problem.x, "y": problem.y, "theta": theta}
+    sgld = {**case, "iterations": STEPS, "step_size": 1e-9}
+    sghmc = {**case, "iterations": STEPS // INNER, "inner": INNER, "step_size": 1e-6}
     return {
-        "BlackJAX sgld": side.build("blackjax_sgld", {**words, "iterations": STEPS, "step_size": 1e-9}, **data),
-        "BlackJAX sghmc": side.build(
-            "blackjax_sghmc", {**words, "iterations": STEPS // INNER, "inner": INNER, "step_size": 1e-6}, **data
-        ),
+        "BlackJAX sgld": side.build("blackjax_sgld", sgld, **data),
+        "BlackJAX sghmc": side.build("blackjax_sghmc", sghmc, **data),
     }
 
 
-def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], setting: Setting) -> Iterator[Row]:
-    """One network: SGHMC and SGLD against the peers that are here."""
+def comparisons(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], setting: Setting) -> Iterator[Row]:
+    """Compare SGHMC and SGLD of one network with the installed peers."""
     problem, goal = build()
     shared: dict[str, Any] = {
-        "chains": CHAINS, "draws": 10**6, "warmup": 0, "thin": STEPS, "batch_size": BATCH, "compile": not setting.quick, "init": "network",
-    }  # fmt: skip
-    contestants: dict[str, Callable[[], object]] = {
+        "chains": CHAINS,
+        "draws": 10**6,
+        "warmup": 0,
+        "thin": STEPS,
+        "batch_size": BATCH,
+        "compile": not setting.quick,
+        "init": "network",
+    }
+    implementations: dict[str, Callable[[], object]] = {
         "sghmc": ours(problem, cr.SGHMC(step_size=1e-6, **shared)),
         "sgld": ours(problem, cr.SGLD(step_size=1e-9, **shared)),
     }
@@ -146,16 +153,16 @@ def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], set
         setting.note("posteriors is not installed")
     else:
         check_posteriors(problem)
-        contestants |= {f"posteriors {kind}": theirs(problem, kind) for kind in ("sghmc", "sgld")}
+        implementations |= {f"posteriors {kind}": theirs(problem, kind) for kind in ("sghmc", "sgld")}
     with setting.jax_side() as side:
         if side is not None and side.has("blackjax"):
-            contestants |= blackjax(side, problem, sizes)
-        times = interleaved(contestants, repeats=setting.repeats, seconds=setting.seconds)
-    state = {"sghmc": 2, "sgld": 1}  # vectors of a chain that are read and written: weights, momenta
+            implementations |= blackjax(side, problem, sizes)
+        times = interleaved(implementations, repeats=setting.repeats, seconds=setting.seconds)
+    state = {"sghmc": 2, "sgld": 1}  # vectors read and written per chain: weights, momenta
     for kind in ("sghmc", "sgld"):
         mine = scaled(times[kind], 1 / STEPS / CHAINS)
         floor = Floor(gradient_flops(sizes, BATCH), 2 * 4 * state[kind] * problem.dim)
-        what = f"{kind.upper()}, {'-'.join(map(str, sizes))}, {CHAINS} chains, batch {BATCH}: a gradient and chain"
+        what = f"{kind.upper()}, {'-'.join(map(str, sizes))}, {CHAINS} chains, batch {BATCH}: one gradient per chain"
         found = False
         for peer, least, chains in (("posteriors", goal, 1), ("BlackJAX", 1.5, CHAINS)):
             if f"{peer} {kind}" in times:
@@ -166,19 +173,26 @@ def contest(build: Callable[[], tuple[cr.Problem, float]], sizes: list[int], set
 
 
 def cases() -> list[Case]:
-    small_limits = "a third is drawing noise and shuffling rows in one thread; sums over the 64 rows for every weight are most of the rest."
-    large_limits = "the products of a batch of 64, then the update and its noise, all in the same threads."
     return [
         Case(
-            "sgmcmc-small", "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.", small_limits, partial(contest, small, [13, 50, 1]),
-            0.6, goals="40 against posteriors, 1.5 against BlackJAX", peers=("posteriors", "BlackJAX"),
-        ),
-        Case(
-            "sgmcmc-large", "Steps of SGHMC and SGLD, 784-400-400-10, 8 chains, batch 64.", large_limits,
-            partial(contest, large, [784, 400, 400, 10]), 0.9, goals="2.5 against posteriors, 1.5 against BlackJAX",
+            "sgmcmc-small",
+            "Steps of SGHMC and SGLD, 13-50-1, 8 chains, batch 64.",
+            "a third is sampling noise and shuffling rows on one thread, most of the rest sums over rows per weight.",
+            partial(comparisons, small, [13, 50, 1]),
+            0.6,
+            goals="40 against posteriors, 1.5 against BlackJAX",
             peers=("posteriors", "BlackJAX"),
         ),
-    ]  # fmt: skip
+        Case(
+            "sgmcmc-large",
+            "Steps of SGHMC and SGLD, 784-400-400-10, 8 chains, batch 64.",
+            "the matrix products of a batch of 64, then the update and its noise, all on the same threads.",
+            partial(comparisons, large, [784, 400, 400, 10]),
+            0.9,
+            goals="2.5 against posteriors, 1.5 against BlackJAX",
+            peers=("posteriors", "BlackJAX"),
+        ),
+    ]
 
 
 def main() -> None:
@@ -188,8 +202,7 @@ def main() -> None:
     with report("sgmcmc", args) as record:
         setting = Setting(args.repeats, args.seconds, args.threads, args.jax)
         found = [row for case in cases() for row in case.run(setting)]
-        record["rows"] = [row.record() for row in found]
-        alone(found)
+        print_rows(found, record)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Tables: the default fit of 1,000 rows by 10 columns, and predictions of a large file against the bare network passes.
+"""Tables: the default fit of 1,000 rows by 10 columns, and predictions of a large file against the bare forward passes.
 
     python -m benchmarks.tables [--rows 1000000] [--draws 100]
 
-The ratio is the time of reading, preparing, predicting (moments, parts, 90 % interval, ood) and writing together over that of the
-passes alone, on rows that are in memory; 2 or less is the goal. Peak memory is that of the whole process.
+The ratio is the time to read, prepare, predict (moments, decomposition, 90 % interval, ood) and write over that of the
+bare forward passes on rows in memory; the goal is 2 or less. Peak memory is that of the whole process.
 """
 
 from __future__ import annotations
@@ -33,33 +33,32 @@ def write_table(path: Path, rows: int, seed: int = 0) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rows", type=int, default=1_000_000)
-    options.add_argument("--draws", type=int, default=None, help="of the posterior, for predictions; all by default")
+    options.add_argument("--draws", type=int, default=None, help="posterior draws for predictions (default: all)")
     given = options.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         write_table(folder / "small.csv", 1_000)
-        started = time.perf_counter()
+        start = time.perf_counter()
         run = fit_table(prepare(Config(str(folder / "small.csv"), "y")), folder / "run", progress=False)
-        print(
-            f"fit, 1,000 rows by 10 columns, defaults ({run.config.method}): {time.perf_counter() - started:.1f} s; {run.figures}"
-        )
+        seconds = time.perf_counter() - start
+        print(f"fit, 1,000 rows by 10 columns, defaults ({run.config.method}): {seconds:.1f} s; {run.figures}")
         model = TableRun.load(folder / "run").model
         for rows in (given.rows // 10, given.rows):
             table = folder / f"{rows}.csv"
             write_table(table, rows, 1)
-            started = time.perf_counter()
+            start = time.perf_counter()
             model.predict_file(table, folder / "out.csv", force=True, draws=given.draws)
-            whole = time.perf_counter() - started
+            total = time.perf_counter() - start
             x = torch.randn(min(rows, 50_000), 10)
             predictive = model.posterior.predict(x, **({} if given.draws is None else {"draws": given.draws}))
-            started = time.perf_counter()
-            for start in range(0, len(x), 8192):
-                predictive._outputs(x[start : start + 8192], start)
-            bare = (time.perf_counter() - started) * rows / len(x)
+            start = time.perf_counter()
+            for first in range(0, len(x), 8192):
+                predictive._outputs(x[first : first + 8192], first)
+            bare = (time.perf_counter() - start) * rows / len(x)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"predict {rows:,} rows, {predictive.draws} draws: {whole:.1f} s, bare passes {bare:.1f} s, ratio {whole / bare:.2f}; "
-                f"peak memory so far {peak:,.0f} MiB"
+                f"predict {rows:,} rows, {predictive.draws} draws: {total:.1f} s, bare passes {bare:.1f} s, "
+                f"ratio {total / bare:.2f}; peak memory so far {peak:,.0f} MiB"
             )
 
 

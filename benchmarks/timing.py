@@ -1,7 +1,7 @@
-"""What every benchmark shares: interleaved timing, ratios with their spread, the table, the machine line, the options.
+"""Shared by all benchmarks: interleaved timing, ratios with their spread, tables, the machine line, the options.
 
-Contestants take turns (A B A B ...), so that a slow spell of the machine hits all of them, and a ratio is made of times taken
-within the same turn. What is reported is the ratio of the medians, with the lowest and the highest ratio of any one turn.
+Implementations alternate (A B A B ...), so that a slow phase of the machine affects all of them and each repetition
+gives a paired ratio. Reported are the ratio of the medians and the lowest and highest ratio of any one repetition.
 """
 
 from __future__ import annotations
@@ -26,40 +26,45 @@ import torch
 from benchmarks.floors import Floor
 from credibly.backends.cpp.library import library
 
-Times = list[float]  # seconds a call, one number a turn
+Times = list[float]  # seconds per call, one entry per repetition
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], object]], *, repeats: int, seconds: float, multiple: int = 1, warm: int = 3
+    implementations: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    seconds: float,
+    multiple: int = 1,
+    warm: int = 3,
 ) -> dict[str, Times]:
-    """Seconds a call of each contestant, turn by turn.
+    """Return the seconds per call of each implementation, one entry per repetition.
 
     Args:
-        contestants: name -> the call to time. Each is called a few times first, which is where compilation would happen.
-        repeats: turns of each.
-        seconds: how long one turn of one contestant should last; the number of calls follows from it.
-        multiple: a turn has a multiple of so many calls, such as the steps of an epoch, so that work that is done once
-            in so many calls weighs in every turn what it weighs in a long run.
-        warm: calls of each before the first turn, at least.
+        implementations: name -> the call to time. Each is called a few times first, so that compilation is not timed.
+        repeats: number of repetitions.
+        seconds: target duration of one repetition of one implementation; determines the number of calls.
+        multiple: the number of calls per repetition is a multiple of this, such as the steps of an epoch, so that work
+            done once per epoch has the same weight in every repetition as in a long run.
+        warm: minimum number of warm-up calls.
     """
     calls = {}
-    for name, call in contestants.items():
+    for name, call in implementations.items():
         for _ in range(max(warm, multiple)):
             call()
-        calls[name] = multiple * max(1, math.ceil(seconds / (multiple * _turn(call, multiple))))
-    times: dict[str, Times] = {name: [] for name in contestants}
+        calls[name] = multiple * max(1, math.ceil(seconds / (multiple * _time_calls(call, multiple))))
+    times: dict[str, Times] = {name: [] for name in implementations}
     for _ in range(repeats):
-        for name, call in contestants.items():
-            times[name].append(_turn(call, calls[name]))
+        for name, call in implementations.items():
+            times[name].append(_time_calls(call, calls[name]))
     return times
 
 
-def _turn(call: Callable[[], object], calls: int) -> float:
-    elsewhere = getattr(call, "turn", None)  # a contestant in another process, which has the clock there
-    if elsewhere is not None:
-        return float(elsewhere(calls))
+def _time_calls(call: Callable[[], object], calls: int) -> float:
+    remote = getattr(call, "time_calls", None)  # an implementation in another process, timed there
+    if remote is not None:
+        return float(remote(calls))
     gc.collect()
-    gc.disable()  # as timeit does: a collection that falls into one contestant's turn is not its work
+    gc.disable()  # as timeit does: a garbage collection during a repetition is not that implementation's cost
     try:
         start = time.perf_counter()
         for _ in range(calls):
@@ -71,7 +76,7 @@ def _turn(call: Callable[[], object], calls: int) -> float:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio should be: Goal("<=", 1.1)."""
+    """A limit on a ratio: Goal("<=", 1.1)."""
 
     sign: Literal["<", "<=", ">="]
     value: float
@@ -85,10 +90,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. The ratio is ours / baseline, or with `inverse` baseline / ours (how many times faster we are).
+    """One comparison. The ratio is ours / baseline, or with `inverse` baseline / ours (our speed-up).
 
-    Without a baseline (no peer was found) there is no ratio: our time alone is reported. Rows of the suite also say who the
-    peer is and what our work would take at the rates of the machine (`floor`).
+    Without a baseline (no peer installed) there is no ratio and only our time is reported. Rows of the suite also name
+    the peer and hold the minimum time of the work at the machine's measured rates (`floor`).
     """
 
     what: str
@@ -107,13 +112,13 @@ class Row:
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Lowest and highest ratio of one turn."""
+        """Lowest and highest ratio of any one repetition."""
         paired = [self._ratio(a, b) for a, b in zip(self.ours, self.baseline)]
         return (min(paired), max(paired)) if paired else None
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None where there is no goal or nothing to compare with."""
+        """Whether the goal is met; None without a goal or a baseline."""
         return None if self.goal is None or self.ratio is None else self.goal.met(self.ratio)
 
     def _ratio(self, ours: float, baseline: float) -> float:
@@ -153,12 +158,12 @@ HEADER = ["what", "credibly", "baseline", "ratio", "spread", "goal", "verdict"]
 
 
 def scaled(times: Times, factor: float) -> Times:
-    """The times multiplied by a factor: a loop over 20 members takes 20 times one member's time."""
+    """Multiply times by a factor: a loop over 20 members takes 20 times the time of one."""
     return [factor * t for t in times]
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, padded so that it can be read as text too."""
+    """Return a Markdown table, padded to be readable as plain text."""
     widths = [max(len(line[i]) for line in (header, *lines)) for i in range(len(header))]
     rule = ["-" * w for w in widths]
     return "\n".join(
@@ -167,7 +172,7 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Format a duration with three digits and a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -175,7 +180,7 @@ def duration(seconds: float) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """What the numbers depend on, and nothing that names the machine."""
+    """Return what the timings depend on, and nothing that identifies the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": cores,
@@ -184,16 +189,16 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": platform.machine(),
         **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
-        # A load that is not far below the number of cores means that somebody else was at work: time again.
+        # A load that is not far below the number of cores means that the machine was busy: run again.
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that all benchmarks have."""
+    """Return a parser with the options common to all benchmarks."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each contestant (default 9)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn (default 0.5)")
+    parser.add_argument("--repeats", type=int, default=9, help="repetitions per implementation (default 9)")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of one repetition (default 0.5)")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
     parser.add_argument("--json", type=Path, default=None, metavar="PATH", help="also write the results here")
     return parser
@@ -201,15 +206,13 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 @contextmanager
 def report(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Sets the threads, prints the machine line, and at the end writes what the block put in the record to --json."""
+    """Set the threads, print the machine line, and at the end write the record that the block filled to --json."""
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    facts = machine()
-    print(
-        f"# {name}\n\n" + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()) + "\n",
-        flush=True,
-    )
-    record: dict[str, Any] = {"benchmark": name, "machine": facts}
+    here = machine()
+    line = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in here.items())
+    print(f"# {name}\n\n{line}\n", flush=True)
+    record: dict[str, Any] = {"benchmark": name, "machine": here}
     yield record
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -218,9 +221,9 @@ def report(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def cold_compiler() -> Iterator[float]:
-    """A compiler cache of the block's own, so that compile times are cold ones; gives the seconds that torch takes to get ready.
+    """Give the block an empty compiler cache, so that compile times are cold; yield torch's start-up seconds.
 
-    Loading the compiler and its first use cost some seconds whoever is first, so a trivial function goes first.
+    Loading the compiler and using it once takes some seconds regardless of the function, so a trivial one goes first.
     """
     names = ("TORCHINDUCTOR_CACHE_DIR", "CREDIBLY_CACHE")
     with tempfile.TemporaryDirectory() as folder:
@@ -239,6 +242,6 @@ def cold_compiler() -> Iterator[float]:
 
 
 def show(rows: Sequence[Row], record: dict[str, Any], key: str = "rows") -> None:
-    """Prints the comparisons and puts them in the record."""
+    """Print the comparisons and add them to the record."""
     print(table(HEADER, [row.cells() for row in rows]) + "\n", flush=True)
     record[key] = record.get(key, []) + [row.record() for row in rows]

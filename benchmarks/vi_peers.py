@@ -1,4 +1,4 @@
-"""The peers of Bayes by Backprop, each as a training loop, and what a check needs: means, rhos, noise and gradients in our order."""
+"""The peers of Bayes by Backprop as training loops, with means, rhos, noise and gradients in our order for checks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from benchmarks import peers
 from benchmarks.ensemble import NOISE, PRIOR, Task
-from benchmarks.vi_steps import Loop, own_copy, same
+from benchmarks.vi_steps import Loop, check_gradient, own_copy
 from credibly.gaussians.families import inverse_softplus
 from credibly.methods.bbb import FreeEnergy
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A loop of a peer. `parts` gives, after a backward pass, (mean, rho, noise) of every weight and bias in our order."""
+    """A peer's loop. After a backward pass `parts` returns (mean, rho, noise) of all parameters in our order."""
 
     loop: Loop
-    misfit: Callable[[Tensor], Tensor]  # of some rows, a mean over them, with fresh noise
+    misfit: Callable[[Tensor], Tensor]  # rows -> mean misfit with new noise
     parts: Callable[[], Sequence[tuple[Tensor, Tensor, Tensor]]]
 
 
 def check(task: Task, peer: Peer, objective: FreeEnergy, name: str) -> None:
-    """On the same weights, rows and noise, the peer and ours have the same gradient of the misfit."""
+    """Exit unless the peer has our gradient of the misfit on the same weights, rows and noise."""
     rows = torch.arange(task.batch)
     peer.loop.adam.zero_grad()
     peer.misfit(rows).backward()
@@ -37,22 +37,27 @@ def check(task: Task, peer: Peer, objective: FreeEnergy, name: str) -> None:
     problem = task.problem()
     ours = objective.evaluate(phi, (), problem.x, problem.y, rows, (noise,), torch.zeros(1))[1][0]
     peer.loop.adam.zero_grad()
-    same(theirs, ours, name)
+    check_gradient(theirs, ours, name)
 
 
 def bayesian_torch(task: Task, scale: float, kind: str = "Reparameterization", *, fused: bool = True) -> Peer | None:
-    """The network as bayesian-torch converts it, with its own KL divergence.
+    """Return the network as converted by bayesian-torch, with its own KL divergence.
 
-    That one is a mean over the weights of a tensor where it should be a sum: the same work, another weight of the prior.
+    That KL is a mean over the weights of a tensor where it should be a sum: the same work, another weight of the prior.
     """
     library = peers.module("bayesian_torch.models.dnn_to_bnn")
     if library is None:
         return None
     net, n = own_copy(task), len(task.x)
     settings = {
-        "prior_mu": 0.0, "prior_sigma": PRIOR, "posterior_mu_init": 0.0, "posterior_rho_init": inverse_softplus(scale),
-        "type": kind, "moped_enable": False, "moped_delta": 0.5,
-    }  # fmt: skip
+        "prior_mu": 0.0,
+        "prior_sigma": PRIOR,
+        "posterior_mu_init": 0.0,
+        "posterior_rho_init": inverse_softplus(scale),
+        "type": kind,
+        "moped_enable": False,
+        "moped_delta": 0.5,
+    }
     library.dnn_to_bnn(net, settings)
     layers: list[Any] = [layer for layer in net.modules() if hasattr(layer, "rho_bias")]
 
@@ -68,13 +73,12 @@ def bayesian_torch(task: Task, scale: float, kind: str = "Reparameterization", *
 
 
 def torch_uncertainty(task: Task, scale: float) -> Peer | None:
-    """The network with torch-uncertainty's Bayesian layers and its one-sample estimate of the KL divergence.
+    """Return the network with torch-uncertainty's Bayesian layers and its one-sample estimate of the KL divergence.
 
-    Its `KLDiv` and `ELBOLoss` live in files that ask for the whole package; the sum over layers is written out here.
+    Its `KLDiv` and `ELBOLoss` live in files that import the whole package; the sum over layers is written out here.
     """
-    found = peers.single_files(
-        "torch_uncertainty", ["layers/bayesian/bayes_linear.py", "layers/bayesian/bayes_conv.py"]
-    )
+    files = ["layers/bayesian/bayes_linear.py", "layers/bayesian/bayes_conv.py"]
+    found = peers.single_files("torch_uncertainty", files)
     if found is None:
         return None
     linear, conv = found[0].BayesLinear, found[1].BayesConv2d
@@ -104,7 +108,7 @@ def torch_uncertainty(task: Task, scale: float) -> Peer | None:
 
 
 class PyroLoop(Loop):
-    """SVI by Pyro: AutoNormal as the guide, KL divergences in closed form, one fused Adam on the guide's parameters."""
+    """Pyro's SVI: AutoNormal guide, closed-form KL divergences, one fused Adam on the guide's parameters."""
 
     def __init__(self, task: Task, pyro: Any, scale: float) -> None:
         from pyro.infer import TraceMeanField_ELBO
@@ -142,29 +146,29 @@ class PyroLoop(Loop):
         return found
 
     def misfit(self, rows: Tensor) -> Tensor:
-        """The likelihood's part alone, on one draw of the guide, whose values are kept."""
+        """Return the likelihood term for one draw of the guide, and keep its values."""
         drawn = self.poutine.trace(self.guide).get_trace(rows)
-        # The auto guide has the draw itself at its inner site, the same value at the outer one.
+        # The auto guide holds the draw at its inner site, and the same value at the outer one.
         self.values = {name: drawn.nodes[name]["value"] for name in self.names}
-        seen = self.poutine.trace(self.poutine.replay(self.model, drawn)).get_trace(rows)
-        seen.compute_log_prob()
+        trace = self.poutine.trace(self.poutine.replay(self.model, drawn)).get_trace(rows)
+        trace.compute_log_prob()
         constant = 0.0
         if self.task.y.is_floating_point():
-            constant = -0.5 * torch.log(torch.tensor(2 * torch.pi * NOISE**2)) * seen.nodes["y"]["value"].shape[1]
-        total: Tensor = seen.nodes["y"]["unscaled_log_prob"]
+            constant = -0.5 * torch.log(torch.tensor(2 * torch.pi * NOISE**2)) * trace.nodes["y"]["value"].shape[1]
+        total: Tensor = trace.nodes["y"]["unscaled_log_prob"]
         return -(total.mean() - constant)
 
     def parts(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         found = []
-        own = dict(self.guide.named_parameters())
+        parameters = dict(self.guide.named_parameters())
         for name in self.names:
-            loc, rho = own[f"locs.{name}_unconstrained"], own[f"scales.{name}_unconstrained"]
+            loc, rho = parameters[f"locs.{name}_unconstrained"], parameters[f"scales.{name}_unconstrained"]
             found.append((loc, rho, (self.values[name] - loc) / nn.functional.softplus(rho)))
         return found
 
 
 def pyro(task: Task, scale: float) -> Peer | None:
-    """The same by Pyro."""
+    """Return the network in Pyro."""
     library = peers.module("pyro")
     if library is None or peers.module("pyro.infer.autoguide") is None:
         return None

@@ -1,7 +1,7 @@
-"""What the benchmarks of variational inference and of dropout share: tasks, our training step, and plain training loops.
+"""Shared by the variational and dropout benchmarks: tasks, our training step, and plain training loops.
 
-All training steps, ours and the peers', take the same shuffled rows from the same `Batches`, gather them, draw their noise, and
-end with Adam. Ours run through the objects that `credibly.inference.training.loop.train` makes.
+All training steps, ours and the peers', take the same shuffled rows from the same `Batches`, gather them, sample their
+noise, and end with Adam. Ours use the objects of `credibly.inference.training.loop.train`.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from credibly.inference.training.settings import Training
 from credibly.inference.training.steps import Step
 
 BATCH = 128
-TABLE_STEPS = 100_000  # length of the run whose steps are timed: only the table of learning rates is as long
+TABLE_STEPS = 100_000  # nominal length of the run; only the table of learning rates has this length
 
 
 def small() -> Task:
-    """13-50-1 on 455 rows, Gaussian noise."""
+    """Return 13-50-1 on 455 rows with Gaussian noise."""
     return replace(ensemble.small(), batch=BATCH)
 
 
 def wide() -> Task:
-    """784-400-400-10 on 2,000 rows whose labels come from a linear rule, so that there is something to fit."""
+    """Return 784-400-400-10 on 2,000 rows whose labels follow a linear rule, so that there is something to fit."""
     task = ensemble.wide()
     rule = torch.randn(784, 10, generator=torch.Generator().manual_seed(1))
     return replace(task, y=(task.x @ rule).argmax(1), batch=BATCH)
 
 
 def convolutional() -> Task:
-    """Two convolutions of 8 and 16 channels, each pooled, and a linear layer, on 1,000 images of 28 x 28."""
+    """Return two pooled convolutions of 8 and 16 channels and a linear layer, on 1,000 images of 28 x 28."""
     torch.manual_seed(0)
     x = torch.randn(1000, 1, 28, 28)
     net = nn.Sequential(
-        nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10)
-    )  # fmt: skip
+        *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 10)),
+    )
     return Task("CNN 8-16", net, x, torch.randint(10, (1000,)), 64, cr.likelihoods.Categorical(), F.cross_entropy)
 
 
 class Ours:
-    """An objective through the objects of the real training loop; every call is one step."""
+    """An objective in the objects of the real training loop; a call is one step."""
 
     def __init__(self, task: Task, objective: Objective, theta: Tensor, *, compiled: bool) -> None:
         problem = task.problem()
@@ -66,7 +68,7 @@ class Ours:
         self.done += 1
 
     def compile(self) -> float:
-        """Seconds of the first call; refuses a step that fell back to eager, which would be timed under a wrong name."""
+        """Return the seconds of the first call. Exits if the step fell back to eager, which would be mislabelled."""
         start = time.perf_counter()
         self()
         seconds = time.perf_counter() - start
@@ -77,11 +79,17 @@ class Ours:
 
 
 class Loop:
-    """A training loop of plain torch: the rows of a minibatch, the loss and a penalty, backward, Adam; a call is one step."""
+    """A plain PyTorch training loop: gather a minibatch, loss and penalty, backward, Adam; a call is one step."""
 
     def __init__(
-        self, task: Task, net: nn.Module, penalty: Callable[[], Tensor] | None = None, groups: Any = None, *, fused: bool = True
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        net: nn.Module,
+        penalty: Callable[[], Tensor] | None = None,
+        groups: Any = None,
+        *,
+        fused: bool = True,
+    ) -> None:
         self.task, self.net, self.penalty = task, net, penalty
         self.adam = torch.optim.Adam(groups or net.parameters(), lr=LR, fused=fused or None)
         self.batches = Batches(len(task.x), task.batch, seed=0)
@@ -105,7 +113,7 @@ def own_copy(task: Task) -> nn.Module:
 
 
 def plain_map(task: Task, prior_in: str) -> Loop:
-    """MAP of the same network. The Normal prior is a term of the loss, or the weight decay of Adam (less work, same moves)."""
+    """Return MAP of the same network, with the Normal prior in the loss or as Adam's weight decay (less work)."""
     net, decay = own_copy(task), 1 / (PRIOR**2 * len(task.x))
     parameters = list(net.parameters())
     if prior_in == "optimiser":
@@ -113,7 +121,8 @@ def plain_map(task: Task, prior_in: str) -> Loop:
     return Loop(task, net, lambda: 0.5 * decay * sum((p.square().sum() for p in parameters), torch.zeros(())))
 
 
-def same(theirs: Tensor, ours: Tensor, what: str) -> None:
-    apart = float((theirs - ours).norm() / ours.norm())
-    if not apart < 1e-3:
-        raise SystemExit(f"{what}: its gradient is {apart:.2g} of its length away from ours: nothing to compare")
+def check_gradient(theirs: Tensor, ours: Tensor, what: str) -> None:
+    """Exit unless both gradients agree."""
+    error = float((theirs - ours).norm() / ours.norm())
+    if not error < 1e-3:
+        raise SystemExit(f"{what} has another gradient (relative error {error:.2g}): nothing to compare")

@@ -1,11 +1,11 @@
-"""A network trained in plain torch, made Bayesian in its last layer.
+"""A Bayesian last layer on a network trained in plain PyTorch.
 
     python examples/pretrained_last_layer.py --out head.png          # under a minute
     python examples/pretrained_last_layer.py --quick --out head.png
 
-The body of the network stays as it was trained. Only the parameters that match `random="head.*"` get a distribution, here by
-HMC, which is quick for so few of them. Predictions become less sure of themselves where the features do not settle the
-answer; nothing in the trained network is changed.
+The body of the network stays fixed. Only the parameters that match `random="head.*"` get a posterior, here by HMC,
+which is fast for this few. Predictions become less confident where the features do not determine the answer; the
+trained network itself is not modified.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import credibly as cr
 
 
 class Net(nn.Module):
-    """Any network will do, as long as its last layer has a name."""
+    """Any network whose last layer has a name."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -26,22 +26,22 @@ class Net(nn.Module):
         self.head = nn.Linear(16, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (N, classes)."""
+        """Return logits (N, classes)."""
         return self.head(self.body(x))
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Trains as everybody does, then samples the head, and compares the two on held-out digits."""
-    parser = argparse.ArgumentParser(description="A Bayesian last layer on a network trained in plain torch.")
-    parser.add_argument("--out", default="pretrained_last_layer.png", help="the picture to write (.png, .svg, .pdf)")
+    """Train a network, sample its head by HMC and compare the two on held-out digits."""
+    parser = argparse.ArgumentParser(description="A Bayesian last layer on a network trained in plain PyTorch.")
+    parser.add_argument("--out", default="pretrained_last_layer.png", help="output figure (.png, .svg, .pdf)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="fewer draws, for trying things out")
+    parser.add_argument("--quick", action="store_true", help="fewer draws, for a quick check")
     args = parser.parse_args(argv)
 
     digits = cr.data.embedded("digits", test_fraction=0.5, seed=args.seed)
-    x, y = digits.x_train[:400], digits.y_train[:400]  # few rows: there is something left to be unsure about
+    x, y = digits.x_train[:400], digits.y_train[:400]  # few rows, so that uncertainty remains
 
-    # 1. Training that knows nothing of credibly.
+    # 1. Ordinary training, without credibly.
     torch.manual_seed(args.seed)
     net = Net(digits.n_features, digits.n_classes)
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-2)
@@ -52,26 +52,26 @@ def main(argv: list[str] | None = None) -> None:
     net.eval()
     trained = {name: value.clone() for name, value in net.state_dict().items()}
 
-    # 2. The same network with a distribution over its head alone.
+    # 2. The same network with a posterior over its head alone.
     problem = cr.Problem(
         net, data=(x, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal(scale=1.0), random="head.*"
     )
     draws, warmup = (50, 40) if args.quick else (300, 150)
     posterior = cr.HMC(chains=4, draws=draws, warmup=warmup, init="network", compile=False).fit(problem, seed=args.seed)
     print(f"{problem.dim} of {sum(p.numel() for p in net.parameters())} parameters are random")
-    assert all(torch.equal(value, trained[name]) for name, value in net.state_dict().items())  # a copy was fitted
+    assert all(torch.equal(value, trained[name]) for name, value in net.state_dict().items())  # `fit` works on a copy
 
-    # 3. Both on held-out rows.
+    # 3. Compare on held-out rows.
     with torch.no_grad():
         plain = torch.softmax(net(digits.x_test), -1)
     bayes = posterior.predict(digits.x_test)
     print(f"{'':14} {'accuracy':>9} {'log density':>12} {'ECE':>6}")
     rows = {"as trained": plain, "Bayesian head": bayes.probabilities}
     for name, p in rows.items():
-        score = cr.metrics.log_score(p, digits.y_test)
-        print(
-            f"{name:14} {cr.metrics.accuracy(p, digits.y_test):9.1%} {score:12.3f} {cr.metrics.ece(p, digits.y_test):6.3f}"
+        accuracy, score, ece = (
+            metric(p, digits.y_test) for metric in (cr.metrics.accuracy, cr.metrics.log_score, cr.metrics.ece)
         )
+        print(f"{name:14} {accuracy:9.1%} {score:12.3f} {ece:6.3f}")
     print(posterior.diagnostics(digits.x_test[:100]).verdict)
 
     with cr.plot.style():

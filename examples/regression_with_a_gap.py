@@ -1,10 +1,10 @@
-"""A wave with a gap in the data: what four methods say where nothing was seen.
+"""A wave with a gap in the data: the predictions of four methods where there is none.
 
     python examples/regression_with_a_gap.py --out gap.png          # a minute or two
     python examples/regression_with_a_gap.py --quick --out gap.png  # seconds, with rougher bands
 
-All methods get the same network, prior and noise. One set of weights (MLE, MAP) draws one line through the gap and is as
-sure there as anywhere; the spread of an ensemble, and of draws of the posterior, grows where the data stop.
+All methods get the same network, prior and noise. A point estimate (MLE, MAP) draws one line through the gap and is as
+confident there as anywhere; the epistemic uncertainty of an ensemble and of posterior draws grows where the data stop.
 """
 
 import argparse
@@ -16,16 +16,15 @@ import credibly as cr
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Fits the methods, prints their doubt on the data and in the gap, and draws the bands."""
+    """Fit the methods, print their epistemic uncertainty on the data and in the gap, and plot the bands."""
     parser = argparse.ArgumentParser(description="Bands of four methods on a regression with a gap.")
-    parser.add_argument("--out", default="regression_with_a_gap.png", help="the picture to write (.png, .svg, .pdf)")
+    parser.add_argument("--out", default="regression_with_a_gap.png", help="output figure (.png, .svg, .pdf)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="short runs, for trying things out")
+    parser.add_argument("--quick", action="store_true", help="short runs, for a quick check")
     args = parser.parse_args(argv)
 
-    toy = cr.data.gap_regression(
-        seed=args.seed
-    )  # x, y, a grid that reaches beyond the data, and the true function there
+    # x, y, a grid that extends beyond the data, and the true function on it.
+    toy = cr.data.gap_regression(seed=args.seed)
     torch.manual_seed(args.seed)
     net = cr.zoo.mlp(1, (50,), 1)
     problem = cr.Problem(
@@ -40,9 +39,10 @@ def main(argv: list[str] | None = None) -> None:
     methods = {
         "MLE": cr.MLE(steps=steps),
         "MAP": cr.MAP(steps=steps),
-        # Anchored members, each drawn to its own draw of the prior, spread further than members that differ in their starts only.
+        # Anchored members, each regularised towards its own draw of the prior, differ more than members that differ
+        # only in their initialisation.
         "deep ensemble": cr.DeepEnsemble(members=10, anchored=True, init="prior", steps=steps),
-        # Short trajectories that keep most of their momentum explore more for the same number of gradients here.
+        # Short trajectories with partial momentum refreshment explore more per gradient here.
         "HMC": cr.HMC(chains=8, trajectory_length=0.5, refresh=0.3, jitter=0.2, init="fresh", compile=False, **length),
     }
 

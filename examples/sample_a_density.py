@@ -3,8 +3,8 @@
     python examples/sample_a_density.py --out density.png          # a few seconds
     python examples/sample_a_density.py --quick --out density.png
 
-The density is a banana: theta1 is normal, and theta2 is normal around theta1 squared. Both means and variances are known,
-so the draws can be checked: E[theta1] = 0, Var[theta1] = 1, E[theta2] = 1, Var[theta2] = 2 + width^2.
+The density is a banana: theta1 is normal, and theta2 is normal around theta1 squared. Means and variances are known, so
+the draws can be checked: E[theta1] = 0, Var[theta1] = 1, E[theta2] = 1, Var[theta2] = 2 + width^2.
 """
 
 import argparse
@@ -18,16 +18,16 @@ WIDTH = 0.5
 
 
 def log_prob(theta: torch.Tensor) -> torch.Tensor:
-    """Log density of one point (2,), up to a constant; gradients come from autograd."""
+    """Return the log density at one point (2,), up to a constant; gradients come from autograd."""
     return -0.5 * (theta[0] ** 2 + ((theta[1] - theta[0] ** 2) / WIDTH) ** 2)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Samples, compares moments with the known ones, prints the diagnostics and draws the chains."""
+    """Sample, compare the moments with the known ones, print the diagnostics and plot the chains."""
     parser = argparse.ArgumentParser(description="HMC on a curved two-dimensional density.")
-    parser.add_argument("--out", default="sample_a_density.png", help="the picture to write (.png, .svg, .pdf)")
+    parser.add_argument("--out", default="sample_a_density.png", help="output figure (.png, .svg, .pdf)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="fewer draws, for trying things out")
+    parser.add_argument("--quick", action="store_true", help="fewer draws, for a quick check")
     args = parser.parse_args(argv)
 
     draws, warmup = (250, 150) if args.quick else (1500, 500)

@@ -1,4 +1,4 @@
-"""Small tables for tests of the command line, made from scikit-learn's embedded data, and ways to call it."""
+"""Small tables from scikit-learn's embedded data for tests of the command line, and helpers to call it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ from credibly.cli import app
 SCRIPT = Path(sys.executable).with_name("credibly")
 REGRESSION = ("mean", "std", "aleatoric", "epistemic", "lower_90", "upper_90", "ood", "notes")
 RUN_FILES = [
-    "config.toml", "held_out.parquet", "posterior", "report.html", "results.json", "table.json", "training_sample.parquet",
-]  # fmt: skip
-# Settings that end in no time.
+    "config.toml",
+    "held_out.parquet",
+    "posterior",
+    "report.html",
+    "results.json",
+    "table.json",
+    "training_sample.parquet",
+]
+# Settings that finish quickly.
 HMC = (
     "--method",
     "hmc",
@@ -45,7 +51,7 @@ ENSEMBLE = ("--method", "ensemble", "--set", "steps=150", "--set", "members=4", 
 
 
 def diabetes(rows: int = 160, scale: float = 1.0, shift: float = 0.0) -> dict[str, Any]:
-    """A regression with numbers, a column of categories, gaps in both, and a constant column."""
+    """Return a regression table with a numeric, a categorical and a constant column, and missing values."""
     known = datasets.load_diabetes()
     columns: dict[str, Any] = {
         name: known.data[:rows, i].round(6) for i, name in enumerate(known.feature_names) if i in (0, 2, 3, 8)
@@ -61,14 +67,14 @@ def diabetes(rows: int = 160, scale: float = 1.0, shift: float = 0.0) -> dict[st
 
 
 def wine() -> dict[str, Any]:
-    """Three classes with names."""
+    """Return a table with three named classes."""
     known = datasets.load_wine()
     names = np.array(["Barolo", "Grignolino", "Barbera d'Asti"])
     return {n: known.data[:, i] for i, n in enumerate(known.feature_names[:6])} | {"kind": names[known.target]}
 
 
 def cancer(rows: int = 150) -> dict[str, Any]:
-    """Two classes, 0 and 1."""
+    """Return a table with two classes, 0 and 1."""
     known = datasets.load_breast_cancer()
     return {n.replace(" ", "_"): known.data[:rows, i] for i, n in enumerate(known.feature_names[:5])} | {
         "benign": known.target[:rows]
@@ -76,7 +82,7 @@ def cancer(rows: int = 150) -> dict[str, Any]:
 
 
 def write(columns: dict[str, Any], path: Path) -> Path:
-    """Columns as a CSV or Parquet file, by its suffix."""
+    """Write columns to a CSV or Parquet file, by its suffix."""
     table = pa.table(columns)
     if path.suffix == ".parquet":
         pq.write_table(table, path)
@@ -86,7 +92,7 @@ def write(columns: dict[str, Any], path: Path) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A file of predictions as columns; empty cells of text stay empty text."""
+    """Read a file of predictions as columns; empty text cells stay empty text."""
     table = pq.read_table(path) if path.suffix == ".parquet" else pa.csv.read_csv(path)
     return {
         n: c.to_numpy(zero_copy_only=False) if n not in ("notes", "prediction") else c.to_pylist()
@@ -95,12 +101,12 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def call(*words: object) -> Any:
-    """The command in this process, with standard output and error apart."""
+    """Run the command in this process, with separate standard output and error."""
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    """The installed command, begun."""
+    """Start the installed command."""
     return subprocess.Popen(
         [str(SCRIPT), *(str(w) for w in words)],
         cwd=cwd,
@@ -117,14 +123,14 @@ def _listen() -> None:
 
 
 def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The installed command, to its end."""
+    """Run the installed command to its end."""
     with start(*words, cwd=cwd) as process:
         out, err = process.communicate(timeout=180)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def wait_for(there: Callable[[], object], process: subprocess.Popen[str], seconds: float = 60) -> None:
-    """Waits until something is so, while a process runs."""
+    """Wait until a condition holds while a process runs."""
     end = time.monotonic() + seconds
     while not there():
         assert process.poll() is None, process.communicate()
@@ -133,7 +139,7 @@ def wait_for(there: Callable[[], object], process: subprocess.Popen[str], second
 
 
 def refused(found: Any, *words: str, code: int = 2) -> str:
-    """That a call ended in one line on standard error, with these words in it, and nothing else."""
+    """Assert that a call ended in one line on standard error that contains the given words."""
     assert found.exit_code == code, (found.output, found.exception)
     assert isinstance(found.exception, SystemExit), found.exception
     assert found.stderr.startswith("credibly: ")
@@ -145,5 +151,5 @@ def refused(found: Any, *words: str, code: int = 2) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    """What is in a folder, hidden files too."""
+    """Return the names of the files in a folder, including hidden ones."""
     return sorted(p.name for p in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Facts of small fits for tests of pages: embedded data and toys, with few draws and steps."""
+"""Summaries of small fits for tests of pages: embedded data and toys, with few draws and steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import credibly as cr
 from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.rescaling import in_units
-from credibly.tables.facts import Facts, View
+from credibly.tables.fit_summary import FitSummary, View
 from credibly.tables.recipe import Recipe
 
 TINY: dict[str, dict[str, Any]] = {
@@ -27,8 +27,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 def facts_of(
     name: str, method: str = "ensemble", *, noise: str = "learned", settings: dict[str, Any] | None = None
-) -> Facts:
-    """The facts of a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
+) -> FitSummary:
+    """Summarise a fit to "diabetes", "breast_cancer", "wine", or the toys "wave", "plane", "moons" and "steps".
 
     A fit is made once in a process: facts cannot be changed.
     """
@@ -37,7 +37,7 @@ def facts_of(
 
 
 @cache
-def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...]) -> Facts:
+def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...]) -> FitSummary:
     x, y, test, names, classes = _data(name)
     train = ~test
     task = "regression" if classes is None else "classification"
@@ -62,20 +62,38 @@ def _made(name: str, method: str, noise: str, chosen: tuple[tuple[str, Any], ...
     has_doubt = bool(usual.max() > 0)
     ood = [(np.sort(usual).searchsorted(v) / len(usual)) if has_doubt else None for v in (usual, strange)]
     chains = method in ("hmc", "sgld", "sghmc") and isinstance(posterior, SampledPosterior)
-    return Facts(
-        table=f"{name}.csv", target="y" if classes is None else "kind", task=task, classes=classes,
-        columns=tuple((n, "numeric", "standardised") for n in names), rows=int(train.sum()), held_out=int(test.sum()), seed=0,
-        method=method, why="asked for", settings={f.name: getattr(fitter, f.name) for f in dataclasses.fields(fitter)},
-        network=f"{x.shape[1]} inputs, a hidden layer of 8 units (silu)", prior="Normal with deviation 1", noise=noise,
-        parameters=problem.layout.dim, seconds=1.25, on="held-out", predictive=predictive, y=seen,
-        figures=cr.evaluate(predictive, seen), baseline=_baseline(y[train], seen, classes), ood=ood[0], ood_far=ood[1] if x.shape[1] > 1 else None,
-        diagnostics=posterior.diagnostics(standardised(x[test])) if chains else None, posterior=posterior,
+    return FitSummary(
+        table=f"{name}.csv",
+        target="y" if classes is None else "kind",
+        task=task,
+        classes=classes,
+        columns=tuple((n, "numeric", "standardised") for n in names),
+        rows=int(train.sum()),
+        held_out=int(test.sum()),
+        seed=0,
+        method=method,
+        why="requested",
+        settings={f.name: getattr(fitter, f.name) for f in dataclasses.fields(fitter)},
+        network=f"{x.shape[1]} inputs, a hidden layer of 8 units (silu)",
+        prior="Normal with standard deviation 1",
+        noise=noise,
+        parameters=problem.layout.dim,
+        seconds=1.25,
+        on="held-out",
+        predictive=predictive,
+        y=seen,
+        figures=cr.evaluate(predictive, seen),
+        baseline=_baseline(y[train], seen, classes),
+        ood=ood[0],
+        ood_far=ood[1] if x.shape[1] > 1 else None,
+        diagnostics=posterior.diagnostics(standardised(x[test])) if chains else None,
+        posterior=posterior,
         view=View(names, x[train], y[train], predict) if x.shape[1] <= 2 else None,
-    )  # fmt: skip
+    )
 
 
 def _data(name: str) -> tuple[Any, Any, Any, tuple[str, ...], tuple[str, ...] | None]:
-    """Inputs, targets, which rows are held out, names of the inputs, names of the classes."""
+    """Return inputs, targets, a mask of held-out rows, names of the inputs and names of the classes."""
     if name in cr.data.EMBEDDED:
         known = cr.data.embedded(name)
         x = torch.cat([known.x_train, known.x_test]).double() * known.x_std + known.x_mean

@@ -1,4 +1,4 @@
-"""The examples run at small size, and what they print and write is right."""
+"""The examples run at small size and produce correct output."""
 
 import re
 import runpy
@@ -13,7 +13,7 @@ NAMES = sorted(p.stem for p in FOLDER.glob("*.py"))
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs an example as its docstring says and gives what it printed, after a look at the picture."""
+    """Run an example as its docstring describes, check its figure and return what it printed."""
     import matplotlib.pyplot as plt
 
     before = torch.get_num_threads()
@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch, capsys):
         runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
         pixels = plt.imread(picture)[..., :3]
         assert min(pixels.shape[:2]) > 300
-        assert (pixels < 0.9).any(-1).mean() > 0.002  # something is drawn on it
+        assert (pixels < 0.9).any(-1).mean() > 0.002  # not blank
         printed = capsys.readouterr().out
         assert printed.rstrip().endswith(f"wrote {picture}")
         return printed
@@ -40,7 +40,7 @@ def numbers(text):
 
 
 def row(printed, name):
-    """The numbers in the line that begins with a name."""
+    """Return the numbers in the line that starts with a name."""
     return numbers(next(line for line in printed.splitlines() if line.startswith(name)).removeprefix(name))
 
 
@@ -49,7 +49,7 @@ def test_there_are_five():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_says_how_to_start_it(name):
+def test_the_docstring_shows_how_to_run_it(name):
     text = (FOLDER / f"{name}.py").read_text()
     assert f"\n    python examples/{name}.py --out " in text.split('"""')[1]
     assert f"\n    python examples/{name}.py --quick --out " in text.split('"""')[1]
@@ -77,13 +77,13 @@ def test_classify_and_know_when_not_to(run):
 
 def test_image_per_pixel(run):
     printed = run("image_per_pixel")
-    before, after, negatives = row(printed, "error of a pixel")
+    before, after, negatives = row(printed, "RMSE per pixel")
     assert after < 0.7 * before < negatives
-    left, right = row(printed, "aleatoric deviation")
-    assert right > 1.4 * left  # four times the noise was put there
-    known, unknown = row(printed, "epistemic deviation")
+    left, right = row(printed, "aleatoric std")
+    assert right > 1.4 * left  # the noise there is four times as strong
+    known, unknown = row(printed, "epistemic std")
     assert unknown > 1.5 * known
-    assert 85 < row(printed, "90 % intervals hold")[0] < 97
+    assert 85 < row(printed, "90 % intervals cover")[0] < 97
 
 
 def test_pretrained_last_layer(run):

@@ -1,10 +1,10 @@
-"""A small data set in the form of the UCI benchmark, for the tests that run it."""
+"""A small data set in the format of the UCI benchmark."""
 
 import numpy as np
 
 
 def make(folder, name, *, rows=60, splits=3, change=None, seed=0):
-    """A data set in the form of the benchmark; `change` alters the test part of the targets and inputs."""
+    """Write a data set in the format of the benchmark; `change` alters the test part of the targets and inputs."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, 3)) * [1.0, 10.0, 0.1]
     y = 100 + 20 * x[:, 0] - 2 * x[:, 1] + rng.normal(size=rows)

@@ -43,6 +43,7 @@ import credibly as cr
 PARTS = ("api", "native", "plain", "compiled", "world", "resume", "uses", "cli")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT |= {"COLUMNS": "250", "TERMINAL_WIDTH": "250"}  # so that no line of help is folded
+SILENT = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 LIMIT = 900  # seconds that a part may take
 SMALL = {  # settings that take no time
     **dict.fromkeys(("mle", "map", "bbb", "laplace"), "steps=30 batch_size=16"),
@@ -373,14 +374,21 @@ def note_uses(book: Book) -> None:
     for name, compute in found.items():
         book.note(name, compute)
     for name, posterior in fits.items():
-        later = cr.Problem(net, (x, y), likelihood, posterior.as_prior())
-        book.note(f"as_prior/{name}", lambda later=later: method_of("map").fit(later, seed=7).draws)
+
+        def later(posterior: Any = posterior) -> Tensor:
+            following = cr.Problem(net, (x, y), likelihood, posterior.as_prior())
+            return method_of("map").fit(following, seed=7).draws
+
+        book.note(f"as_prior/{name}", later)
     for name in ("ensemble", "laplace", "hmc"):
-        taken = {"method": name, "hidden": 8, "settings": settings_of(SMALL[name])}
-        real = cr.BayesianRegressor(**taken).fit(x.numpy(), y.numpy())
-        book.note(f"regressor/{name}", lambda one=real: one.predict_interval(x.numpy()))
-        chosen = cr.BayesianClassifier(**taken).fit(x.numpy(), labels.numpy())
-        book.note(f"classifier/{name}", lambda one=chosen: one.predict_proba(x.numpy()))
+
+        def estimated(name: str = name) -> list[Any]:
+            taken = {"method": name, "hidden": 8, "settings": settings_of(SMALL[name])}
+            real = cr.BayesianRegressor(**taken).fit(x.numpy(), y.numpy())
+            chosen = cr.BayesianClassifier(**taken).fit(x.numpy(), labels.numpy())
+            return [real.predict_interval(x.numpy()), chosen.predict_proba(x.numpy())]
+
+        book.note(f"estimators/{name}", estimated)
 
 
 # -- the command line ------------------------------------------------------------------------------
@@ -435,7 +443,7 @@ def note_table(book: Book, folder: Path, run: str) -> None:
         shutil.copytree(kept, folder / run)
     elif run == "stopped":
         command = [sys.executable, "-m", "credibly", *words.split(), "--quiet"]
-        with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(command, cwd=folder, **SILENT) as process:
             interrupt(folder / run / "posterior", process.pid)
         book.note(f"{run}/exit", lambda: process.returncode)
     else:
@@ -456,21 +464,24 @@ def note_cli(book: Book) -> None:
     folder = Path(book.scratch)
     write_tables(folder)
     for run in FITS:
-        note_table(book, folder, run)
+        book.note(run, lambda run=run: note_table(book, folder, run))
     if book.load:
         return
     words = "compare train.csv --target kind --methods map,laplace --hidden 8 --out all"
     words += " --set map.steps=30 --set laplace.steps=30"
     note_json(book, "compare", folder, words, "rows methods baseline")
-    rows = json.loads(credibly(folder, "methods --json"))
-    book.note("methods", lambda: [row["name"] for row in rows])
+    listed = lambda: json.loads(credibly(folder, "methods --json"))  # noqa: E731
+    book.note("methods", lambda: [row["name"] for row in listed()])
     verbs = re.findall(r"^│ ([a-z]+) ", credibly(folder, "--help").split("Commands")[1], re.M)
     book.note("verbs", lambda: sorted(verbs))
     for verb in ["", *verbs]:
-        page = credibly(folder, f"{verb} --help")
-        lines = re.findall(r"^│ [ *]{0,4}((?:--?[a-z][a-z-]*[ ,]+)+)", page, re.M)
-        names = sorted({name for line in lines for name in line.replace(",", " ").split()})
-        book.note(f"options/{verb}", lambda names=names: names)
+        book.note(f"options/{verb}", lambda verb=verb: options_of(credibly(folder, f"{verb} -h")))
+
+
+def options_of(page: str) -> list[str]:
+    """List the names of options on a page of help: those at the beginning of a line."""
+    lines = re.findall(r"^│ [ *]{0,4}((?:--?[a-z][a-z-]*[ ,]+)+)", page, re.M)
+    return sorted({name for line in lines for name in line.replace(",", " ").split()})
 
 
 # -- parts and commands ----------------------------------------------------------------------------
@@ -502,8 +513,10 @@ def run_parts(out: Path, runs: Path, load: bool) -> None:
 def run_part(part: str, out: Path, runs: Path, load: bool) -> None:
     """Compute the entries of one part, in a process whose environment is that of the part."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell may have turned off
     book = Book(part, runs, load)
-    {"api": note_api, "uses": note_uses, "cli": note_cli}.get(part, note_fits)(book)
+    work = {"api": note_api, "uses": note_uses, "cli": note_cli}.get(part, note_fits)
+    book.note("whole", lambda: work(book))  # an error on the way keeps the entries before it
     if os.environ.get("RANK", "0") == "0":
         out.write_text(json.dumps(book.entries))
 

@@ -1,12 +1,12 @@
-"""The JAX peers as partners to be timed: reads requests as JSON lines, answers with seconds. Started by `benchmarks.jax_client`.
+"""Server of the JAX peers: reads requests as JSON lines, responds with seconds. Started by `benchmarks.jax_client`.
 
-It lives in an environment of its own (jax, blackjax, numpyro), apart from torch, so it imports nothing of this project. Arrays
+It runs in its own environment (jax, blackjax, numpyro) without torch, so it imports nothing of this project. Arrays
 travel as npz files. Requests:
 
-    {"build": KIND, "name": NAME, "arrays": PATH, ...}     makes a contestant and calls it once: seconds, compilation among them
-    {"run": NAME, "calls": N}                              seconds of N calls
-    {"sample": KIND, "arrays": PATH, "out": PATH, ...}     a whole run, draws to a file: seconds of compiling and of running
-    {"density": ..., "arrays": PATH, "out": PATH, ...}     log density and gradient at the given points, to be compared
+    {"build": KIND, "name": NAME, "arrays": PATH, ...}  build an implementation, call it once: seconds with compilation
+    {"run": NAME, "calls": N}                           seconds of N calls
+    {"sample": KIND, "arrays": PATH, "out": PATH, ...}  a whole run, draws to a file: compile and run seconds
+    {"density": ..., "arrays": PATH, "out": PATH, ...}  log density and gradient at the given points
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 import time
 
 _threads = os.environ.get("BENCHMARK_THREADS")
-if _threads and hasattr(os, "sched_setaffinity"):  # XLA takes as many threads as the process may use cores
+if _threads and hasattr(os, "sched_setaffinity"):  # XLA starts one thread per core of the process
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(_threads)])
 
 import importlib  # noqa: E402
@@ -24,16 +24,23 @@ import importlib.metadata  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
-# Each kind of work, and the module that has a function of that name.
+# Kind of work -> the module with a function of that name.
 MODULES = {
-    "blackjax_hmc": "steps", "numpyro_hmc": "steps", "jax_hmc": "steps", "blackjax_sgld": "steps", "blackjax_sghmc": "steps",
-    "numpyro_predictive": "predicting", "resnet_gradient": "resnet",
-    "blackjax_nuts": "runs", "numpyro_nuts": "runs", "blackjax_mclmc": "runs",
-}  # fmt: skip
+    "blackjax_hmc": "steps",
+    "numpyro_hmc": "steps",
+    "jax_hmc": "steps",
+    "blackjax_sgld": "steps",
+    "blackjax_sghmc": "steps",
+    "numpyro_predictive": "predicting",
+    "resnet_gradient": "resnet",
+    "blackjax_nuts": "runs",
+    "numpyro_nuts": "runs",
+    "blackjax_mclmc": "runs",
+}
 
 
 def versions():
-    """Name to version of the peers that are installed here."""
+    """Return the version of each installed peer by name."""
     found = {"jax": jax.__version__, "device": jax.devices()[0].platform}
     for name in ("blackjax", "numpyro"):
         try:
@@ -43,48 +50,48 @@ def versions():
     return found
 
 
-def answer(asked, contestants):
-    """The answer to one request."""
-    arrays = dict(np.load(asked["arrays"], allow_pickle=False)) if "arrays" in asked else {}
-    began = time.perf_counter()
-    if "build" in asked:
-        make = getattr(importlib.import_module(MODULES[asked["build"]]), asked["build"])
-        began = time.perf_counter()  # loading a library is not its work
-        call, told = make(asked, arrays)
+def respond(request, implementations):
+    """Return the response to one request."""
+    arrays = dict(np.load(request["arrays"], allow_pickle=False)) if "arrays" in request else {}
+    start = time.perf_counter()
+    if "build" in request:
+        make = getattr(importlib.import_module(MODULES[request["build"]]), request["build"])
+        start = time.perf_counter()  # the import is not timed
+        call, info = make(request, arrays)
         jax.block_until_ready(call())
-        contestants[asked["name"]] = call
-        return {"seconds": time.perf_counter() - began, **told}
-    if "run" in asked:
-        call, result = contestants[asked["run"]], None
-        for _ in range(asked["calls"]):
+        implementations[request["name"]] = call
+        return {"seconds": time.perf_counter() - start, **info}
+    if "run" in request:
+        call, result = implementations[request["run"]], None
+        for _ in range(request["calls"]):
             result = call()
         jax.block_until_ready(result)
-        return {"seconds": time.perf_counter() - began}
-    if "sample" in asked:
-        make = getattr(importlib.import_module(MODULES[asked["sample"]]), asked["sample"])
-        results, told = make(asked, arrays)
-        np.savez(asked["out"], **{k: np.asarray(v) for k, v in results.items()})
-        return told
-    if "density" in asked:
-        networks = importlib.import_module(asked["density"])
-        values = networks.density(asked, arrays)
-        np.savez(asked["out"], **{k: np.asarray(v) for k, v in values.items()})
+        return {"seconds": time.perf_counter() - start}
+    if "sample" in request:
+        make = getattr(importlib.import_module(MODULES[request["sample"]]), request["sample"])
+        results, info = make(request, arrays)
+        np.savez(request["out"], **{k: np.asarray(v) for k, v in results.items()})
+        return info
+    if "density" in request:
+        networks = importlib.import_module(request["density"])
+        values = networks.density(request, arrays)
+        np.savez(request["out"], **{k: np.asarray(v) for k, v in values.items()})
         return {}
-    raise ValueError(f"an unknown request: {sorted(asked)}")
+    raise ValueError(f"unknown request: {sorted(request)}")
 
 
 def main():
-    """Answers until there are no more requests; an error is an answer too, so that the other side can go on."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
-    print(json.dumps(versions()), file=answers, flush=True)
-    contestants = {}
+    """Respond until there are no more requests. An error is a response too, so that the client can continue."""
+    responses = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of libraries must not be read as a response
+    print(json.dumps(versions()), file=responses, flush=True)
+    implementations = {}
     for line in sys.stdin:
         try:
-            found = answer(json.loads(line), contestants)
+            response = respond(json.loads(line), implementations)
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(found), file=answers, flush=True)
+            response = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(response), file=responses, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""NumPyro's Predictive: mean and variance of the network over many draws, draw after draw."""
+"""NumPyro's Predictive: mean and variance of the network over many draws, one draw at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from networks import outputs, unflatten
 
 
 def numpyro_predictive(case, arrays):
-    """A jitted call that predicts the rows under every draw and reduces over the draws."""
+    """Return a jitted call that predicts the rows under every draw and reduces over the draws."""
     x = jnp.asarray(arrays["x"], jnp.float32)
     draws = {
         f"{kind}{i}": value

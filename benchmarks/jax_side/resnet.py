@@ -1,7 +1,7 @@
-"""The gradient of ResNet-20-FRN over all images in JAX: micro-batches in a jitted scan, float32 by tf32 or bf16 activations.
+"""The full-batch gradient of ResNet-20-FRN in JAX: micro-batches in a jitted scan, tf32 or bf16 activations.
 
-Parameters arrive as one flat vector with names and shapes (outputs, inputs, height, width); images go channels-last here, which
-suits the convolutions of XLA on a GPU.
+Parameters arrive as one flat vector with names and shapes (outputs, inputs, height, width). Images are channels-last
+here, which is the fast layout for XLA's convolutions on a GPU.
 """
 
 import math
@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 
 def unflatten(names, flat):
-    """Name to array; kernels as (height, width, inputs, outputs), linear weights as (inputs, outputs)."""
-    tree, place = {}, 0
+    """Return arrays by name; filters as (height, width, inputs, outputs), linear weights as (inputs, outputs)."""
+    tree, offset = {}, 0
     for name, shape in names:
-        value = flat[place : place + math.prod(shape)].reshape(shape)
-        place += math.prod(shape)
+        value = flat[offset : offset + math.prod(shape)].reshape(shape)
+        offset += math.prod(shape)
         if len(shape) == 4:
             value = value.transpose(2, 3, 1, 0)
         elif len(shape) == 2:
@@ -25,7 +25,7 @@ def unflatten(names, flat):
 
 
 def flatten(names, tree):
-    """The inverse of `unflatten`."""
+    """Invert `unflatten`."""
     parts = []
     for name, shape in names:
         value = tree[name]
@@ -38,11 +38,10 @@ def flatten(names, tree):
 
 
 def unit(tree, name, x, stride):
-    """A convolution with same padding, filter response normalisation in float32, and its threshold."""
-    y = jax.lax.conv_general_dilated(
-        x, tree[f"{name}.conv.weight"].astype(x.dtype), (stride, stride), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )  # fmt: skip
+    """Apply a convolution with same padding, filter response normalisation in float32, and its threshold."""
+    weight = tree[f"{name}.conv.weight"].astype(x.dtype)
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, weight, (stride, stride), "SAME", dimension_numbers=layout)
     y = (y + tree[f"{name}.conv.bias"].astype(x.dtype)).astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y**2, (1, 2), keepdims=True) + 1e-6)
     y = y * tree[f"{name}.norm.weight"] + tree[f"{name}.norm.bias"]
@@ -50,7 +49,7 @@ def unit(tree, name, x, stride):
 
 
 def log_likelihood(tree, x, y, dtype):
-    """The sum over some images (N, H, W, channels)."""
+    """Return the log likelihood summed over images (N, H, W, channels)."""
     h = jax.nn.silu(unit(tree, "stem", x.astype(dtype), 1))
     for block in range(9):
         name = f"blocks.{block}"
@@ -61,8 +60,8 @@ def log_likelihood(tree, x, y, dtype):
     return jnp.take_along_axis(jax.nn.log_softmax(out), y[:, None], 1).sum()
 
 
-def prepared(case, arrays):
-    """The images in micro-batches, the labels, and the parameters."""
+def prepare(case, arrays):
+    """Return the images in micro-batches, the labels, and the parameters."""
     rows = case["micro_batch"]
     x = jnp.asarray(arrays["x"], jnp.float32).transpose(0, 2, 3, 1)
     y = jnp.asarray(arrays["y"], jnp.int32)
@@ -74,7 +73,7 @@ def prepared(case, arrays):
 
 
 def gradient_of(case):
-    """A jitted function (tree, images, labels) -> gradient."""
+    """Return a jitted function (tree, images, labels) -> gradient."""
     dtype = jnp.bfloat16 if case["precision"] == "bf16" else jnp.float32
     one = jax.grad(lambda tree, x, y: log_likelihood(tree, x, y, dtype))
 
@@ -89,14 +88,14 @@ def gradient_of(case):
 
 
 def resnet_gradient(case, arrays):
-    """A call that gives the gradient over all images."""
+    """Return a call that computes the gradient over all images."""
     jax.config.update("jax_default_matmul_precision", "tensorfloat32")
-    x, y, tree = prepared(case, arrays)
+    x, y, tree = prepare(case, arrays)
     whole = gradient_of(case)
     return lambda: whole(tree, x, y), {}
 
 
 def density(case, arrays):
-    """The gradient at theta, to be compared."""
-    x, y, tree = prepared(case, arrays)
+    """Return the gradient at theta, to be checked."""
+    x, y, tree = prepare(case, arrays)
     return {"gradient": flatten(case["names"], gradient_of(case)(tree, x, y))}

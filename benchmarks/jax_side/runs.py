@@ -1,7 +1,8 @@
-"""Whole runs from warm-up to the last draw: NUTS by BlackJAX and by NumPyro, MCLMC by BlackJAX.
+"""Whole runs from warm-up to the last draw: NUTS by BlackJAX and NumPyro, MCLMC by BlackJAX.
 
-Compilation is done ahead of time and timed apart. Chains of NUTS run as one device each, so that none waits for the trees of
-another; those of MCLMC, whose steps all cost the same, under `vmap`. Draws come back as credibly's flat vectors (chain, draw, D).
+Compilation happens ahead of time and is timed separately. NUTS chains run on one device each, so that none waits for
+the trees of another; MCLMC chains, whose steps all cost the same, run under `vmap`. Draws are returned as credibly's
+flat vectors (chain, draw, D).
 """
 
 import time
@@ -12,20 +13,20 @@ import jax.numpy as jnp
 
 from networks import flatten, log_density_of, unflatten
 
-READY = {}  # compiled runs and the seconds that took, by kind and lengths: a process has one set of data
+COMPILED = {}  # compiled runs and their compile seconds, by kind and lengths; a process has one data set
 
 
 def _timed(kind, case, make, arguments, *, parallel):
-    """Compiles `make` over the chains unless that was done before, runs it: the results, and the seconds of both."""
+    """Compile `make` over the chains unless cached and run it; return the results and both durations."""
     key = (kind, case["warmup"], case["draws"], case.get("thin"))
-    if key not in READY:
-        began = time.perf_counter()
-        ready = (jax.pmap(make) if parallel else jax.jit(jax.vmap(make))).lower(*arguments).compile()
-        READY[key] = ready, time.perf_counter() - began
-    ready, compiled = READY[key]
-    began = time.perf_counter()
-    results = jax.block_until_ready(ready(*arguments))
-    return results, {"compile": compiled, "seconds": time.perf_counter() - began}
+    if key not in COMPILED:
+        start = time.perf_counter()
+        compiled = (jax.pmap(make) if parallel else jax.jit(jax.vmap(make))).lower(*arguments).compile()
+        COMPILED[key] = compiled, time.perf_counter() - start
+    compiled, compile_seconds = COMPILED[key]
+    start = time.perf_counter()
+    results = jax.block_until_ready(compiled(*arguments))
+    return results, {"compile": compile_seconds, "seconds": time.perf_counter() - start}
 
 
 def _arguments(case, arrays, make_key):
@@ -39,7 +40,7 @@ def _parallel(arrays):
 
 
 def blackjax_nuts(case, arrays):
-    """Window adaptation of step size and diagonal mass, then NUTS."""
+    """Run window adaptation of step size and diagonal mass, then NUTS."""
     function = log_density_of(case, arrays)
 
     def chain(key, position):
@@ -54,14 +55,14 @@ def blackjax_nuts(case, arrays):
 
         return jax.lax.scan(one, state, jax.random.split(second, case["draws"]))[1]
 
-    (draws, steps), told = _timed(
+    (draws, steps), info = _timed(
         "blackjax_nuts", case, chain, _arguments(case, arrays, jax.random.key), parallel=_parallel(arrays)
     )
-    return {"draws": flatten(draws)}, {**told, "steps": float(steps.mean())}
+    return {"draws": flatten(draws)}, {**info, "steps": float(steps.mean())}
 
 
 def numpyro_nuts(case, arrays):
-    """NumPyro's NUTS kernel with its own warm-up."""
+    """Run NumPyro's NUTS kernel with its own warm-up."""
     from numpyro.infer import NUTS
 
     function = log_density_of(case, arrays)
@@ -77,14 +78,14 @@ def numpyro_nuts(case, arrays):
         state, _ = jax.lax.scan(lambda s, _: (kernel.sample(s, (), {}), None), state, None, length=case["warmup"])
         return jax.lax.scan(one, state, None, length=case["draws"])[1]
 
-    (draws, steps), told = _timed(
+    (draws, steps), info = _timed(
         "numpyro_nuts", case, chain, _arguments(case, arrays, jax.random.PRNGKey), parallel=_parallel(arrays)
     )
-    return {"draws": flatten(draws)}, {**told, "steps": float(steps.mean())}
+    return {"draws": flatten(draws)}, {**info, "steps": float(steps.mean())}
 
 
 def blackjax_mclmc(case, arrays):
-    """Microcanonical Langevin without Metropolis correction: length and step size found first, then every `thin`-th step."""
+    """Run unadjusted microcanonical Langevin: tune length and step size, then keep every `thin`-th step."""
     function = log_density_of(case, arrays)
 
     def chain(key, position):
@@ -92,9 +93,13 @@ def blackjax_mclmc(case, arrays):
         state = blackjax.mcmc.mclmc.init(position=position, logdensity_fn=function, rng_key=first)
         kernel = blackjax.mcmc.mclmc.build_kernel(integrator=blackjax.mcmc.mclmc.isokinetic_mclachlan)
         state, parameters, _ = blackjax.mclmc_find_L_and_step_size(
-            mclmc_kernel=kernel, logdensity_fn=function, num_steps=case["warmup"], state=state, rng_key=second,
+            mclmc_kernel=kernel,
+            logdensity_fn=function,
+            num_steps=case["warmup"],
+            state=state,
+            rng_key=second,
             diagonal_preconditioning=True,
-        )  # fmt: skip
+        )
         algorithm = blackjax.mclmc(
             function,
             L=parameters.L,
@@ -111,5 +116,5 @@ def blackjax_mclmc(case, arrays):
 
         return jax.lax.scan(one, state, jax.random.split(third, case["draws"]))[1]
 
-    draws, told = _timed("blackjax_mclmc", case, chain, _arguments(case, arrays, jax.random.key), parallel=False)
-    return {"draws": flatten(draws)}, {**told, "steps": 2.0 * case["thin"]}
+    draws, info = _timed("blackjax_mclmc", case, chain, _arguments(case, arrays, jax.random.key), parallel=False)
+    return {"draws": flatten(draws)}, {**info, "steps": 2.0 * case["thin"]}

@@ -1,6 +1,6 @@
-"""Steps of samplers, many in one jitted scan: HMC by BlackJAX, by NumPyro and by hand, SGLD and SGHMC by BlackJAX.
+"""Steps of samplers, many in one jitted scan: HMC by BlackJAX, NumPyro and by hand, SGLD and SGHMC by BlackJAX.
 
-Every maker gives a call that goes on from where the last one ended, and the words to tell about it. One chain runs as it is, many
+Every function returns a call that continues from the state of the last one, and a dict to report. Several chains run
 under `vmap`.
 """
 
@@ -11,26 +11,26 @@ from networks import data_of, log_density_of, log_likelihood, log_prior, unflatt
 
 
 def starts(case, arrays):
-    """The starting trees, and whether they have an axis of chains."""
+    """Return the initial trees, and whether they have a chain axis."""
     theta = jnp.asarray(arrays["theta"], jnp.float32)
     many = len(theta) > 1
     return unflatten(case["sizes"], theta if many else theta[0]), many
 
 
-def going_on(some, states):
-    """A call that keeps the states between calls, with a new key each time."""
-    held = {"states": states, "calls": 0}
+def resumable(iterate, states):
+    """Return a call that keeps the states between calls and uses a new key each time."""
+    carry = {"states": states, "calls": 0}
 
     def call():
-        held["states"], told = some(jax.random.key(held["calls"]), held["states"])
-        held["calls"] += 1
-        return held["states"], told
+        carry["states"], info = iterate(jax.random.key(carry["calls"]), carry["states"])
+        carry["calls"] += 1
+        return carry["states"], info
 
     return call
 
 
 def blackjax_hmc(case, arrays):
-    """BlackJAX's HMC with a fixed step size and number of steps."""
+    """Build BlackJAX's HMC with a fixed step size and number of steps."""
     import blackjax
 
     chains = len(arrays["theta"])
@@ -41,7 +41,7 @@ def blackjax_hmc(case, arrays):
     states = jax.vmap(kernel.init)(positions) if many else kernel.init(positions)
 
     @jax.jit
-    def some(key, states):
+    def iterate(key, states):
         def one(states, key):
             if many:
                 states, info = jax.vmap(kernel.step)(jax.random.split(key, chains), states)
@@ -51,17 +51,17 @@ def blackjax_hmc(case, arrays):
 
         return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
 
-    return going_on(some, states), {}
+    return resumable(iterate, states), {}
 
 
 def jax_hmc(case, arrays):
-    """HMC as one writes it in JAX by hand: a scan over iterations of a scan over leapfrog steps, chains under `vmap`."""
+    """Build a hand-written HMC: a scan over iterations of a scan over leapfrog steps, chains under `vmap`."""
     positions, many = starts(case, arrays)
     function, size = log_density_of(case, arrays), case["step_size"]
-    value_and_slope = jax.value_and_grad(function)
+    value_and_gradient = jax.value_and_grad(function)
 
     def one_chain(state, key):
-        position, value, slope = state
+        position, value, gradient = state
         first, second = jax.random.split(key)
         leaves, tree = jax.tree.flatten(position)
         keys = jax.random.split(first, len(leaves))
@@ -74,58 +74,63 @@ def jax_hmc(case, arrays):
             q, m, _, g = carry
             m = jax.tree.map(lambda a, b: a + 0.5 * size * b, m, g)
             q = jax.tree.map(lambda a, b: a + size * b, q, m)
-            v, g = value_and_slope(q)
+            v, g = value_and_gradient(q)
             return (q, jax.tree.map(lambda a, b: a + 0.5 * size * b, m, g), v, g), None
 
-        (q, m, v, g), _ = jax.lax.scan(step, (position, momentum, value, slope), None, length=case["steps"])
-        chance = jnp.minimum(1.0, jnp.exp(v - value - kinetic(m) + kinetic(momentum)))
-        take = jax.random.uniform(second) < chance
-        return jax.tree.map(lambda a, b: jnp.where(take, a, b), (q, v, g), state), chance
+        (q, m, v, g), _ = jax.lax.scan(step, (position, momentum, value, gradient), None, length=case["steps"])
+        acceptance = jnp.minimum(1.0, jnp.exp(v - value - kinetic(m) + kinetic(momentum)))
+        accept = jax.random.uniform(second) < acceptance
+        return jax.tree.map(lambda a, b: jnp.where(accept, a, b), (q, v, g), state), acceptance
 
-    def begin(position):
-        return position, *value_and_slope(position)
+    def init(position):
+        return position, *value_and_gradient(position)
 
     @jax.jit
-    def some(key, states):
+    def iterate(key, states):
         def one(states, key):
             if many:
-                states, chance = jax.vmap(one_chain)(states, jax.random.split(key, len(arrays["theta"])))
+                states, acceptance = jax.vmap(one_chain)(states, jax.random.split(key, len(arrays["theta"])))
             else:
-                states, chance = one_chain(states, key)
-            return states, chance.mean()
+                states, acceptance = one_chain(states, key)
+            return states, acceptance.mean()
 
         return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
 
-    return going_on(some, jax.vmap(begin)(positions) if many else begin(positions)), {}
+    return resumable(iterate, jax.vmap(init)(positions) if many else init(positions)), {}
 
 
 def numpyro_hmc(case, arrays):
-    """NumPyro's HMC kernel, the same settings, without adaptation."""
+    """Build NumPyro's HMC kernel with the same settings, without adaptation."""
     from numpyro.infer import HMC
 
     chains = len(arrays["theta"])
     positions, many = starts(case, arrays)
     function = log_density_of(case, arrays)
     kernel = HMC(
-        potential_fn=lambda tree: -function(tree), step_size=case["step_size"], num_steps=case["steps"],
-        trajectory_length=None, adapt_step_size=False, adapt_mass_matrix=False, dense_mass=False,
-    )  # fmt: skip
+        potential_fn=lambda tree: -function(tree),
+        step_size=case["step_size"],
+        num_steps=case["steps"],
+        trajectory_length=None,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+        dense_mass=False,
+    )
     keys = jax.random.PRNGKey(0)
     states = kernel.init(jax.random.split(keys, chains) if many else keys, 0, positions, (), {})
 
     @jax.jit
-    def some(key, states):
+    def iterate(key, states):
         def one(states, _):
             states = kernel.sample(states, (), {})
             return states, states.accept_prob.mean()
 
         return jax.lax.scan(one, states, None, length=case["iterations"])
 
-    return going_on(some, states), {}
+    return resumable(iterate, states), {}
 
 
 def _minibatches(case, arrays):
-    """A function from a key to a random minibatch, and the gradient of the log density estimated from it."""
+    """Return a function from a key to a random minibatch, and one that estimates the log density's gradient from it."""
     x, y = data_of(case, arrays)
     n, batch = len(x), case["batch"]
 
@@ -143,7 +148,7 @@ def _minibatches(case, arrays):
 
 
 def _stochastic(case, arrays, move):
-    """A scan of `move(key, tree, minibatch)`, chains side by side, each with its own minibatches."""
+    """Build a scan of `move(key, tree, minibatch)` over vectorised chains, each with its own minibatches."""
     chains = len(arrays["theta"])
     positions, many = starts(case, arrays)
     draw, _ = _minibatches(case, arrays)
@@ -153,7 +158,7 @@ def _stochastic(case, arrays, move):
         return move(for_noise, tree, draw(for_rows))
 
     @jax.jit
-    def some(key, states):
+    def iterate(key, states):
         def one(states, key):
             if many:
                 return jax.vmap(one_chain)(jax.random.split(key, chains), states), None
@@ -161,11 +166,11 @@ def _stochastic(case, arrays, move):
 
         return jax.lax.scan(one, states, jax.random.split(key, case["iterations"]))
 
-    return going_on(some, positions), {}
+    return resumable(iterate, positions), {}
 
 
 def blackjax_sgld(case, arrays):
-    """BlackJAX's SGLD."""
+    """Build BlackJAX's SGLD."""
     import blackjax
 
     algorithm = blackjax.sgld(_minibatches(case, arrays)[1])
@@ -173,7 +178,7 @@ def blackjax_sgld(case, arrays):
 
 
 def blackjax_sghmc(case, arrays):
-    """BlackJAX's SGHMC: `inner` steps on one minibatch after a fresh momentum, as it has them."""
+    """Build BlackJAX's SGHMC: `inner` steps per minibatch after resampling the momentum."""
     import blackjax
 
     algorithm = blackjax.sghmc(_minibatches(case, arrays)[1], case["inner"])

@@ -1,4 +1,4 @@
-"""`python -m credibly`, which is also how `torchrun -m credibly` starts the command line."""
+"""Entry point of `python -m credibly` and `torchrun -m credibly`."""
 
 from credibly.cli import main
 

@@ -31,7 +31,7 @@ class StoreError(RuntimeError):
 
 
 class TrainingError(RuntimeError):
-    """Training that cannot go on, with the parameters as they were when they were last known to be finite.
+    """Training that failed, with the parameters as they were when last known to be finite.
 
     Attributes:
         step: the first step whose loss was not finite.
@@ -47,7 +47,7 @@ class TrainingError(RuntimeError):
 
 
 class SamplingError(RuntimeError):
-    """A sampler that cannot go on: a step size that diverges at once, a density that is not finite."""
+    """A sampler that failed: a step size that diverges at once, or a density that is not finite."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -63,4 +63,4 @@ class Interrupted(KeyboardInterrupt):
 
 
 class PeerError(RuntimeError):
-    """Another process of the same run failed or was lost, so this one cannot go on; the message says which and why."""
+    """Another process of the same run failed or was lost, so this one stops; the message says which and why."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from credibly import runtime
-from credibly.backends.cpp.outputs import native_outputs, worth_it
+from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
@@ -80,14 +80,14 @@ class Forward:
             self.stack is not None
             and shared
             and isinstance(x, Tensor)
-            and worth_it(theta, x)
-            and self.native is not None
+            and use_cpp_outputs(theta, x)
+            and self.cpp_stack is not None
         ):
-            return native_outputs(self.native, theta, x)
+            return cpp_outputs(self.cpp_stack, theta, x)
         return self.apply(self.layout.split(theta)[0], x, shared=shared)
 
     @functools.cached_property
-    def native(self) -> Stack | None:
+    def cpp_stack(self) -> Stack | None:
         """The network for the C++ backend, or None if it is not supported. First access may compile the backend."""
         return self.small if self.small is not None and self.small.compiled() else None
 

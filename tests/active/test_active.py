@@ -1,4 +1,4 @@
-"""Acquisition functions against enumeration and closed forms; batches; the loop, its folder and what it refuses."""
+"""Acquisition functions against enumeration and closed forms; batches; the loop, its folder and its error messages."""
 
 import itertools
 import json
@@ -35,26 +35,23 @@ def labels():
 
 
 def information(joint):
-    """I(a; b) of a table p(a, b), term by term."""
+    """Return I(a; b) of a table p(a, b), term by term."""
     a, b = joint.sum(1), joint.sum(0)
-    terms = [
-        float(joint[i, j]) * math.log(float(joint[i, j] / (a[i] * b[j])))
-        for i in range(len(a)) for j in range(len(b)) if joint[i, j] > 0
-    ]  # fmt: skip
-    return sum(terms)
+    pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if joint[i, j] > 0]
+    return sum(float(joint[i, j]) * math.log(float(joint[i, j] / (a[i] * b[j]))) for i, j in pairs)
 
 
 def joint_by_enumeration(p, rows):
-    """I(y_rows; w) from the table of all labellings by draws."""
+    """Return I(y_rows; w) from the table of all labellings by draws."""
     draws, _, classes = p.shape
     table = torch.zeros(classes ** len(rows), draws, dtype=p.dtype)
-    for place, labelling in enumerate(itertools.product(range(classes), repeat=len(rows))):
+    for i, labelling in enumerate(itertools.product(range(classes), repeat=len(rows))):
         for s in range(draws):
-            table[place, s] = math.prod(float(p[s, row, k]) for row, k in zip(rows, labelling)) / draws
+            table[i, s] = math.prod(float(p[s, row, k]) for row, k in zip(rows, labelling)) / draws
     return information(table)
 
 
-# -- the functions -------------------------------------------------------------------------------------------------------
+# -- the functions -----------------------------------------------------------------------------------------------------
 def test_bald_is_the_mutual_information_of_label_and_draw(labels):
     predictive, p, *_ = labels
     scores = active.bald(predictive)
@@ -62,15 +59,15 @@ def test_bald_is_the_mutual_information_of_label_and_draw(labels):
     for n in range(6):
         assert float(scores[n]) == pytest.approx(joint_by_enumeration(p, [n]), abs=1e-12)
     assert torch.allclose(scores, predictive.epistemic)
-    assert float(scores.std()) > 0.05  # the rows are not alike, so a wrong row would show
+    assert float(scores.std()) > 0.05  # scores differ, so a wrong row order would fail
 
 
 def test_entropy_and_variance_of_labels(labels):
     predictive, p, *_ = labels
     mean = p.mean(0)
     assert torch.allclose(active.entropy(predictive), -(mean * mean.log()).sum(-1))
-    spread = ((p - mean) ** 2).mean(0).sum(-1)
-    assert torch.allclose(active.variance(predictive), spread)
+    epistemic = ((p - mean) ** 2).mean(0).sum(-1)
+    assert torch.allclose(active.variance(predictive), epistemic)
     assert torch.allclose(active.variance(predictive, kind="total"), (mean * (1 - mean)).sum(-1))
 
 
@@ -88,7 +85,7 @@ def test_bernoulli_is_two_classes():
     x, draws = randn(5, 2, seed=3, dtype=torch.float64), randn(7, 3, seed=4, dtype=torch.float64)
     y = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
     one = posterior_of(nn.Linear(2, 1).double(), x, y, cr.likelihoods.Bernoulli(), draws)
-    zero = torch.zeros(7, 2, dtype=torch.float64)  # logits (0, f) say the same as one logit f
+    zero = torch.zeros(7, 2, dtype=torch.float64)  # logits (0, f) are equivalent to one logit f
     two_draws = torch.cat([zero, draws[:, :2], zero[:, :1], draws[:, 2:]], 1)
     two = posterior_of(nn.Linear(2, 2).double(), x, y.long(), cr.likelihoods.Categorical(), two_draws)
     for function in (active.bald, active.entropy, active.variance):
@@ -101,7 +98,7 @@ def test_bernoulli_is_two_classes():
     assert torch.allclose(mine.information, theirs.information)
 
 
-def test_sure_draws_give_no_nan():
+def test_confident_draws_give_no_nan():
     x = randn(4, 2, seed=1)
     draws = 1000 * randn(3, 9, seed=2)  # probabilities of exactly 0 and 1
     posterior = posterior_of(nn.Linear(2, 3), x, torch.tensor([0, 1, 2, 0]), cr.likelihoods.Categorical(), draws)
@@ -118,7 +115,7 @@ def test_bald_of_one_draw_is_zero():
 
 @pytest.fixture(scope="module")
 def linear(conjugate):
-    """Draws whose moments are exactly those of a known Gaussian posterior, so that closed forms hold without Monte Carlo."""
+    """Draws with exactly the moments of a known Gaussian posterior, so closed forms hold without Monte Carlo error."""
     mean, covariance = conjugate.exact()
     raw = randn(400, 4, seed=5, dtype=torch.float64)
     raw = raw - raw.mean(0)
@@ -133,15 +130,15 @@ def test_real_targets_have_the_closed_forms_of_a_linear_model(linear):
     p = posterior.predict(conjugate.x)
     shared = conjugate.design @ covariance @ conjugate.design.T
     noise = conjugate.noise**2
-    spread = shared.diagonal()
-    assert torch.allclose(active.bald(p), 0.5 * torch.log1p(spread / noise))
-    assert torch.allclose(active.variance(p), spread)
-    assert torch.allclose(active.variance(p, kind="total"), spread + noise)
-    assert torch.allclose(active.entropy(p), 0.5 * torch.log(2 * math.pi * math.e * (spread + noise)))
+    epistemic = shared.diagonal()
+    assert torch.allclose(active.bald(p), 0.5 * torch.log1p(epistemic / noise))
+    assert torch.allclose(active.variance(p), epistemic)
+    assert torch.allclose(active.variance(p, kind="total"), epistemic + noise)
+    assert torch.allclose(active.entropy(p), 0.5 * torch.log(2 * math.pi * math.e * (epistemic + noise)))
     far = conjugate.x[:4] * 3
     design = torch.cat([far, torch.ones(4, 1, dtype=far.dtype)], 1)
     across, there = conjugate.design @ covariance @ design.T, (design @ covariance @ design.T).diagonal()
-    squared = across**2 / ((spread + noise).unsqueeze(1) * (there + noise))
+    squared = across**2 / ((epistemic + noise).unsqueeze(1) * (there + noise))
     assert torch.allclose(active.epig(p, posterior.predict(far)), (-0.5 * torch.log1p(-squared)).mean(1))
 
 
@@ -154,31 +151,31 @@ def test_batch_of_real_targets_is_the_greedy_log_determinant(linear):
         return 0.5 * float(torch.logdet(torch.eye(len(rows), dtype=shared.dtype) + shared[rows][:, rows]))
 
     rows: list[int] = []
-    for place in range(5):
+    for i in range(5):
         best = max((n for n in range(30) if n not in rows), key=lambda n: together([*rows, n]))
         rows.append(best)
-        assert float(chosen.information[place]) == pytest.approx(together(rows), abs=1e-9)
+        assert float(chosen.information[i]) == pytest.approx(together(rows), abs=1e-9)
     assert chosen.rows.tolist() == rows
     assert active.joint_information(posterior.predict(conjugate.x[:6])) == pytest.approx(together(list(range(6))))
 
 
-# -- batches -------------------------------------------------------------------------------------------------------------
+# -- batches -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [2, 3])
 def test_batch_bald_is_the_greedy_joint_information(labels, count):
     predictive, p, *_ = labels
     chosen = active.batch_bald(predictive, count)
     rows: list[int] = []
-    for place in range(count):
+    for i in range(count):
         value = {n: joint_by_enumeration(p, [*rows, n]) for n in range(6) if n not in rows}
         rows.append(max(value, key=value.__getitem__))
-        assert float(chosen.information[place]) == pytest.approx(value[rows[-1]], abs=1e-12)
+        assert float(chosen.information[i]) == pytest.approx(value[rows[-1]], abs=1e-12)
     assert chosen.rows.tolist() == rows
     assert bool((chosen.information.diff() >= 0).all())
     assert float(chosen.information[0]) == pytest.approx(float(active.bald(predictive).max()))
 
 
-def test_a_batch_asks_no_question_twice():
-    """Copies of the best row have the best scores; the batch takes one of them and then another row."""
+def test_batch_bald_avoids_duplicate_rows():
+    """Copies of the best row have the highest scores; the batch contains one of them and then a different row."""
     x = torch.cat([torch.full((5, 1), 3.0), torch.full((1, 1), -1.0)]).double()
     draws = torch.tensor([[0.0, 2.0, 0, 0], [0.0, -2.0, 0, 0], [0.0, 2.0, 0, 3.0], [0.0, -2.0, 0, 3.0]]).double()
     posterior = posterior_of(
@@ -189,21 +186,21 @@ def test_a_batch_asks_no_question_twice():
     assert 5 in active.batch_bald(p, 2).rows.tolist()
 
 
-def test_drawn_labellings_come_near_the_sum_over_all(labels):
-    """The mean of 40 estimates lies within four of its standard errors."""
+def test_sampled_labellings_agree_with_enumeration(labels):
+    """The mean of 40 estimates lies within four standard errors of the exact value."""
     predictive, p, *_ = labels
     exact = active.joint_information(predictive, labellings=3**6)
     assert exact == pytest.approx(joint_by_enumeration(p, list(range(6))), abs=1e-10)
     many = [active.joint_information(predictive, labellings=200, seed=s) for s in range(40)]
     error = float(np.std(many, ddof=1)) / math.sqrt(40)
     assert abs(float(np.mean(many)) - exact) < 4 * error
-    assert error < 0.01  # so that the line above can fail
+    assert error < 0.01  # otherwise the assertion above is vacuous
     chosen = active.batch_bald(predictive, 5, labellings=50, seed=1)
     assert bool((chosen.information.diff() >= 0).all())
     assert len(set(chosen.rows.tolist())) == 5
 
 
-def test_batch_bald_looks_at_the_rows_it_may_and_at_the_best(labels):
+def test_batch_bald_respects_rows_and_candidates(labels):
     predictive, *_ = labels
     allowed = torch.tensor([1, 3, 4])
     assert set(active.batch_bald(predictive, 3, rows=allowed).rows.tolist()) == {1, 3, 4}
@@ -224,8 +221,8 @@ def test_top_and_stochastic():
     assert set(active.stochastic(closed, 3, seed=0).tolist()) == {0, 3, 4}
 
 
-# -- streaming -----------------------------------------------------------------------------------------------------------
-def test_streamed_is_whole(monkeypatch):
+# -- streaming ---------------------------------------------------------------------------------------------------------
+def test_streamed_scores_equal_those_of_one_block(monkeypatch):
     x, net = randn(500, 4, seed=1), mlp(4, 16, 3)
     problem = cr.Problem(net, (x[:30], torch.arange(30) % 3), cr.likelihoods.Categorical(), cr.priors.Normal())
     draws = randn(1, 8, problem.dim, seed=2)
@@ -258,36 +255,36 @@ def test_random_is_uniform_and_seeded(labels):
     assert not torch.equal(active.random(predictive, seed=1), active.random(predictive, seed=2))
 
 
-# -- refusals of functions -------------------------------------------------------------------------------------------------
-def test_an_acquisition_that_does_not_fit_names_those_that_do():
+# -- invalid arguments of the functions --------------------------------------------------------------------------------
+def test_an_unsupported_acquisition_lists_the_supported_ones():
     x = randn(5, 2)
     counts = posterior_of(nn.Linear(2, 1), x, torch.tensor([0.0, 1, 2, 3, 1]), cr.likelihoods.Poisson(), randn(3, 3))
-    with pytest.raises(cr.InputError, match=r"'bald' does not fit counts.*variance, random"):
+    with pytest.raises(cr.InputError, match=r"'bald' does not support counts.*variance, random"):
         active.bald(counts.predict(x))
     assert active.variance(counts.predict(x)).shape == (5,)
     two = posterior_of(nn.Linear(2, 2), x, randn(5, 2), cr.likelihoods.Gaussian(0.1), randn(3, 6))
-    with pytest.raises(cr.InputError, match=r"'batch_bald' does not fit several real targets.*bald, variance"):
+    with pytest.raises(cr.InputError, match=r"'batch_bald' does not support several real targets.*bald, variance"):
         active.batch_bald(two.predict(x), 2)
     assert active.bald(two.predict(x)).shape == (5,)
 
 
 def test_bad_arguments_are_refused(labels):
     predictive, _, posterior, x = labels
-    for call, said in (
-        (lambda: active.epig(predictive, None), "targets: found NoneType"),
+    for call, message in (
+        (lambda: active.epig(predictive, None), "targets must be a Predictive, got NoneType"),
         (lambda: active.epig(predictive, posterior.predict(x, draws=2)), "targets: has 2 draws"),
-        (lambda: active.variance(predictive, kind="aleatoric"), "kind: found 'aleatoric'"),
-        (lambda: active.batch_bald(predictive, 7), "count: found 7 for 6 rows"),
-        (lambda: active.batch_bald(predictive, 2, labellings=0), "labellings: found 0"),
-        (lambda: active.top(torch.zeros(3), 4), "count: found 4 for 3 rows"),
-        (lambda: active.stochastic(torch.tensor([-1.0, 2.0]), 1), "scores: some are negative"),
-        (lambda: active.stochastic(torch.tensor([1.0, 2.0]), 1, power=-1), "power: found -1"),
+        (lambda: active.variance(predictive, kind="aleatoric"), "kind must be one of .*, got 'aleatoric'"),
+        (lambda: active.batch_bald(predictive, 7), "count must be an integer from 1 to 6, got 7"),
+        (lambda: active.batch_bald(predictive, 2, labellings=0), "labellings must be a positive integer, got 0"),
+        (lambda: active.top(torch.zeros(3), 4), "count must be an integer from 1 to 3, got 4"),
+        (lambda: active.stochastic(torch.tensor([-1.0, 2.0]), 1), "scores must be non-negative, got negative values"),
+        (lambda: active.stochastic(torch.tensor([1.0, 2.0]), 1, power=-1), "power must be a non-negative .*, got -1"),
     ):
-        with pytest.raises(cr.InputError, match=said):
+        with pytest.raises(cr.InputError, match=message):
             call()
 
 
-# -- the loop --------------------------------------------------------------------------------------------------------------
+# -- the loop ----------------------------------------------------------------------------------------------------------
 POOL = 120
 
 
@@ -310,7 +307,10 @@ def learner_of(acquisition="bald", *, method=None, **settings):
 
 def test_a_loop_asks_near_the_boundary_and_learns():
     learner, truth = learner_of()
-    accuracy = lambda posterior: float((posterior.predict(learner.pool).mean.argmax(-1) == truth).float().mean())  # noqa: E731
+
+    def accuracy(posterior):
+        return float((posterior.predict(learner.pool).mean.argmax(-1) == truth).float().mean())
+
     history = learner.run(4, evaluate=accuracy)
     assert [entry["labels"] for entry in history] == [0, 3, 6, 9, 12]
     assert learner.problem.n == 14
@@ -320,7 +320,7 @@ def test_a_loop_asks_near_the_boundary_and_learns():
     assert history[-1]["figures"]["figure"] > 0.97
     assert torch.equal(learner.labels, truth[learner.labelled])
     assert history[0]["asked"] == learner.labelled[:3].tolist()
-    assert repr(learner) == "ActiveLearner(bald: 12 of 120 rows of the pool have labels)"
+    assert repr(learner) == "ActiveLearner(bald: 12 of 120 rows of the pool labelled)"
 
 
 @pytest.mark.parametrize("acquisition", ["variance", "entropy", "epig", "random", "batch_bald"])
@@ -336,7 +336,7 @@ def test_every_acquisition_runs(acquisition):
     [cr.MCDropout(insert="2", rate=0.2, steps=40), cr.BayesByBackprop(steps=40), cr.MAP(steps=40)],
     ids=lambda m: m.name,
 )
-def test_other_methods_and_a_function_of_ones_own(method):
+def test_other_methods_and_a_custom_acquisition(method):
     def edge(predictive):
         return 1 - predictive.probabilities.max(-1).values
 
@@ -345,7 +345,7 @@ def test_other_methods_and_a_function_of_ones_own(method):
     assert len(learner.labelled) == 3
 
 
-def test_the_default_method_goes_by_the_network():
+def test_the_default_method_depends_on_the_network():
     problem, pool, _ = toy()
     assert isinstance(active.ActiveLearner(problem, pool).method, cr.DeepEnsemble)
     net = nn.Sequential(nn.Linear(1, 8), nn.SiLU(), nn.Dropout(0.1), nn.Linear(8, 2))
@@ -353,17 +353,17 @@ def test_the_default_method_goes_by_the_network():
     assert isinstance(active.ActiveLearner(dropped, pool).method, cr.MCDropout)
 
 
-def test_a_human_is_asked_and_tells():
+def test_ask_and_tell():
     learner, truth = learner_of(oracle=None, initial=5)
     first = learner.ask()
     assert len(first) == 5
-    assert torch.equal(learner.ask(), first)  # the same question until it is answered
+    assert torch.equal(learner.ask(), first)  # the same query until it is answered
     learner.tell(first[:2], truth[first[:2]].numpy())
     assert torch.equal(learner.ask(), first[2:])
     learner.tell([int(r) for r in first[2:]], [int(v) for v in truth[first[2:]]])
     assert len(learner.ask()) == 3
     other = next(n for n in range(POOL) if n not in learner.labelled and n not in learner.waiting)
-    learner.tell([other], [0])  # what was not asked for is welcome too
+    learner.tell([other], [0])  # rows that were not queried are accepted too
     assert len(learner.ask()) == 3
 
 
@@ -376,8 +376,8 @@ def test_regression_in_the_shape_of_y():
     learner.run(labels=8)
     assert learner.labels.shape == (8,)
     assert learner.problem.y.shape == (12, 1)
-    with pytest.raises(cr.InputError, match=r"labels: has shape \(2, 1\). Pass \(2,\)"):
-        learner.tell(learner._open()[:2], x[:2])
+    with pytest.raises(cr.InputError, match=r"labels must have shape \(2,\), one label per row, got \(2, 1\)"):
+        learner.tell(learner._unlabelled()[:2], x[:2])
 
 
 def test_until_and_the_end_of_the_pool():
@@ -388,11 +388,11 @@ def test_until_and_the_end_of_the_pool():
     small = active.ActiveLearner(problem, pool[:5], "random", batch=3, oracle=lambda rows, x: truth[rows])
     small.run(labels=99)
     assert sorted(small.labelled.tolist()) == [0, 1, 2, 3, 4]
-    with pytest.raises(cr.InputError, match="all of its 5 rows have labels"):
+    with pytest.raises(cr.InputError, match="pool: all of its 5 rows are labelled"):
         small.ask()
 
 
-# -- the folder --------------------------------------------------------------------------------------------------------------
+# -- the folder --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("acquisition", ["bald", "batch_bald", "epig", "random"])
 def test_a_resumed_loop_makes_the_same_choices(acquisition, tmp_path):
     evaluate = lambda posterior: float(posterior.predict(torch.zeros(1, 1)).mean[0, 1])  # noqa: E731
@@ -400,7 +400,7 @@ def test_a_resumed_loop_makes_the_same_choices(acquisition, tmp_path):
     whole.run(4, evaluate=evaluate)
     stopped, _ = learner_of(acquisition, initial=4, out=tmp_path / "loop")
     stopped.run(2, evaluate=evaluate)
-    waiting = stopped.ask()  # stopped between a question and its answer
+    waiting = stopped.ask()  # interrupted between a query and its answer
     problem, pool, _ = toy()
     again = active.ActiveLearner.resume(tmp_path / "loop", problem, pool, oracle=lambda rows, x: truth[rows])
     assert torch.equal(again.waiting, waiting)
@@ -411,23 +411,22 @@ def test_a_resumed_loop_makes_the_same_choices(acquisition, tmp_path):
     kept = json.loads((tmp_path / "loop" / "manifest.json").read_text())
     assert kept["history"] == whole.history
     assert {p.name for p in (tmp_path / "loop").iterdir()} == {"manifest.json", *kept["files"]}
-    with pytest.raises(cr.StoreError, match="another process has gone on"):
+    with pytest.raises(cr.StoreError, match="another process has written to"):
         stopped.tell(waiting, truth[waiting])
 
 
-def test_a_folder_of_another_loop_is_refused(tmp_path):
+def test_a_folder_of_another_loop_is_rejected(tmp_path):
     learner, _truth = learner_of(out=tmp_path / "loop", method=cr.MCDropout(insert="2", rate=0.2, steps=10))
     learner.run(1)
     problem, pool, _ = toy()
     resume = active.ActiveLearner.resume
-    wide = cr.Problem(
-        mlp(1, 9, 2), (problem.x, problem.y), cr.likelihoods.Categorical(), cr.priors.Normal(3.0)
-    )  # another network
+    data, likelihood, prior = (problem.x, problem.y), cr.likelihoods.Categorical(), cr.priors.Normal(3.0)
+    wide = cr.Problem(mlp(1, 9, 2), data, likelihood, prior)
     with pytest.raises(cr.StoreError, match=r"another problem.*0\.weight has shape \(9, 1\)"):
         resume(tmp_path / "loop", wide, pool)
     with pytest.raises(cr.StoreError, match="the rows of the pool differ"):
         resume(tmp_path / "loop", problem, pool + 1)
-    with pytest.raises(cr.StoreError, match="the weights that the network starts from differ"):
+    with pytest.raises(cr.StoreError, match="the initial weights of the network differ"):
         resume(tmp_path / "loop", toy(seed=1)[0], pool)
     with pytest.raises(cr.StoreError, match="another method or other settings"):
         resume(tmp_path / "loop", problem, pool, method=cr.MCDropout(insert="2", rate=0.3, steps=10))
@@ -437,64 +436,64 @@ def test_a_folder_of_another_loop_is_refused(tmp_path):
         resume(tmp_path / "nothing", problem, pool)
     state = next((tmp_path / "loop").glob("state-*"))
     state.write_bytes(state.read_bytes()[:-1] + b"x")
-    with pytest.raises(cr.StoreError, match="was altered"):
+    with pytest.raises(cr.StoreError, match=r"was altered \(checksum mismatch\)"):
         resume(tmp_path / "loop", problem, pool)
 
 
-def test_a_function_of_ones_own_is_passed_again(tmp_path):
+def test_a_custom_acquisition_must_be_passed_again(tmp_path):
     def edge(predictive):
         return predictive.total
 
     learner, _ = learner_of(edge, out=tmp_path / "loop", method=cr.MAP(steps=5))
     learner.run(1)
     problem, pool, _ = toy()
-    with pytest.raises(cr.InputError, match="begun with 'edge'"):
+    with pytest.raises(cr.InputError, match="started with 'edge'"):
         active.ActiveLearner.resume(tmp_path / "loop", problem, pool)
     assert len(active.ActiveLearner.resume(tmp_path / "loop", problem, pool, acquisition=edge).labelled) == 3
 
 
-# -- refusals of the loop ------------------------------------------------------------------------------------------------------
-def test_what_a_loop_refuses_before_work(monkeypatch):
-    monkeypatch.setattr(cr.DeepEnsemble, "fit", lambda *a, **k: pytest.fail("work was begun"))
+# -- invalid arguments of the loop -------------------------------------------------------------------------------------
+def test_bad_arguments_of_the_loop_raise_before_any_fit(monkeypatch):
+    monkeypatch.setattr(cr.DeepEnsemble, "fit", lambda *a, **k: pytest.fail("fitting started"))
     problem, pool, _ = toy()
     make = active.ActiveLearner
-    for call, said in (
-        (lambda: make(None, pool), "problem: found NoneType"),
-        (lambda: make(problem, pool[:5]), "batch: found 10 for a pool of 5 rows"),
-        (lambda: make(problem, pool, initial=200), "initial: found 200 for a pool of 120 rows"),
+    for call, message in (
+        (lambda: make(None, pool), "problem must be a credibly.Problem, got NoneType"),
+        (lambda: make(problem, pool[:5]), "batch must be at most 5, the rows of the pool, got 10"),
+        (lambda: make(problem, pool, initial=200), "initial must be at most 120, the rows of the pool, got 200"),
         (lambda: make(problem, torch.zeros(50, 3)), "pool: the network cannot take rows of x"),
         (lambda: make(problem, torch.full((50, 1), math.nan)), "pool: has 50 values that are NaN"),
-        (lambda: make(problem, pool, "bold"), "acquisition: found 'bold'. Pass one of bald"),
-        (lambda: make(problem, pool, batch=0), "batch: found 0"),
-        (lambda: make(problem, pool, choose="best"), "choose: found 'best'"),
+        (lambda: make(problem, pool, "bold"), "acquisition must be one of bald, .* or a function, got 'bold'"),
+        (lambda: make(problem, pool, batch=0), "batch must be a positive integer, got 0"),
+        (lambda: make(problem, pool, choose="best"), "choose must be one of 'top', 'stochastic', got 'best'"),
         (lambda: make(problem, pool, "epig", targets=torch.zeros(3, 2)), "targets: the network cannot take"),
-        (lambda: make(problem, pool).run(1), "oracle: there is none"),
-        (lambda: make(problem, pool, oracle=len).run(), "rounds: found None beside labels=None"),
-        (lambda: make(problem, pool).tell([1, 1], [0, 1]), r"rows: found \[1, 1\]"),
-        (lambda: make(problem, pool).tell([120], [0]), r"rows: found \[120\]"),
-        (lambda: make(problem, pool).tell([1, 2], [0]), r"labels: has shape \(1,\). Pass \(2,\)"),
+        (lambda: make(problem, pool).run(1), "oracle: is None"),
+        (lambda: make(problem, pool, oracle=len).run(), "rounds: is None and labels is None"),
+        (lambda: make(problem, pool).tell([1, 1], [0, 1]), r"rows must be distinct .*, got \[1, 1\]"),
+        (lambda: make(problem, pool).tell([120], [0]), r"rows must be .* from 0 to 119, got \[120\]"),
+        (lambda: make(problem, pool).tell([1, 2], [0]), r"labels must have shape \(2,\), .* got \(1,\)"),
         (lambda: make(problem, pool).tell([1], [2]), "labels: has labels from 2 to 2"),
     ):
-        with pytest.raises(cr.InputError, match=said):
+        with pytest.raises(cr.InputError, match=message):
             call()
     counts = cr.Problem(
         mlp(1, 4, 1), (pool[:3], torch.tensor([0.0, 1, 2])), cr.likelihoods.Poisson(), cr.priors.Normal()
     )
-    with pytest.raises(cr.InputError, match="'bald' does not fit counts"):
+    with pytest.raises(cr.InputError, match="'bald' does not support counts"):
         make(counts, pool)
 
 
-def test_labels_are_told_once():
+def test_a_row_is_labelled_once():
     learner, truth = learner_of("random")
     learner.run(1)
-    with pytest.raises(cr.InputError, match="have labels already"):
+    with pytest.raises(cr.InputError, match="rows: .* are already labelled"):
         learner.tell(learner.labelled[:1], truth[:1])
     wrong, _ = learner_of(lambda p: torch.zeros(3), method=cr.MAP(steps=2))
-    with pytest.raises(cr.InputError, match=r"acquisition: gave \(3,\)"):
+    with pytest.raises(cr.InputError, match=r"acquisition must return scores of shape \(120,\), got \(3,\)"):
         wrong.ask()
 
 
-def test_a_loop_tells_its_progress(capsys):
+def test_the_loop_shows_its_progress(capsys):
     learner, _ = learner_of("random", progress=True)
     learner.run(1)
     assert "active learning by random" in capsys.readouterr().err

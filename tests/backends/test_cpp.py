@@ -1,4 +1,4 @@
-"""Compiled code for small networks gives what the plain path gives, whatever the threads and the chains beside."""
+"""The C++ backend for small networks matches the PyTorch path, for any number of threads and chains."""
 
 import copy
 import dataclasses
@@ -24,10 +24,12 @@ from credibly.inference.training.cpp_steps import cpp_step
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
 from credibly.inference.training.settings import Training
+from credibly.posterior.model import Model
+from credibly.storage.record import Record
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DOUBLE = torch.float64
-# In float32 sums over a thousand rows in another order differ by some 1e-6 of the largest; in float64 the same at 1e-15.
+# Sums over a thousand rows in another order differ by about 1e-6 of the largest term in float32, 1e-15 in float64.
 TOLERANCE = {torch.float32: 2e-5, DOUBLE: 1e-13}
 
 
@@ -71,28 +73,30 @@ def assert_same(given, chains=3):
     assert float((slope - gradient).abs().max()) < limit * float(gradient.abs().max())
 
 
-class TestTheSameDensity:
+class TestDensity:
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
     @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU, nn.Sigmoid, nn.Identity])
     @pytest.mark.parametrize("kind", ["gaussian", "heteroscedastic", "categorical", "bernoulli"])
-    def test_as_the_plain_path(self, kind, activation, dtype):
+    def test_matches_pytorch(self, kind, activation, dtype):
         assert_same(problem(kind=kind, activation=activation, dtype=dtype))
 
     @pytest.mark.parametrize(
-        "options", [{"scale": "learned"}, {"scale": "learned", "per_target": True}, {"scale": (0.1, 2.0, 0.5, 1.0)}], ids=str
-    )  # fmt: skip
-    def test_with_other_noise(self, options):
+        "options",
+        [{"scale": "learned"}, {"scale": "learned", "per_target": True}, {"scale": (0.1, 2.0, 0.5, 1.0)}],
+        ids=str,
+    )
+    def test_with_other_noise_scales(self, options):
         assert_same(problem(**options))
 
     @pytest.mark.parametrize("rows", [1, 31, 32, 33, 511, 512, 513, 1100])
-    def test_for_row_numbers_around_those_of_a_tile(self, rows):
+    def test_for_row_counts_around_the_tile_size(self, rows):
         assert_same(problem(rows=rows))
 
     @pytest.mark.parametrize("widths", [(1, 1), (2, 1, 1), (5, 9, 1), (17, 16, 15, 2), (4, 256, 3)])
-    def test_for_unit_numbers_that_fill_no_block(self, widths):
+    def test_for_unit_counts_that_fill_no_block(self, widths):
         assert_same(problem(widths=widths))
 
-    def test_without_biases_and_with_priors_of_their_own(self):
+    def test_without_biases_and_with_different_priors(self):
         net = nn.Sequential(
             nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(6, 1), nn.Identity())
         ).double()
@@ -101,7 +105,7 @@ class TestTheSameDensity:
         assert_same(cr.Problem(net, (x, x[:, :1] ** 2), cr.likelihoods.Gaussian(0.2), priors))
 
     @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
-    def test_far_out_where_exponentials_overflow(self, kind):
+    def test_where_exponentials_overflow(self, kind):
         plain, fast = both(problem(kind=kind))
         theta = points(plain, scale=60.0)
         (value, gradient), (found, slope) = plain.likelihood_and_grad(theta), fast.likelihood_and_grad(theta)
@@ -110,15 +114,15 @@ class TestTheSameDensity:
         torch.testing.assert_close(slope, gradient, rtol=1e-8, atol=1e-8 * float(gradient.abs().max()))
 
 
-class TestBits:
+class TestReproducibility:
     @pytest.mark.parametrize("options", [{}, {"scale": "learned"}], ids=["fixed", "learned"])
-    def test_threads_and_chains_beside_change_none(self, options, monkeypatch):
-        monkeypatch.setattr(density, "SHARED", 0)
+    def test_independent_of_threads_and_other_chains(self, options, monkeypatch):
+        monkeypatch.setattr(density, "MIN_THREADED", 0)
         _, fast = both(problem(rows=1300, dtype=torch.float32, **options))
         theta, before = points(fast, 5), torch.get_num_threads()
         results = []
         try:
-            for threads in (1, 2, 7):  # fewer than the chains, and more: then threads share the rows of a chain
+            for threads in (1, 2, 7):  # fewer than the chains, and more: threads then share the rows of a chain
                 torch.set_num_threads(threads)
                 results.append(fast.likelihood_and_grad(theta))
                 results.append(tuple(torch.cat(r) for r in zip(*(fast.likelihood_and_grad(t) for t in theta.split(1)))))
@@ -133,7 +137,7 @@ class TestMinibatches:
     @pytest.mark.parametrize("kind", [cr.SGHMC, cr.SGLD])
     @pytest.mark.parametrize("batch", [7, 33, 70])
     @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
-    def test_as_step_by_step(self, kind, batch, likelihood):
+    def test_matches_pytorch(self, kind, batch, likelihood):
         given = problem(kind=likelihood)
         settings = {"chains": 3, "draws": 4, "thin": 7, "warmup": 9, "batch_size": batch, "init": "prior"}
         fast = kind(**settings).fit(given, seed=1, progress=False)
@@ -144,7 +148,7 @@ class TestMinibatches:
         value = "log_likelihood"
         torch.testing.assert_close(fast.statistics[value], plain.statistics[value], rtol=1e-8, atol=0)
 
-    def test_a_preconditioner_keeps_the_plain_path(self):
+    def test_a_preconditioner_stays_in_pytorch(self):
         settings = {"chains": 2, "draws": 2, "thin": 2, "warmup": 4, "batch_size": 8, "init": "prior"}
         found = cr.SGHMC(**settings, preconditioner="rmsprop").fit(problem(), seed=1, progress=False)
         assert not found.record.history["native"]
@@ -166,25 +170,27 @@ FITS = {
 DROPOUT_FITS = {
     "minibatches": cr.MCDropout(insert="*", rate=0.2, steps=60, batch_size=16),
     "all rows": cr.MCDropout(insert="*", rate=0.2, steps=60, clip_norm=0.05),
-    "one place": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
+    "one layer": cr.MCDropout(insert="2", rate=0.3, steps=60, batch_size=40, optimiser="sgd", lr=1e-3),
     "held out": cr.MCDropout(insert="*", rate=0.1, steps=60, batch_size=16, validation=0.3),
     "several rates": cr.MCDropout(insert="*", rate=(0.1, 0.4), steps=60, batch_size=16),
 }
 
 
 class TestTraining:
-    """Fits by compiled code and by torch go the same way; 60 steps carry the rounding of the first to some 1e-12."""
+    """Fits in C++ and in torch agree; 60 steps amplify the rounding error of the first to about 1e-12."""
 
     @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
     @pytest.mark.parametrize("name", FITS)
-    def test_as_step_by_step(self, name, kind, monkeypatch):
+    def test_matches_pytorch(self, name, kind, monkeypatch):
         self.assert_same_fit(FITS[name], problem(kind=kind), monkeypatch)
 
     def assert_same_fit(self, method, given, monkeypatch):
         used = []
-        take = density.NativeDensity.training_steps
+        training_steps = density.CppDensity.training_steps
         monkeypatch.setattr(
-            density.NativeDensity, "training_steps", lambda self, *rest: (used.append(1), take(self, *rest))[1]
+            density.CppDensity,
+            "training_steps",
+            lambda self, *rest: (used.append(1), training_steps(self, *rest))[1],
         )
         fast = method.fit(given, seed=2, progress=False)
         assert used
@@ -192,20 +198,20 @@ class TestTraining:
         plain = dataclasses.replace(method, compile=False).fit(given, seed=2, progress=False)
         assert not used
         torch.testing.assert_close(fast.sample(4, seed=1), plain.sample(4, seed=1), rtol=1e-7, atol=1e-8)
-        mine, theirs = fast.record.history, plain.record.history
-        assert mine["step"] == theirs["step"]
-        for part, values in theirs["parts"].items():
-            torch.testing.assert_close(torch.tensor(mine["parts"][part]), torch.tensor(values), rtol=1e-7, atol=1e-10)
+        found, expected = fast.record.history, plain.record.history
+        assert found["step"] == expected["step"]
+        for part, values in expected["parts"].items():
+            torch.testing.assert_close(torch.tensor(found["parts"][part]), torch.tensor(values), rtol=1e-7, atol=1e-10)
         return fast
 
     @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
     @pytest.mark.parametrize("activation", [nn.SiLU, nn.Identity])
     @pytest.mark.parametrize("name", DROPOUT_FITS)
-    def test_dropout_as_step_by_step(self, name, activation, kind, monkeypatch):
+    def test_dropout_matches_pytorch(self, name, activation, kind, monkeypatch):
         self.assert_same_fit(DROPOUT_FITS[name], problem(kind=kind, activation=activation, loc=0.0), monkeypatch)
 
     @pytest.mark.parametrize("tau", [None, 4.0])
-    def test_dropout_of_more_rows_than_a_tile_and_a_noise_scale_that_is_learned_or_fixed(self, tau, monkeypatch):
+    def test_dropout_on_several_tiles_with_a_learned_or_fixed_noise_scale(self, tau, monkeypatch):
         given = problem(rows=1100, loc=0.0, scale="learned", temperature=1.0)
         method = cr.MCDropout(insert="*", rate=0.2, tau=tau, steps=20, batch_size=1100)
         fast = self.assert_same_fit(method, given, monkeypatch)
@@ -217,7 +223,7 @@ class TestTraining:
         given = cr.Problem(net, (x, x.sum(1)), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
         self.assert_same_fit(cr.MCDropout(steps=40, batch_size=16), given, monkeypatch)
 
-    def test_dropout_that_the_compiled_code_does_not_know_keeps_the_plain_path(self):
+    def test_unsupported_dropout_stays_in_pytorch(self):
         net = nn.Sequential(nn.Linear(3, 6), nn.SELU(), nn.AlphaDropout(0.4), nn.Linear(6, 1)).double()
         x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
         for module, concrete in ((net, False), (problem(loc=0.0).layout.module, True)):
@@ -231,14 +237,14 @@ class TestTraining:
             theta = torch.zeros(1, given.dim, dtype=DOUBLE)
             assert cpp_step(given, objective, Training(), 10, theta, 8) is None
 
-    def test_a_loss_that_is_not_finite_is_told_with_its_step(self):
+    def test_a_loss_that_is_not_finite_is_reported_with_its_step(self):
         given = problem()
         start = torch.zeros(3, given.dim, dtype=DOUBLE)
         start[2] = 1e200
         with pytest.raises(cr.TrainingError, match="member 2 was not finite at step 1"):
             cr.DeepEnsemble(members=3, init=start, steps=50).fit(given, progress=False)
 
-    def test_anchored_members_keep_the_plain_path(self):
+    def test_anchored_members_stay_in_pytorch(self):
         given = problem()
         theta = torch.zeros(2, given.dim, dtype=DOUBLE)
         anchored = NegativeLogDensity(given, given.n, perturbation=Perturbation(anchors=theta.clone()))
@@ -249,64 +255,64 @@ class TestTraining:
 
 class TestTrajectories:
     @pytest.mark.parametrize("scheme", [LEAPFROG, MINIMUM_ERROR], ids=lambda s: s.name)
-    @pytest.mark.parametrize("massive", [False, True])
-    def test_as_step_by_step(self, scheme, massive):
+    @pytest.mark.parametrize("has_mass", [False, True])
+    def test_matches_pytorch(self, scheme, has_mass):
         plain, fast = both(problem(kind="categorical"))
         theta = points(plain)
         momentum = points(plain, scale=1.0).flip(0)
         gradient = plain.likelihood_and_grad(theta)[1]
         size = torch.tensor([0.01, 0.02, 0.005], dtype=DOUBLE)
-        mass = torch.linspace(0.5, 2, plain.dim, dtype=DOUBLE) if massive else None
+        mass = torch.linspace(0.5, 2, plain.dim, dtype=DOUBLE) if has_mass else None
         ends = []
         for target in (plain, fast):
-            path = Trajectory(target, scheme, 3, False, 0)
+            path = Trajectory(target, scheme, 3, 0)
             path.run_each(theta, momentum, gradient, size, mass, [9, 4, 12])
             ends.append([path.theta, path.momentum, path.gradient, path.log_likelihood])
         for one, other in zip(*ends):
             torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
 
-    def test_stops_between_calls_and_loses_nothing(self, monkeypatch):
+    def test_several_calls_equal_one(self, monkeypatch):
         _, fast = both(problem())
         assert fast.backend.fused
-        monkeypatch.setattr(fast.backend.density, "steps_in_a_call", lambda chains: 2)
-        path = Trajectory(fast, LEAPFROG, 3, False, 0)
+        monkeypatch.setattr(fast.backend.density, "steps_per_call", lambda chains: 2)
+        path = Trajectory(fast, LEAPFROG, 3, 0)
         theta = points(fast)
         gradient = fast.likelihood_and_grad(theta)[1]
         size = torch.full((3,), 0.01, dtype=DOUBLE)
         path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
-        pieces = path.theta.clone()
+        chunked = path.theta.clone()
         monkeypatch.undo()
         path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
-        assert torch.equal(path.theta, pieces)
+        assert torch.equal(path.theta, chunked)
 
 
 class TestOutputs:
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
     @pytest.mark.parametrize("rows", [600, 8192, 9001])
-    def test_as_the_plain_path(self, dtype, rows):
+    def test_matches_pytorch(self, dtype, rows):
         given = problem(kind="categorical", dtype=dtype)
         theta = points(ProblemTarget(given), 40)
         x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE).to(dtype)
         found = given.forward(theta, x)
-        assert given.forward.native is not None
+        assert given.forward.cpp_stack is not None
         wanted = given.forward.apply(given.layout.split(theta)[0], x)
         assert found.shape == wanted.shape
         torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
     @pytest.mark.parametrize("activation", [nn.Sigmoid, nn.SiLU])
-    def test_exponentials_are_right_to_some_ulp(self, activation):
-        # In units of 2^-23: the polynomial 0.8, log(2) as one float 2.1 at 86, roundings of r, p, 1 + e and the quotient 1.5.
+    def test_exponentials_are_accurate_to_a_few_ulp(self, activation):
+        # In units of 2^-23: polynomial 0.8; log(2) as one float 2.1 at 86; rounding of r, p, 1 + e and the ratio 1.5.
         net = nn.Sequential(nn.Linear(1, 1, bias=False), activation())
         x = torch.linspace(-86, 86, 100_001)[:, None]
         given = cr.Problem(net, (x, x), cr.likelihoods.Gaussian(scale=1.0), cr.priors.Normal(1.0))
         found = given.forward(torch.ones(1, 1), x)[0].double()
-        assert given.forward.native is not None
+        assert given.forward.cpp_stack is not None
         wanted = torch.sigmoid(x.double()) * (x.double() if activation is nn.SiLU else 1)
         error = ((found - wanted) / wanted).abs().nan_to_num(0)
         assert error.max() < 4.5 * 2**-23
         assert error[x.abs() < 10].max() < 2.5 * 2**-23
 
-    def test_what_is_no_number_stays_none(self):
+    def test_nan_stays_nan(self):
         net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.SiLU())
         x = torch.zeros(20_000, 1)
         x[3], x[4], x[5] = torch.nan, torch.inf, -200
@@ -317,17 +323,17 @@ class TestOutputs:
         assert -1e-30 < found[5] <= 0
         assert (found[6:] == 0).all()
 
-    def test_copies_have_places_in_memory_of_their_own(self):
+    def test_a_copy_has_its_own_addresses(self):
         given = problem()
         theta, x = points(ProblemTarget(given), 40), torch.ones(600, 3, dtype=DOUBLE)
         found = given.forward(theta, x)
         again = copy.deepcopy(given)
-        assert again.forward.native is not given.forward.native
+        assert again.forward.cpp_stack is not given.forward.cpp_stack
         wanted = found.clone()
         del given
         assert torch.equal(again.forward(theta, x), wanted)
 
-    def test_derivatives_still_come_through(self):
+    def test_autograd_still_works(self):
         given = problem()
         x = torch.randn(5000, 3, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
         theta = points(ProblemTarget(given), 4)
@@ -342,51 +348,51 @@ class TestOutputs:
 class TestMoments:
     @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
     @pytest.mark.parametrize("shape", [(1, 3), (7, 256, 1), (300, 1001, 2)])
-    def test_as_the_plain_path(self, dtype, shape):
+    def test_matches_pytorch(self, dtype, shape):
         values = (100 + torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)).to(dtype)
-        # Sums of 300 in float64 in another order: 300 roundings of 1e-16. A square is of a gap that hangs on the mean's own rounding
-        # to float32 in both, which is the same but where the two sums fall on either side of the middle between two floats.
-        for found, wanted in zip(moments_of_draws(values, native=True), moments_of_draws(values), strict=True):
+        # Sums of 300 terms in float64 in another order: 300 roundings of 1e-16. Both paths centre by the mean rounded
+        # to float32, which is the same unless the two sums lie on either side of the midpoint between two floats.
+        for found, wanted in zip(moments_of_draws(values, use_cpp=True), moments_of_draws(values), strict=True):
             assert found.dtype == wanted.dtype == DOUBLE
             torch.testing.assert_close(found, wanted, rtol=1e-13, atol=0)
 
-    def test_threads_change_no_bit(self):
+    def test_independent_of_threads(self):
         values = torch.randn(50, 3000, generator=torch.Generator().manual_seed(1))
         before = torch.get_num_threads()
         found = []
         try:
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                found.append(torch.stack(moments_of_draws(values, native=True)))
+                found.append(torch.stack(moments_of_draws(values, use_cpp=True)))
         finally:
             torch.set_num_threads(before)
         assert torch.equal(found[0], found[1])
         assert torch.equal(found[0], found[2])
 
-    def test_numbers_that_repeat_are_looked_at_once(self):
+    def test_expanded_axes_are_averaged_once(self):
         values = torch.rand(5, 1, 2, generator=torch.Generator().manual_seed(1))
         for given in (values.expand(5, 9, 2), values[:1].expand(5, 9, 2), torch.tensor(0.3).expand(5, 9, 2)):
             torch.testing.assert_close(mean_of_draws(given), given.contiguous().double().mean(0), rtol=1e-15, atol=0)
 
-    def test_predictions_are_those_of_the_plain_path(self, monkeypatch):
+    def test_predictions_match_pytorch(self, monkeypatch):
         given = problem(widths=(3, 7, 2), dtype=torch.float32)
         theta = points(ProblemTarget(given), 90)
         x = torch.randn(3001, 3, generator=torch.Generator().manual_seed(5))
-        model = cr.posterior.Model.of(given)
-        posterior = cr.DrawsPosterior(model, theta[None], cr.posterior.Record(method="test"))
+        model = Model.of(given)
+        posterior = cr.DrawsPosterior(model, theta[None], Record(method="test"))
         fast = posterior.predict(x)
-        assert fast._native_width == 2
+        assert fast._cpp_width == 2
         monkeypatch.setattr("credibly.predictive.base.MANY", 2**40)
-        monkeypatch.setattr("credibly.forward.worth_it", lambda *_: False)
+        monkeypatch.setattr("credibly.forward.use_cpp_outputs", lambda *_: False)
         plain = posterior.predict(x)
-        assert plain._native_width is None
+        assert plain._cpp_width is None
         for name in ("mean", "variance", "aleatoric", "epistemic"):
             found, wanted = getattr(fast, name), getattr(plain, name)
             torch.testing.assert_close(found, wanted, rtol=TOLERANCE[torch.float32], atol=TOLERANCE[torch.float32])
 
 
-class TestWho:
-    def test_hmc_uses_it_and_says_so(self):
+class TestSupport:
+    def test_hmc_uses_it_and_records_it(self):
         given = problem(rows=40)
         method = cr.HMC(chains=2, draws=4, warmup=25, init="prior", max_steps=8)
         assert method.fit(given, seed=1).record.history["native"]
@@ -404,12 +410,12 @@ class TestWho:
         ],
         ids=["wide", "another activation", "two activations", "one before", "another layer"],
     )
-    def test_other_networks_keep_the_plain_path(self, net):
+    def test_other_networks_stay_in_pytorch(self, net):
         x = torch.zeros(5, 3)
         target = ProblemTarget(cr.Problem(net, (x, x[:, :1]), cr.likelihoods.Gaussian(1.0), cr.priors.Normal(1.0)))
         assert not target.select_backend("auto").fused
 
-    def test_tied_frozen_and_hooked_layers_keep_the_plain_path(self):
+    def test_tied_frozen_and_hooked_layers_stay_in_pytorch(self):
         tied = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
         tied[2].weight = tied[0].weight
         x = torch.zeros(5, 3)
@@ -428,7 +434,7 @@ class TestWho:
             (cr.likelihoods.Gaussian(1.0), cr.priors.Laplace(1.0)),
         ],
     )
-    def test_other_likelihoods_and_priors_keep_the_plain_path(self, likelihood, prior):
+    def test_other_likelihoods_and_priors_stay_in_pytorch(self, likelihood, prior):
         x = torch.zeros(5, 3)
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
         assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).select_backend("auto").fused
@@ -449,7 +455,7 @@ class TestLibrary:
         )
         return "library True" in done.stdout
 
-    def test_is_built_once_and_found_again(self, tmp_path):
+    def test_is_built_once_and_reused(self, tmp_path):
         assert self.run(CREDIBLY_CACHE=str(tmp_path))
         (made,) = tmp_path.iterdir()
         stamp = made.stat().st_mtime_ns
@@ -460,7 +466,7 @@ class TestLibrary:
         assert not self.run(CREDIBLY_CACHE=str(tmp_path), CREDIBLY_NATIVE="0")
         assert not list(tmp_path.iterdir())
 
-    def test_does_without_a_compiler(self, tmp_path):
+    def test_is_optional_without_a_compiler(self, tmp_path):
         assert not self.run(CREDIBLY_CACHE=str(tmp_path), PATH=str(tmp_path), CXX="")
 
     def test_a_compiler_that_fails_leaves_nothing(self, tmp_path):
@@ -471,25 +477,25 @@ class TestLibrary:
         assert not self.run(CREDIBLY_CACHE=str(cache), CXX=str(false))
         assert not list(cache.iterdir())
 
-    def test_a_user_without_a_home_has_it_for_one_process(self, tmp_path, monkeypatch):
+    def test_a_user_without_a_home_gets_a_temporary_folder(self, tmp_path, monkeypatch):
         monkeypatch.delenv("CREDIBLY_CACHE", raising=False)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
 
-        def nowhere():
+        def no_home():
             raise RuntimeError("Could not determine home directory.")
 
-        monkeypatch.setattr("pathlib.Path.home", nowhere)
+        monkeypatch.setattr("pathlib.Path.home", no_home)
         assert _folder().parent == tmp_path
 
-    def test_a_folder_that_others_may_write_to_is_not_used(self, tmp_path):
+    def test_a_folder_that_others_can_write_to_is_not_used(self, tmp_path):
         tmp_path.chmod(0o777)
         assert self.run(CREDIBLY_CACHE=str(tmp_path))
         assert not list(tmp_path.iterdir())
 
 
-def test_the_layers_are_described_in_their_order():
+def test_layers_are_described_in_order():
     given = problem(widths=(3, 7, 2))
     stack = Stack.of(given.layout.module, given.layout)
     assert stack is not None

@@ -1,8 +1,9 @@
-"""The CUDA kernel for small networks, run on a processor: a thread for each of its threads, against the density by torch."""
+"""The CUDA kernel for small networks, emulated on a CPU with one thread per CUDA thread, against torch."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,18 +15,18 @@ from torch import Tensor
 
 import credibly as cr
 from credibly.backends.cpp.density import noise_scales
-from credibly.backends.cuda import density as gpu
+from credibly.backends.cuda import api, spec
+from credibly.backends.cuda.density import CudaDensity
 from credibly.inference.kernels.hmc import INTEGRATORS
 from credibly.inference.target import ProblemTarget
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
 HERE = Path(__file__).parent
 ENTRY = """
-extern "C" void emulated(int blocks, size_t shared, Data* data, REAL* theta, REAL* momentum, REAL* gradient, double* log_likelihood,
-                         const REAL* size, const REAL* inverse_mass, const int* steps, REAL* partial, double* values, unsigned* counters) {
-  launch(blocks, THREADS, shared, trajectories, *data, theta, momentum, gradient, log_likelihood, size, inverse_mass, steps, partial,
-         values, counters);
+extern "C" void emulated(int blocks, size_t shared, const Arguments* args) {
+  launch(blocks, THREADS, shared, trajectories, *args);
 }
+extern "C" int arguments_size() { return sizeof(Arguments); }
 """
 LIKELIHOODS: dict[str, Any] = {
     "gaussian": cr.likelihoods.Gaussian(scale=0.5),
@@ -57,35 +58,32 @@ def problem(
     return cr.Problem(net, (x, y), LIKELIHOODS[name], cr.priors.Normal(0.7), temperature=temperature)
 
 
-class Emulated(gpu.GpuDensity):
-    """The kernel without a GPU, with so many warps and blocks."""
+def spec_of(given: cr.Problem) -> spec.KernelSpec | None:
+    return spec.kernel_spec(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
 
-    def __init__(self, given: cr.Problem, folder: Path, warps: int, group: int, integrator: str) -> None:
-        form = gpu.form_of(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
-        assert form is not None
+
+class Emulated(CudaDensity):
+    """The kernel without a GPU, with the given warps per block and blocks per chain."""
+
+    def __init__(self, given: cr.Problem, folder: Path, warps: int, blocks: int, integrator: str) -> None:
+        found = spec_of(given)
+        assert found is not None
         target = ProblemTarget(given)
-        scales = noise_scales(given.likelihood, given.layout, form.targets)[0]
-        self.prepare(form, given.x, given.y, given.prior, target.weights, scales)
-        self.warps, self.group = warps, group
+        scales = noise_scales(given.likelihood, given.layout, found.targets)[0]
+        self.prepare(found, given.x, given.y, given.prior, target.weights, scales)
+        self.warps, self.blocks = warps, blocks
         drifts = len(INTEGRATORS[integrator].drifts)
         source, library = folder / "kernel.cpp", folder / "kernel.so"
-        text = form.source(warps, group, drifts)
+        text = found.source(warps, blocks, drifts)
         source.write_text(f'#include "{HERE / "emulated_cuda.h"}"\n{text}\n{ENTRY}')
         flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
         subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True, timeout=300)
-        self.function = ctypes.CDLL(str(library)).emulated
+        self.library = ctypes.CDLL(str(library))
 
-    def _launch(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor | None,
-        steps: Any, kicks: Any, drifts: Any,
-    ) -> None:  # fmt: skip
-        room = self._room(len(theta), self.group)
-        data, places, kept = self.arguments(
-            theta, momentum, gradient, log_likelihood, size, inverse_mass, steps, kicks, drifts, room
-        )
-        blocks, shared = ctypes.c_int(len(theta) * self.group), ctypes.c_size_t(self.form.shared(self.warps))
-        self.function(blocks, shared, ctypes.byref(data), *places)
-        assert kept
+    def _launch(self, state: dict[str, Tensor], kicks: Any, drifts: Any) -> None:
+        arguments = self.arguments(state, kicks, drifts, self.blocks)
+        blocks, shared = ctypes.c_int(len(state["theta"]) * self.blocks), ctypes.c_size_t(self.spec.shared(self.warps))
+        self.library.emulated(blocks, shared, ctypes.byref(arguments))
 
 
 CASES = [
@@ -102,16 +100,16 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
-def test_kernel_has_the_density_and_the_trajectories_of_torch(case: tuple[Any, ...], tmp_path: Path) -> None:
-    name, hidden, rows, inputs, activation, dtype, warps, group, integrator = case
+def test_density_and_trajectories_match_torch(case: tuple[Any, ...], tmp_path: Path) -> None:
+    name, hidden, rows, inputs, activation, dtype, warps, blocks, integrator = case
     given = problem(name, hidden, rows, inputs, activation, dtype, bias=name != "two")
     target, scheme = ProblemTarget(given), INTEGRATORS[integrator]
-    density = Emulated(given, tmp_path, warps, group, integrator)
+    density = Emulated(given, tmp_path, warps, blocks, integrator)
     generator = torch.Generator().manual_seed(2)
     theta = 0.5 * torch.randn(2, target.dim, generator=generator, dtype=dtype)
     tolerance = 1e-11 if dtype == torch.float64 else 2e-5
     value, gradient = target.likelihood_and_grad(theta)
-    if integrator == "leapfrog":  # an evaluation has the stages of a leapfrog
+    if integrator == "leapfrog":  # an evaluation is launched with the stages of leapfrog
         found = density.likelihood_and_grad(theta)
         assert torch.allclose(found[0], value, rtol=tolerance, atol=0)
         assert torch.allclose(found[1], gradient, rtol=tolerance, atol=tolerance * float(gradient.abs().max()))
@@ -123,13 +121,29 @@ def test_kernel_has_the_density_and_the_trajectories_of_torch(case: tuple[Any, .
     for c in range(2):
         state = (theta[c : c + 1], momentum[c : c + 1], gradient[c : c + 1])
         for _ in range(steps[c]):
-            *state, lik = scheme.step(*state, size[c].reshape(1, 1), mass, target.likelihood_and_grad)  # type: ignore[assignment]
+            step_size = size[c].reshape(1, 1)
+            *state, lik = scheme.step(*state, step_size, mass, target.likelihood_and_grad)  # type: ignore[assignment]
         for mine, theirs in zip(moved, (*state, lik)):
             scale = float(theirs.abs().max())
             assert torch.allclose(mine[c], theirs[0], rtol=tolerance, atol=10 * tolerance * scale)
 
 
-def test_a_chain_has_the_same_bits_alone_and_beside_another(tmp_path: Path) -> None:
+def fields_in_source(source: str) -> list[str]:
+    """Names of the fields of `Arguments` in api.cu, in order."""
+    body = source.split("struct Arguments {")[1].split("};")[0]
+    return [re.findall(r"(\w+)(?:\[.*\])?;", line)[0] for line in body.strip().splitlines()]
+
+
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+def test_arguments_struct_matches_the_one_in_the_kernel(integrator: str, tmp_path: Path) -> None:
+    given = problem("gaussian", (3,), 20, 2, "silu", torch.float32)
+    density = Emulated(given, tmp_path, 1, 1, integrator)
+    struct = api.arguments_struct(len(INTEGRATORS[integrator].drifts))
+    assert ctypes.sizeof(struct) == density.library.arguments_size()
+    assert [field[0] for field in struct._fields_] == fields_in_source(spec.SOURCES[0].read_text())
+
+
+def test_a_chain_is_bit_for_bit_identical_alone_and_beside_another(tmp_path: Path) -> None:
     given = problem("gaussian", (6,), 100, 3, "silu", torch.float32)
     density = Emulated(given, tmp_path, 2, 2, "leapfrog")
     theta = torch.randn(2, given.dim, generator=torch.Generator().manual_seed(3))
@@ -138,44 +152,42 @@ def test_a_chain_has_the_same_bits_alone_and_beside_another(tmp_path: Path) -> N
     assert torch.equal(together[1][1:], alone[1])
 
 
-def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
-    def form(net: torch.nn.Module, prior: Any = None) -> Any:
+def test_unsupported_problems_are_left_to_torch() -> None:
+    def found(net: torch.nn.Module, prior: Any = None) -> Any:
         data = (torch.randn(8, 2), torch.randn(8, 1))
         given = cr.Problem(net, data, cr.likelihoods.Gaussian(scale=1.0), prior or cr.priors.Normal(1.0))
-        return gpu.form_of(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
+        return spec_of(given)
 
-    assert form(cr.zoo.mlp(2, (5,), 1)) is not None
-    assert form(cr.zoo.mlp(2, (5,), 1), cr.priors.Laplace(1.0)) is None
-    assert form(cr.zoo.mlp(2, (100, 100), 1)) is None  # too many sums for the registers of a lane
-    assert form(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))) is None
-    assert form(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())) is None
+    assert found(cr.zoo.mlp(2, (5,), 1)) is not None
+    assert found(cr.zoo.mlp(2, (5,), 1), cr.priors.Laplace(1.0)) is None
+    assert found(cr.zoo.mlp(2, (100, 100), 1)) is None  # too many gradient sums for the registers of a lane
+    assert found(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.GELU(), torch.nn.Linear(4, 1))) is None
+    assert found(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Tanh())) is None
 
 
 @pytest.mark.parametrize("hidden, rows, inputs", [((50,), 455, 13), ((50, 50), 7000, 8), ((5,), 20, 3)])
-def test_plan_gives_every_row_a_warp_and_asks_for_no_more_than_there_is(
-    hidden: tuple[int, ...], rows: int, inputs: int
-) -> None:
+def test_plan_gives_every_row_a_warp_and_fits_the_device(hidden: tuple[int, ...], rows: int, inputs: int) -> None:
     given = problem("gaussian", hidden, rows, inputs, "silu", torch.float32)
-    form = gpu.form_of(given.forward.small, given.layout, given.x, given.y, given.likelihood, given.prior)
-    assert form is not None
-    density = gpu.GpuDensity.__new__(gpu.GpuDensity)
-    density.form, density.padded, density._plans = form, -(-rows // 32) * 32, {}
-    density.processors, density.most_shared = 132, 232_448
+    found = spec_of(given)
+    assert found is not None
+    density = CudaDensity.__new__(CudaDensity)
+    density.spec, density.padded, density._plans = found, -(-rows // 32) * 32, {}
+    density.multiprocessors, density.max_shared = 132, 232_448
     for chains in (1, 2, 3, 16, 100, 132, 133, 512):
-        warps, group = density.plan(chains)
-        assert form.shared(warps) <= density.most_shared
-        assert group == 1 or chains * group <= density.processors  # blocks that meet have to run at the same time
-        assert warps <= gpu.MOST_WARPS
-        assert 32 * warps * (group - 1) < rows  # no block without rows
-    busy = [density.plan(chains)[1] for chains in (1, 16, 512)]
-    assert busy == sorted(busy, reverse=True)
-    assert busy[-1] == 1
+        warps, blocks = density.plan(chains)
+        assert found.shared(warps) <= density.max_shared
+        assert blocks == 1 or chains * blocks <= density.multiprocessors  # blocks that synchronise run at the same time
+        assert warps <= spec.MAX_WARPS
+        assert 32 * warps * (blocks - 1) < rows  # no block without rows
+    used = [density.plan(chains)[1] for chains in (1, 16, 512)]
+    assert used == sorted(used, reverse=True)
+    assert used[-1] == 1
 
 
-def test_blocks_that_meet_have_helpers_that_add_up(tmp_path: Path) -> None:
-    given = problem("gaussian", (40,), 300, 12, "silu", torch.float64)  # more slots than a share of a warp
+def test_blocks_that_synchronise_have_helper_warps(tmp_path: Path) -> None:
+    given = problem("gaussian", (40,), 300, 12, "silu", torch.float64)  # more slots per block than a warp has lanes
     target, density = ProblemTarget(given), Emulated(given, tmp_path, 1, 10, "leapfrog")
-    assert gpu.team(1, 10) == gpu.HELPERS < 10
+    assert spec.block_warps(1, 10) == spec.MIN_BLOCK_WARPS < 10
     theta = torch.randn(1, given.dim, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     value, gradient = target.likelihood_and_grad(theta)
     found = density.likelihood_and_grad(theta)

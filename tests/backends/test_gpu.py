@@ -1,4 +1,4 @@
-"""On a CUDA device: the same results as on the CPU, and nothing left behind on the wrong one."""
+"""Results on a CUDA device match those on the CPU, and tensors stay on their device."""
 
 import pytest
 import torch
@@ -124,7 +124,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("chains", [1, 3, 200])
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_kernel_for_small_networks_equals_torch(name, chains):
+def test_the_kernel_for_small_networks_matches_torch(name, chains):
     likelihood, outputs, rows, hidden, dtype = KERNELS[name]
     x = randn(rows, 4, dtype=dtype)
     y = torch.arange(rows) % 3 if name == "classes" else x.sum(1)
@@ -141,7 +141,7 @@ def test_the_kernel_for_small_networks_equals_torch(name, chains):
         randn(chains, problem.dim, dtype=dtype, seed=1).cuda(),
         torch.full((chains,), 1e-4, dtype=dtype).cuda(),
     )
-    paths = [Trajectory(target, LEAPFROG, chains, False, 0) for target in (plain, fast)]
+    paths = [Trajectory(target, LEAPFROG, chains, 0) for target in (plain, fast)]
     for path in paths:
         path.run_each(theta, momentum, expected[1], size, None, [7] * chains)
     for attribute in ("theta", "momentum", "log_likelihood"):
@@ -149,7 +149,7 @@ def test_the_kernel_for_small_networks_equals_torch(name, chains):
         torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance * float(a.abs().max()))
 
 
-def test_hmc_by_the_kernel_repeats_its_bits_and_finds_the_posterior():
+def test_hmc_with_the_kernel_is_reproducible_and_finds_the_posterior():
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
     y = 1.5 * x[:, 0] - 0.5
     problem = cr.Problem(
@@ -166,36 +166,36 @@ def test_hmc_by_the_kernel_repeats_its_bits_and_finds_the_posterior():
     covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(2, dtype=torch.float64))
     mean = covariance @ design.T @ y / 0.25
     draws = runs[0].draws.cpu().flatten(0, 1)
-    # 64 chains of 200 draws: the standard error of a mean is below a deviation over the root of 64 * 200 / 10.
+    # 64 chains of 200 draws: the standard error of a mean is below one standard deviation / sqrt(64 * 200 / 10).
     assert float(((draws.mean(0) - mean).abs() / covariance.diagonal().sqrt()).max()) < 4 / (64 * 20) ** 0.5
     torch.testing.assert_close(draws.T.cov(), covariance, rtol=0.12, atol=0.12 * float(covariance.abs().max()))
 
 
 @pytest.mark.parametrize("precision", [None, "bf16"])
-def test_kernels_of_residual_units_equal_the_plain_layers(precision, monkeypatch):
+def test_kernels_of_residual_units_match_the_plain_layers(precision, monkeypatch):
     pytest.importorskip("triton")
     net = cr.zoo.resnet20_frn()
-    x, y = randn(13, 3, 32, 32), torch.arange(13) % 10  # an odd number: some programs take two images
-    told = {"likelihood": Categorical(), "prior": cr.priors.Normal(0.3), "device": "cuda"}
-    problem = cr.Problem(net, data=(x, y), precision=precision, micro_batch=8, **told)
-    exact = cr.Problem(net, data=(x.double(), y), dtype=torch.float64, **told)
+    x, y = randn(13, 3, 32, 32), torch.arange(13) % 10  # odd: some programs take two images
+    options = {"likelihood": Categorical(), "prior": cr.priors.Normal(0.3), "device": "cuda"}
+    problem = cr.Problem(net, data=(x, y), precision=precision, micro_batch=8, **options)
+    exact = cr.Problem(net, data=(x.double(), y), dtype=torch.float64, **options)
     theta = problem.layout.read(problem.layout.module).unsqueeze(0)
     target, wanted = ProblemTarget(problem), ProblemTarget(exact).likelihood_and_grad(theta.double())[1]
     assert problem.fused
     assert not exact.fused
     assert not target.compile_pieces(True, 10**6, 1)
 
-    def apart():
+    def error():
         return float((target.likelihood_and_grad(theta)[1] - wanted).norm() / wanted.norm())
 
-    found = apart()
+    found = error()
     monkeypatch.setattr("credibly.networks.fused_unit.HAS_TRITON", False)
-    plain = apart()
-    assert plain != found  # another way was taken
-    assert found < 1.5 * plain  # either is as far from float64 as the precision puts it
+    plain = error()
+    assert plain != found  # two different paths
+    assert found < 1.5 * plain  # both errors are those of the precision
 
 
-def test_residual_units_that_do_not_fit_stay_plain():
+def test_unsupported_residual_units_stay_plain():
     pytest.importorskip("triton")
     x, y = randn(4, 3, 32, 32), torch.arange(4)
     for net, data in (

@@ -1,4 +1,4 @@
-"""Samplers on a CUDA device: graphs change nothing, the posterior is right, a run can be resumed there."""
+"""Samplers on a CUDA device: graphs do not change results, the posterior is right, runs can be resumed."""
 
 import pytest
 import torch
@@ -29,19 +29,20 @@ def network(device="cuda", **options):
 @pytest.mark.parametrize("steps", [1, UNROLLED + 3])
 def test_a_captured_trajectory_equals_plain_steps(steps):
     target = ProblemTarget(network())
+    assert not target.select_backend(False).fused
     theta = randn(4, target.dim, dtype=torch.float64).cuda() * 0.3
     momentum, size = torch.ones_like(theta), torch.tensor([0.01, 0.02, 0.0, 0.03], dtype=torch.float64).cuda()
     gradient = target.likelihood_and_grad(theta)[1]
     found = []
     for graphed in (True, False):
-        path = Trajectory(target, LEAPFROG, 4, False, 0)
+        path = Trajectory(target, LEAPFROG, 4, 0)
         path.graphed = graphed
         path.run(theta, momentum, gradient, size, None, steps)
         assert bool(path.graphs) == graphed
         found.append([path.theta.clone(), path.momentum.clone(), path.gradient.clone(), path.log_likelihood.clone()])
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    assert torch.equal(found[0][0][2], theta[2])  # a step of size zero rests
+    assert torch.equal(found[0][0][2], theta[2])  # a step of size zero does not move
 
 
 def test_hmc_finds_the_exact_posterior_of_a_linear_model():
@@ -52,7 +53,9 @@ def test_hmc_finds_the_exact_posterior_of_a_linear_model():
     covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(4, dtype=torch.float64))
     mean = covariance @ (design.T @ Y) / 0.25
     draws = posterior.draws.reshape(-1, 4).cpu()
-    error = (covariance.diagonal() / (0.25 * len(draws))).sqrt()  # a quarter of the draws counts as independent
+    error = (
+        covariance.diagonal() / (0.25 * len(draws))
+    ).sqrt()  # assumes an effective sample size of a quarter of the draws
     assert bool(((draws.mean(0) - mean).abs() < 4 * error).all())
     torch.testing.assert_close(torch.cov(draws.T), covariance, rtol=0.1, atol=0.02 * float(covariance.diagonal().max()))
 
@@ -61,7 +64,7 @@ def test_hmc_finds_the_exact_posterior_of_a_linear_model():
     "method",
     [cr.HMC(chains=3, draws=30, warmup=30, compile=False), cr.SGHMC(chains=3, draws=30, warmup=60, compile=False)],
 )
-def test_a_stopped_run_goes_on_to_the_same_draws(method, tmp_path, monkeypatch):
+def test_a_resumed_run_gives_the_same_draws(method, tmp_path, monkeypatch):
     from credibly.inference.sampling import loop as sampling
 
     whole = method.fit(network(), seed=1)
@@ -88,12 +91,8 @@ class _stop_after:
 def test_low_precision_forward_keeps_energies_and_parameters_in_full():
     problem = network()
     assert problem.forward.precision is None
-    low, full = (
-        cr.Problem(
-            mlp(3, 8, 1), (X.float(), Y.float()), cr.likelihoods.Gaussian(scale=0.5), cr.priors.Normal(1.0), device="cuda", precision=p
-        )
-        for p in ("bf16", None)
-    )  # fmt: skip
+    data, likelihood, prior = (X.float(), Y.float()), cr.likelihoods.Gaussian(scale=0.5), cr.priors.Normal(1.0)
+    low, full = (cr.Problem(mlp(3, 8, 1), data, likelihood, prior, device="cuda", precision=p) for p in ("bf16", None))
     theta = low.layout.read(low.layout.module).unsqueeze(0)
     a, b = ProblemTarget(low).likelihood_and_grad(theta), ProblemTarget(full).likelihood_and_grad(theta)
     assert a[0].dtype == torch.float64
@@ -102,7 +101,7 @@ def test_low_precision_forward_keeps_energies_and_parameters_in_full():
     assert not torch.equal(a[1], b[1])
 
 
-def test_images_take_micro_batches_compiled_once():
+def test_images_in_micro_batches_match_one_batch():
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3), torch.nn.SiLU(), torch.nn.Flatten(), torch.nn.Linear(4 * 36, 3)
     ).double()
@@ -121,7 +120,7 @@ def test_images_take_micro_batches_compiled_once():
 
 
 @pytest.mark.parametrize("method", ["SGLD", "SGHMC", "DeepEnsemble", "MCDropout", "BayesByBackprop"])
-def test_a_captured_step_equals_the_plain_one(method, monkeypatch):
+def test_a_captured_step_equals_an_eager_one(method, monkeypatch):
     settings = {"chains": 3, "draws": 4, "thin": 5, "warmup": 10, "batch_size": 16, "step_size": 1e-3}
     if not method.startswith("SG"):
         settings = {"steps": 40, "batch_size": 16, "compile": False} | (

@@ -1,4 +1,4 @@
-"""The suite of benchmarks: its own logic, at sizes where nothing is timed that anybody would quote."""
+"""The logic of the benchmark suite, at sizes too small for meaningful timings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_rows(setting):
 
 
 class TestRows:
-    def test_ratio_is_of_medians_and_spread_of_turns(self):
+    def test_ratio_is_of_medians_and_spread_of_repetitions(self):
         row = next(two_rows(Setting()))
         assert row.ratio == 2.0
         assert row.spread == (2.0, 4.0)
@@ -49,21 +49,21 @@ class TestRows:
         assert row.record()["credibly_s"] == 1.0
         assert row.cells()[-1] == ""
 
-    def test_a_contestant_elsewhere_is_timed_there(self):
-        class Elsewhere:
-            asked = 0
+    def test_a_remote_implementation_is_timed_there(self):
+        class Remote:
+            calls = 0
 
             def __call__(self):
-                self.turn(1)
+                self.time_calls(1)
 
-            def turn(self, calls):
-                self.asked += calls
+            def time_calls(self, calls):
+                self.calls += calls
                 return 0.25
 
-        other = Elsewhere()
-        times = interleaved({"here": lambda: None, "there": other}, repeats=2, seconds=1e-4)
-        assert times["there"] == [0.25, 0.25]
-        assert other.asked >= 2
+        remote = Remote()
+        times = interleaved({"local": lambda: None, "remote": remote}, repeats=2, seconds=1e-4)
+        assert times["remote"] == [0.25, 0.25]
+        assert remote.calls >= 2
 
 
 class TestFloors:
@@ -74,7 +74,7 @@ class TestFloors:
         assert Floor(0, 10**9).seconds(RATES) == 1.0  # beyond the largest: at the largest one's rate
 
     def test_flops_of_a_gradient(self):
-        # 2 N ab a layer and pass; backwards twice that, but nothing flows into the data.
+        # 2 N ab per layer and forward pass; the backward pass twice that, except for the input's gradient.
         assert floors.forward_flops([3, 5, 2], 7) == 2 * 7 * (15 + 10)
         assert floors.gradient_flops([3, 5, 2], 7) == 2 * 7 * (2 * 15 + 3 * 10)
 
@@ -86,22 +86,23 @@ class TestFloors:
 
 
 class TestPeers:
-    def test_one_that_is_here_and_one_that_is_not(self):
+    def test_an_installed_and_a_missing_peer(self):
         found = {one.name: one for one in peers.find({"torch": "torch", "no-such-peer": "no_such_peer"})}
         assert found["torch"].version == torch.__version__.split("+")[0] or found["torch"].version == torch.__version__
         assert found["no-such-peer"].version is None
         assert "left out (not installed)" in str(found["no-such-peer"])
 
-    def test_no_interpreter_and_one_that_is_none(self, tmp_path):
+    def test_no_interpreter_and_a_missing_one(self, tmp_path):
         assert {one.version for one in peers.find_jax(None)} == {None}
         broken = peers.find_jax(str(tmp_path / "python"))
-        assert all("does not answer" in one.reason for one in broken)
+        assert all("does not respond" in one.reason for one in broken)
 
-    def test_looking_imports_nothing(self):
-        code = "from benchmarks import peers; import sys; peers.find(); sys.exit(bool({'pyro', 'arviz_stats'} & set(sys.modules)))"
+    def test_find_imports_nothing(self):
+        loaded = "{'pyro', 'arviz_stats'} & set(sys.modules)"
+        code = f"from benchmarks import peers; import sys; peers.find(); sys.exit(bool({loaded}))"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
-    def test_single_files_leave_the_package_alone(self, tmp_path, monkeypatch):
+    def test_single_files_do_not_import_the_package(self, tmp_path, monkeypatch):
         package = tmp_path / "heavy_peer" / "inner"
         package.mkdir(parents=True)
         (tmp_path / "heavy_peer" / "__init__.py").write_text("raise RuntimeError('imported as a whole')")
@@ -114,21 +115,21 @@ class TestPeers:
         assert peers.single_files("heavy_peer", ["inner/absent.py"]) is None
         assert peers.single_files("no_such_peer", ["light.py"]) is None
 
-    def test_an_environment_is_made_once(self, tmp_path, monkeypatch):
-        asked = []
-        monkeypatch.setattr(peers.venv, "create", lambda folder, with_pip: asked.append(("venv", folder)))
-        monkeypatch.setattr(peers.subprocess, "run", lambda words, **_: asked.append(("pip", words[3:])))
+    def test_an_environment_is_created_once(self, tmp_path, monkeypatch):
+        calls = []
+        monkeypatch.setattr(peers.venv, "create", lambda folder, with_pip: calls.append(("venv", folder)))
+        monkeypatch.setattr(peers.subprocess, "run", lambda command, **_: calls.append(("pip", command[3:])))
         monkeypatch.setattr(peers, "find_jax", lambda python: [peers.Found("jax", None, "")])
         peers.make_jax(tmp_path)
-        assert asked == [("venv", tmp_path), ("pip", ["install", "--quiet", "jax", "blackjax", "numpyro"])]
+        assert calls == [("venv", tmp_path), ("pip", ["install", "--quiet", "jax", "blackjax", "numpyro"])]
 
-    def test_an_interpreter_without_jax_is_told(self):
+    def test_an_interpreter_without_jax_raises(self):
         with pytest.raises(PeerError, match="is jax installed"):
             JaxSide(sys.executable)
 
 
 class TestCases:
-    def test_names_are_unique_and_everything_is_said(self):
+    def test_names_are_unique_and_every_field_is_filled(self):
         found = suite.all_cases()
         assert len({one.name for one in found}) == len(found)
         for one in found:
@@ -137,7 +138,7 @@ class TestCases:
             assert one.peers
         assert sum(one.minutes for one in found if one.device == "cpu") <= 15
 
-    def test_choice_by_name_and_by_beginning(self):
+    def test_choice_by_name_and_by_prefix(self):
         cases = [
             case("hmc-a", two_rows),
             case("hmc-b", two_rows),
@@ -155,60 +156,60 @@ class TestCases:
             yield from two_rows(setting)
             raise ValueError("in the middle\nof it")
 
-        found = suite.run_here(case("f", failing), Setting())
+        found = suite.run_in_process(case("f", failing), Setting())
         assert found["failure"] == "ValueError: in the middle"
         assert [row["what"] for row in found["rows"]] == ["a", "b"]
         assert "in the middle" in capsys.readouterr().err
 
-    def test_a_refusal_to_compare_is_a_failure_of_that_case(self, capsys):
-        def refusing(setting):
-            raise SystemExit("other numbers: nothing to compare")
+    def test_an_exit_is_a_failure_of_that_case(self, capsys):
+        def exiting(setting):
+            raise SystemExit("other values: nothing to compare")
             yield
 
-        assert "nothing to compare" in suite.run_here(case("r", refusing), Setting())["failure"]
+        assert "nothing to compare" in suite.run_in_process(case("r", exiting), Setting())["failure"]
 
-    def test_the_budget_leaves_cases_out(self, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(suite, "run_apart", lambda one, setting, out: {"case": one.name, "failure": None})
+    def test_cases_beyond_the_budget_are_skipped(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(suite, "run_in_subprocess", lambda one, setting, out: {"case": one.name, "failure": None})
         cases = [case("a", two_rows), Case("long", "W.", "L.", two_rows, 20.0), case("b", two_rows)]
         found = suite.run_all(cases, Setting(), tmp_path, budget=1.0)
         assert [one["failure"] is None for one in found] == [True, False, True]
         assert "budget" in found[1]["failure"]
 
-    def test_prediction_gives_the_numbers_of_the_loop(self):
-        rows = list(prediction.contest(Setting(repeats=1, seconds=1e-3, quick=True)))
+    def test_prediction_equals_the_loop(self):
+        rows = list(prediction.comparisons(Setting(repeats=1, seconds=1e-3, quick=True)))
         assert [row.peer for row in rows] == ["loop over draws"]
         assert rows[0].floor == Floor(20 * floors.forward_flops([13, 50, 1], 500))
 
-    def test_other_numbers_are_refused(self, monkeypatch):
+    def test_different_predictions_raise(self, monkeypatch):
         monkeypatch.setattr(prediction, "loop", lambda posterior, x: (torch.ones(len(x)), torch.ones(len(x))))
         with pytest.raises(SystemExit, match="nothing to compare"):
-            list(prediction.contest(Setting(repeats=1, seconds=1e-3, quick=True)))
+            list(prediction.comparisons(Setting(repeats=1, seconds=1e-3, quick=True)))
 
-    def test_processes_that_give_other_numbers_are_refused(self):
+    def test_processes_with_different_results_raise(self):
         chains, rows = ({**scale.CASES[name]} for name in ("scale-chains", "scale-rows"))
         scale.compare(chains, [-100.0, 3.0], [-100.0, 3.0])
-        scale.compare(rows, [-100.0, 3.0], [-100.0001, 3.0])  # the order of a sum
+        scale.compare(rows, [-100.0, 3.0], [-100.0001, 3.0])  # summation order
         for case, other in ((chains, -100.00000001), (rows, -100.1)):
             with pytest.raises(SystemExit, match="nothing to compare"):
                 scale.compare(case, [-100.0, 3.0], [other, 3.0])
 
     @pytest.mark.slow
     def test_two_processes_against_one(self):
-        found = list(scale.contest("scale-rows", Setting(repeats=2, seconds=1e-3, quick=True)))
+        found = list(scale.comparisons("scale-rows", Setting(repeats=2, seconds=1e-3, quick=True)))
         assert [row.peer for row in found] == ["one process"]
         assert len(found[0].ours) == len(found[0].baseline) == 2
 
-    def test_a_case_runs_in_a_process_of_its_own(self, tmp_path):
+    def test_a_case_runs_in_its_own_process(self, tmp_path):
         one = next(c for c in suite.all_cases(["mixing"]) if c.name == "mixing")
-        assert one.run is mixing.contest
-        found = suite.run_apart(one, Setting(repeats=1, seconds=1e-3, quick=True, threads=1), tmp_path)
+        assert one.run is mixing.comparisons
+        found = suite.run_in_subprocess(one, Setting(repeats=1, seconds=1e-3, quick=True, threads=1), tmp_path)
         assert found["failure"] is None
         assert found["rows"][0]["credibly_s"] > 0
         assert json.loads((tmp_path / "mixing.json").read_text())["case"] == "mixing"
 
-    def test_a_process_that_dies_is_told(self, tmp_path):
-        found = suite.run_apart(case("no-such-case", two_rows), Setting(), tmp_path)
-        assert found["failure"].startswith("ended with status")
+    def test_a_process_that_dies_is_reported(self, tmp_path):
+        found = suite.run_in_subprocess(case("no-such-case", two_rows), Setting(), tmp_path)
+        assert found["failure"].startswith("exited with status")
 
 
 ABOUT = {"machine": {"cores": 2}, "peers": {"p": "1.0", "q": None}, "repeats": 3, "turn_s": 0.1}
@@ -216,8 +217,8 @@ ABOUT = {"machine": {"cores": 2}, "peers": {"p": "1.0", "q": None}, "repeats": 3
 
 class TestResults:
     def found(self):
-        good = suite.run_here(case("good", two_rows), Setting())
-        bad = suite.run_here(case("bad", partial(next, iter(()))), Setting())
+        good = suite.run_in_process(case("good", two_rows), Setting())
+        bad = suite.run_in_process(case("bad", partial(next, iter(()))), Setting())
         return [good, bad]
 
     def test_table_and_json(self, tmp_path):
@@ -236,7 +237,7 @@ class TestResults:
         assert record["cases"][0]["rows"][1]["ratio"] is None
         assert math.isclose(record["rates"]["matrix_flop_s"], 1e9)
 
-    def test_page_is_rewritten_between_its_marks_only(self, tmp_path):
+    def test_the_page_is_rewritten_between_its_markers_only(self, tmp_path):
         page = tmp_path / "page.md"
         begin, end = results.marks("cpu")
         other, last = results.marks("cuda")
@@ -253,7 +254,7 @@ class TestResults:
             results.rewrite_page(page, "cpu", "new\n")
         assert page.read_text() == "nothing marked"
 
-    def test_the_docs_have_the_marks(self):
+    def test_the_docs_have_the_markers(self):
         for device in ("cpu", "cuda"):
             results.check_page(ROOT / "docs" / "performance.md", device)
 
@@ -261,45 +262,45 @@ class TestResults:
 class TestCommand:
     def test_list(self, capsys):
         assert command.main(["--list"]) == 0
-        told = capsys.readouterr().out
-        assert "hmc-small-8" in told
-        assert "bayesian-torch" in told
+        printed = capsys.readouterr().out
+        assert "hmc-small-8" in printed
+        assert "bayesian-torch" in printed
 
     def test_a_run_from_end_to_end(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(floors, "MATRICES", (64,))
-        monkeypatch.setattr(suite, "run_apart", lambda one, setting, out: suite.run_here(one, setting))
+        monkeypatch.setattr(suite, "run_in_subprocess", lambda one, setting, out: suite.run_in_process(one, setting))
         page = tmp_path / "page.md"
         page.write_text("\n".join(["# Speed", *results.marks("cpu"), ""]))
-        words = ["--cases", "mixing", "--quick", "--threads", "1", "--out", str(tmp_path / "o"), "--page", str(page)]
+        argv = ["--cases", "mixing", "--quick", "--threads", "1", "--out", str(tmp_path / "o"), "--page", str(page)]
         before = torch.get_num_threads()
         try:
-            assert command.main(words) == 0
+            assert command.main(argv) == 0
         finally:
             torch.set_num_threads(before)
         assert "| mixing" in page.read_text()
         assert (tmp_path / "o" / "results.md").read_text() in page.read_text()
 
     def test_credibly_bench_speed(self, monkeypatch, tmp_path):
-        asked = []
+        calls = []
 
-        def noted(words, env, check):
-            asked.append((words[1:], env["PYTHONPATH"]))
-            return subprocess.CompletedProcess(words, 3)
+        def record(command, env, check):
+            calls.append((command[1:], env["PYTHONPATH"]))
+            return subprocess.CompletedProcess(command, 3)
 
-        monkeypatch.setattr(bench.subprocess, "run", noted)
+        monkeypatch.setattr(bench.subprocess, "run", record)
         done = CliRunner().invoke(app, ["bench", "speed", "--cases", "hmc", "--root", "data", "--list"])
         assert done.exit_code == 3
-        words, path = asked[0]
-        assert words == ["-m", "benchmarks", "--device", "cpu", "--root", "data", "--cases", "hmc", "--list"]
+        argv, path = calls[0]
+        assert argv == ["-m", "benchmarks", "--device", "cpu", "--root", "data", "--cases", "hmc", "--list"]
         assert path.startswith(str(ROOT))
 
     @pytest.mark.parametrize("words", [("bench", "speed"), ("bench", "uci", "--root", "."), ("study",)])
     def test_commands_that_need_a_checkout_say_so(self, monkeypatch, tmp_path, words):
-        monkeypatch.setattr(checkout, "_places", lambda: [tmp_path])
+        monkeypatch.setattr(checkout, "_candidates", lambda: [tmp_path])
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 2
         assert "checkout" in done.stderr
 
     def test_options_of_speed_are_not_those_of_uci(self, tmp_path):
         done = CliRunner().invoke(app, ["bench", "uci", "--root", str(tmp_path), "--repeats", "3"])
-        assert (done.exit_code, "no option --repeats" in done.stderr) == (2, True)
+        assert (done.exit_code, "no such option: --repeats" in done.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, and how it says no."""
+"""The command line: its output, its files and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import credibly as cr
 from credibly.cli import app
-from credibly.cli.failures import plainly
+from credibly.cli.error_handling import handle_errors
 from credibly.demo.fits import TASKS
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.methods import METHODS
@@ -34,7 +34,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestHelp:
-    def test_help_teaches_where_to_begin(self):
+    def test_help_shows_where_to_start(self):
         for words in (["--help"], ["-h"], []):
             found = call(*words)
             assert "credibly demo" in found.output
@@ -49,7 +49,7 @@ class TestHelp:
         assert (found.exit_code, found.output) == (0, f"credibly {cr.__version__}\n")
 
     def test_the_command_line_itself_imports_nothing_heavy(self):
-        # The package's own __init__ is left out, so that what is seen here is what the command line asks for.
+        # Without the package's own __init__, so that only the imports of the command line count.
         code = f"""
 import sys, types
 package = types.ModuleType("credibly")
@@ -98,13 +98,13 @@ class TestMethods:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """One quick demo of every method through the command."""
+    """Run one quick demo of every method."""
     out = tmp_path_factory.mktemp("demo") / "deep" / "demo"
     return call("demo", "--quick", "--out", out), out
 
 
 class TestDemo:
-    def test_writes_page_and_figures_with_every_method(self, demo):
+    def test_writes_page_and_results_with_every_method(self, demo):
         found, out = demo
         assert found.exit_code == 0, found.output
         assert sorted(p.name for p in out.iterdir()) == ["index.html", "results.json"]
@@ -125,7 +125,7 @@ class TestDemo:
         assert last.endswith("demo/index.html")
         for name in METHODS:
             assert sum(line.startswith(f"{name} ") for line in lines) == len(TASKS) + 1
-        assert any(line.startswith("Total variation from HMC") for line in lines)
+        assert any(line.startswith("Total variation distance from HMC") for line in lines)
         results = json.loads((out / "results.json").read_text())
         rmse = results["figures"]["diabetes"]["map"]["rmse"]
         assert any(line.startswith("map ") and f"{rmse:.3f}" in line for line in lines)
@@ -168,7 +168,7 @@ class TestDemo:
         assert "is a file" in found.stderr
         assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
-    def test_a_failure_on_the_way_leaves_nothing(self, tmp_path, monkeypatch):
+    def test_a_failure_during_the_work_leaves_nothing(self, tmp_path, monkeypatch):
         def fail(*_, **__):
             raise cr.TrainingError("the loss was not finite", step=3, member=0)
 
@@ -177,7 +177,7 @@ class TestDemo:
         assert (found.exit_code, found.stderr) == (1, "credibly: the loss was not finite\n")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_place_where_nothing_can_be_made(self, tmp_path):
+    def test_an_unwritable_location(self, tmp_path):
         (tmp_path / "file").write_text("")
         found = call("demo", "--out", tmp_path / "file" / "demo")
         assert found.exit_code == 1
@@ -243,17 +243,17 @@ def fails():
 
 @pytest.fixture
 def script(tmp_path):
-    """A user's script with problems in it, and a module beside it that it needs."""
+    """Write a user's script with problems, and a module beside it that it imports."""
     (tmp_path / "beside.py").write_text("ROWS = 20\n")
     (tmp_path / "train.py").write_text(SCRIPT_OF_A_USER)
     return tmp_path / "train.py"
 
 
 def begin(script, problem, stop_at, monkeypatch):
-    """A run of a problem in the script, stopped by Ctrl-C before that iteration; what it would have given."""
-    from credibly.cli.own_script import problem_of
+    """Run a problem of the script, stopped by Ctrl-C before the given iteration; return the uninterrupted result."""
+    from credibly.cli.user_script import load_problem
 
-    found = problem_of(f"{script}:{problem}")
+    found = load_problem(f"{script}:{problem}")
     method = sys.modules["credibly_script_train"].method
     known = method.fit(found, seed=3)
     stop_before(monkeypatch, stop_at)
@@ -278,7 +278,7 @@ def stop_before(monkeypatch, iteration):
 
 @pytest.fixture
 def ctrl_c():
-    """The usual handling of Ctrl-C, which a shell turns off for jobs behind."""
+    """Restore the default handling of Ctrl-C, which a shell turns off for background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -286,29 +286,31 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 class TestResume:
-    def test_goes_on_and_says_what_there_is(self, script, monkeypatch):
+    def test_resumes_and_describes_the_run(self, script, monkeypatch):
         known, run = begin(script, "described", 12, monkeypatch), script.with_name("run")
         found = call("resume", run)
         assert found.exit_code == 0, found.output
         what, how_far, done, *verdict = found.stdout.splitlines()
         assert what == "HMC, 2 chains of 30 draws, seed 3: a network with D = 21 random parameters on 20 rows."
-        assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws a chain, acceptance ")
+        assert how_far.startswith("12 of 35 iterations are done (phase: sampling), 7 draws per chain, acceptance ")
         assert how_far.endswith(", 0 divergences.")
-        assert done == f"Done. Open it with credibly.load({str(run)!r})."
+        assert done == f"Done. Load it with credibly.load({str(run)!r})."
         x = sys.modules["credibly_script_train"].x
         said = " ".join(verdict)
-        assert said == f"{known.diagnostics(x).verdict} (Judged at 20 training rows.)"
+        assert said == f"{known.diagnostics(x).verdict} (Based on predictions at 20 training rows.)"
         assert len(verdict) <= 5
         assert found.stderr == ""
         assert torch.equal(cr.load(run).draws, known.draws)
 
-    def test_a_run_that_has_ended_says_so(self, script, monkeypatch):
+    def test_a_run_that_is_complete(self, script, monkeypatch):
         known, run = begin(script, "own", 12, monkeypatch), script.with_name("run")
         assert call("resume", run, "--problem", f"{script}:own").exit_code == 0
         before = {p.name: p.read_bytes() for p in run.iterdir()}
-        found = call("resume", run)  # the network is not needed to say so
+        found = call("resume", run)  # the network is not needed for that
         assert found.exit_code == 0
-        assert found.stdout.splitlines()[1:] == [f"It has ended already. Open it with credibly.load({str(run)!r})."]
+        assert found.stdout.splitlines()[1:] == [
+            f"The run is already complete. Load it with credibly.load({str(run)!r})."
+        ]
         assert call("resume", run, "--quiet").stdout == f"{run}\n"
         assert {p.name: p.read_bytes() for p in run.iterdir()} == before
         net = sys.modules["credibly_script_train"].Net()
@@ -333,16 +335,16 @@ class TestResume:
         net = None if name == "normal" else sys.modules["credibly_script_train"].Net()
         assert torch.equal(cr.load(run, net).draws, known.draws)
 
-    def test_ctrl_c_says_how_to_go_on(self, script, monkeypatch):
+    def test_ctrl_c_shows_how_to_resume(self, script, monkeypatch):
         known, run = begin(script, "own", 3, monkeypatch), script.with_name("run")
         stop_before(monkeypatch, 11)
         words = ["resume", run, "--problem", f"{script}:own"]
         found = call(*words)
         assert found.exit_code == 130
         again = f"credibly resume {run} --problem {script}:own"
-        assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; go on with `{again}`\n"
+        assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; resume with `{again}`\n"
         monkeypatch.setattr("credibly.methods.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
-        assert call(*words).exit_code == 130  # also before it is at work
+        assert call(*words).exit_code == 130  # also before the work starts
         monkeypatch.undo()
         assert call(*words).exit_code == 0
         assert torch.equal(cr.load(run, sys.modules["credibly_script_train"].Net()).draws, known.draws)
@@ -359,21 +361,21 @@ class TestResume:
             module.method.fit(module.described, seed=3, out=run)
         found = call("resume", run)
         assert found.exit_code == 130
-        assert "It was stopped before its first iteration." in found.stdout
-        assert found.stderr == f"credibly: stopped. Nothing is lost; go on with `credibly resume {run}`\n"
+        assert "It was stopped before the first iteration." in found.stdout
+        assert found.stderr == f"credibly: stopped. Nothing is lost; resume with `credibly resume {run}`\n"
         monkeypatch.setattr(sampler, "starts", find)
         assert call("resume", run).exit_code == 0
 
     @pytest.mark.parametrize(
         "words, reason",
         [
-            ("train.py", "--problem: found 'train.py'. Name a script and what is in it, as in train.py:problem"),
-            ("train.py:", "--problem: found"),
-            (":own", "--problem: found"),
-            ("nowhere.py:own", "there is no script 'nowhere.py'"),
-            ("notes.txt:own", "there is no script 'notes.txt'"),
-            ("train.py:other", "train.py has no 'other'. The problems in it are own, described, normal"),
-            ("train.py:number", "train.py:number is of type int. Name a credibly.Problem or credibly.Density"),
+            ("train.py", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got 'train.py'"),
+            ("train.py:", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got 'train.py:'"),
+            (":own", "--problem must be SCRIPT.py:NAME, such as train.py:problem, got ':own'"),
+            ("nowhere.py:own", "no such script: 'nowhere.py'"),
+            ("notes.txt:own", "no such script: 'notes.txt'"),
+            ("train.py:other", "train.py has no 'other'. Its problems are own, described, normal"),
+            ("train.py:number", "train.py:number must be a credibly.Problem or credibly.Density, got int"),
             ("train.py:fails", "train.py, line 32 raised ZeroDivisionError: nothing to divide by"),
             ("broken.py:own", "broken.py, line 2 raised NameError: name 'missing' is not defined"),
             ("wrong.py:own", "wrong.py raised SyntaxError"),
@@ -406,7 +408,7 @@ class TestResume:
         density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
         cr.HMC(chains=1, draws=5, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
         with RunFolder(tmp_path / "run", {}):
-            assert call("resume", tmp_path / "run").exit_code == 0  # it has ended, and nothing is written
+            assert call("resume", tmp_path / "run").exit_code == 0  # it is complete, and nothing is written
 
     def test_a_folder_in_use(self, script, monkeypatch):
         from credibly.storage.run_folder import RunFolder
@@ -417,7 +419,7 @@ class TestResume:
         assert found.exit_code == 1
         assert f"is in use by process {os.getpid()} on" in found.stderr
 
-    def test_a_sampler_that_cannot_go_on(self, script, monkeypatch):
+    def test_a_sampler_that_cannot_continue(self, script, monkeypatch):
         begin(script, "described", 3, monkeypatch)
 
         def fails(self, stop):
@@ -429,14 +431,14 @@ class TestResume:
 
     def test_too_few_draws_for_a_verdict(self, tmp_path, monkeypatch):
         density = cr.Density(lambda w: -0.5 * w.square().sum(), 2)
-        monkeypatch.setattr("credibly.cli.resume.problem_of", lambda words: density)
+        monkeypatch.setattr("credibly.cli.resume.load_problem", lambda words: density)
         stop_before(monkeypatch, 1)
         with pytest.raises(cr.Interrupted):
             cr.HMC(chains=1, draws=2, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
         found = call("resume", tmp_path / "run", "--problem", "a.py:b")
         assert found.exit_code == 0, found.output
         assert found.stdout.splitlines()[0] == "HMC, 1 chain of 2 draws, seed 0: the density (without a name), D = 2."
-        assert found.stdout.splitlines()[-1] == "There are too few draws for a verdict on them."
+        assert found.stdout.splitlines()[-1] == "Too few draws for a verdict."
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="the console script is not installed beside this Python")
@@ -465,9 +467,9 @@ def test_errors_become_one_line(capsys):
         (OSError("plain"), 1, "credibly: plain\n"),
     ]
     for error, code, text in cases:
-        with pytest.raises(typer.Exit) as end, plainly():
+        with pytest.raises(typer.Exit) as end, handle_errors():
             raise error
         assert end.value.exit_code == code
         assert capsys.readouterr().err == text
-    with pytest.raises(ZeroDivisionError), plainly():
-        _ = 1 / 0  # a fault of ours keeps its trace
+    with pytest.raises(ZeroDivisionError), handle_errors():
+        _ = 1 / 0  # a bug keeps its traceback

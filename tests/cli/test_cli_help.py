@@ -1,4 +1,4 @@
-"""Help that comes at once, and what a shell completes."""
+"""Help that is instant, and shell completion."""
 
 from __future__ import annotations
 
@@ -63,15 +63,17 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
         write(wine(), tmp_path / "wine.parquet")
         (tmp_path / "broken.parquet").write_bytes(b"PAR1")
         env = os.environ | {
-            "_CREDIBLY_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1),
-        }  # fmt: skip
+            "_CREDIBLY_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        }
         found = subprocess.run([str(SCRIPT)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert (found.returncode, found.stderr) == (0, "")
         offered = set(found.stdout.split())
         assert wanted <= offered
         assert not offered & not_wanted
 
-    def test_output_that_nobody_reads_is_no_error_of_ours(self):
+    def test_a_closed_output_is_not_an_error(self):
         with subprocess.Popen(
             [str(SCRIPT), "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:

@@ -19,7 +19,7 @@ from own_tables import ENSEMBLE, MAP, RUN_FILES, call, diabetes, names, refused,
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory):
-    """A folder with wine.parquet and a run of it by an ensemble."""
+    """Return a folder with wine.parquet and a run of it by an ensemble."""
     place = tmp_path_factory.mktemp("cellar")
     write(wine(), place / "wine.parquet")
     found = call("fit", place / "wine.parquet", "--target", "kind", "--out", place / "run", *ENSEMBLE, "--quiet")
@@ -28,21 +28,27 @@ def cellar(tmp_path_factory):
 
 
 class TestTablesThatCannotBeFitted:
-    """Every refusal is one line, exit code 2, and leaves nothing behind."""
+    """Every error is one line with exit code 2, and nothing is left behind."""
 
     CASES: ClassVar = {
-        "no such column": (diabetes(40), "price", ("--target: there is no column 'price'", "The table has age")),
+        "no such column": (diabetes(40), "price", ("--target: no column 'price'", "The table has age")),
         "nearly a column": (diabetes(40), "progres", ("Did you mean 'progress'?",)),
         "one value": (diabetes(40) | {"progress": [3.0] * 40}, "progress", ("--target", "in every row")),
         "many words": (
-            {"x": np.arange(5000.0), "y": [f"name {i}" for i in range(5000)]}, "y", ("--target", "5,000", "identifier"),
+            {"x": np.arange(5000.0), "y": [f"name {i}" for i in range(5000)]},
+            "y",
+            ("--target", "5,000", "identifier"),
         ),
         "three rows": (diabetes(3), "progress", ("3 usable rows", "at least 10")),
-        "target mostly missing": (diabetes(40) | {"progress": [1.0] * 9 + [None] * 31}, "progress", ("missing in 31 of 40",)),
+        "target mostly missing": (
+            diabetes(40) | {"progress": [1.0] * 9 + [None] * 31},
+            "progress",
+            ("missing in 31 of 40",),
+        ),
         "only a target": ({"y": np.arange(40.0)}, "y", ("no column is left",)),
         "only constants": ({"x": [1] * 40, "y": np.arange(40.0)}, "y", ("no column is left",)),
         "words for numbers": (diabetes(40), "clinic", ("--task",)),
-    }  # fmt: skip
+    }
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet"])
     @pytest.mark.parametrize("case", CASES)
@@ -73,29 +79,29 @@ class TestTablesThatCannotBeFitted:
         assert names(tmp_path) == ["t.csv"]
 
     def test_no_table_no_target(self, tmp_path):
-        refused(call("fit", "--out", tmp_path / "run"), "table: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--out", tmp_path / "run"), "--target: none was given")
-        refused(call("fit", tmp_path / "t.csv", "--target", "y"), "there is no file")
+        refused(call("fit", "--out", tmp_path / "run"), "table: missing")
+        refused(call("fit", tmp_path / "t.csv", "--out", tmp_path / "run"), "--target: missing")
+        refused(call("fit", tmp_path / "t.csv", "--target", "y"), "no such file")
         refused(call("fit", tmp_path, "--target", "y"), "is a folder")
 
     @pytest.mark.parametrize(
         "words, said",
         [
-            (("--method", "gibbs"), ("--method: found 'gibbs'", "hmc")),
-            (("--task", "ranking"), ("--task: found 'ranking'",)),
-            (("--holdout", "1"), ("--holdout: found 1.0",)),
-            (("--hidden", "ten"), ("--hidden: found 'ten'",)),
-            (("--noise", "loud"), ("--noise: found 'loud'", "student")),
+            (("--method", "gibbs"), ("--method must be one of", "'hmc'", "got 'gibbs'")),
+            (("--task", "ranking"), ("--task must be one of 'auto', 'regression', 'classification', got 'ranking'",)),
+            (("--holdout", "1"), ("--holdout must be a fraction of the rows from 0 to 0.9, got 1.0",)),
+            (("--hidden", "ten"), ("--hidden must be widths such as 50 or 50,50, or none, got 'ten'",)),
+            (("--noise", "loud"), ("--noise must be one of", "'student'", "got 'loud'")),
             (("--prior-scale", "0"), ("--prior-scale must be a positive number, got 0",)),
-            (("--activation", "step"), ("--activation: found 'step'",)),
-            (("--seed", "-3"), ("--seed must be a non-negative integer", "got -3")),
-            (("--device", "abacus"), ("--device: 'abacus' cannot be used",)),
-            (("--drop", "agee"), ("--drop: there is no column 'agee'", "Did you mean 'age'?")),
+            (("--activation", "step"), ("--activation must be one of", "got 'step'")),
+            (("--seed", "-3"), ("--seed must be an integer from 0 to 9223372036854775807, got -3",)),
+            (("--device", "abacus"), ("--device: cannot use 'abacus'",)),
+            (("--drop", "agee"), ("--drop: no column 'agee'", "Did you mean 'age'?")),
             (("--drop", "progress"), ("--drop", "is the target")),
-            (("--set", "steps"), ("--set: found 'steps'", "draws=500")),
+            (("--set", "steps"), ("--set must be NAME=VALUE, such as draws=500, got 'steps'",)),
             (("--set", "stepps=3"), ("--set: MAP has no 'stepps'", "steps")),
-            (("--set", "warmup=soon"), ("--set: found", "soon")),
-            (("--config", "no.toml"), ("--config: there is no file 'no.toml'",)),
+            (("--set", "warmup=soon"), ("--set: invalid settings", "soon")),
+            (("--config", "no.toml"), ("--config: no such file: 'no.toml'",)),
         ],
     )
     def test_options(self, tmp_path, words, said):
@@ -105,7 +111,7 @@ class TestTablesThatCannotBeFitted:
 
 
 class TestRunFolders:
-    """Folders that cannot be opened, and places that are taken."""
+    """Run folders that cannot be loaded, and occupied locations."""
 
     @pytest.fixture
     def run(self, cellar, tmp_path):
@@ -133,13 +139,13 @@ class TestRunFolders:
     @pytest.mark.parametrize(
         "how", ["altered", "cut", "another", "binary", "no posterior", "posterior altered", "no rows"]
     )
-    def test_altered(self, run, how):
+    def test_modified(self, run, how):
         text = (run / "table.json").read_text()
         said = {
-            "altered": "was altered",
-            "cut": "cut short",
-            "another": "not the folder",
-            "binary": "cut short or altered",
+            "altered": "was modified",
+            "cut": "truncated",
+            "another": "is not a run of `credibly fit`",
+            "binary": "truncated or corrupt",
         }
         if how == "altered":
             (run / "table.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
@@ -158,10 +164,10 @@ class TestRunFolders:
             (run / "held_out.parquet").unlink()
         for words in self.calls(run):
             if how == "no rows" and words[0] in ("predict", "evaluate"):
-                continue  # they need none of the rows that were kept
+                continue  # they do not need the stored rows
             refused(call(*words), said.get(how, "path: "), code=1)
 
-    def test_a_place_that_is_taken(self, run):
+    def test_an_occupied_folder(self, run):
         base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
         before = (run / "table.json").read_bytes()
         refused(call(*base, run), "--out", "exists", "--force")
@@ -179,7 +185,7 @@ class TestRunFolders:
         refused(call(*base, photos), "--out", "is not a run of `credibly fit`")
         refused(call(*base, run.parent / "wine.parquet"), "--out", "is a file")
         assert names(photos) == ["holiday.jpg"]
-        # Nor what lies where the new run is made.
+        # Nor what is in the place of the staging folder.
         (run.parent / "run.new").mkdir()
         (run.parent / "run.new" / "mine.txt").write_text("x")
         refused(call(*base, run), "run.new is not a run")
@@ -206,7 +212,7 @@ class TestRunFolders:
         base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")
         refused(call(*base, closed / "run"), "--out", "Permission denied", code=1)
         refused(
-            call("predict", run, run.parent / "wine.parquet", "--out", closed / "p.csv"), "--out", "cannot be written"
+            call("predict", run, run.parent / "wine.parquet", "--out", closed / "p.csv"), "--out", "is not writable"
         )
 
     def test_a_run_in_use_is_not_replaced(self, run):
@@ -217,10 +223,10 @@ class TestRunFolders:
             refused(call(*base, run), "in use by process", code=1)
         assert TableRun.load(run).config.method == "ensemble"
 
-    def test_resume_of_a_run_that_has_ended_tells_it_again(self, run):
+    def test_resume_of_a_complete_run_reports_it_again(self, run):
         found = call("resume", run)
         assert found.exit_code == 0, found.output
-        assert found.stdout.startswith("It has ended already.\n")
+        assert found.stdout.startswith("The run is already complete.\n")
         assert found.stdout.splitlines()[-1] == str(run / "report.html")
         told = json.loads(call("resume", run, "--json").stdout)
         assert told["figures"] == TableRun.load(run).figures

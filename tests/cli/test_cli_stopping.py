@@ -1,4 +1,4 @@
-"""Commands on tables that are stopped: by Ctrl-C, by kill -9, by a disk that is full. What is left is whole, or nothing."""
+"""Commands on tables stopped by Ctrl-C, kill -9 or a full disk: they leave a complete result, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import credibly as cr
-from credibly.cli.failures import never_lost
+from credibly.cli.error_handling import persistent_interrupt
 from credibly.storage import run_folder
 from credibly.storage.manifest import parse_manifest
 from credibly.tables import TableRun
@@ -38,12 +38,23 @@ from own_tables import (
 )
 
 LONG = (
-    "--method", "hmc", "--set", "draws=250", "--set", "warmup=30", "--set", "chains=2", "--set", "thin=30", "--hidden", "6",
-)  # fmt: skip
+    "--method",
+    "hmc",
+    "--set",
+    "draws=250",
+    "--set",
+    "warmup=30",
+    "--set",
+    "chains=2",
+    "--set",
+    "thin=30",
+    "--hidden",
+    "6",
+)
 
 
 def done(run: Path) -> int:
-    """Iterations at the last checkpoint of a run; -1 where there is none."""
+    """Return the iterations at the last checkpoint of a run; -1 if there is none."""
     try:
         manifest = parse_manifest(run / "posterior")
     except cr.StoreError:
@@ -53,7 +64,7 @@ def done(run: Path) -> int:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-    """A folder with a table and a run by HMC of a second or more that nothing has stopped."""
+    """Return a folder with a table and an uninterrupted HMC run of a second or more."""
     place = tmp_path_factory.mktemp("known")
     write(diabetes(), place / "house.csv")
     found = command("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, "--json", cwd=place)
@@ -62,7 +73,7 @@ def known(tmp_path_factory):
 
 
 def same(run: Path, known: tuple[Path, dict]) -> None:
-    """That a run has the draws and figures of the one that nothing has stopped, and nothing else is left."""
+    """Assert that a run has the draws and metrics of the uninterrupted one, and nothing else is left."""
     place, told = known
     assert torch.equal(cr.load(run).draws, cr.load(place / "run").draws)
     assert TableRun.load(run).figures == told["figures"]
@@ -78,7 +89,7 @@ class TestSamplers:
         shutil.copy(known[0] / "house.csv", place)
         return start("fit", "house.csv", "--target", "progress", "--out", "run", *LONG, *more, cwd=place)
 
-    def test_ctrl_c_and_on_again(self, tmp_path, known):
+    def test_ctrl_c_and_resume(self, tmp_path, known):
         run = tmp_path / "run"
         with self.begun(tmp_path, known) as process:
             wait_for(lambda: done(run) >= 0, process)
@@ -86,9 +97,9 @@ class TestSamplers:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert err == "credibly: stopped; go on with `credibly resume run`\n"
+        assert err == "credibly: stopped; resume with `credibly resume run`\n"
         assert names(tmp_path) == ["house.csv", "run"]
-        refused(call("predict", run, tmp_path / "house.csv"), "has not ended", "credibly resume", code=1)
+        refused(call("predict", run, tmp_path / "house.csv"), "is not finished", "credibly resume", code=1)
         found = command("resume", "run", cwd=tmp_path)
         assert (found.returncode, found.stderr) == (0, "")
         assert "HMC, 2 chains of 250 draws, seed 0" in found.stdout
@@ -96,7 +107,7 @@ class TestSamplers:
         assert found.stdout.splitlines()[-1] == "run/report.html"
         same(run, known)
 
-    def test_kill_and_on_again(self, tmp_path, known):
+    def test_kill_and_resume(self, tmp_path, known):
         run = tmp_path / "run"
         with self.begun(tmp_path, known, "--json") as process:
             wait_for(lambda: done(run) >= 0, process)
@@ -108,14 +119,14 @@ class TestSamplers:
         assert json.loads(found.stdout)["figures"] == known[1]["figures"]
         same(run, known)
 
-    def test_ctrl_c_beside_a_run_that_is_to_be_replaced(self, tmp_path, known):
+    def test_ctrl_c_while_replacing_a_run(self, tmp_path, known):
         shutil.copytree(known[0] / "run", tmp_path / "run")
         with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
             wait_for(lambda: done(tmp_path / "run.new") >= 0, process)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert err == "credibly: stopped; run is as it was; go on with `credibly resume run.new`\n"
+        assert err == "credibly: stopped; run is unchanged; resume with `credibly resume run.new`\n"
         same(tmp_path / "run", known)
         assert names(tmp_path) == ["house.csv", "run", "run.new"]
         assert call("resume", tmp_path / "run.new", "--quiet").exit_code == 0
@@ -142,7 +153,7 @@ class TestOthers:
             wait_for((tmp_path / "run" / "training_sample.parquet").exists, process)
             process.kill()
         run = tmp_path / "run"
-        refused(call("resume", run), "Begin again", "config.toml", code=1)
+        refused(call("resume", run), "Start again", "config.toml", code=1)
         found = call("fit", tmp_path / "house.csv", "--target", "progress", "--out", run, *MAP, "--force", "--quiet")
         assert found.exit_code == 0, found.output
         assert names(tmp_path) == ["house.csv", "run"]
@@ -155,19 +166,19 @@ class TestOthers:
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (130, "credibly: stopped; no predictions were kept\n")
+        assert (process.returncode, err) == (130, "credibly: stopped; no predictions were written\n")
         assert names(tmp_path) == ["big.csv"]
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_ctrl_c_that_a_finaliser_swallowed_comes_again(self):
+    def test_ctrl_c_swallowed_by_a_finaliser_is_raised_again(self):
         class Finalised:
             def __del__(self):
                 os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.05)  # where Python sees the signal, and drops what it raises
+                time.sleep(0.05)  # where Python sees the signal and drops the exception
 
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            with never_lost() as again:
+            with persistent_interrupt() as again:
                 again()
                 one = Finalised()
                 del one
@@ -196,12 +207,12 @@ def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(report, "fit_page", lambda facts: (_ for _ in ()).throw(KeyboardInterrupt))
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
-    refused(found, "stopped; the fit itself is whole", f"credibly report {tmp_path / 'run'}", code=130)
+    refused(found, "stopped; the fit is complete", f"credibly report {tmp_path / 'run'}", code=130)
     assert call("report", tmp_path / "run").exit_code == 0
 
 
 class Full:
-    """A disk on which the n-th write fails, and all after it: half of the bytes are there, as on a real one."""
+    """A disk on which the n-th write and all later ones fail after half of their bytes, as on a real one."""
 
     def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
         self.left = number
@@ -234,7 +245,7 @@ class Full:
 
 
 def tidy(place: Path) -> None:
-    """That nothing hidden or half-written lies about, in the place or in any run in it."""
+    """Assert that no hidden or partial file is left in the folder or in any run in it."""
     assert [str(p) for p in place.rglob("*") if p.name.startswith(".") or p.name.endswith((".part", ".old"))] == []
 
 
@@ -248,7 +259,7 @@ class TestFullDisk:
         if force:
             assert call(*words, *ENSEMBLE, "--set", "steps=10").exit_code == 0
             kept = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-        failures = {"nothing": 0, "to be gone on with": 0, "no page": 0}
+        failures = {"nothing": 0, "resumable": 0, "no page": 0}
         for number in range(100):
             with pytest.MonkeyPatch.context() as patch:
                 Full(patch, number)
@@ -260,7 +271,7 @@ class TestFullDisk:
             fresh = tmp_path / "run.new" if force else run
             if "credibly report" in said:
                 failures["no page"] += 1
-                assert TableRun.load(run).config.method == method[1]  # it has taken its place: it is whole
+                assert TableRun.load(run).config.method == method[1]  # it is complete and in place
                 assert call("report", run).exit_code == 0
                 if force:
                     break  # the earlier run has been replaced
@@ -269,7 +280,7 @@ class TestFullDisk:
             if force:
                 assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == kept
             if "credibly resume" in said:
-                failures["to be gone on with"] += 1
+                failures["resumable"] += 1
                 assert f"credibly resume {fresh}" in said
                 found = call("resume", fresh, "--quiet")
                 assert found.exit_code == 0, found.output
@@ -297,28 +308,49 @@ class TestFullDisk:
     def test_in_a_comparison(self, tmp_path):
         table = write(cancer(60), tmp_path / "t.csv")
         words = [
-            "compare", table, "--target", "benign", "--out", tmp_path / "deep" / "c", "--methods", "map,hmc", "--hidden", "4",
-            "--set", "map.steps=5", "--set", "hmc.draws=10", "--set", "hmc.warmup=20", "--set", "hmc.chains=2", "--quiet",
-        ]  # fmt: skip
+            "compare",
+            table,
+            "--target",
+            "benign",
+            "--out",
+            tmp_path / "deep" / "c",
+            "--methods",
+            "map,hmc",
+            "--hidden",
+            "4",
+            "--set",
+            "map.steps=5",
+            "--set",
+            "hmc.draws=10",
+            "--set",
+            "hmc.warmup=20",
+            "--set",
+            "hmc.chains=2",
+            "--quiet",
+        ]
         for number in (0, 3, 5, 8, 9, 13, 16, 20):
             with pytest.MonkeyPatch.context() as patch:
                 Full(patch, number)
                 found = call(*words)
             said = refused(found, "No space left on device", code=1)
-            assert "resume" not in said  # there is nothing left to go on with
+            assert "resume" not in said  # there is nothing left to resume
             assert names(tmp_path) == ["t.csv"]
 
     @pytest.mark.parametrize("suffix", ["csv", "parquet", "csv.gz"])
     def test_in_predictions(self, tmp_path, known, suffix):
-        """A real limit on the size of a file, in a process of its own."""
+        """Sets a real limit on the file size, in a separate process."""
         columns = diabetes()
         write({k: list(v) * 20 for k, v in columns.items()}, tmp_path / "big.csv")
         (tmp_path / f"p.{suffix}").write_text("mine")
         words = ["predict", known[0] / "run", "big.csv", "--out", f"p.{suffix}", "--draws", "2", "--force"]
         found = subprocess.run(
-            [str(w) for w in (SCRIPT, *words)], cwd=tmp_path, capture_output=True, text=True, check=False,
+            [str(w) for w in (SCRIPT, *words)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000)),
-        )  # fmt: skip
+        )
         assert found.returncode == 1, found.stderr
         assert found.stderr.startswith("credibly: ")
         assert "File too large" in found.stderr

@@ -1,4 +1,4 @@
-"""The command line on tables: from a file to predictions, figures and pages, and how it says no."""
+"""The command line on tables: from a file to predictions, metrics and pages, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from own_tables import (
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """A folder with house.csv and a run of it by HMC, through the installed command."""
+    """Return a folder with house.csv and an HMC run of it by the installed command."""
     place = tmp_path_factory.mktemp("house")
     write(diabetes(), place / "house.csv")
     found = command("fit", "house.csv", "--target", "progress", "--out", "run", *HMC, cwd=place)
@@ -43,7 +43,7 @@ def house(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory):
-    """A folder with wine.parquet and a run of it by an ensemble."""
+    """Return a folder with wine.parquet and a run of it by an ensemble."""
     place = tmp_path_factory.mktemp("cellar")
     write(wine(), place / "wine.parquet")
     found = call("fit", place / "wine.parquet", "--target", "kind", "--out", place / "run", *ENSEMBLE)
@@ -52,16 +52,16 @@ def cellar(tmp_path_factory):
 
 
 class TestFit:
-    def test_says_what_it_found_and_how_good_it_is(self, house):
+    def test_describes_the_table_and_the_fit(self, house):
         place, found = house
         assert found.stderr == ""
         lines = found.stdout.splitlines()
-        assert lines[0] == "house.csv: 128 rows to fit, 32 kept back."
+        assert lines[0] == "house.csv: 128 training rows, 32 held out."
         assert lines[1].startswith("Task: regression: ")
         assert any(re.match(r"  bmi: numeric, \d+ missing", line) for line in lines)
         assert any(line.startswith("  clinic: categorical, 3 categories") for line in lines)
         assert any(line.startswith("  year: left out, constant") for line in lines)
-        assert "Method: hmc (asked for)." in lines
+        assert "Method: hmc (requested)." in lines
         assert lines[-1] == "run/report.html"
         figures = json.loads((place / "run" / "results.json").read_text())["figures"]
         (row,) = [line for line in lines if line.startswith("rmse ")]
@@ -90,13 +90,13 @@ class TestFit:
         told = json.loads(found.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
         assert told == json.loads((tmp_path / "a" / "results.json").read_text())
         assert told["classes"] == ["0", "1"]
-        assert told["why"] == "asked for"
+        assert told["why"] == "requested"
         assert 0.7 < told["figures"]["accuracy"] <= 1
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "b", *MAP, "--quiet")
         assert (found.stdout, found.stderr) == (f"{tmp_path / 'b' / 'report.html'}\n", "")
 
     @pytest.mark.parametrize("limit, chosen", [(None, "hmc"), (1000, "ensemble")])
-    def test_auto_says_what_it_chose_and_why(self, tmp_path, monkeypatch, limit, chosen):
+    def test_auto_explains_its_choice(self, tmp_path, monkeypatch, limit, chosen):
         from credibly.tables import recipe
 
         if limit is not None:
@@ -113,9 +113,11 @@ class TestFit:
         assert why.startswith("64 rows by 29 parameters is ")
         page = (tmp_path / "run" / "report.html").read_text()
         assert why in page
-        assert f'method = "{chosen}"  # {why}' in (tmp_path / "run" / "config.toml").read_text()
+        written = (tmp_path / "run" / "config.toml").read_text()
+        assert f"# method: {why}" in written
+        assert f'method = "{chosen}"' in written
 
-    def test_folders_on_the_way_are_made_and_go_again_if_it_fails(self, tmp_path):
+    def test_parent_folders_are_created_and_removed_on_failure(self, tmp_path):
         table = write(cancer(60), tmp_path / "cancer.csv")
         out = tmp_path / "deep" / "down" / "run"
         refused(call("fit", table, "--target", "benign", "--out", out, *MAP, "--set", "steps=0"), "--set: steps")
@@ -123,7 +125,7 @@ class TestFit:
         assert call("fit", table, "--target", "benign", "--out", out, *MAP, "--quiet").exit_code == 0
         assert names(out) == RUN_FILES
 
-    def test_an_empty_folder_may_be_the_place(self, tmp_path):
+    def test_an_empty_folder_may_be_used(self, tmp_path):
         table = write(cancer(60), tmp_path / "cancer.csv")
         (tmp_path / "run").mkdir()
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
@@ -141,7 +143,7 @@ class TestConfig:
         assert again["diagnostics"] == first["diagnostics"]
         assert torch.equal(cr.load(place / "run").draws, cr.load(place / "again").draws)
         one, two = ((place / name / "config.toml").read_text() for name in ("run", "again"))
-        assert one.replace("asked for", "") == two.replace("asked for", "")
+        assert one.replace("requested", "") == two.replace("requested", "")
 
     def test_a_file_of_the_users_own_beside_its_table(self, tmp_path):
         (tmp_path / "data").mkdir()
@@ -156,7 +158,7 @@ class TestConfig:
         assert (run.config.hidden, run.config.seed, run.facts["held_out"]) == ((5,), 3, 30)
         assert "age" not in run.model.preparation.names
         assert (run.config.settings["steps"], run.config.settings["lr"]) == (20, 0.02)
-        # Options win, and what they leave stays.
+        # Options override the file; the rest is kept.
         words = ("--hidden", "3,3", "--set", "steps=10", "--holdout", "0.2", "--method", "map")
         assert call("fit", "--config", mine, "--out", tmp_path / "b", "--quiet", *words).exit_code == 0
         run = TableRun.load(tmp_path / "b")
@@ -166,7 +168,7 @@ class TestConfig:
         words = ("--method", "ensemble", "--set", "members=2", "--set", "steps=10")
         assert call("fit", "--config", mine, "--out", tmp_path / "c", "--quiet", *words).exit_code == 0
         assert TableRun.load(tmp_path / "c").config.settings["lr"] == 0.01
-        # A table on the command line is taken from where the command runs.
+        # A table on the command line is relative to the current directory.
         other = write(diabetes(40), tmp_path / "other.csv")
         assert call("fit", other, "--config", mine, "--out", tmp_path / "d", "--quiet").exit_code == 0
         assert TableRun.load(tmp_path / "d").facts["rows"] == 20
@@ -176,23 +178,23 @@ class TestConfig:
         assert call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet").exit_code == 0
         write(cancer(61), table)
         words = ("fit", "--config", tmp_path / "run" / "config.toml", "--out", tmp_path / "new")
-        refused(call(*words), "--config", "is not the file that the run was made from", "table_sha256")
-        assert call(*words, table, "--quiet").exit_code == 0  # named anew, it is meant
+        refused(call(*words), "--config", "has changed since the run", "table_sha256")
+        assert call(*words, table, "--quiet").exit_code == 0  # given explicitly, it is used
 
     @pytest.mark.parametrize(
         "text, words",
         [
-            ("target = ", ("is not TOML", "Invalid value")),
-            ('targt = "x"', ("'targt', which is no setting", "Is it 'target'?")),
-            ("seed = true", ("seed in c.toml is True",)),
-            ('seed = "x"', ("seed in c.toml is 'x'", "int")),
-            ("drop = [1, 2]", ("--drop: found 1",)),
+            ("target = ", ("is not valid TOML", "Invalid value")),
+            ('targt = "x"', ("unknown setting 'targt' in c.toml", "Did you mean 'target'?")),
+            ("seed = true", ("seed in c.toml must be of type int, got True",)),
+            ('seed = "x"', ("seed in c.toml must be of type int, got 'x'",)),
+            ("drop = [1, 2]", ("--drop must be text", "got 1")),
             ('hidden = ["a"]', ("--hidden",)),
-            ("settings = 3", ("settings in c.toml is 3",)),
+            ("settings = 3", ("settings in c.toml must be of type dict, got 3",)),
             ("[settings]\nnothing = 3", ("--set: MAP has no 'nothing'",)),
             ("[settings]\nsteps = [1]", ("--set: steps",)),
             ("zzz = 1", ("The settings are table, target",)),
-            ('table = ""', ("table: none was given",)),
+            ('table = ""', ("table: missing",)),
         ],
     )
     def test_a_file_that_cannot_be_used(self, tmp_path, text, words):
@@ -200,8 +202,17 @@ class TestConfig:
         (tmp_path / "c.toml").write_text(text)
         named = () if "table" in text else (table,)
         found = call(
-            "fit", *named, "--target", "benign", "--method", "map", "--config", tmp_path / "c.toml", "--out", tmp_path / "r"
-        )  # fmt: skip
+            "fit",
+            *named,
+            "--target",
+            "benign",
+            "--method",
+            "map",
+            "--config",
+            tmp_path / "c.toml",
+            "--out",
+            tmp_path / "r",
+        )
         refused(found, *words)
         assert not (tmp_path / "r").exists()
 
@@ -217,7 +228,7 @@ class TestPredict:
         found = command("predict", "run", "new.csv", "--out", "predictions.csv", cwd=place)
         assert (found.returncode, found.stderr) == (0, "")
         assert "120 rows predicted." in found.stdout
-        assert "The table has no column bp: filled as missing in every row." in found.stdout
+        assert "The table has no column bp: treated as missing in every row." in found.stdout
         assert found.stdout.splitlines()[-1] == "predictions.csv"
         told = read(place / "predictions.csv")
         assert tuple(told) == REGRESSION
@@ -273,10 +284,10 @@ class TestPredict:
         np.testing.assert_allclose(told["p_0"] + told["p_1"], 1, atol=1e-6)
         assert set(told["prediction"]) == {0, 1}
         assert told["epistemic"].max() < 1e-6
-        assert "ood" in told  # there, and empty: the method has no such thing
+        assert "ood" in told  # present but empty: the method has no epistemic uncertainty
         assert all(value is None or np.isnan(value) for value in told["ood"].tolist())
 
-    def test_what_is_there_is_not_replaced_and_the_table_never(self, house):
+    def test_an_existing_file_is_kept_and_the_table_is_never_overwritten(self, house):
         place, _ = house
         kept = place / "kept.csv"
         kept.write_text("mine\n")
@@ -293,20 +304,23 @@ class TestPredict:
     def test_refusals(self, house, tmp_path):
         place, _ = house
         run, table = place / "run", place / "house.csv"
-        refused(call("predict", run, tmp_path / "no.csv"), "table: there is no file")
+        refused(call("predict", run, tmp_path / "no.csv"), "table: no such file")
         write({"a": [1.0, 2.0]}, tmp_path / "other.csv")
         refused(call("predict", run, tmp_path / "other.csv", "--out", tmp_path / "p.csv"), "none of the columns", "age")
         (tmp_path / "other.csv").unlink()
         refused(call("predict", run, table, "--out", tmp_path / "p.txt"), "--out", ".csv")
-        refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "there is no folder")
-        refused(call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"), "--draws: found 0")
-        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "there is no folder", code=1)
+        refused(call("predict", run, table, "--out", tmp_path / "no" / "p.csv"), "--out", "no such folder")
+        refused(
+            call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"),
+            "--draws must be a positive integer, got 0",
+        )
+        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "no such folder", code=1)
         refused(call("predict", place, table, "--out", tmp_path / "p.csv"), "it has no table.json", code=1)
         assert names(tmp_path) == []
 
 
 class TestEvaluate:
-    def test_figures_beside_those_of_no_inputs(self, house):
+    def test_metrics_beside_the_baseline(self, house):
         place, _ = house
         found = call("evaluate", place / "run", place / "house.csv", "--json")
         assert found.exit_code == 0, found.output
@@ -320,7 +334,7 @@ class TestEvaluate:
         assert "hmc on 160 rows of house.csv" in words
         assert "no inputs" in words
 
-    def test_rows_without_a_target_are_left_out_and_said(self, house, tmp_path):
+    def test_rows_without_a_target_are_left_out_and_counted(self, house, tmp_path):
         place, _ = house
         some = diabetes(40)
         some["progress"] = [None if i < 5 else v for i, v in enumerate(some["progress"])]
@@ -332,7 +346,7 @@ class TestEvaluate:
         refused(call("evaluate", place / "run", tmp_path / "none.csv"), "no row of none.csv has a 'progress'")
         del some["progress"]
         write(some, tmp_path / "without.csv")
-        refused(call("evaluate", place / "run", tmp_path / "without.csv"), "there is no column 'progress'")
+        refused(call("evaluate", place / "run", tmp_path / "without.csv"), "no column 'progress'")
 
     def test_a_class_that_was_never_seen_is_refused(self, cellar, tmp_path):
         place, _ = cellar
@@ -355,7 +369,7 @@ class TestReport:
         told = call("report", place / "run", "--json").stdout
         assert json.loads(told) == json.loads(results)
 
-    def test_opens_it_where_that_is_asked(self, cellar, monkeypatch):
+    def test_opens_the_page_on_request(self, cellar, monkeypatch):
         import webbrowser
 
         shown = []
@@ -375,9 +389,24 @@ def comparison(tmp_path_factory):
 
 def compare(place, *words):
     return call(
-        "compare", place / "wine.parquet", "--target", "kind", "--out", place / "out", "--methods", "map,ensemble", "--hidden",
-        "6", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--set", "ensemble.members=3", *words,
-    )  # fmt: skip
+        "compare",
+        place / "wine.parquet",
+        "--target",
+        "kind",
+        "--out",
+        place / "out",
+        "--methods",
+        "map,ensemble",
+        "--hidden",
+        "6",
+        "--set",
+        "map.steps=30",
+        "--set",
+        "ensemble.steps=30",
+        "--set",
+        "ensemble.members=3",
+        *words,
+    )
 
 
 class TestCompare:
@@ -397,7 +426,7 @@ class TestCompare:
             assert f"{own['figures']['log_density']:.3f}" in row
             assert TableRun.load(place / "out" / name).config.method == name
         one, two = (TableRun.load(place / "out" / name) for name in ("map", "ensemble"))
-        assert one.rows()[0].equals(two.rows()[0])  # the same rows were kept back
+        assert one.rows()[0].equals(two.rows()[0])  # the same rows were held out
         page = (place / "out" / "index.html").read_text()
         assert all(f'<th scope="row">{name}</th>' in page for name in ("map", "ensemble"))
         assert found.stdout.splitlines()[-1] == str(place / "out" / "index.html")
@@ -406,15 +435,27 @@ class TestCompare:
         place, _ = comparison
         shutil.copytree(place / "out", tmp_path / "out")
         shutil.copy(place / "wine.parquet", tmp_path)
-        refused(compare(tmp_path), "--out", "exists", "--force")
+        refused(compare(tmp_path), "--out", "is not empty", "--force")
         (tmp_path / "out" / "stale").mkdir()
         found = compare(tmp_path, "--force", "--methods", "map", "--json", "--set", "map.steps=31")
         refused(found, "--set", "ensemble.steps")
         assert "stale" in names(tmp_path / "out")
         found = call(
-            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "out", "--methods", "map",
-            "--hidden", "6", "--set", "map.steps=31", "--force", "--json",
-        )  # fmt: skip
+            "compare",
+            tmp_path / "wine.parquet",
+            "--target",
+            "kind",
+            "--out",
+            tmp_path / "out",
+            "--methods",
+            "map",
+            "--hidden",
+            "6",
+            "--set",
+            "map.steps=31",
+            "--force",
+            "--json",
+        )
         assert found.exit_code == 0, found.output
         assert list(json.loads(found.stdout)["methods"]) == ["map"]
         assert names(tmp_path / "out") == ["index.html", "map", "results.json"]
@@ -422,9 +463,17 @@ class TestCompare:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "map").mkdir()
         found = call(
-            "compare", tmp_path / "wine.parquet", "--target", "kind", "--out", tmp_path / "photos", "--force", "--methods", "map"
-        )  # fmt: skip
-        refused(found, "--out", "is not a comparison, so it stays")
+            "compare",
+            tmp_path / "wine.parquet",
+            "--target",
+            "kind",
+            "--out",
+            tmp_path / "photos",
+            "--force",
+            "--methods",
+            "map",
+        )
+        refused(found, "--out", "is not a comparison")
         assert names(tmp_path / "photos") == ["map"]
 
     @pytest.mark.parametrize(
@@ -432,7 +481,7 @@ class TestCompare:
         [
             (("--methods", "map,nope"), ("nope",)),
             (("--methods", ""), ()),
-            (("--set", "draws=3"), ("--set: found 'draws=3'", "METHOD.NAME=VALUE")),
+            (("--set", "draws=3"), ("--set must be METHOD.NAME=VALUE", "got 'draws=3'")),
             (("--set", "hmc.draws=3"), ("--set", "map, ensemble")),
             (("--set", "map.nothing=3"), ("--set: MAP has no 'nothing'",)),
         ],
@@ -453,8 +502,8 @@ def test_paths_with_spaces_and_quotes(tmp_path):
     assert Path(json.loads(found.stdout)["run"]) == place / "a run"
 
 
-class TestStrangeNames:
-    """Names of columns and classes are the user's: no sign in them means anything to the terminal, the page or a picture."""
+class TestUnusualNames:
+    """No character in names of columns and classes has a meaning to the terminal, the page or a plot."""
 
     @pytest.mark.parametrize(
         "task, sign",
@@ -499,7 +548,7 @@ def test_a_comparison_leads_to_the_page_of_each_method(comparison):
     assert {address.split("/")[0] for address in addresses} == {p.parent.name for p in place.glob("*/report.html")}
 
 
-def test_numbers_are_whole_on_a_narrow_terminal(comparison, monkeypatch):
+def test_numbers_are_not_truncated_on_a_narrow_terminal(comparison, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     place, _ = comparison
     told = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]

@@ -9,14 +9,14 @@ from torch import nn
 import credibly as cr
 from credibly import decide
 from credibly.errors import InputError
-from credibly.gaussians.families import FullRank
+from credibly.gaussians.families import FullRank, MeanField
 from credibly.posterior.model import Model
 from credibly.predictive.rescaling import in_units
 from credibly.storage.record import Record
 
 
 class Fixed:
-    """Outputs (S, N, ..., K) that are given, as a source of draws."""
+    """A source of draws with given outputs (S, N, ..., K)."""
 
     def __init__(self, outputs, likelihood):
         self.values, self.likelihood, self.count = outputs, likelihood, len(outputs)
@@ -37,12 +37,12 @@ def predictive(outputs, likelihood):
 
 
 def of_probabilities(p):
-    """A predictive of classes with draws of the probabilities p (S, N, K)."""
+    """Return a predictive of classes whose draws have the probabilities p (S, N, K)."""
     return predictive(torch.as_tensor(p, dtype=torch.float64).log(), cr.likelihoods.Categorical())
 
 
 def gaussian(means, noise):
-    """A predictive of real targets with draws of the mean, (S, N)."""
+    """Return a predictive of real targets whose draws have the given means, (S, N)."""
     means = torch.as_tensor(means, dtype=torch.float64)
     return predictive(means.unsqueeze(-1), cr.likelihoods.Gaussian(noise, squeeze=True))
 
@@ -104,13 +104,13 @@ def test_squared_loss_asks_for_the_mean():
     choice = decide.expected_utility(p, lambda a, y: -((y - a) ** 2), actions=actions, samples=20_000)
     exact = -((p.mean.unsqueeze(-1) - actions) ** 2 + p.variance.unsqueeze(-1))
     assert float(((choice.utilities - exact) / choice.error).abs().max()) < 5
-    # Draws are shared by all actions, so the best is within their mean's own error of the grid point next to the mean.
+    # All actions share the draws, so the best is the grid point next to the mean, within the sample mean's own error.
     error = 0.7 / math.sqrt(20_000)
     assert float((actions[choice.best] - p.mean).abs().max()) < 0.025 + 5 * error
 
 
-def test_errors_are_as_large_as_they_say():
-    """400 rows alike, with noise of their own: what is off by its error has a deviation of 1."""
+def test_standard_errors_are_calibrated():
+    """400 identical rows with independent noise: error divided by standard error has a standard deviation of 1."""
     p = gaussian(torch.tensor([[0.0], [0.5], [2.0]]).expand(3, 400), 0.7)
     choice = decide.expected_utility(p, lambda a, y: -((y - a) ** 2), actions=[1.5], samples=600)
     exact = -((p.mean - 1.5) ** 2 + p.variance)
@@ -119,11 +119,11 @@ def test_errors_are_as_large_as_they_say():
     assert float(z.std()) == pytest.approx(1.0, abs=4 / math.sqrt(800))
 
 
-def test_errors_shrink_with_draws_and_are_the_same_again():
+def test_standard_errors_shrink_with_draws_and_are_reproducible():
     p = gaussian([[0.0, 3.0], [2.0, 4.0]], 0.7)
     few, many = (decide.expected_utility(p, lambda a, y: a * y, actions=[1.0], samples=n) for n in (1000, 16_000))
     torch.testing.assert_close(few.error / many.error, torch.full_like(few.error, 4.0), rtol=0.3, atol=0)
-    # Only noise within a draw counts, not the distance between draws: 0.7 / sqrt(n).
+    # Only the noise within a draw contributes, not the variance between draws: 0.7 / sqrt(n).
     torch.testing.assert_close(many.error, torch.full_like(many.error, 0.7 / math.sqrt(16_000)), rtol=0.05, atol=0)
     same = decide.expected_utility(p, lambda a, y: a * y, actions=[1.0], samples=1000)
     assert torch.equal(same.utilities, few.utilities)
@@ -135,9 +135,7 @@ def test_utility_of_several_targets_and_of_counts():
     choice = decide.expected_utility(p, lambda a, y: y[..., 0] * a + y[..., 1], actions=[1.0, -1.0], samples=40_000)
     exact = torch.tensor([[-1.0, -3.0], [1.0, 1.0]], dtype=torch.float64)
     assert float(((choice.utilities - exact) / choice.error).abs().max()) < 5
-    one = predictive(
-        outputs[..., :1], cr.likelihoods.Gaussian(0.5)
-    )  # one target with an axis of its own, which is left out
+    one = predictive(outputs[..., :1], cr.likelihoods.Gaussian(0.5))  # y is passed without the axis of a single target
     choice = decide.expected_utility(one, lambda a, y: a * y, actions=[1.0], samples=40_000)
     assert choice.utilities.shape == (2, 1)
     assert float(((choice.utilities - outputs[0, :, :1]) / choice.error).abs().max()) < 5
@@ -155,7 +153,7 @@ def test_newsvendor_is_the_quantile():
         torch.tensor(2 * level - 1, dtype=torch.float64)
     )
     torch.testing.assert_close(decide.newsvendor(one, under=3.0, over=1.0), exact, rtol=1e-6, atol=1e-6)
-    # And a grid search with the pinball utility finds it for a mixture, where there is no formula.
+    # A grid search with the pinball utility agrees for a mixture, which has no closed form.
     mixed = gaussian([[0.0], [5.0], [6.0]], 1.0)
     grid = torch.linspace(-3, 9, 241, dtype=torch.float64)
     found = decide.expected_utility(mixed, decide.pinball(under=3.0, over=1.0), actions=grid, samples=60_000)
@@ -182,13 +180,13 @@ def test_bad_utilities():
         decide.expected_utility(real, torch.ones(2, 3))
     with pytest.raises(InputError, match="actions"):
         decide.expected_utility(real, decide.pinball(under=1, over=1))
-    with pytest.raises(InputError, match=r"It has to give a tensor"):
+    with pytest.raises(InputError, match=r"utility must return a tensor of shape \(500, 2\)"):
         decide.expected_utility(real, lambda a, y: y.mean(), actions=[1.0])
     with pytest.raises(InputError, match="samples"):
         decide.expected_utility(real, lambda a, y: y, actions=[1.0], samples=0)
     with pytest.raises(InputError, match="positive"):
         decide.newsvendor(real, under=0.0, over=1.0)
-    with pytest.raises(InputError, match="said, true"):
+    with pytest.raises(InputError, match=r"predicted, true.* got \(0, 2\)"):
         decide.class_costs(2, {(0, 2): 1.0})
 
 
@@ -196,7 +194,7 @@ def test_bad_utilities():
 
 
 def test_chow_against_every_rule(labels):
-    """No rule of "label k or nothing" has a lower expected cost in any row."""
+    """No choice among "label k" and "abstain" has a lower expected cost in any row."""
     p = normalised(labels)
     average = p.mean(0)
     for cost in (0.0, 0.1, 0.3, 0.5, 0.9):
@@ -225,20 +223,20 @@ def test_binomial_bound_against_its_definition():
 
 
 def population(count, generator):
-    """An uncertainty u uniform on (0, 1) and mistakes with probability 0.3 u^2: the risk below t is 0.1 t^2."""
+    """Return u, uniform on (0, 1), and mistakes with probability 0.3 u^2: the risk below t is 0.1 t^2."""
     u = torch.rand(count, generator=generator, dtype=torch.float64)
     return u, torch.rand(count, generator=generator, dtype=torch.float64) < 0.3 * u**2
 
 
 @pytest.mark.parametrize("digits", [None, 2])
-def test_the_risk_bound_holds_as_often_as_it_says(digits):
-    """Over 400 calibration sets the true risk, known here, is above the limit in at most 10 % of them; with ties as well."""
+def test_the_risk_bound_holds_at_the_stated_confidence(digits):
+    """Over 400 calibration sets the true risk, known here, exceeds the limit in at most 10 %, also with ties."""
     generator = torch.Generator().manual_seed(1)
     broken, covered = 0, []
     for _ in range(400):
         u, wrong = population(1500, generator)
         if digits:
-            u = u.mul(10**digits).floor() / 10**digits  # rounded down: below a rounded limit the same rows are accepted
+            u = u.mul(10**digits).floor() / 10**digits  # rounding down accepts the same rows below a rounded limit
         found = decide.selective_threshold(u, wrong, risk=0.04, confidence=0.9)
         t = min(max(found.threshold, 0.0), 1.0)
         broken += 0.1 * t**2 > 0.04
@@ -247,8 +245,8 @@ def test_the_risk_bound_holds_as_often_as_it_says(digits):
         assert found.mistakes == int(wrong[found.below(u)].sum())
         assert not found.accepted or found.bound <= 0.04
     assert broken <= 40 + 3 * math.sqrt(400 * 0.1 * 0.9)
-    assert broken >= 1  # a bound that never fails would be far too cautious to be of use here
-    best = math.sqrt(0.4)  # the share that could be accepted if the risk were known
+    assert broken >= 1  # a bound that never fails would be far too conservative
+    best = math.sqrt(0.4)  # the fraction that could be accepted if the risk were known
     assert sum(covered) / 400 > 0.7 * best
 
 
@@ -268,7 +266,7 @@ def test_selective_on_a_predictive():
     assert looser.score == "total"
 
 
-def test_nothing_is_accepted_where_nothing_can_be_promised():
+def test_nothing_is_accepted_where_nothing_can_be_guaranteed():
     u, never = torch.linspace(0, 1, 200), torch.zeros(200, dtype=torch.bool)
     found = decide.selective_threshold(u, never, risk=0.01, confidence=0.95)  # needs log(0.01) / log(0.99) = 459 rows
     assert (found.threshold, found.coverage) == (-math.inf, 0.0)
@@ -286,7 +284,7 @@ def test_bad_rejections():
         decide.reject(p, cost=-0.1)
     with pytest.raises(InputError, match=r"\(3, 3\)"):
         decide.reject(p, cost=0.1, costs=torch.ones(2, 3))
-    with pytest.raises(InputError, match="for labels"):
+    with pytest.raises(InputError, match="predictive must be predictions of labels, got real"):
         decide.reject(real, cost=0.1)
     with pytest.raises(InputError, match="y: has shape"):
         decide.selective(p, torch.zeros(5))
@@ -304,7 +302,7 @@ def test_bad_rejections():
 
 
 def exact_posterior(mean, covariance, x, noise=0.5):
-    """The Gaussian of that mean and covariance over the weights of a linear function without bias."""
+    """Return the Gaussian posterior with this mean and covariance over the weights of a linear model without bias."""
     net = nn.Linear(len(mean), 1, bias=False).double()
     problem = cr.Problem(net, data=(x, x[:, 0]), likelihood=cr.likelihoods.Gaussian(noise), prior=cr.priors.Normal(1.0))
     factor = torch.linalg.cholesky(covariance)
@@ -315,8 +313,8 @@ def exact_posterior(mean, covariance, x, noise=0.5):
     return cr.GaussianPosterior(Model.of(problem), FullRank(), phi, Record())
 
 
-def test_thompson_takes_a_candidate_as_often_as_it_is_the_best(conjugate):
-    """Two candidates: P(f_1 > f_0) is that of a Gaussian, exactly; the Gaussian is the posterior of a linear regression."""
+def test_thompson_picks_a_candidate_with_the_probability_that_it_is_best(conjugate):
+    """Two candidates under the posterior of a linear regression: P(f_1 > f_0) is exactly that of a Gaussian."""
     design = conjugate.x
     covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(3, dtype=torch.float64))
     mean = covariance @ design.T @ conjugate.y / 0.25
@@ -337,7 +335,7 @@ def test_thompson_takes_a_candidate_as_often_as_it_is_the_best(conjugate):
 
 
 def test_thompson_draws_whole_functions_of_a_laplace_posterior(conjugate):
-    """By its own mean and covariance; with draws of its own for each row the two candidates would not move together."""
+    """Frequencies follow its mean and covariance; independent draws per row would lose the correlation."""
     posterior = cr.Laplace(structure="full", steps=2000).fit(conjugate.problem(), seed=0, progress=False)
     mean, covariance = posterior.loc.reshape(-1), posterior.covariance().reshape(4, 4)
     first, other = torch.tensor([[1.0, 0.0, 0.2], [1.1, 0.05, 0.25]], dtype=torch.float64)
@@ -362,9 +360,10 @@ def test_thompson_with_stored_draws_blocks_and_components(monkeypatch):
     monkeypatch.setattr("credibly.predictive.base.CACHE_VALUES", 0)
     monkeypatch.setattr("credibly.predictive.base.BLOCK_VALUES", 2**13)
     assert torch.equal(picks, decide.thompson(posterior, x, 2000, seed=1))
-    # An even mixture of a falling and a rising Gaussian: a single pick is of either, not of the first component always.
+    # An even mixture of a falling and a rising Gaussian: a single pick comes from either component, not always the
+    # first.
     phi = torch.tensor([[-1.0, 0.0, -9.0, -9.0], [1.0, 0.0, -9.0, -9.0]], dtype=torch.float64)
-    mixture = cr.GaussianPosterior(Model.of(problem), cr.families.MeanField(), phi, Record())
+    mixture = cr.GaussianPosterior(Model.of(problem), MeanField(), phi, Record())
     singles = [int(decide.thompson(mixture, x, seed=s)) for s in range(40)]
     assert set(singles) == {0, 49}
     assert 8 <= singles.count(0) <= 32
@@ -375,11 +374,11 @@ def test_thompson_of_labels_needs_a_value():
     net = nn.Linear(2, 3)
     problem = cr.Problem(net, (x, torch.arange(30) % 3), cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
     posterior = cr.DrawsPosterior(Model.of(problem), torch.randn(1, 5, 9), Record())
-    with pytest.raises(InputError, match="3 values a row"):
+    with pytest.raises(InputError, match="3 values per row"):
         decide.thompson(posterior, x)
     picks = decide.thompson(posterior, x, 3, value=lambda p: p[..., 1])
     assert picks.shape == (3,)
-    with pytest.raises(InputError, match="It has to give"):
+    with pytest.raises(InputError, match=r"value must return shape \(3, 30\)"):
         decide.thompson(posterior, x, 3, value=lambda p: p.sum())
     for wrong in ({"count": 0}, {"goal": "best"}, {"seed": -1}):
         with pytest.raises(InputError, match=next(iter(wrong))):
@@ -387,7 +386,7 @@ def test_thompson_of_labels_needs_a_value():
 
 
 def test_regret_falls_with_time():
-    """A linear bandit whose exact posterior is known: later choices cost a fraction of what the first ones did."""
+    """A linear bandit with a known exact posterior: late regret is a fraction of early regret."""
     dim, noise, steps = 4, 0.5, 120
     regret = torch.zeros(10, steps, dtype=torch.float64)
     for run in range(10):
@@ -439,7 +438,7 @@ def test_improvement_of_an_observation_against_the_integral(goal):
     )
 
 
-def test_improvement_of_the_function_leaves_noise_out():
+def test_improvement_of_the_function_ignores_noise():
     means = torch.tensor([[0.0, 3.0], [1.0, 2.5], [4.0, -2.0]])
     for noise in (0.1, 5.0):
         p = gaussian(means, noise)
@@ -486,7 +485,7 @@ def test_improvement_of_one_draw_is_a_plain_difference():
 def test_bad_improvements():
     real, labels = gaussian([[0.0, 1.0]], 1.0), of_probabilities(normalised(torch.ones(1, 4, 3)))
     heavy = predictive(torch.zeros(1, 2, 1), cr.likelihoods.StudentT(1.0, squeeze=True))
-    with pytest.raises(InputError, match="of: found 'latent'"):
+    with pytest.raises(InputError, match="of must be one of 'function', .*, got 'latent'"):
         decide.expected_improvement(real, 0.0, of="latent")
     with pytest.raises(InputError, match="goal"):
         decide.expected_improvement(real, 0.0, goal="up")
@@ -494,7 +493,7 @@ def test_bad_improvements():
         decide.expected_improvement(real, math.nan)
     with pytest.raises(InputError, match="Gaussian noise"):
         decide.expected_improvement(heavy, 0.0, of="observation")
-    with pytest.raises(InputError, match="3 values a row"):
+    with pytest.raises(InputError, match="3 values per row"):
         decide.expected_improvement(labels, 0.0)
     with pytest.raises(InputError, match="epistemic variance"):
         decide.expected_improvement(labels, 0.0, of="gaussian")
@@ -506,7 +505,7 @@ def test_bad_improvements():
 
 
 def polynomial_posterior(x, y, seed):
-    """The exact posterior of a cubic, by features in the candidates."""
+    """Return the exact posterior of a cubic whose features are the candidates."""
     precision = x.T @ x / 0.05**2 + torch.eye(x.shape[1], dtype=x.dtype) / 9
     covariance = torch.linalg.inv(precision)
     return exact_posterior(covariance @ x.T @ y / 0.05**2, covariance, x, noise=0.05)
@@ -534,7 +533,7 @@ def test_bad_loops():
         with pytest.raises(InputError, match=next(iter(wrong))):
             decide.BayesianOptimiser(x, polynomial_posterior, **wrong)
     loop = decide.BayesianOptimiser(x, polynomial_posterior)
-    with pytest.raises(InputError, match="nothing was told"):
+    with pytest.raises(InputError, match="best: no values recorded yet"):
         _ = loop.best
     with pytest.raises(InputError, match="count"):
         loop.ask(7)

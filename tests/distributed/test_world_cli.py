@@ -269,12 +269,12 @@ class TestRestarted:
     @pytest.mark.parametrize("more", [("--seed", "1"), ("--set", "draws=11")])
     def test_one_of_other_settings_is_refused(self, place, restarted, more):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC, *more)), "hmc exists")
+        refused(call(*fit("hmc", *HMC, *more)), "hmc already exists")
         assert (place / "hmc" / "posterior").is_dir()
 
     def test_a_first_start_refuses_its_own_folder_too(self, place):
         self.unfinished(place / "hmc")
-        refused(call(*fit("hmc", *HMC)), "hmc exists")
+        refused(call(*fit("hmc", *HMC)), "hmc already exists")
 
 
 def test_a_lost_process_keeps_a_sampling_run_and_removes_a_training_run(one, tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import credibly as cr
-from credibly import methods
 from credibly.distributed import world
+from credibly.inference.training import objectives
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal
 
@@ -94,7 +94,7 @@ def other_settings(rank, folder):
 def error_in_one(rank, folder):
     """Process 1 fails during training."""
     if rank == 1:
-        evaluate = methods.objectives.NegativeLogDensity.evaluate
+        evaluate = objectives.NegativeLogDensity.evaluate
         calls = []
 
         def failing(self, *args):
@@ -103,7 +103,7 @@ def error_in_one(rank, folder):
                 raise ArithmeticError("the seventh evaluation went wrong")
             return evaluate(self, *args)
 
-        methods.objectives.NegativeLogDensity.evaluate = failing
+        objectives.NegativeLogDensity.evaluate = failing
     cr.MAP(**PLAIN).fit(problem())
 
 

@@ -445,7 +445,7 @@ def test_every_prior_and_both_kinds_of_weights(prior):  # fmt: skip
 def test_progress_and_history_show_the_free_energy_and_its_parts(capsys):
     posterior = cr.BayesByBackprop(steps=600, batch_size=40, compile=False).fit(problem(), seed=0, progress=True)
     line = capsys.readouterr().err.split("\r")[-1]
-    assert line.startswith("Bayes by Backprop [========================] 600/600  loss ")
+    assert line.startswith(f"Bayes by Backprop {'━' * 24} 600/600 loss ")
     assert "  misfit " in line
     assert "  complexity " in line
     history = posterior.record.history

@@ -1,4 +1,4 @@
-"""Pictures: the artists hold the numbers they claim to show."""
+"""Plots: the artists hold the values they claim to show."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ax():
 
 
 def filled(ax, label: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, lower and upper edge of the band with that label."""
+    """Return x, lower and upper edge of the band with this label."""
     (band,) = [c for c in ax.collections if isinstance(c, PolyCollection) and c.get_label() == label]
     points = band.get_paths()[0].vertices
     x = np.unique(points[:, 0])
@@ -98,7 +98,7 @@ class TestBands:
         assert [c.get_label() for c in ax.collections] == ["90% interval of y", "50% interval of y"]
         assert ax.get_legend() is None
 
-    def test_rows_in_any_order_give_the_same_picture(self, ax, wave, curve):
+    def test_row_order_does_not_matter(self, ax, wave, curve):
         order = torch.randperm(len(wave.grid), generator=torch.Generator().manual_seed(3))
         plot.bands(curve.predict(wave.grid[order]), wave.grid[order, 0].numpy(), ax=ax)
         np.testing.assert_allclose(line(ax, "mean")[:, 1], curve.predict(wave.grid).mean[:, 0], rtol=1e-4, atol=1e-5)
@@ -109,7 +109,7 @@ class TestBands:
         drawn = np.array([entry.get_ydata() for entry in ax.lines if entry.get_label() == "_draw"])
         np.testing.assert_allclose(drawn, p.functions(3)[..., 0], rtol=1e-6)
 
-    def test_refuses_other_shapes_and_labels(self, ax, wave, curve, star, labels):
+    def test_bad_input(self, ax, wave, curve, star, labels):
         with pytest.raises(cr.InputError, match="x: has 5 rows"):
             plot.bands(curve.predict(wave.grid), wave.grid[:5], ax=ax)
         with pytest.raises(cr.InputError, match="one column"):
@@ -140,7 +140,7 @@ class TestDecision:
         expected = labels.predict(star.grid).mean.reshape(star.grid_shape)
         np.testing.assert_allclose(ax.images[0].get_array(), expected.T, rtol=1e-4)
 
-    def test_a_plain_function_and_a_grid_of_its_own(self, ax, star):
+    def test_a_plain_function_and_the_default_grid(self, ax, star):
         plot.decision(lambda x: torch.full((len(x),), 0.8), data=(star.x, star.y), marks=star.star, ax=ax)
         assert np.all(ax.images[0].get_array() == np.float32(0.8))
         left, right, bottom, top = ax.images[0].get_extent()
@@ -159,8 +159,8 @@ class TestDecision:
         expected = torch.sigmoid(star.grid[:, 0]).reshape(star.grid_shape)
         np.testing.assert_allclose(ax.images[0].get_array(), expected.T, rtol=1e-6)
 
-    def test_refusals(self, ax, star, labels):
-        with pytest.raises(cr.InputError, match="no full grid"):
+    def test_bad_input(self, ax, star, labels):
+        with pytest.raises(cr.InputError, match="grid must be a full grid"):
             plot.decision(labels.predict, star.grid[:-1], ax=ax)
         with pytest.raises(cr.InputError, match=r"posterior\.predict"):
             plot.decision(labels.predict(star.grid), star.grid, marks=star.star, ax=ax)
@@ -183,11 +183,11 @@ class TestCalibration:
 
     def test_reliability_takes_a_calibration_or_probabilities(self, star, labels):
         p = labels.predict(star.x).probabilities
-        pictures = [Figure().subplots() for _ in range(2)]
-        plot.reliability(metrics.calibration(p, star.y, 10), ax=pictures[0])
-        plot.reliability(p.numpy(), star.y.numpy(), bins=10, ax=pictures[1])
-        np.testing.assert_array_equal(line(pictures[0], "observed"), line(pictures[1], "observed"))
-        with pytest.raises(cr.InputError, match="labels: found None"):
+        first, second = (Figure().subplots() for _ in range(2))
+        plot.reliability(metrics.calibration(p, star.y, 10), ax=first)
+        plot.reliability(p.numpy(), star.y.numpy(), bins=10, ax=second)
+        np.testing.assert_array_equal(line(first, "observed"), line(second, "observed"))
+        with pytest.raises(cr.InputError, match="labels must be the observed labels, got None"):
             plot.reliability(p)
 
     def test_coverage_curve_agrees_with_the_intervals(self, ax, wave, curve):
@@ -205,19 +205,19 @@ class TestCalibration:
         with pytest.raises(cr.InputError, match="levels"):
             plot.coverage_curve(curve.predict(wave.x), wave.y, levels=[0.5, 1.0], ax=ax)
 
-    def test_predicted_observed_tells_inside_from_outside(self, ax, wave, curve):
+    def test_predicted_observed_separates_inside_from_outside(self, ax, wave, curve):
         p = curve.predict(wave.x)
         plot.predicted_observed(p, wave.y, level=0.5, ax=ax)
-        share = float(metrics.coverage(*p.interval(0.5), wave.y))
+        inside = float(metrics.coverage(*p.interval(0.5), wave.y))
         names = {text.get_text() for text in ax.get_legend().get_texts()}
-        expected = {f"inside the 50% interval ({share:.0%})", f"outside the 50% interval ({1 - share:.0%})", "equal"}
+        expected = {f"inside the 50% interval ({inside:.0%})", f"outside the 50% interval ({1 - inside:.0%})", "equal"}
         assert names == expected
         with pytest.raises(cr.InputError, match="y: has 3 values"):
             plot.predicted_observed(p, wave.y[:3], ax=ax)
 
 
 class TestParts:
-    def test_regression_in_deviations(self, ax, wave, curve):
+    def test_regression_in_standard_deviations(self, ax, wave, curve):
         p = curve.predict(wave.x)
         plot.uncertainty_parts(p, label="wave", ax=ax)
         expected = torch.cat([p.aleatoric, p.epistemic], 1).sqrt()
@@ -243,14 +243,14 @@ class TestParts:
         again = Figure().subplots()
         plot.risk_coverage(curve_, label="given", ax=again)
         np.testing.assert_allclose(line(again, "given"), line(ax, "wave"), rtol=1e-6)
-        with pytest.raises(cr.InputError, match="y: found None"):
+        with pytest.raises(cr.InputError, match="y must be the observed targets, got None"):
             plot.risk_coverage(p)
         with pytest.raises(cr.InputError, match="y: has shape"):
             plot.risk_coverage(p, wave.y[:, 0])
 
 
 class TestStyle:
-    def test_an_axes_of_ones_own_is_made_and_styled(self, wave, curve):
+    def test_a_new_axes_is_created_and_styled(self, wave, curve):
         import matplotlib.pyplot as plt
 
         before = dict(mpl.rcParams)
@@ -261,18 +261,18 @@ class TestStyle:
         assert dict(mpl.rcParams) == before
         plt.close(ax.figure)
 
-    def test_what_is_added_takes_the_ink_of_the_axes_given(self, wave, curve):
+    def test_additions_use_the_text_colour_of_the_given_axes(self, wave, curve):
         with mpl.rc_context({"axes.labelcolor": "#123456"}):
             ax = Figure().subplots()
         plot.bands(curve.predict(wave.grid), wave.grid, truth=wave.truth, ax=ax)
         assert to_hex(ax.get_legend().get_texts()[0].get_color()) == "#123456"
 
-    def test_the_ink_reads_on_white_and_on_black(self):
+    def test_the_text_colour_is_legible_on_white_and_on_black(self):
         channel = int(plot.INK[1:3], 16) / 255
         luminance = ((channel + 0.055) / 1.055) ** 2.4
         assert 1.05 / (luminance + 0.05) > 4
         assert (luminance + 0.05) / 0.05 > 4
 
     def test_importing_plot_does_not_import_matplotlib(self):
-        code = "import sys, credibly.plot, credibly.report; sys.exit('matplotlib' in sys.modules or 'jinja2' in sys.modules)"
+        code = "import sys, credibly.plot, credibly.report; sys.exit(bool({'matplotlib', 'jinja2'} & set(sys.modules)))"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

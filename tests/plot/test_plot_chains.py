@@ -1,4 +1,4 @@
-"""Pictures of chains: the artists hold the numbers they claim to show."""
+"""MCMC plots: the artists hold the values they claim to show."""
 
 import matplotlib as mpl
 import numpy as np
@@ -25,7 +25,7 @@ def close():
 
 
 def stairs(ax, *, filled=False):
-    """(heights, edges) of the step curves, by label; of the filled ones in their order."""
+    """Return (heights, edges) of the step curves by label, or of the filled ones in order."""
     found = [p for p in ax.patches if hasattr(p, "get_data") and p.get_fill() == filled]
     return [p.get_data()[:2] for p in found] if filled else {p.get_label(): p.get_data()[:2] for p in found}
 
@@ -46,7 +46,7 @@ def test_trace_draws_every_chain_of_every_quantity():
     assert [p.get_xlabel() for p in panels] == ["", "", "draw"]
 
 
-def test_pictures_on_given_axes():
+def test_plots_on_given_axes():
     axes = Figure().subplots(3, 1)
     assert plot_chains.trace(DRAWS, axes=axes) == list(axes)
     assert axes[2].get_ylabel() == "[2]"
@@ -56,7 +56,7 @@ def test_pictures_on_given_axes():
     assert plot_chains.rhat_histogram(rhat(DRAWS), ax=axes) is axes
 
 
-def test_many_chains_have_no_key():
+def test_many_chains_have_no_legend():
     axes = Figure().subplots()
     plot_chains.trace(np.zeros((9, 10)), axes=[axes])
     assert axes.get_legend() is None
@@ -83,7 +83,7 @@ def test_ranks_count_the_ranks_of_each_chain():
     assert axes.get_ylabel().startswith("bias\n")
 
 
-def test_the_grey_strip_holds_independent_chains():
+def test_the_grey_band_holds_independent_chains():
     x = np.random.default_rng(3).standard_normal((4, 200, 12))
     axes = Figure().subplots(12, 1)
     plot_chains.ranks(x, bins=10, axes=axes)
@@ -98,7 +98,7 @@ def test_the_grey_strip_holds_independent_chains():
 # -- R-hat
 
 
-def test_rhat_histogram_shows_shares_and_limits():
+def test_rhat_histogram_shows_fractions_and_limits():
     weights, functions = np.array([0.9999, 1.005, 1.05, 1.2, 1.3, np.inf]), np.array([1.002, 1.004, np.nan])
     axes = Figure().subplots()
     plot_chains.rhat_histogram(weights, torch.from_numpy(functions), ax=axes)
@@ -106,7 +106,7 @@ def test_rhat_histogram_shows_shares_and_limits():
     assert list(found) == ["weights, median 1.125", "predictions, median 1.003"]
     for (heights, edges), values in zip(found.values(), (weights, functions[:2])):
         assert heights.sum() == pytest.approx(1)
-        for limit in (1.01, 1.1):  # limits are edges: the share below is exact
+        for limit in (1.01, 1.1):  # limits are edges: the fraction below is exact
             at = np.flatnonzero(np.isclose(edges, limit - 1))
             assert len(at) == 1
             assert heights[: at[0]].sum() == pytest.approx((values < limit).mean())
@@ -124,15 +124,15 @@ def test_rhat_histogram_shows_shares_and_limits():
 
 def test_rhat_histogram_takes_diagnostics():
     d = diagnose(DRAWS + 3 * np.arange(4)[:, None, None], DRAWS)
-    pictures = [Figure().subplots() for _ in range(3)]
-    plot_chains.rhat_histogram(d, ax=pictures[0])
-    plot_chains.rhat_histogram(d.weights.rhat, d.functions.rhat, ax=pictures[1])
-    plot_chains.rhat_histogram(diagnose(DRAWS), ax=pictures[2])
-    first, second = (stairs(ax) for ax in pictures[:2])
+    panels = [Figure().subplots() for _ in range(3)]
+    plot_chains.rhat_histogram(d, ax=panels[0])
+    plot_chains.rhat_histogram(d.weights.rhat, d.functions.rhat, ax=panels[1])
+    plot_chains.rhat_histogram(diagnose(DRAWS), ax=panels[2])
+    first, second = (stairs(ax) for ax in panels[:2])
     assert list(first) == list(second)
     for label in first:
         np.testing.assert_array_equal(first[label][0], second[label][0])
-    assert len(stairs(pictures[2])) == 1
+    assert len(stairs(panels[2])) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Pictures for a fit to a table: the artists hold the numbers they claim to show, and bad input is refused."""
+"""Plots for tabular fits: the artists hold the values they claim to show, and bad input raises."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def wine():
 
 
 class TestOodHistogram:
-    def test_shares_add_up_and_each_score_is_in_its_bin(self, ax):
+    def test_fractions_add_up_and_each_score_is_in_its_bin(self, ax):
         assert plot.ood_histogram([0.1, 0.11, 0.9], [0.99, 0.5], ax=ax) is ax
-        heights = [patch.get_data() for patch in ax.patches if patch.get_label().startswith(("rows", "strange"))]
+        heights = [patch.get_data() for patch in ax.patches if patch.get_label().startswith(("like", "out"))]
         assert [float(h.values.sum()) for h in heights] == pytest.approx([1, 1])
         assert heights[0].values[2] == pytest.approx(2 / 3)  # 0.1 and 0.11 lie in [0.08, 0.12)
         assert [t.get_text() for t in ax.get_legend().get_texts()] == [
-            "rows like the training data (3)",
-            "strange rows (2)",
+            "like the training data (3)",
+            "out of distribution (2)",
         ]
 
-    def test_scores_outside_0_to_1_and_all_alike(self, ax):
+    def test_scores_outside_0_to_1_and_all_equal(self, ax):
         assert plot.ood_histogram([5.0, 7.0], ax=ax).get_xlim() == (5.0, 7.0)
         assert plot.ood_histogram([5.0, 5.0], ax=Figure().subplots()).get_xlim() == (5.0, 6.0)
 
@@ -70,7 +70,7 @@ class TestFreeEnergy:
         assert (len(low.lines), low.get_yscale(), low.get_legend()) == (1, "linear", None)
 
     @pytest.mark.parametrize("history", [{}, {"seconds": 3.0}, None, {"step": [1], "loss": [[1.0], [2.0]]}])
-    def test_without_a_training_it_says_what_to_pass(self, history):
+    def test_bad_history(self, history):
         with pytest.raises(cr.InputError, match="history"):
             plot.free_energy(history)
 
@@ -113,7 +113,7 @@ class TestSurface:
             values if part == "mean" else np.sqrt(values), rel=1e-5
         )
 
-    def test_a_callable_lays_a_grid_around_the_data(self, plane, ax):
+    def test_a_callable_places_a_grid_around_the_data(self, plane, ax):
         view = plane.view
         plot.surface(view.predict, data=(view.x, view.y), ax=ax)
         assert ax.images[0].get_array().shape == (101, 101)
@@ -121,11 +121,11 @@ class TestSurface:
         assert ax.collections[0].get_array().tolist() == view.y.tolist()
 
     def test_bad_input(self, plane, wine):
-        with pytest.raises(cr.InputError, match="part: found 'nothing'"):
+        with pytest.raises(cr.InputError, match="part must be one of 'mean', .*, got 'nothing'"):
             plot.surface(plane.view.predict, part="nothing")
         with pytest.raises(cr.InputError, match="Pass grid="):
             plot.surface(plane.predictive)
-        with pytest.raises(cr.InputError, match="no full grid"):
+        with pytest.raises(cr.InputError, match="grid must be a full grid"):
             plot.surface(plane.view.predict, plane.view.x)
         with pytest.raises(cr.InputError, match="labels"):
             plot.surface(wine.predictive, [[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -151,14 +151,13 @@ class TestClassCurves:
             plot.class_curves(wine.predictive, np.arange(len(wine.y)), classes=["a"])
 
 
-class TestOnePlace:
-    def test_pictures_of_chains_are_in_plot_too(self):
-        assert (plot.trace, plot.ranks, plot.rhat_histogram) == (
-            cr.plot_chains.trace, cr.plot_chains.ranks, cr.plot_chains.rhat_histogram
-        )  # fmt: skip
+class TestNamespace:
+    def test_mcmc_plots_are_in_plot_too(self):
+        for name in ("trace", "ranks", "rhat_histogram"):
+            assert getattr(plot, name) is getattr(cr.plot_chains, name)
         assert {"ood_histogram", "free_energy", "confusion", "surface", "bands"} <= set(plot.__all__)
 
-    def test_without_axes_a_figure_is_made(self):
+    def test_without_axes_a_figure_is_created(self):
         import matplotlib.pyplot as plt
 
         before = plt.get_fignums()

@@ -1,4 +1,4 @@
-"""The scikit-learn front: scikit-learn's own checks, its tools around the estimators, units, seeds, and bad input."""
+"""Scikit-learn estimators: scikit-learn's own checks and tools, units, seeds, and bad input."""
 
 import copy
 import pickle
@@ -85,7 +85,10 @@ def test_grid_search_pipeline_cross_validation_and_transformed_targets():
 
 
 def test_importing_the_package_does_not_import_scikit_learn():
-    code = "import sys, credibly as cr; cr.Problem; a = 'sklearn' in sys.modules; cr.BayesianRegressor; print(a, 'sklearn' in sys.modules)"
+    code = (
+        "import sys, credibly as cr; cr.Problem; a = 'sklearn' in sys.modules;"
+        " cr.BayesianRegressor; print(a, 'sklearn' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "True"]
 
@@ -96,7 +99,7 @@ def test_regression_in_the_units_of_the_target():
     mean, std = model.predict(X, return_std=True)
     assert np.array_equal(model.predict(X), mean)
     assert model.score(X, Y) > 0.8
-    assert 2 < std.mean() < 15  # the noise has a deviation of 4
+    assert 2 < std.mean() < 15  # the noise has a standard deviation of 4
     p = model.predictive(X)
     assert np.allclose(mean, p.mean.numpy())
     assert np.allclose(std**2, (p.aleatoric + p.epistemic).numpy())
@@ -106,7 +109,7 @@ def test_regression_in_the_units_of_the_target():
     assert np.allclose(p.cdf(upper).numpy() - p.cdf(lower).numpy(), 0.5, atol=1e-4)
     assert model.log_score(X, Y) == pytest.approx(float(p.log_prob(Y).mean()))
     assert model.log_score(X, Y) > model.log_score(X, Y + 30)
-    assert (model.method_, model.why_, model.n_features_in_, model.n_outputs_) == ("ensemble", "asked for", 3, 1)
+    assert (model.method_, model.why_, model.n_features_in_, model.n_outputs_) == ("ensemble", "requested", 3, 1)
 
 
 def test_several_targets():
@@ -121,7 +124,7 @@ def test_several_targets():
     assert np.isfinite(model.log_score(X, targets))
 
 
-def test_auto_does_as_the_recipe():
+def test_auto_follows_the_recipe():
     model = regressor(method="auto", settings=SETTINGS["hmc"]).fit(X, Y)
     assert model.method_ == "hmc"
     assert "small enough" in model.why_
@@ -147,7 +150,7 @@ def test_constant_columns_and_constant_targets():
     assert np.isfinite(level.log_score(X, np.full(60, 1e9)))
 
 
-def test_rows_far_outside_stay_finite_and_are_not_known():
+def test_rows_far_outside_stay_finite_and_uncertain():
     model = regressor(settings={"steps": 200, "members": 4}).fit(X, Y)
     far = np.array([[1e300, 0.0, 0.0], [0.0, -1e200, 1.0]])
     mean, std = model.predict(far, return_std=True)
@@ -216,7 +219,7 @@ def test_fits_follow_random_state_and_leave_the_world_alone():
     assert not np.array_equal(a, b)
 
 
-def test_a_row_is_predicted_alike_in_any_company():
+def test_a_prediction_does_not_depend_on_the_other_rows():
     for model, y, call in ((regressor(), Y, "predict"), (classifier(), LABELS, "predict_proba")):
         predict = getattr(model.fit(X, y), call)
         alone = np.concatenate([predict(X[i : i + 1]) for i in range(60)])
@@ -242,21 +245,21 @@ def test_the_posterior_saves_and_loads(tmp_path):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"method": "gibbs"}, "method: found 'gibbs'"),
-        ({"hidden": (0,)}, "hidden: found \\(0,\\). Pass a width"),
-        ({"hidden": "50"}, "hidden: found '50'"),
-        ({"hidden": (2.5,)}, "hidden: found"),
-        ({"activation": "step"}, "activation: found 'step'"),
+        ({"method": "gibbs"}, "method must be one of .*, got 'gibbs'"),
+        ({"hidden": (0,)}, "hidden must be a positive integer or a tuple such as .*, got \\(0,\\)"),
+        ({"hidden": "50"}, "hidden must be .*, got '50'"),
+        ({"hidden": (2.5,)}, "hidden must be .*, got \\(2.5,\\)"),
+        ({"activation": "step"}, "activation must be one of .*, got 'step'"),
         ({"prior_scale": -1.0}, "prior_scale must be a positive number, got -1.0"),
-        ({"noise": "none"}, "noise: found 'none'"),
+        ({"noise": "none"}, "noise must be one of .*, got 'none'"),
         ({"settings": {"draws": 3}}, "settings: DeepEnsemble has no 'draws'"),
-        ({"settings": 3}, "settings: found 3"),
+        ({"settings": 3}, "settings must be a dict .*, got 3"),
         ({"random_state": -1}, "Seed must be between"),
         ({"random_state": "seed"}, "cannot be used to seed"),
     ],
 )
 def test_refuses_bad_parameters_in_fit(wrong, message):
-    model = regressor(**wrong)  # to make one is allowed, as scikit-learn wants it
+    model = regressor(**wrong)  # the constructor accepts anything, as scikit-learn requires
     with pytest.raises(ValueError, match=message):
         model.fit(X, Y)
 
@@ -275,7 +278,7 @@ def test_refuses_bad_data():
         regressor().fit(X, Y[:, None, None])
     with pytest.raises(cr.InputError, match="y: is a sparse matrix"):
         regressor().fit(X, csr_matrix(Y[:, None]))
-    with pytest.raises(cr.InputError, match="X: its values are so large"):
+    with pytest.raises(cr.InputError, match="X: values are so large"):
         regressor().fit(X * 1e300, Y)
     with pytest.raises(cr.InputError, match="y: has one class, .*only one class"):
         classifier().fit(X, np.full(60, "same"))
@@ -287,7 +290,7 @@ def test_refuses_bad_data():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["auto", "ensemble"])
 def test_interval_coverage_on_held_out_rows(method):
-    """90 % intervals hold 90 % of unseen targets, to three binomial deviations."""
+    """90 % intervals hold 90 % of unseen targets, to three binomial standard deviations."""
     inside = []
     for seed in range(3):
         data = cr.data.embedded("diabetes", seed=seed)
@@ -296,9 +299,9 @@ def test_interval_coverage_on_held_out_rows(method):
         y = data.y_test.numpy()[:, 0]
         inside.append((lower <= y) & (y <= upper))
     rows = sum(map(len, inside))
-    deviation = (0.9 * 0.1 / rows) ** 0.5
+    std_error = (0.9 * 0.1 / rows) ** 0.5
     coverage = np.concatenate(inside).mean()
-    assert 0.9 - 3 * deviation < coverage < 0.9 + 3 * deviation
+    assert 0.9 - 3 * std_error < coverage < 0.9 + 3 * std_error
 
 
 @pytest.mark.slow
@@ -310,7 +313,7 @@ def test_defaults_on_real_data():
     mean, std = model.predict(x[300:], return_std=True)
     errors = (
         y[300:] - mean
-    ) / std  # of deviation 1 where the stated one is right; their rms has an error of 1 / sqrt(2 n)
+    ) / std  # of standard deviation 1 if the prediction is right; its rms has an error of 1 / sqrt(2 n)
     assert abs(np.sqrt(np.mean(errors**2)) - 1) < 3 / np.sqrt(2 * len(errors))
     x, y = load_wine(return_X_y=True)
     assert cross_val_score(cr.BayesianClassifier(), x, y, cv=2).mean() > 0.95

@@ -1,4 +1,4 @@
-"""The recipe: every method runs by it, auto says what it chose and why, and what cannot be used is refused."""
+"""The recipe: every method runs with its defaults, auto explains its choice, and invalid values are refused."""
 
 import json
 
@@ -8,6 +8,7 @@ import torch
 
 import credibly as cr
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.networks.zoo import ACTIVATIONS
 from credibly.tables.recipe import AFFORDABLE, NOISES, Recipe, settings_for
 
 RNG = np.random.default_rng(0)
@@ -22,14 +23,14 @@ QUICK = {name: {"steps": 40} for name in cr.METHODS} | dict.fromkeys(("hmc", "sg
 @pytest.mark.parametrize("task", ["regression", "two classes", "three classes"])
 @pytest.mark.parametrize("hidden", [(), (5, 4)])
 @pytest.mark.parametrize("method", cr.METHODS)
-def test_every_method_runs_by_it(method, hidden, task):
+def test_every_method_runs_with_its_defaults(method, hidden, task):
     classes = {"regression": None, "two classes": 2, "three classes": 3}[task]
     kind = "regression" if classes is None else "classification"
     labels = Y if classes is None else np.digitize(Y, [0.0] if classes == 2 else [-0.5, 0.5])
     recipe = Recipe(kind, hidden=hidden, method=method, settings=QUICK[method])
     problem = recipe.problem(X, labels, classes=classes)
     if method == "dropout" and not hidden:  # a linear model has no hidden units to drop
-        with pytest.raises(cr.InputError, match="no hidden layer"):
+        with pytest.raises(cr.InputError, match="dropout needs a hidden layer"):
             recipe.fitter(problem.n, problem.dim).fit(problem, seed=0)
         return
     posterior = recipe.fitter(problem.n, problem.dim).fit(problem, seed=0, progress=False)
@@ -58,7 +59,7 @@ def test_gradients_are_clipped_sooner_where_noisy_weights_predict_a_variance():
     assert clip("bbb", noise="heteroscedastic", settings={"clip_norm": 3.0}) == 3
 
 
-def test_settings_are_a_copy_and_give_way():
+def test_settings_are_a_copy_and_can_be_overridden():
     settings_for("hmc")["chains"] = 99
     assert settings_for("hmc")["chains"] == 8
     fitter = Recipe(method="hmc", settings={"chains": 3}).fitter(10, 10)
@@ -75,7 +76,7 @@ def test_dropout_acts_before_the_last_layer():
         assert [name.partition(".")[0] for name in posterior.rates] == [last]
 
 
-def test_auto_takes_hmc_where_it_is_affordable_and_says_why():
+def test_auto_picks_hmc_where_it_is_affordable_and_explains_why():
     auto = Recipe()
     assert auto.method == "auto"
     name, why = auto.resolved(1000, AFFORDABLE // 1000)
@@ -87,13 +88,18 @@ def test_auto_takes_hmc_where_it_is_affordable_and_says_why():
     assert isinstance(auto.fitter(1000, 4000), cr.HMC)
     assert isinstance(auto.fitter(10_000, 4000), cr.DeepEnsemble)
     for name in cr.METHODS:
-        assert Recipe(method=name).resolved(10**9, 10**9) == (name, "asked for")
+        assert Recipe(method=name).resolved(10**9, 10**9) == (name, "requested")
 
 
 @pytest.mark.parametrize(
     "noise, kind, outputs",
-    [("learned", Gaussian, 1), ("student", StudentT, 1), ("heteroscedastic", HeteroscedasticGaussian, 2), (0.2, Gaussian, 1)],
-)  # fmt: skip
+    [
+        ("learned", Gaussian, 1),
+        ("student", StudentT, 1),
+        ("heteroscedastic", HeteroscedasticGaussian, 2),
+        (0.2, Gaussian, 1),
+    ],
+)
 def test_noise_models(noise, kind, outputs):
     recipe = Recipe(noise=noise, hidden=(4,))
     for y, targets in ((Y, 1), (np.stack([Y, -Y], 1), 2)):
@@ -143,15 +149,20 @@ def test_prior_scale_is_before_the_fan_in():
 
 
 def test_refuses_what_it_cannot_use():
+    activations = ", ".join(repr(name) for name in ACTIVATIONS)
+    methods = ", ".join(repr(name) for name in ("auto", *cr.METHODS))
     for wrong, message in (
-        ({"task": "ranking"}, "task: found 'ranking'. Pass one of regression, classification"),
-        ({"method": "gibbs"}, "method: found 'gibbs'. Pass auto or one of mle, map"),
-        ({"activation": "step"}, "activation: found 'step'"),
+        ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
+        ({"method": "gibbs"}, f"method must be one of {methods}, got 'gibbs'"),
+        ({"activation": "step"}, f"activation must be one of {activations}, got 'step'"),
         ({"prior_scale": 0.0}, "prior_scale must be a positive number, got 0.0"),
         ({"prior_scale": float("nan")}, "prior_scale must be a positive number, got nan"),
-        ({"noise": "none"}, "noise: found 'none'. Pass one of learned, heteroscedastic, student, or a positive number"),
+        (
+            {"noise": "none"},
+            "noise must be one of 'learned', 'heteroscedastic', 'student' or a positive number, got 'none'",
+        ),
         ({"noise": -1.0}, "noise must be a positive number, got -1.0"),
-        ({"settings": [("steps", 3)]}, "settings: found"),
+        ({"settings": [("steps", 3)]}, "settings must be a dict of settings of the method, got [('steps', 3)]"),
     ):
         with pytest.raises(cr.InputError) as caught:
             Recipe(**wrong)
@@ -160,9 +171,9 @@ def test_refuses_what_it_cannot_use():
         Recipe(method="map", settings={"members": 3}).fitter(10, 10)
     with pytest.raises(cr.InputError, match="settings: HMC has no 'steps'"):
         Recipe(settings={"steps": 3}).fitter(10, 10)
-    with pytest.raises(cr.InputError, match="members: found 0"):
+    with pytest.raises(cr.InputError, match="members must be a positive integer, got 0"):
         Recipe(method="ensemble", settings={"members": 0}).fitter(10, 10)
-    with pytest.raises(cr.InputError, match="hidden: found 0"):
+    with pytest.raises(cr.InputError, match="hidden must be a positive integer, got 0"):
         Recipe(hidden=(0,)).problem(X, Y)
 
 

@@ -1,4 +1,4 @@
-"""Fits to tables from Python: the split, the settings and their file, units, the same run again, streams of rows."""
+"""Fits to tables from Python: the split, the configuration and its file, units, reproducibility, streams of rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import credibly as cr
 from credibly.errors import InputError, StoreError
 from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
 from credibly.tables.config import parse_settings, read_config, write_config
-from credibly.tables.facts import Facts
-from credibly.tables.model import OOD_POINTS, quantile_levels, share_below
+from credibly.tables.fit_summary import FitSummary
+from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
 from credibly.tables.reading import read_table
 from credibly.tables.run import config_of, split
-from credibly.tables.telling import baseline, facts_of
+from credibly.tables.summarise import baseline, summarise
 from credibly.tables.threads import SMALL, threads_for
 from own_tables import cancer, diabetes, read, wine, write
 
@@ -44,24 +44,24 @@ def house(tmp_path_factory):
 
 
 class TestSplit:
-    @given(rows=st.integers(1, 300), share=st.floats(0, 0.9), seed=st.integers(0, 2**40))
-    def test_parts_are_all_rows_in_order_and_of_the_right_size(self, rows, share, seed):
-        train, held = split(rows, share, seed)
+    @given(rows=st.integers(1, 300), fraction=st.floats(0, 0.9), seed=st.integers(0, 2**40))
+    def test_parts_are_all_rows_in_order_and_of_the_right_size(self, rows, fraction, seed):
+        train, held = split(rows, fraction, seed)
         assert sorted([*train, *held]) == list(range(rows))
         assert list(train) == sorted(train)
         assert list(held) == sorted(held)
-        assert len(held) == min(round(share * rows), rows - 1)
-        again = split(rows, share, seed)
+        assert len(held) == min(round(fraction * rows), rows - 1)
+        again = split(rows, fraction, seed)
         assert all(np.array_equal(a, b) for a, b in zip((train, held), again))
 
-    @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=200), share=st.floats(0, 0.9))
-    def test_every_class_keeps_its_share_and_a_training_row(self, labels, share):
+    @given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=200), fraction=st.floats(0, 0.9))
+    def test_the_split_is_stratified_with_a_training_row_per_class(self, labels, fraction):
         y = np.array(labels)
-        train, held = split(len(y), share, 0, y)
+        train, held = split(len(y), fraction, 0, y)
         assert sorted([*train, *held]) == list(range(len(y)))
         for label in set(labels):
             count = int((y == label).sum())
-            assert (y[held] == label).sum() == min(round(share * count), count - 1)
+            assert (y[held] == label).sum() == min(round(fraction * count), count - 1)
             assert (y[train] == label).sum() >= 1
 
     def test_another_seed_is_another_split_and_the_rows_are_mixed(self):
@@ -94,28 +94,77 @@ VALUE = st.none() | st.booleans() | NUMBER | TEXT.filter(lambda s: s != "none") 
 class TestConfig:
     @settings(deadline=None)
     @given(
-        table=TEXT, target=TEXT, drop=st.lists(TEXT, max_size=3), holdout=st.floats(0, 0.9), seed=st.integers(0, 2**62),
-        method=st.sampled_from(["auto", "map", "hmc"]), hidden=st.lists(st.integers(1, 10**6), max_size=3),
-        prior_scale=st.floats(1e-300, 1e300), noise=st.sampled_from(["learned", "student"]) | st.floats(1e-300, 1e300),
-        device=st.none() | TEXT, digest=st.none() | TEXT, given=st.dictionaries(WORD | TEXT, VALUE, max_size=4), remark=TEXT,
-    )  # fmt: skip
-    def test_any_settings_come_back_from_their_file(
-        self, tmp_path_factory, table, target, drop, holdout, seed, method, hidden, prior_scale, noise, device, digest, given, remark
-    ):  # fmt: skip
+        table=TEXT,
+        target=TEXT,
+        drop=st.lists(TEXT, max_size=3),
+        holdout=st.floats(0, 0.9),
+        seed=st.integers(0, 2**62),
+        method=st.sampled_from(["auto", "map", "hmc"]),
+        hidden=st.lists(st.integers(1, 10**6), max_size=3),
+        prior_scale=st.floats(1e-300, 1e300),
+        noise=st.sampled_from(["learned", "student"]) | st.floats(1e-300, 1e300),
+        device=st.none() | TEXT,
+        digest=st.none() | TEXT,
+        given=st.dictionaries(WORD | TEXT, VALUE, max_size=4),
+        remark=TEXT,
+    )
+    def test_any_settings_survive_the_file(
+        self,
+        tmp_path_factory,
+        table,
+        target,
+        drop,
+        holdout,
+        seed,
+        method,
+        hidden,
+        prior_scale,
+        noise,
+        device,
+        digest,
+        given,
+        remark,
+    ):
         config = Config(
-            "/" + table.replace("\0", ""), target, "auto", tuple(drop), holdout, seed, method, tuple(hidden), "silu", prior_scale,
-            noise, device, digest, given,
-        )  # fmt: skip
+            "/" + table.replace("\0", ""),
+            target,
+            "auto",
+            tuple(drop),
+            holdout,
+            seed,
+            method,
+            tuple(hidden),
+            "silu",
+            prior_scale,
+            noise,
+            device,
+            digest,
+            given,
+        )
         plain = "".join(c for c in remark if c.isprintable())
         path = tmp_path_factory.mktemp("c") / "c.toml"
         path.write_text(write_config(config, {"method": plain}), encoding="utf-8")
         assert Config(**read_config(path)) == config
 
-    def test_what_it_says_is_toml_for_people(self):
+    def test_the_text_is_readable_toml_with_remarks(self):
         text = write_config(Config("a.csv", "y", settings={"draws": 3, "thin": None}), {"method": "because"})
-        assert 'method = "auto"  # because' in text.splitlines()
+        assert "# method: because" in text.splitlines()
+        assert 'method = "auto"' in text.splitlines()
         assert "draws = 3" in text
         assert tomllib.loads(text)["settings"] == {"draws": 3, "thin": "none"}
+
+    def test_a_file_of_an_earlier_version_still_loads(self, tmp_path):
+        """Before tomli-w, lists were on one line and remarks followed their settings."""
+        (tmp_path / "c.toml").write_text(
+            "# The settings of this run: `credibly fit --config THIS_FILE --out NEW_FOLDER` makes it again.\n"
+            'table = "/a.csv"\ntarget = "say \\"y\\"\\u0001"\ntask = "auto"\ndrop = ["a", "b"]\n'
+            "holdout = 0.2\nseed = 0\n"
+            'method = "auto"  # because\nhidden = [50]\nactivation = "silu"\nnoise = 1e-300\n\n'
+            '[settings]\ndraws = 3\nthin = "none"\n"odd key" = [1, 2.5, "x"]\nflag = true\n'
+        )
+        chosen = {"draws": 3, "thin": None, "odd key": [1, 2.5, "x"], "flag": True}
+        expected = Config("/a.csv", 'say "y"\x01', drop=("a", "b"), noise=1e-300, settings=chosen)
+        assert Config(**read_config(tmp_path / "c.toml")) == expected
 
     def test_the_table_is_looked_for_beside_the_file(self, tmp_path):
         (tmp_path / "c.toml").write_text('table = "sub/house.csv"\ntarget = "y"\nhidden = 7\n')
@@ -125,7 +174,7 @@ class TestConfig:
         assert read_config(tmp_path / "c.toml") == {"table": "/data/house.csv"}
 
     def test_settings_that_are_none_give_the_same_run_again(self, tmp_path):
-        """A setting that is none in the run and something by default is in the file."""
+        """A setting that is None in the run but not by default is in the file."""
         run = fitted(tmp_path, cancer(60), "benign", settings=HMC | {"jitter": None})
         assert run.config.settings["jitter"] is None
         assert "step_size" not in run.config.settings
@@ -133,11 +182,11 @@ class TestConfig:
         assert torch.equal(again.model.posterior.draws, run.model.posterior.draws)
         assert again.config == run.config
 
-    def test_a_name_that_is_no_text_is_refused(self):
-        with pytest.raises(InputError, match="table: found"):
+    def test_a_name_that_cannot_be_encoded_is_refused(self):
+        with pytest.raises(InputError, match="table must be text that UTF-8 can encode, got"):
             Config(os.fsdecode(b"caf\xe9.csv"), "y")
 
-    def test_facts_that_are_no_settings(self, house):
+    def test_an_invalid_stored_configuration(self, house):
         with pytest.raises(StoreError, match="configuration"):
             config_of(house.facts | {"config": house.facts["config"] | {"sed": 1}})
         with pytest.raises(StoreError, match="configuration"):
@@ -148,10 +197,20 @@ class TestParseSettings:
     @pytest.mark.parametrize(
         "pair, value",
         [
-            ("a=3", 3), ("a=3.5", 3.5), ("a=1e-3", 1e-3), ("a=true", True), ("a=False", "False"), ("a=none", None),
-            ("a = None", None), ("a=prior", "prior"), ('a="3"', "3"), ("a=[1, 2]", [1, 2]), ("a=x=y", "x=y"), ("a=1_000", 1000),
+            ("a=3", 3),
+            ("a=3.5", 3.5),
+            ("a=1e-3", 1e-3),
+            ("a=true", True),
+            ("a=False", "False"),
+            ("a=none", None),
+            ("a = None", None),
+            ("a=prior", "prior"),
+            ('a="3"', "3"),
+            ("a=[1, 2]", [1, 2]),
+            ("a=x=y", "x=y"),
+            ("a=1_000", 1000),
         ],
-    )  # fmt: skip
+    )
     def test_values(self, pair, value):
         found = parse_settings([pair])
         assert found == {"a": value}
@@ -162,7 +221,7 @@ class TestParseSettings:
 
     @pytest.mark.parametrize("pair", ["a", "=1", "a=", "1a=2", "a b=2", ""])
     def test_refused(self, pair):
-        with pytest.raises(InputError, match="--set: found"):
+        with pytest.raises(InputError, match=f"--set must be NAME=VALUE, such as draws=500, got {pair!r}"):
             parse_settings([pair])
 
     @given(text=st.text(max_size=20))
@@ -174,34 +233,34 @@ class TestParseSettings:
         assert len(found) == 1
 
 
-class TestShareBelow:
+class TestFractionBelow:
     VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=60).filter(lambda v: max(v) > 0)
 
     @given(values=VALUES, asked=st.lists(st.floats(0, 2e6), min_size=1, max_size=30))
     @example(values=[0.0, 2.225073858507e-311], asked=[5e-324])
     @example(values=[3.0], asked=[2.0, 3.0, 4.0])
-    def test_is_a_share_and_grows(self, values, asked):
+    def test_is_a_fraction_and_monotone(self, values, asked):
         levels = quantile_levels(np.array(values))
         assert len(levels) == OOD_POINTS
-        shares = share_below(np.sort(np.array(asked)), levels)
-        assert ((shares >= 0) & (shares <= 1)).all()
-        assert (np.diff(shares) >= 0).all()
-        assert share_below(np.array([max(values) * 2]), levels) == 1
+        fractions = fraction_below(np.sort(np.array(asked)), levels)
+        assert ((fractions >= 0) & (fractions <= 1)).all()
+        assert (np.diff(fractions) >= 0).all()
+        assert fraction_below(np.array([max(values) * 2]), levels) == 1
 
     def test_of_the_reference_itself(self):
         values = np.random.default_rng(0).exponential(size=5000)
-        shares = share_below(values, quantile_levels(values))
+        fractions = fraction_below(values, quantile_levels(values))
         exact = values.argsort().argsort() / 4999
-        assert np.abs(shares - exact).max() < 0.005
+        assert np.abs(fractions - exact).max() < 0.005
 
     def test_ties(self):
         levels = quantile_levels(np.array([1.0] * 50 + [2.0] * 50))
-        below, at, between, top = share_below(np.array([0.5, 1.0, 1.5, 2.0]), levels)
+        below, at, between, top = fraction_below(np.array([0.5, 1.0, 1.5, 2.0]), levels)
         assert below == 0
         assert at == pytest.approx(0.5, abs=0.02)  # one of the kept quantiles on either side
         assert at <= between <= top == 1
 
-    def test_where_there_is_no_doubt_there_is_no_score(self):
+    def test_without_epistemic_uncertainty_there_is_no_score(self):
         assert quantile_levels(np.zeros(30)) is None
         assert quantile_levels(np.array([0.1, np.nan])) is None
 
@@ -236,14 +295,14 @@ class TestUnits:
 
 
 class TestRuns:
-    def test_the_same_settings_give_the_same_bits(self, house, tmp_path):
+    def test_the_same_settings_give_bit_for_bit_identical_runs(self, house, tmp_path):
         again = fit_table(prepare(Config(**read_config(house.path / "config.toml"))), tmp_path / "again")
         assert torch.equal(again.model.posterior.draws, house.model.posterior.draws)
         assert again.figures == house.figures
         other = dataclasses.replace(house.config, seed=1)
         assert fit_table(prepare(other), tmp_path / "other").figures != house.figures
 
-    def test_an_opened_run_predicts_as_the_fitted_one(self, house):
+    def test_a_loaded_run_predicts_like_the_fitted_one(self, house):
         opened = TableRun.load(house.path)
         rows = house.rows()[0]
         assert torch.equal(opened.model.predict_table(rows).mean, house.model.predict_table(rows).mean)
@@ -251,15 +310,15 @@ class TestRuns:
         np.testing.assert_array_equal(opened.model.ood_levels, house.model.ood_levels)
         assert torch.equal(cr.load(house.path).draws, house.model.posterior.draws)
 
-    def test_no_rows_kept_back(self, tmp_path):
+    def test_no_rows_held_out(self, tmp_path):
         run = fitted(tmp_path, cancer(60), "benign", holdout=0, method="map", settings={"steps": 20})
         assert (run.facts["rows"], run.facts["held_out"], run.facts["on"]) == (60, 0, "training")
-        facts = facts_of(TableRun.load(run.path))
-        assert isinstance(facts, Facts)
+        facts = summarise(TableRun.load(run.path))
+        assert isinstance(facts, FitSummary)
         assert (facts.on, len(facts.y), facts.ood) == ("training", 60, None)
 
-    def test_facts_have_what_was_stored_and_what_can_be_seen(self, house):
-        facts = facts_of(house)
+    def test_the_summary_matches_the_stored_run(self, house):
+        facts = summarise(house)
         assert facts.figures == house.figures
         assert facts.table == "table.csv"
         assert (facts.rows, facts.held_out, len(facts.y)) == (128, 32, 32)
@@ -268,31 +327,31 @@ class TestRuns:
         assert facts.diagnostics is not None
         assert facts.view is None
 
-    def test_a_table_of_one_column_can_be_looked_at(self, tmp_path):
+    def test_a_table_of_one_column_has_a_view(self, tmp_path):
         x = np.linspace(0, 9, 60)
         run = fitted(tmp_path, {"x": x, "y": np.sin(x)}, "y", method="ensemble", settings={"members": 3, "steps": 30})
-        view = facts_of(run).view
+        view = summarise(run).view
         assert view.names == ("x",)
         assert view.predict(np.array([[0.0], [100.0]])).mean.shape == (2,)
 
-    def test_a_run_that_was_never_begun_says_so(self, house, tmp_path):
+    def test_a_run_that_never_started(self, house, tmp_path):
         import shutil
 
         from credibly.tables.folder import read_facts, write_facts
 
         shutil.copytree(house.path, tmp_path / "run")
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
-        with pytest.raises(StoreError, match="has not ended. Go on with it by `credibly resume"):
+        with pytest.raises(StoreError, match="is not finished. Resume it with `credibly resume"):
             TableRun.load(tmp_path / "run")
         done = resume_table(tmp_path / "run")  # all draws were there
         assert done.figures == house.figures
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
         shutil.rmtree(tmp_path / "run" / "posterior")
-        with pytest.raises(StoreError, match="Begin again: `credibly fit --config"):
+        with pytest.raises(StoreError, match="Start again with `credibly fit --config"):
             resume_table(tmp_path / "run")
 
     @pytest.mark.parametrize("rows, chains, alone", [(100, 4, True), (100_000, 8, False)])
-    def test_threads_where_they_pay(self, rows, chains, alone):
+    def test_more_threads_only_where_they_pay(self, rows, chains, alone):
         layers = [types.SimpleNamespace(shape=(50, 8)), types.SimpleNamespace(shape=(50,))]
         problem = types.SimpleNamespace(n=rows, layout=types.SimpleNamespace(entries=layers))
         found = threads_for(problem, cr.HMC(chains=chains))
@@ -302,7 +361,7 @@ class TestRuns:
 
 
 class TestStreams:
-    def test_blocks_do_not_show_in_the_predictions(self, house, tmp_path, monkeypatch):
+    def test_predictions_do_not_depend_on_the_block_size(self, house, tmp_path, monkeypatch):
         table = house.path.parent / "table.csv"
         whole = house.model.predict_file(table, tmp_path / "whole.parquet")
         assert whole.rows == 160
@@ -327,7 +386,7 @@ class TestStreams:
 
     @pytest.mark.slow
     def test_memory_does_not_grow_with_the_file(self, house, tmp_path):
-        """The peak of a process that predicts many rows, above that of one that predicts few."""
+        """Compares the peak memory of processes that predict many and few rows."""
         columns = diabetes()
         peaks = {}
         for rows in (2_000, 100_000, 400_000):
@@ -344,12 +403,12 @@ class TestStreams:
             ).stdout.split()
             assert int(out[0]) == rows
             peaks[rows] = int(out[1]) / 1024
-        # The first two tell what a full block takes; from there on four times the rows take no more.
+        # The first two show what a full block takes; beyond that four times the rows take no more.
         assert peaks[400_000] - peaks[100_000] < 60, peaks
 
 
 def test_recipe_defaults_are_those_of_a_config():
-    """What a user does not say is the same from Python and from a table."""
+    """Defaults are the same from Python and from a table."""
     config, known = Config("t.csv", "y"), recipe.Recipe()
     for name in ("hidden", "activation", "prior_scale", "noise", "method"):
         assert getattr(config, name) == getattr(known, name)

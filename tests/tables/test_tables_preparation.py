@@ -1,4 +1,4 @@
-"""From columns to network inputs: against scikit-learn's own pipeline, for any table, and every table that is refused."""
+"""Preprocessing of tables: against scikit-learn's own pipeline, for arbitrary tables, and every error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 
 
 def table(rows: int = 60, **columns: Any) -> pa.Table:
-    """A table with an ordinary input and a real target, and what else is asked for."""
+    """Return a table with an ordinary input, a real target and the given columns."""
     rng = np.random.default_rng(rows)
     plain = {"x": rng.normal(3, 2, rows), "y": rng.normal(size=rows)}
     return pa.table(plain | columns)
@@ -43,12 +43,12 @@ def refused(argument: str, *words: str, data: pa.Table, target: str = "y", **opt
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-# -- inputs --------------------------------------------------------------------------------------------------------------
+# -- inputs ------------------------------------------------------------------------------------------------------------
 def test_inputs_are_those_of_the_scikit_learn_pipeline() -> None:
     count = 400
     holes = np.where(RNG.random(count) < 0.2, None, RNG.lognormal(size=count))
-    shares = 1 / np.arange(1, 81)
-    many = RNG.choice([f"level {i:02}" for i in range(80)], count, p=shares / shares.sum())
+    weights = 1 / np.arange(1, 81)
+    many = RNG.choice([f"level {i:02}" for i in range(80)], count, p=weights / weights.sum())
     colour = np.where(RNG.random(count) < 0.1, None, RNG.choice(["red", "green", "blue"], count))
     data = table(
         count, holes=pa.array(holes.tolist()), many=many, colour=pa.array(colour.tolist()), y=RNG.normal(size=count)
@@ -75,7 +75,8 @@ def test_inputs_are_those_of_the_scikit_learn_pipeline() -> None:
     assert known.numeric_names == ("x", "holes")
     assert known.text_names == ("many", "colour")
     assert all("unknown category" in note for _, note in notes)
-    assert kinds(known)["holes"] == ("numeric", f"{sum(holes[train] == None):,} missing, filled with the median")  # noqa: E711
+    missing = sum(value is None for value in holes[train])
+    assert kinds(known)["holes"] == ("numeric", f"{missing:,} missing, filled with the median")
     assert "50 categories; " in kinds(known)["many"][1]
 
 
@@ -115,12 +116,12 @@ def test_what_is_left_out_and_why() -> None:
     assert "no value" in told["nothing"][1]
     assert "no value" in told["blank"][1]
     assert told["code"][0] == "left out"
-    assert "60 of 60 texts differ" in told["code"][1]
+    assert "60 distinct values in 60 cells" in told["code"][1]
     assert "identifier" in told["code"][1]
     assert "--drop" in told["code"][1]
     assert told["number"][0] == "numeric"
     assert "row number" in told["number"][1]
-    assert told["unwanted"] == ("dropped", "as asked for")
+    assert told["unwanted"] == ("dropped", "as requested")
     assert known.names == ("x", "number", "flag", "integer")
     assert known.features == ("x", "number", "flag is missing", "integer")
     np.testing.assert_array_equal(known.transform(data)[0][:, 2], [1, 0] * 30)
@@ -128,14 +129,14 @@ def test_what_is_left_out_and_why() -> None:
 
 def test_infinite_inputs_count_as_missing() -> None:
     known = Preparation.fit(table(60, z=[np.inf, -np.inf, *range(29), *range(29)]), "y")
-    assert kinds(known)["z"] == ("numeric", "2 infinite, taken as missing")
+    assert kinds(known)["z"] == ("numeric", "2 infinite, treated as missing")
     x, notes = known.transform(pa.table({"x": [3.0, 3.0], "z": [np.inf, 4.0]}))
     assert x[:, 2].tolist() == [1.0, 0.0]
     assert notes == [(0, "z = inf is not finite")]
 
 
-# -- notes ---------------------------------------------------------------------------------------------------------------
-def test_cells_that_training_did_not_have_are_told_by_row() -> None:
+# -- notes -------------------------------------------------------------------------------------------------------------
+def test_unusual_cells_are_noted_by_row() -> None:
     known = Preparation.fit(table(60, colour=["red", "blue"] * 30), "y")
     low, high = known.used[0].low, known.used[0].high
     x, notes = known.transform(
@@ -156,7 +157,7 @@ def test_cells_that_training_did_not_have_are_told_by_row() -> None:
     assert x[1, 0] == x[3, 0] == fill
 
 
-def test_a_value_is_far_when_it_is_ten_deviations_beyond_the_range() -> None:
+def test_a_value_is_far_from_ten_standard_deviations_beyond_the_range() -> None:
     known = Preparation.fit(table(), "y")
     column = known.used[0]
     near = [column.low - 9.9 * column.scale, column.high + 9.9 * column.scale]
@@ -206,7 +207,7 @@ def test_batches_and_chunks_and_dictionaries_are_one_table() -> None:
     assert notes == []
 
 
-# -- any table -----------------------------------------------------------------------------------------------------------
+# -- arbitrary tables --------------------------------------------------------------------------------------------------
 number = st.none() | st.floats() | st.sampled_from([1.7e308, -1.7e308, 5e-324, 0.0, 1.0])
 word = st.none() | st.sampled_from(["red", "blue", "", "NA", " red", "Red"]) | st.text(max_size=5)
 
@@ -226,7 +227,7 @@ def any_table(draw: st.DrawFn, least: int) -> pa.Table:
 
 @settings(deadline=None, max_examples=150)
 @given(train=any_table(10), new=any_table(0))
-def test_inputs_are_finite_and_stored_ones_have_the_same_bits(train: pa.Table, new: pa.Table) -> None:
+def test_inputs_are_finite_and_identical_after_serialisation(train: pa.Table, new: pa.Table) -> None:
     known = Preparation.fit(train, "y")
     again = Preparation.from_dict(json.loads(json.dumps(known.to_dict(), allow_nan=False)))
     assert again == known
@@ -243,7 +244,7 @@ def test_inputs_are_finite_and_stored_ones_have_the_same_bits(train: pa.Table, n
 
 @settings(deadline=None, max_examples=50)
 @given(new=st.lists(st.text(max_size=5), min_size=1, max_size=10))
-def test_every_unknown_category_is_told(new: list[str]) -> None:
+def test_every_unknown_category_is_noted(new: list[str]) -> None:
     known = Preparation.fit(table(60, c=["red", "blue", None] * 20), "y")
     x, notes = known.transform(pa.table({"x": [3.0] * len(new), "c": pa.array(new, pa.string())}))
     one = x[:, 1:].sum(1)
@@ -251,7 +252,7 @@ def test_every_unknown_category_is_told(new: list[str]) -> None:
     assert told == {row for row, total in enumerate(one) if total == 0}
 
 
-# -- the target ----------------------------------------------------------------------------------------------------------
+# -- the target --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "values, task, classes",
     [
@@ -264,7 +265,7 @@ def test_every_unknown_category_is_told(new: list[str]) -> None:
         (list(range(11)), "regression", None),
     ],
 )
-def test_the_task_is_seen_in_the_target(values: list[Any], task: str, classes: tuple[str, ...] | None) -> None:
+def test_the_task_is_inferred_from_the_target(values: list[Any], task: str, classes: tuple[str, ...] | None) -> None:
     count = 20 * len(values)
     data = table(count, y=values * 20)
     known = Preparation.fit(data, "y")
@@ -283,21 +284,21 @@ def test_the_task_is_seen_in_the_target(values: list[Any], task: str, classes: t
         assert known.standardise(y).std() == pytest.approx(1)
 
 
-def test_few_whole_numbers_in_few_rows_are_a_regression() -> None:
+def test_few_integers_in_few_rows_are_a_regression() -> None:
     assert Preparation.fit(table(59, y=(list(range(3)) * 20)[:59]), "y").task == "regression"
     assert Preparation.fit(table(60, y=list(range(3)) * 20), "y").task == "classification"
     assert Preparation.fit(table(10, y=[0, 1] * 5), "y").task == "classification"
 
 
-def test_the_task_can_be_asked_for() -> None:
+def test_the_task_can_be_requested() -> None:
     data = table(60, y=[1.0, 2.0, 2.5] * 20)
     assert Preparation.fit(data, "y", task="classification").classes == ("1", "2", "2.5")
     known = Preparation.fit(table(60, y=[0, 1] * 30), "y", task="regression")
     assert (known.classes, known.y_mean, known.y_std) == (None, 0.5, 0.5)
-    assert known.task_reason == "regression, as asked for"
+    assert known.task_reason == "regression, as requested"
 
 
-def test_rows_without_a_target_are_left_out_and_told() -> None:
+def test_rows_without_a_target_are_left_out_and_noted() -> None:
     data = table(60, y=[None, *range(59)])
     known = Preparation.fit(data, "y")
     assert known.notes == ("1 of 60 rows have no 'y' and are left out",)
@@ -308,10 +309,10 @@ def test_rows_without_a_target_are_left_out_and_told() -> None:
         known.target_values(data)
 
 
-def test_a_class_of_one_row_is_kept_and_told() -> None:
+def test_a_class_of_one_row_is_kept_and_noted() -> None:
     data = table(60, y=["a", "b"] * 29 + ["a", "odd"])
     known = Preparation.fit(data, "y", rows=np.arange(50))
-    assert known.classes == ("a", "b", "odd")  # known from the rows kept back
+    assert known.classes == ("a", "b", "odd")  # known from the held-out rows
     assert known.notes == ("only one row has the class 'odd'",)
 
 
@@ -319,7 +320,7 @@ def test_targets_of_another_file() -> None:
     known = Preparation.fit(table(60, y=["a", "b"] * 30), "y")
     assert known.text_names == ("y",)
     assert known.target_values(pa.table({"y": [" b", "a"]})).tolist() == [1, 0]
-    with pytest.raises(InputError, match="training did not have: 'c', 'd'.*Known are a, b"):
+    with pytest.raises(InputError, match="unseen in training: 'c', 'd'.*The classes are a, b"):
         known.target_values(pa.table({"y": ["a", "d", "c", "d"]}))
     with pytest.raises(InputError, match="no column 'y'"):
         known.target_values(pa.table({"z": ["a"]}))
@@ -331,7 +332,7 @@ def test_targets_of_another_file() -> None:
         real.target_values(pa.table({"y": [1.0, np.inf]}))
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 def test_columns_that_are_not_there() -> None:
     data = table(house_price=np.arange(60.0))
     refused(
@@ -350,17 +351,17 @@ def test_targets_that_cannot_be_predicted() -> None:
     refused("--target", "missing in 31 of 60 rows", data=table(y=[None] * 31 + list(range(29))))
     refused("--target", "missing in 60 of 60 rows", data=table(y=pa.nulls(60)))
     refused("--target", "infinite", data=table(y=[np.inf, *range(59)]))
-    refused("--target", "5,000 different texts", "identifier", data=table(5000, y=[f"t{i}" for i in range(5000)]))
-    refused("--target", "101 different texts", data=table(1010, y=[f"t{i}" for i in range(101)] * 10))
-    refused("--task", "101 different values", "--task regression", data=table(101, y=range(101)), task="classification")
+    refused("--target", "5,000 distinct values", "identifier", data=table(5000, y=[f"t{i}" for i in range(5000)]))
+    refused("--target", "101 distinct values", data=table(1010, y=[f"t{i}" for i in range(101)] * 10))
+    refused("--task", "101 distinct values", "--task regression", data=table(101, y=range(101)), task="classification")
     refused("--task", "holds text such as 'n.a. 2'", data=table(y=["1"] * 59 + ["n.a. 2"]), task="regression")
     refused("--task", "'ranking'", data=table(), task="ranking")
     refused("--target", "dates", data=table(y=[datetime.date(2024, 1, 1 + i % 28) for i in range(60)]))
     refused("--target", "dates", data=table(y=[f"2024-01-{1 + i % 28:02}" for i in range(60)]))
     refused(
-        "--target", "one value in all training rows", data=table(y=[1.5] * 30 + list(range(30))), rows=np.arange(30)
+        "--target", "is the same in all training rows", data=table(y=[1.5] * 30 + list(range(30))), rows=np.arange(30)
     )
-    refused("--target", "one value in all training rows", data=table(y=["a"] * 30 + ["b"] * 30), rows=np.arange(30))
+    refused("--target", "is the same in all training rows", data=table(y=["a"] * 30 + ["b"] * 30), rows=np.arange(30))
     refused("--target", "too large", data=table(y=[-1.7e308, 1.7e308] * 30), task="regression")
 
 
@@ -407,8 +408,8 @@ def test_text_that_is_no_date_is_a_category(cell: str) -> None:
     assert Preparation.fit(table(c=[cell] * 57 + ["a", "b", "c"]), "y").names == ("x", "c")
 
 
-# -- plain values --------------------------------------------------------------------------------------------------------
-def test_what_was_stored_is_refused_when_it_is_not_what_it_was() -> None:
+# -- serialisation -----------------------------------------------------------------------------------------------------
+def test_a_modified_preparation_is_refused() -> None:
     plain = Preparation.fit(table(colour=["red", "blue"] * 30), "y").to_dict()
     assert Preparation.from_dict(plain).to_dict() == plain
     for key in plain:

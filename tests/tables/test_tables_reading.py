@@ -1,4 +1,4 @@
-"""Tables from files: what CSV and Parquet cells become, streams that equal the whole, and every file that is none."""
+"""Reading of tables: parsing of CSV and Parquet cells, streams against whole files, and every error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(folder: Path, text: str | bytes, name: str = "t.csv") -> dict[str, list
     return found
 
 
-# -- cells ---------------------------------------------------------------------------------------------------------------
+# -- cells -------------------------------------------------------------------------------------------------------------
 def test_numbers_text_and_missing_cells(tmp_path: Path) -> None:
     text = "n,i,b,s,m\n1.5,1,true,x,\n 2e3 ,2,false, y ,NA\n,+3,true,,nan\n-inf,.5,true,NULL,?\n"
     path = put(tmp_path, text)
@@ -50,11 +50,11 @@ def test_numbers_text_and_missing_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "NA", "N/A", "nan", "NaN", "null", "None", "?", '""', " NA "])
-def test_marks_of_missing_cells_do_not_turn_numbers_into_text(tmp_path: Path, mark: str) -> None:
+def test_missing_value_markers_do_not_turn_numbers_into_text(tmp_path: Path, mark: str) -> None:
     assert read(tmp_path, f"a,b\n1,x\n{mark},{mark}\n3,y\n") == {"a": [1.0, None, 3.0], "b": ["x", None, "y"]}
 
 
-def test_a_column_that_begins_with_numbers_and_goes_on_with_text_is_text(tmp_path: Path, monkeypatch) -> None:
+def test_a_column_of_numbers_followed_by_text_is_text(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(csv_files, "BLOCK", 512)
     path = put(tmp_path, "a,b\n" + "".join(f"{i},{i}\n" for i in range(2000)) + "late,1\n")
     table = read_table(path)
@@ -154,7 +154,7 @@ def test_parquet_types(tmp_path: Path) -> None:
     ]
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------------------
 cell = st.one_of(
     st.none(),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
@@ -239,7 +239,7 @@ def test_a_stream_holds_a_few_blocks_and_not_the_file(tmp_path: Path, monkeypatc
     assert python < size / 4
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 def refused(path: Path, *words: str) -> None:
     for reading in (lambda: read_table(path), lambda: list(batches(path, ["a"], ["a"]))):
         with pytest.raises(InputError) as caught:
@@ -249,8 +249,8 @@ def refused(path: Path, *words: str) -> None:
         assert caught.value.__cause__ is None or not isinstance(caught.value.__cause__, pa.ArrowException)
 
 
-def test_files_that_are_not_there_or_none(tmp_path: Path) -> None:
-    refused(tmp_path / "no.csv", "no file")
+def test_files_that_do_not_exist_or_are_no_tables(tmp_path: Path) -> None:
+    refused(tmp_path / "no.csv", "no such file")
     refused(tmp_path, "is a folder")
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is a folder")
@@ -297,7 +297,7 @@ def test_binary_files(tmp_path: Path) -> None:
     refused(put(tmp_path, noise, "t.parquet"), "Parquet")
     refused(put(tmp_path, noise, "t.csv.gz"), "gzip")
     refused(put(tmp_path, b"PK\x03\x04" + noise), "Excel")
-    refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n")), "packed")
+    refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n")), "gzip-compressed")
     refused(put(tmp_path, gzip.compress(b"a,b\n1,2\n" * 100)[:-9], "t.csv.gz"), "gzip")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "p.csv")
     refused(tmp_path / "p.csv", "a Parquet file")

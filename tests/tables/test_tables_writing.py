@@ -1,4 +1,4 @@
-"""Tables to files: what is written is read again, and nothing is left of what could not be finished."""
+"""Writing of tables: what is written is read back, and nothing is left of an unfinished file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from credibly.errors import InputError
 from credibly.tables import writing
-from credibly.tables.cells import MISSING, NUMBER
+from credibly.tables.parsing import MISSING, NUMBER
 from credibly.tables.reading import SUFFIXES, header, read_table
 from credibly.tables.writing import TableWriter
 
 
 def is_text(value: str) -> bool:
-    """Whether a cell is text for certain: neither a number nor a mark of missing, with nothing to take off its ends."""
+    """Return whether a cell is certainly text: neither a number nor a missing-value marker, and already stripped."""
     return value == value.strip() and value not in MISSING and not re.match(NUMBER, value)
 
 
@@ -42,7 +42,7 @@ def is_text(value: str) -> bool:
     suffix=st.sampled_from(SUFFIXES),
     blocks=st.integers(1, 4),
 )
-def test_what_is_written_is_read(tmp_path, numbers, words, suffix, blocks) -> None:
+def test_what_is_written_is_read_back(tmp_path, numbers, words, suffix, blocks) -> None:
     count = min(len(numbers), len(words))
     floats = np.array([np.nan if v is None else v for v in numbers[:count]])
     short = np.where(np.abs(floats) < 1e30, floats, np.nan).astype(np.float32)
@@ -85,23 +85,23 @@ def write_all(path: Path, blocks: Iterable[dict[str, Any]]) -> None:
 
 
 def test_blocks_have_the_same_columns(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="same ones"):
+    with pytest.raises(ValueError, match="columns must be the same in every block"):
         write_all(tmp_path / "t.csv", [{"x": [1.0]}, {"y": [1.0]}])
     assert os.listdir(tmp_path) == []
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------
-def test_places_that_are_refused_before_any_work(tmp_path: Path) -> None:
+# -- errors ----------------------------------------------------------------------------------------------------------
+def test_paths_that_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("kept")
     (tmp_path / "folder.csv").mkdir()
     (tmp_path / "dangling.csv").symlink_to(tmp_path / "nowhere" / "t.csv")
     for name, words in {
-        "old.csv": "exists already.*--force",
-        "dangling.csv": "exists already",
+        "old.csv": "already exists.*--force",
+        "dangling.csv": "already exists",
         "folder.csv": "is a folder",
         "t.xlsx": "suffix.*.parquet",
-        "no/t.csv": "there is no folder",
-        "old.csv/t.csv": "there is no folder",
+        "no/t.csv": "no such folder",
+        "old.csv/t.csv": "no such folder",
     }.items():
         with pytest.raises(InputError, match=f"--out: .*{words}"):
             TableWriter(tmp_path / name)
@@ -112,19 +112,19 @@ def test_places_that_are_refused_before_any_work(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(writing.os, "access", lambda *_: False)
-    with pytest.raises(InputError, match="--out: .*cannot be written to"):
+    with pytest.raises(InputError, match="--out: .*is not writable"):
         TableWriter(tmp_path / "t.csv")
 
 
 def test_a_hidden_file_that_cannot_be_made(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path / ("x" * 250 + ".csv"))  # too long once the hidden name is made of it
-    with pytest.raises(InputError, match="--out: .*cannot be written"):
+    with pytest.raises(InputError, match="--out: cannot write"):
         writer.__enter__()
 
 
-# -- nothing half-written ------------------------------------------------------------------------------------------------
+# -- atomic writes ----------------------------------------------------------------------------------------------
 class FullDisk:
-    """A file that takes so many bytes and no more."""
+    """A file that accepts the given number of bytes."""
 
     def __init__(self, path: Path, mode: str, room: int) -> None:
         self.file, self.room, self.closed = open(path, mode), room, False  # noqa: SIM115
@@ -145,7 +145,7 @@ class FullDisk:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("room", [0, 10, 100_000])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch, suffix: str, room: int) -> None:
+def test_a_full_disk_raises_and_leaves_nothing(tmp_path: Path, monkeypatch, suffix: str, room: int) -> None:
     monkeypatch.setattr(writing, "open", lambda path, mode: FullDisk(path, mode, room), raising=False)
     old = tmp_path / f"t{suffix}"
     old.write_text("kept")

@@ -1,4 +1,4 @@
-"""The prior's scale and the noise are chosen by training rows, and the right ones where the truth is known."""
+"""Tuning of the prior scale, the noise and the width on training rows: the right choice where the truth is known."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def test_a_steep_function_takes_a_wide_prior():
     assert trials[-1].score > trials[0].score
 
 
-def test_what_is_not_asked_for_stays():
+def test_only_what_is_requested_is_tuned():
     x, raw, rng = wave(40, 0.1)
     y = raw[:, 0] + 0.1 * rng.normal(size=40)
     recipe = Recipe(hidden=(4,), noise="student", prior_scale=0.5)
@@ -52,7 +52,7 @@ def test_what_is_not_asked_for_stays():
     assert chosen.prior_scale in SCALES
 
 
-def test_the_same_seed_gives_the_same_choice_and_progress_is_told():
+def test_the_same_seed_gives_the_same_choice_and_progress_is_reported():
     x, raw, rng = wave(40, 0.1)
     y = raw[:, 0] + 0.1 * rng.normal(size=40)
     seen = []
@@ -70,7 +70,7 @@ def line(rows, weights, noise, seed=0):
 
 
 def exact(x, y, scale, noise):
-    """Log evidence a row, and the covariance of the posterior, of the linear model that a recipe without layers makes."""
+    """Return log evidence per row and posterior covariance of the linear model of a recipe without hidden layers."""
     design = torch.cat([torch.from_numpy(x), torch.ones(len(x), 1)], 1).double()
     prior = torch.tensor([scale**2 / x.shape[1]] * x.shape[1] + [scale**2], dtype=torch.float64)
     covariance = design * prior @ design.T + noise**2 * torch.eye(len(x), dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_evidence_chooses_the_scale_as_the_closed_form_does(weights, best):
         assert trial.score <= closed[trial.prior_scale] + 1e-5  # the mode is the highest there is
 
 
-def test_bayes_by_backprop_is_chosen_for_by_its_own_bound(monkeypatch):
+def test_bayes_by_backprop_is_tuned_by_its_own_elbo(monkeypatch):
     x, y = line(60, (3.0, -2.5), 0.5)
     monkeypatch.setitem(tuning.BOUND, "steps", 3000)
     monkeypatch.setattr(tuning, "SCALES", (4.0,))
@@ -120,20 +120,20 @@ def test_evidence_finds_noise_that_depends_on_the_input_and_a_width():
 
 def test_a_richer_noise_has_to_earn_its_place():
     """By more than a factor of three in evidence, and two standard errors."""
-    old = tuning._Judged(-1.0, 0.0)
+    old = tuning._Score(-1.0, 0.0)
     for gain, error, expected in ((1.0, 0.0, False), (1.2, 0.0, True), (1.2, 1.0, False), (5.0, 2.0, True)):
-        new = tuning._Judged(-1.0 + gain / 100, error / 100)
-        assert tuning._clearly(new, old, 100) is expected
+        new = tuning._Score(-1.0 + gain / 100, error / 100)
+        assert tuning._clearly_better(new, old, 100) is expected
     assert math.log(3) < 1.2
 
 
 def test_an_unknown_rule_is_refused():
     x, raw, _ = wave(20, 0.1)
-    with pytest.raises(InputError, match="tune: found 'best'"):
+    with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         tune(Recipe(), x, raw[:, 0], rule="best")
 
 
-# -- where it is offered -------------------------------------------------------------------------------------------------
+# -- estimators and the command line -----------------------------------------------------------------------------------
 @pytest.fixture
 def brief(monkeypatch):
     for settings in (tuning.SETTINGS, tuning.POINT):
@@ -153,13 +153,13 @@ def test_estimators_tune(brief, rule, widths):
     labels = np.where(raw[:, 0] > 0, "yes", "no")
     sorted_out = cr.BayesianClassifier(hidden=8, settings=settings, tune=rule).fit(x, labels)
     assert {t.prior_scale for t in sorted_out.trials_} == set(SCALES)
-    with pytest.raises(InputError, match="tune: found 'best'"):
+    with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         cr.BayesianRegressor(tune="best").fit(x, y)
 
 
 @pytest.mark.parametrize("kind", ["numbers", "two", "three"])
 def test_a_table_is_tuned_from_the_command_line(brief, tmp_path, kind):
-    """What was chosen is in the settings of the run, which give the same again; what was asked for by name stays."""
+    """The choice is stored in the settings of the run, which reproduce it; explicit settings are kept."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=80)
     target = {"numbers": 3 * x + rng.normal(size=80), "two": x > 0, "three": np.digitize(x, [-0.5, 0.5])}[kind]

@@ -1,4 +1,4 @@
-"""Active learning: which rows to label next, and the loop around that question."""
+"""Active learning: which rows to label next, and the loop around it."""
 
 from credibly.active.acquisition import ACQUISITIONS, FITS, bald, entropy, epig, random, task_of, variance
 from credibly.active.batch import Batch, batch_bald, joint_information, stochastic, top

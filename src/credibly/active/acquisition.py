@@ -1,26 +1,27 @@
-"""Acquisition functions: what the label of each row would tell, from a `Predictive` alone.
+"""Acquisition functions: score each row by the information its label would add, from a `Predictive` alone.
 
-    bald      I(y; w | x)       = H[y | x] - E_w H[y | x, w]                       what the label says about the weights
-    epig      E_x* I(y; y* | x, x*)                                               what it says about other predictions
-    entropy   H[y | x]                                                            how uncertain the label is
-    variance  Var_w E[y | x, w], or all of Var[y | x]                              the same by the second moment
+    bald      I(y; w | x)       = H[y | x] - E_w H[y | x, w]            information about the weights
+    epig      E_x* I(y; y* | x, x*)                                    information about other predictions
+    entropy   H[y | x]                                                 predictive entropy
+    variance  Var_w E[y | x, w], or all of Var[y | x]                  predictive variance
 
-For labels these are exact for the draws at hand. For real targets the average over draws is taken as a Gaussian with its
-variance (and covariance), which is exact where the weights have a Gaussian posterior and the network is linear in them; the
-information of a finite mixture itself would stop at the logarithm of the number of draws. A row with several targets or
-pixels scores the mean over them.
+For labels these are exact given the draws. For real targets the mixture over draws is approximated by a Gaussian with
+the same variance (and covariance). That is exact where the posterior over weights is Gaussian and the network is linear
+in them; the mutual information of the finite mixture itself could not exceed log(draws). A row with several targets or
+pixels scores their mean.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from credibly.core.checks import check_choice
 from credibly.core.inputs import map_inputs
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
@@ -28,20 +29,20 @@ from credibly.likelihoods import Categorical, Likelihood
 from credibly.likelihoods.base import Extra
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 
-Acquisition = Callable[..., Tensor]  # a Predictive, and keywords of its own, to scores (N,)
+Acquisition = Callable[..., Tensor]  # (predictive, **keywords) -> scores (N,)
 
 
-# -- the functions -------------------------------------------------------------------------------------------------------
+# -- the functions -----------------------------------------------------------------------------------------------------
 def bald(predictive: Predictive) -> Tensor:
-    """Mutual information of the label and the weights in nats, (N,): high where the draws disagree and each is sure.
+    """Return the mutual information of label and weights in nats, (N,): high where confident draws disagree.
 
     For labels H[mean of p] - mean of H[p]; for real targets 1/2 (log Var[y] - mean of log Var[y | w]).
     """
     check_fits("bald", predictive)
-    likelihood, one = predictive.likelihood, predictive.draws == 1
+    likelihood, single_draw = predictive.likelihood, predictive.draws == 1
 
     def block(output: Tensor, extra: Extra, start: int) -> Tensor:
-        if one:
+        if single_draw:
             return output.new_zeros(output.shape[1])
         if likelihood.support == "real":
             mean, noise = likelihood.moments(output, extra)
@@ -49,14 +50,15 @@ def bald(predictive: Predictive) -> Tensor:
             return _by_row(0.5 * (total.log() - noise.log().mean(0)).clamp_min(0))
         log_p = log_probabilities(likelihood, output)
         p = log_p.exp()
-        each = log_p.mul_(p).sum(-1).mean(0)  # log p is finite wherever outputs are, so 0 log 0 does not arise
-        return _by_row((_entropy(p.mean(0)) + each).clamp_min(0))
+        # log p is finite wherever outputs are, so 0 log 0 does not arise.
+        negative_entropy = log_p.mul_(p).sum(-1).mean(0)
+        return _by_row((_entropy(p.mean(0)) + negative_entropy).clamp_min(0))
 
     return _scores(predictive, block)
 
 
 def entropy(predictive: Predictive) -> Tensor:
-    """Entropy of the label in nats under the model average, (N,); for real targets that of a Gaussian of its variance."""
+    """Return the predictive entropy in nats, (N,); for real targets that of a Gaussian with the predictive variance."""
     check_fits("entropy", predictive)
     likelihood = predictive.likelihood
 
@@ -71,9 +73,8 @@ def entropy(predictive: Predictive) -> Tensor:
 
 
 def variance(predictive: Predictive, *, kind: Literal["epistemic", "total"] = "epistemic") -> Tensor:
-    """Variance of the draws' means ("epistemic"), or of y with its noise ("total"), (N,); summed over the classes of labels."""
-    if kind not in ("epistemic", "total"):
-        raise InputError("kind", f"found {kind!r}", 'Pass "epistemic" or "total"')
+    """Return the variance of the draws' means ("epistemic") or of y ("total"), (N,); for labels summed over classes."""
+    check_choice("kind", kind, ("epistemic", "total"))
     likelihood = predictive.likelihood
 
     def block(output: Tensor, extra: Extra, start: int) -> Tensor:
@@ -82,18 +83,18 @@ def variance(predictive: Predictive, *, kind: Literal["epistemic", "total"] = "e
             mean = p.mean(0)
             return _by_row((p.var(0, correction=0) if kind == "epistemic" else mean * (1 - mean)).sum(-1))
         mean, noise = likelihood.moments(output, extra)
-        spread = mean.var(0, correction=0)
-        return _by_row(spread if kind == "epistemic" else spread + noise.mean(0))
+        epistemic = mean.var(0, correction=0)
+        return _by_row(epistemic if kind == "epistemic" else epistemic + noise.mean(0))
 
     return _scores(predictive, block)
 
 
 def epig(predictive: Predictive, targets: Predictive) -> Tensor:
-    """Expected information gain about predictions at target inputs, in nats, (N,): the mean over them of I(y; y*).
+    """Return the expected information gain about predictions at target inputs in nats, (N,): the mean of I(y; y*).
 
     Args:
-        predictive: at the rows to score.
-        targets: at the inputs that matter, from the same posterior with the same draws (the same seed); some hundred rows.
+        predictive: predictions for the rows to score.
+        targets: predictions at the inputs of interest (a few hundred rows), with the same posterior, draws and seed.
     """
     check_fits("epig", predictive)
     _check_targets(predictive, targets)
@@ -132,15 +133,19 @@ def epig(predictive: Predictive, targets: Predictive) -> Tensor:
 
 
 def random(predictive: Predictive, *, seed: int = 0) -> Tensor:
-    """Uniform numbers, (N,): what every other acquisition is measured against."""
+    """Return uniform random scores, (N,): the baseline for every other acquisition."""
     return torch.rand(predictive.rows, generator=stream(check_seed(seed), "random acquisition"))
 
 
 ACQUISITIONS: dict[str, Acquisition] = {
-    "bald": bald, "variance": variance, "entropy": entropy, "epig": epig, "random": random,
-}  # fmt: skip
+    "bald": bald,
+    "variance": variance,
+    "entropy": entropy,
+    "epig": epig,
+    "random": random,
+}
 
-# The tasks that each one fits, as `task_of` names them.
+# The tasks that each acquisition supports, as `task_of` names them.
 LABELS, PARTS, REAL, SEVERAL, COUNTS = (
     "labels",
     "labels of many parts",
@@ -159,7 +164,7 @@ FITS: dict[str, tuple[str, ...]] = {
 
 
 def task_of(predictive: Predictive) -> str:
-    """What a row of these predictions is: one label, a label for many parts (pixels, several targets), a real target, a count."""
+    """Return the kind of target in a row: one label, one label per pixel or target, one or several reals, counts."""
     support, single = predictive.likelihood.support, _elements(predictive) == 1
     if support in ("class", "binary"):
         return LABELS if single else PARTS
@@ -167,29 +172,27 @@ def task_of(predictive: Predictive) -> str:
 
 
 def check_fits(acquisition: str, predictive: Predictive) -> None:
-    """Refuses an acquisition that does not fit the task, with those that do."""
+    """Raise unless the acquisition supports the task; the message lists those that do."""
     if acquisition not in FITS:
-        raise InputError("acquisition", f"found {acquisition!r}", f"Pass one of {', '.join(FITS)}, or a function")
+        raise InputError("acquisition", f"must be one of {', '.join(FITS)} or a function, got {acquisition!r}")
     task = task_of(predictive)
     if task not in FITS[acquisition]:
-        fitting = [name for name, tasks in FITS.items() if task in tasks]
-        raise InputError(
-            "acquisition", f"{acquisition!r} does not fit {task}", f"Those that do are {', '.join(fitting)}"
-        )
+        supported = ", ".join(name for name, tasks in FITS.items() if task in tasks)
+        raise InputError("acquisition", f"{acquisition!r} does not support {task}", f"Use one of {supported}")
 
 
-# -- what they share -----------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 def log_probabilities(likelihood: Likelihood, output: Tensor) -> Tensor:
-    """log p of each label, (S, N, ..., K), the caller's to change; a Bernoulli has two.
+    """Return log p of each label, (S, N, ..., K), in memory the caller may overwrite; a Bernoulli has K = 2.
 
-    In memory the classes come first: softmax and sums over a handful of neighbouring values take torch five times as long.
+    Classes are the outermost dimension in memory: softmax and sums over a short innermost one are five times slower.
     """
     if type(likelihood) is Categorical:
         return torch.log_softmax(output.movedim(-1, 0).contiguous(), 0).movedim(0, -1)
     if isinstance(likelihood, Categorical):
         return likelihood.log_probabilities(output)
     both = torch.stack([F.logsigmoid(-output), F.logsigmoid(output)], -1)
-    return both.squeeze(-2) if both.shape[-2] == 1 else both  # one target has no axis of its own
+    return both.squeeze(-2) if both.shape[-2] == 1 else both  # a single target has no axis
 
 
 def _scores(predictive: Predictive, block: Callable[[Tensor, dict[str, Tensor], int], Tensor]) -> Tensor:
@@ -202,7 +205,7 @@ def _moments_of(likelihood: Likelihood) -> Callable[[Tensor, dict[str, Tensor], 
 
 
 def _by_row(values: Tensor) -> Tensor:
-    """The mean over whatever a row has more than one of."""
+    """Average over the targets or pixels within each row."""
     return values if values.ndim == 1 else values.flatten(1).mean(1)
 
 
@@ -224,13 +227,17 @@ def _elements(predictive: Predictive) -> int:
 
 def _check_targets(predictive: Predictive, targets: Predictive) -> None:
     if not isinstance(targets, Predictive):
-        raise InputError(
-            "targets", f"found {type(targets).__name__}", "Pass posterior.predict(x) at the inputs that matter"
-        )
+        found = f"must be a Predictive, got {type(targets).__name__}"
+        raise InputError("targets", found, "Pass posterior.predict(x) at the inputs of interest")
     if targets.draws != predictive.draws or targets.likelihood != predictive.likelihood:
         raise InputError(
             "targets",
-            f"has {targets.draws} draws of {type(targets.likelihood).__name__}, the pool {predictive.draws} of "
+            f"has {targets.draws} draws of {type(targets.likelihood).__name__}, the pool has {predictive.draws} of "
             f"{type(predictive.likelihood).__name__}",
-            "Both need to come from the same posterior, with the same draws and seed",
+            "Predict both with the same posterior, draws and seed",
         )
+
+
+def acquisition_name(acquisition: str | Callable[..., Any]) -> str:
+    """Return the key of an acquisition, or the name of a function."""
+    return acquisition if isinstance(acquisition, str) else getattr(acquisition, "__name__", "function")

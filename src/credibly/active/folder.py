@@ -1,10 +1,11 @@
-"""The folder of an active-learning loop: what was labelled so far and what was asked, so that the loop can go on.
+"""The folder of an active-learning loop: the labels so far and the open queries, so that the loop can resume.
 
 loop/
-  manifest.json            the problem and the pool by their fingerprints, settings, the history of rounds, checksums
-  state-00003.safetensors  rows of the pool that have labels, the labels, and rows that wait for theirs
+  manifest.json            fingerprints of the problem and the pool, settings, the history of rounds, checksums
+  state-00003.safetensors  labelled rows of the pool, their labels, and rows that wait for one
 
-It is replaced whole after every round (see `run_folder`), and holds no weights: those are fitted again from the labels.
+The state is replaced atomically after every round (see `run_folder`). It holds no weights: they are refitted from the
+labels.
 """
 
 from __future__ import annotations
@@ -31,69 +32,69 @@ FORMAT, VERSION = "credibly-active", 1
 
 
 class LoopFolder:
-    """A folder that this loop writes to; one that somebody else has written to since is refused."""
+    """A folder that one loop writes to. Saving raises if another process has written to it since."""
 
     def __init__(self, path: str | os.PathLike[str], manifest: dict[str, Any]) -> None:
         self.path = Path(path).absolute()
         self.name = os.fspath(path)
         self.manifest = manifest
-        self.seal = checksum(manifest)
+        self.last_checksum = checksum(manifest)
 
     @classmethod
-    def begin(cls, path: str | os.PathLike[str], facts: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        """A new folder."""
-        check_new(path)
-        manifest = {**facts, "format": FORMAT, "format_version": VERSION, "round": 0, "history": []}
+    def create(cls, path: str | os.PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        """Create a new folder."""
+        check_absent(path)
+        manifest = {**description, "format": FORMAT, "format_version": VERSION, "round": 0, "history": []}
         with RunFolder.create(path, manifest, {_state(0): tensors}) as made:
             return cls(path, made.manifest)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> tuple[Self, dict[str, Tensor]]:
-        """A folder with its last state, after all of it has been found whole."""
+        """Open a folder and load its last state. Raises if a file is damaged."""
         folder, name = Path(path), os.fspath(path)
         manifest = _read(folder)
         files = manifest["files"]
         try:
-            (state, facts), *others = files.items()
-            whole = not others and Path(state).name == state
-            whole = whole and sha256(folder / state) == facts["sha256"]
+            (state, entry), *others = files.items()
+            intact = not others and Path(state).name == state
+            intact = intact and sha256(folder / state) == entry["sha256"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"out: {name!r} is not whole ({error})") from error
-        if not whole:
-            raise StoreError(f"out: {state} in {name!r} was altered (its checksum does not fit)")
+            raise StoreError(f"out: {name!r} is incomplete ({error})") from error
+        if not intact:
+            raise StoreError(f"out: {state} in {name!r} was altered (checksum mismatch)")
         return cls(path, manifest), load_tensors(folder / state)
 
     def save(self, tensors: dict[str, Tensor], history: list[dict[str, Any]]) -> None:
-        """Replaces the state and the history."""
+        """Replace the state and the history."""
         with RunFolder(self.path, dict(self.manifest)) as run:
-            if _read(self.path).get("checksum") != self.seal:
+            if _read(self.path).get("checksum") != self.last_checksum:
                 raise StoreError(
-                    f"out: another process has gone on with {self.name!r}. Take up its state by ActiveLearner.resume"
+                    f"out: another process has written to {self.name!r}. Load its state with ActiveLearner.resume"
                 )
             number = int(run.manifest["round"]) + 1
             run.manifest["files"] = {}
             run.write(_state(number), tensors)
             run.commit(round=number, history=history)
             self.manifest = run.manifest
-        self.seal = checksum(self.manifest)
+        self.last_checksum = checksum(self.manifest)
 
 
-def check_new(path: str | os.PathLike[str]) -> None:
-    """Refuses a folder that is there."""
+def check_absent(path: str | os.PathLike[str]) -> None:
+    """Raise if the folder exists."""
     if Path(path).exists():
         name = os.fspath(path)
         raise StoreError(
-            f"out: {name!r} exists already. Go on with it by ActiveLearner.resume({name!r}, problem, pool), or choose "
+            f"out: {name!r} exists already. Resume it with ActiveLearner.resume({name!r}, problem, pool), or choose "
             "another folder"
         )
 
 
-def facts_of(
+def describe_loop(
     problem: Problem, method: Method, seed: int, settings: dict[str, Any], pool: Inputs, targets: Inputs | None
 ) -> dict[str, Any]:
-    """What a folder notes of a loop, to know it again."""
+    """Return what the manifest records to identify a loop."""
     layout = problem.layout
-    starts = getattr(method, "init", None) == "network"  # otherwise the weights it comes with do not matter
+    starts = getattr(method, "init", None) == "network"  # otherwise the network's own weights do not matter
     return {
         **header(Model.of(problem), "active", method.record(problem, seed, {})),
         **identity(problem),
@@ -105,18 +106,21 @@ def facts_of(
     }
 
 
-def check_facts(now: dict[str, Any], then: dict[str, Any], name: str) -> None:
-    """Refuses to go on with what is not the loop that was begun, and says what differs."""
+def check_same_loop(now: dict[str, Any], then: dict[str, Any], name: str) -> None:
+    """Raise unless both describe the same loop; the message names the difference."""
     parts = {
-        "pool": "the rows of the pool", "targets": "the targets", "settings": "the settings",
-        "fixed": "parameters that are not random", "start": "the weights that the network starts from",
-    }  # fmt: skip
-    for part, said in parts.items():
+        "pool": "the rows of the pool",
+        "targets": "the targets",
+        "settings": "the settings",
+        "fixed": "the parameters that are not random",
+        "start": "the initial weights of the network",
+    }
+    for part, title in parts.items():
         if now[part] != then[part]:
-            raise StoreError(f"out: {name!r} was begun with other values: {said} differ. Pass those it was begun with")
+            raise StoreError(f"out: {title} differ from those that {name!r} was started with. Pass the original ones")
     settings = then["record"]["settings"]
     if now["record"]["settings"] != settings:
-        raise StoreError(f"out: {name!r} was begun with another method or other settings of it: {settings}")
+        raise StoreError(f"out: {name!r} was started with another method or other settings: {settings}")
 
 
 def _state(number: int) -> str:
@@ -130,9 +134,9 @@ def _read(folder: Path) -> dict[str, Any]:
     except OSError:
         raise StoreError(f"out: {name!r} is not the folder of an active-learning loop (no {MANIFEST})") from None
     except ValueError as error:
-        raise StoreError(f"out: the manifest of {name!r} is cut short or altered ({error})") from error
+        raise StoreError(f"out: the manifest of {name!r} is truncated or altered ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("format_version") != VERSION:
-        raise StoreError(f"out: {name!r} is not the folder of an active-learning loop of this version")
+        raise StoreError(f"out: {name!r} is not the folder of an active-learning loop in this version's format")
     if manifest.get("checksum") != checksum(manifest):
-        raise StoreError(f"out: the manifest of {name!r} was altered (its checksum does not fit)")
+        raise StoreError(f"out: the manifest of {name!r} was altered (checksum mismatch)")
     return manifest

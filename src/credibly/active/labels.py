@@ -1,4 +1,4 @@
-"""Labels on their way into a problem: checked, put into its layout, and added to its rows."""
+"""Adding labels to a problem: validate them, convert them to its layout and append the rows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from credibly.errors import InputError
 from credibly.problem import Problem
 
 
-def with_rows(problem: Problem, x: Inputs, y: Tensor) -> Problem:
-    """The same problem with more rows."""
+def append_rows(problem: Problem, x: Inputs, y: Tensor) -> Problem:
+    """Return a copy of the problem with more rows."""
     more = [value for _, value in tensors_of(x)]
     joined = iter([torch.cat([old, new]) for (_, old), new in zip(tensors_of(problem.x), more, strict=True)])
     whole = copy.copy(problem)
@@ -27,23 +27,23 @@ def with_rows(problem: Problem, x: Inputs, y: Tensor) -> Problem:
     return whole
 
 
-def as_given(problem: Problem, y: Tensor) -> Tensor:
-    """Prepared targets in the layout that the caller's y has."""
+def restore_labels(problem: Problem, y: Tensor) -> Tensor:
+    """Return prepared targets in the layout of the user's y."""
     return y if problem.likelihood.support == "class" else problem.likelihood.restore(y)
 
 
-def prepared(problem: Problem, count: int, labels: Any) -> Tensor:
-    """Labels of so many rows as the problem keeps them; a wrong shape or value is refused."""
-    with named("labels"):
+def prepare_labels(problem: Problem, count: int, labels: Any) -> Tensor:
+    """Return the labels of `count` rows in the problem's internal layout. Raises for a wrong shape or value."""
+    with errors_about("labels"):
         given = to_tensor(labels, "labels", problem.device, problem.layout.dtype, convert=True)
-        expected = (count, *as_given(problem, problem.y).shape[1:])
+        expected = (count, *restore_labels(problem, problem.y).shape[1:])
         if tuple(given.shape) != expected:
-            raise InputError("labels", f"has shape {tuple(given.shape)}", f"Pass {expected}, one for each row")
+            raise InputError("labels", f"must have shape {expected}, one label per row, got {tuple(given.shape)}")
         return problem.likelihood.prepare(given, problem.layout.dtype)
 
 
 def fingerprint(tensors: list[tuple[str, Tensor]]) -> str:
-    """A short hash of tensors, by name, shape, dtype and values."""
+    """Return a short hash of tensors by name, shape, dtype and values."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -52,8 +52,8 @@ def fingerprint(tensors: list[tuple[str, Tensor]]) -> str:
 
 
 @contextmanager
-def named(argument: str) -> Iterator[None]:
-    """Errors about x or y, told about the argument that they came with."""
+def errors_about(argument: str) -> Iterator[None]:
+    """Re-raise errors about x or y under the name of the argument that held them."""
     try:
         yield
     except InputError as error:

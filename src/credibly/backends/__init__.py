@@ -1,1 +1,1 @@
-"""Everything that only makes it fast: C++ on a CPU, CUDA and Triton kernels on a GPU. A reader may skip it."""
+"""Fast paths: C++ on a CPU, CUDA and Triton kernels on a GPU. Nothing here changes what is computed."""

@@ -1,4 +1,4 @@
-"""The command line, one file a verb. Nothing heavy is imported before a command runs, so that help comes at once."""
+"""The command line, one file per verb. Nothing heavy is imported before a command runs, so help is instant."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb, command in (
-    ("demo", demo), ("fit", fit), ("predict", predict), ("evaluate", evaluate), ("compare", compare), ("report", report),
-    ("resume", resume), ("methods", methods), ("study", study), ("bench", bench),
-):  # fmt: skip
+    ("demo", demo),
+    ("fit", fit),
+    ("predict", predict),
+    ("evaluate", evaluate),
+    ("compare", compare),
+    ("report", report),
+    ("resume", resume),
+    ("methods", methods),
+    ("study", study),
+    ("bench", bench),
+):
     app.command(verb, context_settings=getattr(command, "CONTEXT", None))(command.run)
 
 
@@ -32,23 +40,22 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _about(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Bayesian deep learning for PyTorch: any network in, credible predictions out.
 
-    Begin with `credibly demo`, which fits every method to real data and writes
-    a page that explains the results, or with a table of your own:
+    Start with `credibly demo`, which fits every method to real data and writes a
+    page that explains the results, or with a table of your own:
 
     credibly fit house.csv --target price
 
     credibly predict run/ new.csv
 
-    Exit codes: 0 done, 1 something went wrong on the way, 2 a request that cannot
-    be met, 130 stopped by Ctrl-C.
+    Exit codes: 0 success, 1 runtime error, 2 invalid request, 130 stopped by Ctrl-C.
     """
 
 
 def main() -> None:
-    """The `credibly` console script."""
+    """Run the `credibly` console script."""
     app()

@@ -1,4 +1,4 @@
-"""`credibly bench`: published tables, made again, and speed against peers."""
+"""`credibly bench`: published benchmarks reproduced, and speed compared with peer libraries."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.checkout import checkout_module, find_checkout
+from credibly.cli.console import open_in_browser, print_wrapped
 from credibly.cli.demo import progress_line
-from credibly.cli.failures import plainly, stopped
-from credibly.cli.processes import several, speaks
-from credibly.cli.words import say, show_page
+from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.processes import is_distributed, is_leader
 from credibly.errors import InputError
 
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}  # `speed` hands them on
+# `speed` passes unknown options on.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def run(
@@ -26,95 +27,94 @@ def run(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="uci: the regression benchmark with its standard splits. speed: times against peers."
+            metavar="NAME",
+            help="uci: the regression benchmark with its standard splits. speed: timings against peer libraries.",
         ),
     ],
-    root: Annotated[
-        Path | None, typer.Option(help="The folder that holds uci/NAME.npz, or NAME.npz; speed can do without.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(metavar="A,B", help="Data sets; by default all that are there.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder with uci/NAME.npz or NAME.npz; optional for speed.")] = None,
+    data: Annotated[str | None, typer.Option(metavar="A,B", help="Data sets. (Default: all in the folder.)")] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Some of map,dropout,bbb,ensemble,sghmc,hmc; by default all.")
+        str | None, typer.Option(metavar="A,B", help="Any of map,dropout,bbb,ensemble,sghmc,hmc. (Default: all.)")
     ] = None,
-    splits: Annotated[int, typer.Option(help="How many of the splits, from the first.")] = 20,
+    splits: Annotated[int, typer.Option(help="Number of splits, starting with the first.")] = 20,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the tables and for every cell (bench-NAME); a run that was stopped goes on there."
+            help="Folder for the tables and every cell; an interrupted run resumes there. (Default: bench-NAME.)"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="Processes; by default one for each processor.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same results.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes. (Default: one per core.)")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Hardly any training: to see that it works, not for figures.")
+        bool, typer.Option("--quick", help="Hardly any training: checks that it runs, not how good it is.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quiet: options.Quiet = False,
     open_page: options.Open = False,
 ) -> None:
-    """Run a published benchmark and set the figures beside the published ones.
+    """Run a published benchmark and compare the results with the published ones.
 
     credibly bench uci --root data/ --data concrete,yacht --splits 20
 
-    Ends in README.md, results.csv, a picture and a page. Every cell (data set,
-    split, method) is kept as it ends, so Ctrl-C loses little: the same command
-    goes on. Takes any data set in the form of the others. Processes that torchrun
-    started share out the cells.
+    Writes README.md, results.csv, a figure and a page. Every cell (data set, split,
+    method) is saved as soon as it is done, so Ctrl-C loses little: the same command
+    resumes. Any data set in the same format works. Under torchrun the processes
+    share the cells.
 
     credibly bench speed --jax PYTHON --cases hmc,ensemble
 
-    The same work here and in the peers that are installed, as a table of ratios.
-    It lives in a checkout of the repository, and takes the options of
+    Times the same work here and in the installed peer libraries and prints a table
+    of ratios. Needs a checkout of the repository and takes the options of
     python -m benchmarks (--list, --cases, --jax, --budget, --repeats, --page).
     """
-    with plainly(shared=name == "uci"):
+    with handle_errors(shared=name == "uci"):
         if name == "speed":
             raise typer.Exit(_speed(root, out, device, quick, context.args))
         if name != "uci":
-            raise InputError("NAME", f"found {name!r}", "The benchmarks are uci and speed")
+            raise InputError("NAME", f"must be uci or speed, got {name!r}")
         if context.args:
-            raise InputError("bench uci", f"there is no option {context.args[0]}", "See credibly bench --help")
+            raise InputError("bench uci", f"no such option: {context.args[0]}", "See credibly bench --help")
         if root is None:
-            raise InputError("--root", "is missing", "Name the folder that holds uci/NAME.npz, or NAME.npz")
+            raise InputError("--root", "missing", "Pass the folder with uci/NAME.npz or NAME.npz")
         out = out or Path("bench-uci")
 
         bench = checkout_module("studies.uci_bench", "credibly bench uci")
         from credibly.data import uci_names
 
-        names = options.listed(data) or uci_names(root)
-        if jobs not in (None, 1) and several():
-            raise InputError("--jobs", f"found {jobs} under torchrun", "Leave it out: each of its processes runs cells")
-        processes = jobs if jobs is not None else 1 if device != "cpu" or several() else os.cpu_count() or 1
+        names = options.split_names(data) or uci_names(root)
+        if jobs not in (None, 1) and is_distributed():
+            raise InputError("--jobs", f"must not be given under torchrun, got {jobs}", "Every process runs cells")
+        processes = jobs if jobs is not None else 1 if device != "cpu" or is_distributed() else os.cpu_count() or 1
         plan = bench.Plan(
-            root, out, names, options.listed(methods) or bench.METHODS, splits, seed, quick, device, processes
+            root, out, names, options.split_names(methods) or bench.METHODS, splits, seed, quick, device, processes
         )
         bench.check(plan)
-        words = [
+        command = [
             f"credibly bench uci --root DIR --splits {splits} --seed {seed}",
             *([f"--data {data}"] if data else []),
         ]
-        words += [*([f"--methods {methods}"] if methods else []), *(["--quick"] if quick else [])]
+        command += [*([f"--methods {methods}"] if methods else []), *(["--quick"] if quick else [])]
         try:
             with progress_line(quiet) as report:
                 cells = bench.run(plan, report)
         except KeyboardInterrupt:
-            stopped(f"the cells so far are in {out}; the same command goes on")
-        if not speaks():
+            exit_stopped(f"finished cells are in {out}; run the same command to resume")
+        if not is_leader():
             return
-        page = bench.write_all(cells, plan, " ".join(words))
+        page = bench.write_all(cells, plan, " ".join(command))
         if not quiet:
-            say(*bench.findings(cells))
+            print_wrapped(*bench.findings(cells))
         typer.echo(os.fspath(page))
         if open_page:
-            show_page(page)
+            open_in_browser(page)
 
 
 def _speed(root: Path | None, out: Path | None, device: str, quick: bool, more: list[str]) -> int:
-    """Runs the suite of the checkout that this package, or the current folder, belongs to; its exit status."""
+    """Run the benchmark suite of the checkout and return its exit status."""
     found = find_checkout("benchmarks", "credibly bench speed")
-    words = ["--device", device, *(["--quick"] if quick else [])]
-    words += [] if root is None else ["--root", os.fspath(root)]
-    words += [] if out is None else ["--out", os.fspath(out)]
+    arguments = ["--device", device, *(["--quick"] if quick else [])]
+    arguments += [] if root is None else ["--root", os.fspath(root)]
+    arguments += [] if out is None else ["--out", os.fspath(out)]
     paths = os.pathsep.join([os.fspath(found), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "benchmarks", *words, *more]
+    command = [sys.executable, "-m", "benchmarks", *arguments, *more]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False).returncode

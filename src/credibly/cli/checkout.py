@@ -1,4 +1,4 @@
-"""What lives in a checkout of the repository beside the package: `studies/` and `benchmarks/`."""
+"""Access to `studies/` and `benchmarks/`, which are in a checkout of the repository but not in the package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ADVICE = "Run it in a checkout of the repository, with credibly installed from t
 
 
 def find_checkout(package: str, command: str) -> Path:
-    """Return the checkout that this package, or else the current folder, belongs to."""
-    found = next((place for place in _places() if (place / package / "__init__.py").is_file()), None)
+    """Return the checkout that contains this package, or else the current folder if it is one."""
+    found = next((root for root in _candidates() if (root / package / "__init__.py").is_file()), None)
     if found is None:
         raise InputError(command, f"{package}/ is not part of the installed package", ADVICE)
     return found
 
 
-def _places() -> list[Path]:
+def _candidates() -> list[Path]:
     return [Path(__file__).resolve().parents[3], Path.cwd()]
 
 

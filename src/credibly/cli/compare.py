@@ -1,4 +1,4 @@
-"""`credibly compare`: every method on one table, side by side."""
+"""`credibly compare`: several methods on one table, side by side."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly, stopped
-from credibly.cli.fit import about_table
-from credibly.cli.processes import speaks
+from credibly.cli.console import check_folder, format_number, open_in_browser, print_table, print_wrapped, to_json
+from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.fit import describe_table
+from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
-from credibly.cli.words import as_text, check_folder, number, say, show_page, show_table
 from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.config import Config
-    from credibly.tables.facts import Facts
+    from credibly.tables.fit_summary import FitSummary
     from credibly.tables.run import Prepared
 
 RESULTS = "results.json"
@@ -33,9 +33,7 @@ FORMAT = "credibly-comparison"
 def run(
     table: Annotated[Path | None, options.TABLE] = None,
     target: options.Target = None,
-    out: Annotated[Path, typer.Option(help="Folder for the page and one run folder for each method.")] = Path(
-        "comparison"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for the page and one run folder per method.")] = Path("comparison"),
     methods: options.Methods = None,
     task: options.Task = None,
     drop: options.Drop = None,
@@ -49,7 +47,7 @@ def run(
         typer.Option(
             "--set",
             metavar="METHOD.NAME=VALUE",
-            help="A setting of one method, such as hmc.draws=500; may be given again.",
+            help="A setting of one method, such as hmc.draws=500; repeatable.",
         ),
     ] = None,
     seed: options.Seed = None,
@@ -60,19 +58,28 @@ def run(
     as_json: options.Json = False,
     open_page: options.Open = False,
 ) -> None:
-    """Fit a table by every method, on the same rows, and show them side by side.
+    """Fit a table with every method on the same rows and compare the results.
 
     credibly compare house.csv --target price
 
-    Ends in one table and one page, comparison/index.html, with each method's own
-    page beside it; `credibly predict comparison/hmc new.csv` uses the one you like.
+    Prints a table and writes a page, comparison/index.html, which links to a page
+    per method. `credibly predict comparison/hmc new.csv` uses one of them.
     """
     given = {
-        "table": table, "target": target, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden, "noise": noise,
-        "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
-    }  # fmt: skip
-    with plainly(shared=True):
-        if speaks():
+        "table": table,
+        "target": target,
+        "task": task,
+        "drop": drop,
+        "holdout": holdout,
+        "hidden": hidden,
+        "noise": noise,
+        "prior_scale": prior_scale,
+        "activation": activation,
+        "seed": seed,
+        "device": device,
+    }
+    with handle_errors(shared=True):
+        if is_leader():
             _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
@@ -82,18 +89,19 @@ def run(
         from credibly.tables.run import prepare
 
         rows = read_table(base.table)
-        ready = {name: prepare(one, rows) for name, one in configs.items()}  # what is wrong shows before the first fit
+        # Prepare all methods first, so that errors show before the first fit.
+        ready = {name: prepare(one, rows) for name, one in configs.items()}
         if not quiet and not as_json:
-            say(about_table(next(iter(ready.values()))))
+            print_wrapped(describe_table(next(iter(ready.values()))))
         try:
-            with _staged(out) if speaks() else nullcontext(out) as made:
+            with _staged(out) if is_leader() else nullcontext(out) as made:
                 folder = Path(world.current().gather(os.fspath(made))[0])
                 facts = _fit(ready, folder, out, quiet or as_json)
-                if speaks():
+                if is_leader():
                     _write(facts, folder)
         except KeyboardInterrupt:
-            stopped("nothing was kept")
-        if not speaks():
+            exit_stopped("nothing was kept")
+        if not is_leader():
             return
         page = out / "index.html"
         if as_json:
@@ -103,11 +111,11 @@ def run(
                 _print(facts)
             typer.echo(os.fspath(page))
         if open_page:
-            show_page(page)
+            open_in_browser(page)
 
 
 def _check_out(out: Path, force: bool) -> None:
-    """Refuses a place that is taken; with force only what an earlier comparison left is replaced."""
+    """Raise if the folder is occupied. With force, only an earlier comparison may be replaced."""
     check_folder(out, force)
     if out.is_dir() and any(out.iterdir()):
         try:
@@ -115,14 +123,14 @@ def _check_out(out: Path, force: bool) -> None:
         except (OSError, ValueError):
             found = None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise InputError("--out", f"{out} is not a comparison, so it stays", "Choose another folder")
+            raise InputError("--out", f"{out} is not a comparison", "Choose another folder")
         if out.resolve() == Path.cwd():
-            raise InputError("--out", f"{out} is the folder that this runs in", "Replace it from another one")
+            raise InputError("--out", f"{out} is the current directory", "Run the command from another one")
 
 
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """A folder to write into, which is at its place only when everything has gone well. It is made before the work."""
+    """Yield a folder to write into, created before the work and moved to `out` only on success."""
     from credibly.tables.folder import swap
 
     place = out.resolve()
@@ -140,28 +148,26 @@ def _staged(out: Path) -> Iterator[Path]:
         raise
 
 
-def _names(words: str | None) -> tuple[str, ...]:
+def _names(text: str | None) -> tuple[str, ...]:
     from credibly.demo.fits import check_methods
 
-    return check_methods(None if words is None else options.listed(words))
+    return check_methods(None if text is None else options.split_names(text))
 
 
 def _configs(base: Config, names: tuple[str, ...], pairs: list[str]) -> dict[str, Config]:
-    """The settings for each method."""
+    """Return the configuration of each method."""
     from credibly.tables.config import parse_settings
 
     own: dict[str, list[str]] = {name: [] for name in names}
     for pair in pairs:
         name, _, rest = pair.partition(".")
         if name not in own:
-            raise InputError(
-                "--set", f"found {pair!r}", f"Pass METHOD.NAME=VALUE with a method among {', '.join(names)}"
-            )
+            raise InputError("--set", f"must be METHOD.NAME=VALUE, with one of {', '.join(names)}, got {pair!r}")
         own[name].append(rest)
     return {name: dataclasses.replace(base, method=name, settings=parse_settings(own[name])) for name in names}
 
 
-def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, Facts]:
+def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> dict[str, FitSummary]:
     from credibly.cli.fit import write_results
     from credibly.distributed import world
     from credibly.tables.run import fit_table
@@ -171,10 +177,10 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
         try:
             run = fit_table(prepared, folder / name, progress=False if silent else None)
         except StoreError as error:
-            # It names a folder that goes in a moment, and how to go on with it.
+            # The message names a staging folder that is about to be removed, so raise the cause instead.
             cause = error.__cause__.__cause__ if isinstance(error.__cause__, StoreError) else error.__cause__
             raise cause if isinstance(cause, OSError) else error from None
-        if not speaks():
+        if not is_leader():
             continue
         with world.alone():
             found[name] = write_results(run, out / name)[0]
@@ -183,21 +189,27 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
     return found
 
 
-def _write(facts: dict[str, Facts], folder: Path) -> None:
+def _write(facts: dict[str, FitSummary], folder: Path) -> None:
     from credibly.report import compare_page, write
-    from credibly.tables.folder import write_whole
+    from credibly.tables.folder import write_atomic
 
     write(compare_page(facts, {name: f"{name}/report.html" for name in facts}), folder / "index.html")
     first = next(iter(facts.values()))
     results = {
-        "format": FORMAT, "table": first.table, "target": first.target, "task": first.task, "rows": first.rows,
-        "held_out": first.held_out, "seed": first.seed, "baseline": first.baseline,
+        "format": FORMAT,
+        "table": first.table,
+        "target": first.target,
+        "task": first.task,
+        "rows": first.rows,
+        "held_out": first.held_out,
+        "seed": first.seed,
+        "baseline": first.baseline,
         "methods": {name: {"figures": one.figures, "seconds": one.seconds} for name, one in facts.items()},
-    }  # fmt: skip
-    write_whole(folder / RESULTS, as_text(results) + "\n")
+    }
+    write_atomic(folder / RESULTS, to_json(results) + "\n")
 
 
-def _print(facts: dict[str, Facts]) -> None:
+def _print(facts: dict[str, FitSummary]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -205,13 +217,14 @@ def _print(facts: dict[str, Facts]) -> None:
     title = escape(f"{first.target} in {first.table}, {first.on} rows")
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
-    for key in first.figures:  # on a narrow terminal headings are folded; numbers are never cut
-        widest = max(len(number(one.figures[key])) for one in facts.values())
+    # On a narrow terminal headings wrap; numbers are never truncated.
+    for key in first.figures:
+        widest = max(len(format_number(one.figures[key])) for one in facts.values())
         table.add_column(key.replace("_", " "), justify="right", min_width=widest, overflow="fold")
     table.add_column("seconds", justify="right", min_width=6, overflow="fold")
     for name, one in facts.items():
-        table.add_row(name, *(number(value) for value in one.figures.values()), f"{one.seconds:.1f}")
-    plain = [number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
+        table.add_row(name, *(format_number(value) for value in one.figures.values()), f"{one.seconds:.1f}")
+    plain = [format_number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
     table.add_row("no inputs", *plain, "")
-    show_table(table)
-    say("")
+    print_table(table)
+    print_wrapped("")

@@ -1,4 +1,4 @@
-"""`credibly demo`: every method on embedded data, ending in a page and a file of figures."""
+"""`credibly demo`: every method on embedded data, with a page and a file of results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from credibly.cli.failures import plainly
-from credibly.cli.words import check_folder, show_page
+from credibly.cli.console import check_folder, open_in_browser
+from credibly.cli.error_handling import handle_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,36 +29,36 @@ TITLES = {
 
 
 def run(
-    out: Annotated[Path, typer.Option(help="Folder for index.html and results.json; made if it is not there.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for index.html and results.json; created if needed.")] = Path(
         "demo"
     ),
     methods: Annotated[
-        str | None, typer.Option(help="Names to compare, with commas: mle,map,ensemble. By default all of them.")
+        str | None, typer.Option(help="Methods to compare, such as mle,map,ensemble. (Default: all.)")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures. Another one shows how much is chance.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed; another one shows how much of the results is chance.")] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="A tenth of the work or less: a first look in about 20 seconds.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but the path of the page.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the path of the page.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace the two files in a folder that is not empty; others stay.")
+        bool, typer.Option("--force", help="Overwrite the two files in a folder that is not empty; other files stay.")
     ] = False,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser at the end.")] = False,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Compare the methods on real data and toys, and write a page that explains what came out.
+    """Compare the methods on real and toy data, and write a page that explains the results.
 
-    Fits each method to diabetes (regression), breast cancer (two classes) and
-    two small made-up problems whose truth is known, and says how close each
-    comes to HMC, which draws from the posterior itself. Needs no data of yours
-    and no network access; takes about two minutes.
+    Fits each method to diabetes (regression), breast cancer (two classes) and two
+    toy problems with a known ground truth, and reports how close each comes to HMC,
+    which samples the posterior without approximating it. Needs no data and no
+    network access; takes about two minutes.
     """
-    with plainly():
+    with handle_errors():
         check_folder(out, force)
         from credibly.demo.fits import check_methods, run_demo
         from credibly.demo.page import demo_page
         from credibly.report import write
 
-        # Unknown names are refused before any work is done.
+        # Unknown names raise before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])
         with staged(out) as folder:
             with progress_line(quiet) as report:
@@ -70,14 +70,14 @@ def run(
             _print_tables(result)
         typer.echo(str(page))
         if open_page:
-            show_page(page)
+            open_in_browser(page)
 
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `out` (or whose files move there) only if nothing went wrong.
+    """Yield a folder to write into, which becomes `out` (or whose files move there) only on success.
 
-    It is made before the work, so that a place where nothing can be written is found out at once.
+    It is created before the work, so that an unwritable location fails immediately.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     there = out.is_dir()
@@ -98,7 +98,7 @@ def staged(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def progress_line(quiet: bool) -> Iterator[Progress | None]:
-    """A progress line on standard error, where that is a terminal."""
+    """Show a progress bar on standard error if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -116,29 +116,29 @@ def _print_tables(result: DemoResult) -> None:
     from rich.console import Console
 
     console = Console()
-    for task, figures in result.figures.items():
-        console.print(_table(TITLES[task], figures))
+    for task, metrics in result.figures.items():
+        console.print(_table(TITLES[task], metrics))
         console.print()
     if any(result.against.values()):
         console.print(_table(*_closeness(result)))
         console.print()
 
 
-def _table(title: str, figures: dict[str, dict[str, float]]) -> Table:
+def _table(title: str, metrics: dict[str, dict[str, float]]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
-    for key in next(iter(figures.values())):
+    for key in next(iter(metrics.values())):
         table.add_column(key.replace("_", " "), justify="right")
-    for name, row in figures.items():
+    for name, row in metrics.items():
         table.add_row(name, *(f"{value:.3f}" for value in row.values()))
     return table
 
 
 def _closeness(result: DemoResult) -> tuple[str, dict[str, dict[str, float]]]:
-    """Total variation from HMC, a column for each task; in HMC's own row, what chance gives."""
-    title = "Total variation from HMC (its own: half the chains against half)"
+    """Return the title and rows of a table of total variation from HMC, per task; HMC's own row shows chance level."""
+    title = "Total variation distance from HMC (HMC itself: one half of the chains against the other)"
     rows = {
         name: {task: by_name[name]["total_variation"] for task, by_name in result.against.items()}
         for name in result.methods

@@ -1,4 +1,4 @@
-"""`credibly evaluate`: how good a run is on rows it has not seen."""
+"""`credibly evaluate`: metrics of a run on new rows."""
 
 from __future__ import annotations
 
@@ -9,55 +9,54 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly
-from credibly.cli.words import as_text, figures_table, say
+from credibly.cli.console import print_metrics, print_wrapped, to_json
+from credibly.cli.error_handling import handle_errors
 from credibly.errors import InputError
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `credibly fit` made.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file with the same columns and the target.")
+        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the same columns and the target.")
     ],
     as_json: options.Json = False,
 ) -> None:
-    """Measure a run on a table whose targets are known: accuracy, calibration, log density.
+    """Evaluate a run on a table with known targets: accuracy, calibration, log density.
 
-    Each figure stands beside that of a model that looks at no input at all.
-    Rows without a target are left out.
+    Each metric is shown beside that of a baseline that ignores the inputs. Rows
+    without a target are left out.
     """
-    with plainly():
+    with handle_errors():
         import torch
 
         from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
-        from credibly.tables.telling import baseline
+        from credibly.tables.summarise import baseline
 
-        header(table)  # what is wrong with the file is found before anything is loaded
+        # Errors in the file show before anything is loaded.
+        header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
         rows = read_table(table, text=known.text_names)
         usable = known.usable_rows(rows)
         if not len(usable):
-            raise InputError(
-                "table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict for such rows"
-            )
+            raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")
         kept = rows.take(usable)
         y = known.target_values(kept)
         predictive = done.model.predict_table(kept)
-        figures = evaluation.evaluate(predictive, torch.from_numpy(y), seed=done.config.seed)
+        metrics = evaluation.evaluate(predictive, torch.from_numpy(y), seed=done.config.seed)
         plain = baseline(done.model, y, done.sample())
         if as_json:
-            told = {
+            results = {
                 "run": os.fspath(folder),
                 "table": os.fspath(table),
                 "rows": len(kept),
-                "figures": figures,
+                "figures": metrics,
                 "baseline": plain,
             }
-            typer.echo(as_text(told))
+            typer.echo(to_json(results))
             return
-        figures_table(f"{done.config.method} on {len(kept):,} rows of {table.name}", figures, plain)
+        print_metrics(f"{done.config.method} on {len(kept):,} rows of {table.name}", metrics, plain)
         if len(usable) < len(rows):
-            say(f"{len(rows) - len(usable):,} rows without a target were left out.")
+            print_wrapped(f"{len(rows) - len(usable):,} rows without a target were left out.")

@@ -1,4 +1,4 @@
-"""`credibly fit`: a table in, a run folder with a report out."""
+"""`credibly fit`: fits a table into a run folder with a report."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly, stopped
-from credibly.cli.processes import speaks
+from credibly.cli.console import open_in_browser, print_wrapped, to_json
+from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
-from credibly.cli.words import as_text, say, show_page
-from credibly.errors import InputError, Interrupted, StoreError
+from credibly.core.checks import check_choice
+from credibly.errors import Interrupted, StoreError
 
 if TYPE_CHECKING:
-    from credibly.tables.facts import Facts
+    from credibly.tables.fit_summary import FitSummary
     from credibly.tables.run import Prepared, TableRun
 
 
 def run(
     table: Annotated[Path | None, options.TABLE] = None,
     target: options.Target = None,
-    out: Annotated[Path, typer.Option(help="Folder for the run; made here, with those it is in.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Folder for the run; created if needed.")] = Path("run"),
     method: options.Method = None,
     task: options.Task = None,
     drop: options.Drop = None,
@@ -43,111 +44,119 @@ def run(
     as_json: options.Json = False,
     open_page: options.Open = False,
 ) -> None:
-    """Fit a table: what its target column is, given the others, with how sure one can be.
+    """Fit a model that predicts one column of a table from the others, with uncertainty.
 
     credibly fit house.csv --target price --out run/
 
-    Numbers are standardised, words become yes-or-no columns, gaps are filled and
-    flagged. A fifth of the rows is kept back and predicted; run/report.html tells
-    how good, how calibrated and how sure the fit is, and what to do next. Then:
+    Numbers are standardised, categories one-hot encoded, missing values imputed and
+    flagged. A fifth of the rows is held out for evaluation. run/report.html shows
+    how accurate and calibrated the fit is, and what to do next. Then:
 
     credibly predict run/ new.csv --out predictions.csv
 
-    Ctrl-C stops a sampler without loss: go on with `credibly resume run/`. The
-    settings are in run/config.toml, which gives the same run again by --config.
+    Ctrl-C stops a sampler without losing work: `credibly resume run/` continues it.
+    run/config.toml holds the settings; pass it to --config to reproduce the run.
 
-    torchrun --nproc-per-node 4 -m credibly fit ... shares the work out.
+    torchrun --nproc-per-node 4 -m credibly fit ... distributes the work.
     """
     given = {
-        "table": table, "target": target, "method": method, "task": task, "drop": drop, "holdout": holdout, "hidden": hidden,
-        "noise": noise, "prior_scale": prior_scale, "activation": activation, "seed": seed, "device": device,
-    }  # fmt: skip
-    with plainly(shared=True):
+        "table": table,
+        "target": target,
+        "method": method,
+        "task": task,
+        "drop": drop,
+        "holdout": holdout,
+        "hidden": hidden,
+        "noise": noise,
+        "prior_scale": prior_scale,
+        "activation": activation,
+        "seed": seed,
+        "device": device,
+    }
+    with handle_errors(shared=True):
         wanted = config_from(config, given, settings)
-        from credibly.tables.restarts import check_place, fit_or_go_on
+        from credibly.tables.restarts import check_out_or_begun, fit_or_resume
         from credibly.tables.run import prepare
 
-        check_place(out, force)
+        check_out_or_begun(out, force)
         prepared = prepare(wanted)
         if tune is not None:
-            prepared = _tuned(prepared, tune, quiet=quiet or as_json)
+            prepared = _tune(prepared, tune, quiet=quiet or as_json)
         if not quiet and not as_json:
-            say(about_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
+            print_wrapped(describe_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
         try:
-            done = fit_or_go_on(prepared, out, force=force, progress=False if quiet or as_json else None)
+            done = fit_or_resume(prepared, out, force=force, progress=False if quiet or as_json else None)
         except Interrupted as error:
-            stopped(str(error))
+            exit_stopped(str(error))
         except KeyboardInterrupt:
-            stopped("nothing was kept")
-        tell(done, quiet=quiet, as_json=as_json, open_page=open_page)
+            exit_stopped("nothing was kept")
+        report_run(done, quiet=quiet, as_json=as_json, open_page=open_page)
 
 
-def _tuned(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
-    """What was prepared, with the settings that did best, which are said."""
-    from credibly.tables.tuned import tuned
+def _tune(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
+    """Tune the settings and print the choice."""
+    from credibly.tables.table_tuning import tune_table
     from credibly.tables.tuning import RULES
 
-    if rule not in RULES:
-        raise InputError("--tune", f"found {rule!r}", f"Pass {' or '.join(RULES)}")
+    check_choice("--tune", rule, RULES)
     try:
-        ready, trials = tuned(prepared, rule)
+        ready, trials = tune_table(prepared, rule)
     except KeyboardInterrupt:
-        stopped("nothing was kept")
+        exit_stopped("nothing was kept")
     if not quiet and trials:
-        by = "evidence" if rule == "evidence" else "rows held back"
+        by = "evidence" if rule == "evidence" else "validation rows"
         chosen = ready.recipe
-        say(
-            f"Chosen of {len(trials)} by {by}: prior scale {chosen.scale:g}, noise {chosen.noise}, hidden {list(chosen.hidden)}."
-        )
+        found = f"prior scale {chosen.scale:g}, noise {chosen.noise}, hidden {list(chosen.hidden)}"
+        print_wrapped(f"Best of {len(trials)} candidates by {by}: {found}.")
     return ready
 
 
-def tell(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
-    """Writes the page and the results of a run, and says what came out; of many processes the first one does."""
+def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -> None:
+    """Write the page and the results of a run and print a summary; the leader does so for all processes."""
     from credibly.distributed import world
 
-    if not speaks():
+    if not is_leader():
         return
-    how = f"the fit itself is whole; make its page by `credibly report {shlex.quote(os.fspath(done.path))}`"
+    how = f"the fit is complete; write its page with `credibly report {shlex.quote(os.fspath(done.path))}`"
     try:
         with world.alone():
             facts, page = write_results(done)
     except OSError as error:
         raise StoreError(f"{error.filename or done.path}: {error.strerror or error}; {how}") from error
     except KeyboardInterrupt:
-        stopped(how)
+        exit_stopped(how)
     if as_json:
         typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
     else:
         if not quiet:
-            from credibly.cli.words import figures_table
+            from credibly.cli.console import print_metrics
             from credibly.report import assess
 
-            figures_table(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
+            print_metrics(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
             verdict, *reasons = assess(facts).sentences
-            say("", verdict, *(f"- {reason}" for reason in reasons), "")
+            print_wrapped("", verdict, *(f"- {reason}" for reason in reasons), "")
         typer.echo(os.fspath(page))
     if open_page:
-        show_page(page)
+        open_in_browser(page)
 
 
-def write_results(done: TableRun, place: Path | None = None) -> tuple[Facts, Path]:
-    """report.html and results.json of a run; `place` is where the folder will be in the end."""
+def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
+    """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.report import assess, fit_page, write
-    from credibly.tables.folder import write_whole
-    from credibly.tables.telling import facts_of
+    from credibly.tables.folder import write_atomic
+    from credibly.tables.summarise import summarise
 
-    facts = facts_of(done)
+    facts = summarise(done)
     html = fit_page(facts)
-    folder = place or done.path
+    folder = final or done.path
     results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
     results["verdict"] = list(assess(facts).sentences)
-    write_whole(done.path / "results.json", as_text(results) + "\n")
+    write_atomic(done.path / "results.json", to_json(results) + "\n")
     return facts, write(html, done.path / "report.html")
 
 
-def results_of(facts: Facts) -> dict[str, Any]:
-    """A run as plain JSON values."""
+def results_of(facts: FitSummary) -> dict[str, Any]:
+    """Return a summary as plain JSON values."""
     return {
         "table": facts.table,
         "target": facts.target,
@@ -167,12 +176,12 @@ def results_of(facts: Facts) -> dict[str, Any]:
     }
 
 
-def about_table(prepared: Prepared) -> str:
-    """What was found in a table, before it is fitted."""
+def describe_table(prepared: Prepared) -> str:
+    """Describe a table before it is fitted: rows, task and columns."""
     known = prepared.preparation
     return "\n".join(
         [
-            f"{prepared.config.table}: {len(prepared.train):,} rows to fit, {len(prepared.held_out):,} kept back.",
+            f"{prepared.config.table}: {len(prepared.train):,} training rows, {len(prepared.held_out):,} held out.",
             f"Task: {known.task_reason}.",
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
             f"{known.inputs} network inputs from {len(known.names)} columns.",

@@ -1,4 +1,4 @@
-"""`credibly methods`: what there is to choose from."""
+"""`credibly methods`: the available methods."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from credibly.cli.failures import plainly
+from credibly.cli.error_handling import handle_errors
 
 
 def run(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List the methods by the names that other commands take, each with a line on what it is."""
-    with plainly():
+    """List the methods with the names that other commands take and a one-line description."""
+    with handle_errors():
         from credibly.methods import METHODS
 
         rows = [{"name": name, "class": kind.__name__, "description": kind.title()} for name, kind in METHODS.items()]
@@ -25,8 +25,8 @@ def run(
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("Method", "Class", "What it is"):
-            table.add_column(title, no_wrap=title != "What it is")
+        for title in ("Method", "Class", "Description"):
+            table.add_column(title, no_wrap=title != "Description")
         for row in rows:
             table.add_row(*row.values())
         Console().print(table)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what a shell completes them with. Nothing here loads torch."""
+"""Options shared by several commands, with their shell completion. Does not load torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from typing import Annotated
 
 import typer
 
-# The names in METHODS, written out so that help and completion need not load them; a test holds the two together.
+# The names in METHODS, repeated so that help and completion need not load torch; a test keeps the two in sync.
 METHOD_NAMES = ("mle", "map", "ensemble", "dropout", "bbb", "laplace", "swag", "hmc", "sgld", "sghmc")
 
 
+def _complete(choices: tuple[str, ...], incomplete: str) -> list[str]:
+    """Return the choices that start with what has been typed so far."""
+    return [choice for choice in choices if choice.startswith(incomplete)]
+
+
 def _methods(incomplete: str) -> list[str]:
-    return [name for name in ("auto", *METHOD_NAMES) if name.startswith(incomplete)]
+    return _complete(("auto", *METHOD_NAMES), incomplete)
 
 
 def _columns(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Columns of the table that is named earlier on the line."""
-    words = [ctx.params.get("table"), *ctx.args]  # while a line is not complete its arguments are not told apart
-    for word in words:
-        if word is not None and Path(str(word)).is_file():
-            return [name for name in _names(Path(str(word))) if name.startswith(incomplete)]
+    """Complete the columns of the table given earlier on the line."""
+    # On an incomplete line the arguments are not assigned to parameters yet.
+    for argument in [ctx.params.get("table"), *ctx.args]:
+        if argument is not None and Path(str(argument)).is_file():
+            return [name for name in _names(Path(str(argument))) if name.startswith(incomplete)]
     return []
 
 
 def _column_list(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The same after the last comma."""
+    """Complete the last name of a comma-separated list of columns."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _columns(ctx, last)]
 
@@ -38,19 +43,19 @@ def _method_list(incomplete: str) -> list[str]:
 
 
 def _tasks(incomplete: str) -> list[str]:
-    return [name for name in ("auto", "regression", "classification") if name.startswith(incomplete)]
+    return _complete(("auto", "regression", "classification"), incomplete)
 
 
 def _noises(incomplete: str) -> list[str]:
-    return [name for name in ("learned", "heteroscedastic", "student") if name.startswith(incomplete)]
+    return _complete(("learned", "heteroscedastic", "student"), incomplete)
 
 
 def _rules(incomplete: str) -> list[str]:
-    return [name for name in ("rows", "evidence") if name.startswith(incomplete)]
+    return _complete(("rows", "evidence"), incomplete)
 
 
 def _names(table: Path) -> list[str]:
-    """The columns of a file, as well as they can be told in no time; completion has no other way to fail than by nothing."""
+    """Return the columns of a file from its first line; none on failure, as completion cannot report errors."""
     try:
         if table.suffix == ".parquet":
             from pyarrow.parquet import read_schema
@@ -64,18 +69,19 @@ def _names(table: Path) -> list[str]:
         return []
 
 
-TABLE = typer.Argument(
-    metavar="TABLE", help="A CSV or Parquet file with a column for each quantity and a row for each case."
-)
-Target = Annotated[str | None, typer.Option(help="The column to predict.", autocompletion=_columns)]
+TABLE = typer.Argument(metavar="TABLE", help="CSV or Parquet file with a row per observation.")
+Target = Annotated[str | None, typer.Option(help="Column to predict.", autocompletion=_columns)]
 Task = Annotated[
     str | None,
-    typer.Option(help="regression or classification; by default seen from the target column.", autocompletion=_tasks),
+    typer.Option(
+        help="regression or classification. (Default: inferred from the target column.)", autocompletion=_tasks
+    ),
 ]
 Method = Annotated[
     str | None,
     typer.Option(
-        help="One of `credibly methods`, or auto, which takes HMC where it ends in a minute or two and an ensemble elsewhere.",
+        help="One of `credibly methods`, or auto, which picks HMC when it should finish within about two minutes and a"
+        " deep ensemble otherwise. (Default: auto.)",
         autocompletion=_methods,
     ),
 ]
@@ -83,7 +89,7 @@ Methods = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="Methods to compare, such as map,ensemble,hmc. By default all of them.",
+        help="Methods to compare, such as map,ensemble,hmc. (Default: all.)",
         autocompletion=_method_list,
     ),
 ]
@@ -93,63 +99,61 @@ Drop = Annotated[
 ]
 Holdout = Annotated[
     float | None,
-    typer.Option(
-        help="Share of the rows kept back, which the figures in the report are of; 0 fits all rows. (Default: 0.2.)"
-    ),
+    typer.Option(help="Fraction of the rows held out for the metrics in the report; 0 fits all rows. (Default: 0.2.)"),
 ]
 Hidden = Annotated[
     str | None,
-    typer.Option(metavar="50,50", help='Widths of the hidden layers; "none" for the linear model. (Default: 50.)'),
+    typer.Option(metavar="50,50", help='Widths of the hidden layers; "none" for a linear model. (Default: 50.)'),
 ]
 Noise = Annotated[
     str | None,
     typer.Option(
-        help="Of a regression: learned, heteroscedastic (it depends on the inputs), student (heavy tails), or a number, in"
-        " deviations of the target. (Default: learned.)",
+        help="Noise model of a regression: learned, heteroscedastic (depends on the inputs), student (heavy tails), or"
+        " a known value in standard deviations of the target. (Default: learned.)",
         autocompletion=_noises,
     ),
 ]
 PriorScale = Annotated[
     float | None,
     typer.Option(
-        help="Deviation of the weights before division by the root of the fan-in. (Default: 1, or 2 for classes.)"
+        help="Prior standard deviation of the weights times the square root of the fan-in. (Default: 1 for regression,"
+        " 2 for classification.)"
     ),
 ]
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="Choose the prior's scale and the noise first: by rows held back (rows), or with the width by evidence (evidence).",
+        help="Choose the prior scale and the noise model before the fit: by validation rows (rows), or, with the width,"
+        " by marginal likelihood (evidence).",
         autocompletion=_rules,
     ),
 ]
 Activation = Annotated[
-    str | None, typer.Option(help="Between the layers: silu, gelu, tanh, relu, ... (Default: silu.)")
+    str | None, typer.Option(help="Activation function: silu, gelu, tanh, relu, ... (Default: silu.)")
 ]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same result. (Default: 0.)")]
+Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same results. (Default: 0.)")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ... (Default: cpu.)")]
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A setting of the method, such as draws=500 or members=20; may be given again.",
+        help="A setting of the method, such as draws=500 or members=20; repeatable.",
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", help="A TOML file with these settings, such as config.toml of a run; options here win over it."
-    ),
+    typer.Option("--config", help="TOML file with these settings, such as config.toml of a run; options override it."),
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", help="Replace what an earlier run left there, once the new one is whole; nothing else is."),
+    typer.Option("--force", help="Replace an earlier run once the new one is complete; nothing else is replaced."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no words but the result's path.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
-Open = Annotated[bool, typer.Option("--open/--no-open", help="Show the page in a browser at the end.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the path of the result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 
 
-def listed(words: str | None) -> tuple[str, ...]:
-    """Names with commas between them."""
-    return tuple(w.strip() for w in (words or "").split(",") if w.strip())
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Split a comma-separated list of names."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""`credibly predict`: a run and a table in, a table of predictions out."""
+"""`credibly predict`: predictions of a run for the rows of a table."""
 
 from __future__ import annotations
 
@@ -9,84 +9,92 @@ from typing import Annotated, Any
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import never_lost, plainly, stopped
-from credibly.cli.processes import speaks
-from credibly.cli.words import as_text, say
+from credibly.cli.console import print_wrapped, to_json
+from credibly.cli.error_handling import exit_stopped, handle_errors, persistent_interrupt
+from credibly.cli.processes import is_leader
+from credibly.core.checks import check_integer
 from credibly.errors import InputError
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `credibly fit` made.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
     table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="A CSV or Parquet file with the same columns; no target is needed.")
+        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the same columns; no target needed.")
     ],
     out: Annotated[
-        Path, typer.Option(help="The file to write: .csv, .tsv, .csv.gz or .parquet; in a folder that exists.")
+        Path, typer.Option(help="File to write: .csv, .tsv, .csv.gz or .parquet, in an existing folder.")
     ] = Path("predictions.csv"),
     draws: Annotated[
         int | None,
-        typer.Option(help="Use so many of the draws, evenly spaced: quicker, a little rougher. By default all."),
+        typer.Option(
+            help="Number of posterior draws to use, evenly spaced: fewer are faster and less accurate. (Default: all.)"
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a file that is there, once the new one is whole.")
+        bool, typer.Option("--force", help="Replace an existing file once the new one is complete.")
     ] = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Predict the rows of a table, each with its uncertainty.
+    """Predict the rows of a table with uncertainty.
 
-    A regression gives mean, std, aleatoric and epistemic variance (noise, and what
-    the model does not know; they sum to std squared), lower_90 and upper_90. A
-    classification gives the likeliest class, p_<class> for each, and the same parts
-    in nats. `ood` is near 1 where a row is unlike those that were fitted, and
-    `notes` says what was odd about it: a gap that was filled, an unknown category.
+    Regression: mean, std, aleatoric and epistemic variance (noise and model
+    uncertainty; they sum to std squared), lower_90 and upper_90. Classification:
+    the most probable class, p_<class> per class, and total, aleatoric and epistemic
+    uncertainty in nats. `ood` near 1 means a row unlike the training data; `notes`
+    lists what is unusual about it: an imputed value, an unknown category.
 
-    Files larger than memory are streamed. Processes that torchrun started share
-    out the rows.
+    Files larger than memory are streamed. Under torchrun the processes share the
+    rows.
     """
-    with plainly(shared=True):
-        if draws is not None and draws < 1:
-            raise InputError("--draws", f"found {draws}", "Pass a number from 1 up")
+    with handle_errors(shared=True):
+        if draws is not None:
+            check_integer("--draws", draws)
         from credibly.core.progress import Progress
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
         from credibly.tables.writing import TableWriter
 
-        header(table)  # what is wrong with the two files is found before anything is loaded
+        # Errors in the two files show before anything is loaded.
+        header(table)
         TableWriter(out, force=force)
         if out.exists() and os.path.samefile(out, table):
-            raise InputError(
-                "--out", f"{out} is the table itself", "Choose another file; the table is never written over"
-            )
+            raise InputError("--out", f"{out} is the table itself, which is never overwritten", "Choose another file")
         model = TableRun.load(folder).model
         try:
-            rows = _rows(table) if speaks() else 0
-            with never_lost() as stop_again, Progress("predict", rows, False if quiet or as_json else None) as line:
+            rows = _rows(table) if is_leader() else 0
+            with (
+                persistent_interrupt() as raise_again,
+                Progress("predict", rows, False if quiet or as_json else None) as line,
+            ):
 
-                def tell(done: int) -> None:
-                    stop_again()
+                def update(done: int) -> None:
+                    raise_again()
                     line.update(done)
 
-                done = model.predict_file(table, out, force=force, draws=draws, progress=tell)
+                done = model.predict_file(table, out, force=force, draws=draws, progress=update)
         except KeyboardInterrupt:
-            stopped("no predictions were kept")
+            exit_stopped("no predictions were written")
         if as_json:
-            told: dict[str, Any] = {
-                "out": os.fspath(out), "rows": done.rows, "rows_with_notes": done.noted, "missing_columns": list(done.absent)
-            }  # fmt: skip
-            typer.echo(as_text(told))
+            results: dict[str, Any] = {
+                "out": os.fspath(out),
+                "rows": done.rows,
+                "rows_with_notes": done.noted,
+                "missing_columns": list(done.absent),
+            }
+            typer.echo(to_json(results))
             return
         if not quiet:
-            say(f"{done.rows:,} rows predicted.")
+            print_wrapped(f"{done.rows:,} rows predicted.")
             if done.absent:
-                say(f"The table has no column {', '.join(done.absent)}: filled as missing in every row.")
+                print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
             if done.noted:
-                say(f"{done.noted:,} rows have notes, such as: {'; '.join(done.examples)}.")
+                print_wrapped(f"{done.noted:,} rows have notes, such as: {'; '.join(done.examples)}.")
         typer.echo(os.fspath(out))
 
 
 def _rows(table: Path) -> int:
-    """About how many rows a file has, for the progress line."""
+    """Return the approximate number of rows of a file, for the progress bar."""
     from credibly.tables.reading import count_rows
 
     known = count_rows(table)

@@ -1,7 +1,7 @@
-"""The command line in many processes: each of them has the same words to carry out, and the first one speaks for all.
+"""The command line under `torchrun -m credibly ...`: every process gets the same arguments, and only the leader prints.
 
-`torchrun -m credibly ...` starts them. A command that all take part in runs in `taking_part`; one that is the work of a single
-process runs in `one_of_many`, and the others end at once. Asking how many there are loads nothing.
+A distributed command runs within `all_processes`. Any other runs within `leader_only`, where the other processes exit
+at once. `is_distributed` and `is_leader` load nothing.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from credibly.errors import PeerError
 if TYPE_CHECKING:
     from credibly.distributed.world import World
 
-NAMES = ("RANK", "WORLD_SIZE")  # by which a process knows that it was started with others
+# Set by the launcher.
+NAMES = ("RANK", "WORLD_SIZE")
 
 
-def several() -> bool:
-    """Whether this process was started with others."""
+def is_distributed() -> bool:
+    """Return whether a launcher started this process together with others."""
     rank, size = (os.environ.get(name, "") for name in NAMES)
     return rank.isdigit() and size.isdigit() and int(size) > 1
 
 
-def speaks() -> bool:
-    """Whether this process is the one that writes what all of them share, and is heard."""
-    return not several() or int(os.environ["RANK"]) == 0
+def is_leader() -> bool:
+    """Return whether this process prints and writes for all of them."""
+    return not is_distributed() or int(os.environ["RANK"]) == 0
 
 
 @contextmanager
-def taking_part() -> Iterator[None]:
-    """A command that all processes carry out: one's error ends it for all, and only the first is heard meanwhile."""
+def all_processes() -> Iterator[None]:
+    """Run a command in all processes. An error in one ends all of them, and only the leader prints."""
     from credibly.distributed import world
 
     everyone = world.current()
@@ -45,47 +46,49 @@ def taking_part() -> Iterator[None]:
             nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(redirect_stdout(nowhere))
             stack.enter_context(redirect_stderr(nowhere))
-        stack.enter_context(_told_to_stop())
+        stack.enter_context(_sigterm_as_error())
         try:
             with everyone.propagate_errors():
                 yield
-        except typer.Exit:  # by Ctrl-C, which all of them get
+        except typer.Exit:
+            # By Ctrl-C, which all processes get.
             raise
         except KeyboardInterrupt:
             if everyone.leader:
                 raise
             raise typer.Exit(130) from None
         except Exception as error:
-            word = _first_word(everyone)
-            if isinstance(error, PeerError) or (word and word["rank"] != everyone.rank):
-                raise PeerError(_short(everyone, word, error)) from None
+            failure = _first_failure(everyone)
+            if isinstance(error, PeerError) or (failure and failure["rank"] != everyone.rank):
+                raise PeerError(_describe_failure(everyone, failure, error)) from None
             raise
 
 
 @contextmanager
-def one_of_many() -> Iterator[None]:
-    """A command that the first process carries out as if it were alone; the others have nothing to do, and end."""
-    if not several():
+def leader_only() -> Iterator[None]:
+    """Run a command in the leader as if it were alone; the other processes exit."""
+    if not is_distributed():
         yield
         return
-    if not speaks():
+    if not is_leader():
         raise typer.Exit(0)
     from credibly.distributed import world
 
-    there = {name: os.environ.pop(name) for name in NAMES}  # so that what is started from here is alone too
+    # Child processes are to be alone too.
+    removed = {name: os.environ.pop(name) for name in NAMES}
     try:
         with world.alone():
             yield
     finally:
-        os.environ.update(there)
+        os.environ.update(removed)
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """The launcher's word that another process is lost, as an error, so that what was begun is put away or kept whole."""
+def _sigterm_as_error() -> Iterator[None]:
+    """Turn SIGTERM from the launcher into an error, so that unfinished work is cleaned up or kept intact."""
 
     def stop(number: int, frame: Any) -> NoReturn:
-        raise PeerError("the launcher stopped this process: another one failed, or it was told to")
+        raise PeerError("the launcher stopped this process: another one failed, or the job was cancelled")
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -94,25 +97,26 @@ def _told_to_stop() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _first_word(everyone: World) -> dict[str, Any]:
-    """What the process has left whose error is shown; nothing where one was lost without a word."""
+def _first_failure(everyone: World) -> dict[str, Any]:
+    """Return the record of the first process that failed; empty if one was lost without leaving any."""
     from credibly.distributed.world import FAILURE_KEY
 
     try:
         found: dict[str, Any] = (
             json.loads(everyone.store.get(FAILURE_KEY)) if everyone.store.check([FAILURE_KEY]) else {}
         )
-    except (RuntimeError, ValueError):  # the store is gone with its host
+    except (RuntimeError, ValueError):
+        # The store is gone with its host.
         return {}
     return found
 
 
-def _short(everyone: World, word: dict[str, Any], error: BaseException) -> str:
-    """Whose error ended it: that process shows it. What can be done with the work so far stands in the notes of the error."""
+def _describe_failure(everyone: World, failure: dict[str, Any], error: BaseException) -> str:
+    """Return which process failed, which prints its own error, and the notes of the error on how to resume."""
     notes = getattr(error, "__notes__", []) if everyone.leader else []
-    if word:
-        end = "was stopped" if word["kind"] in ("Exit", "KeyboardInterrupt", "Interrupted") else "failed"
-        said = f"process {word['rank']} {end}"
+    if failure:
+        end = "was stopped" if failure["kind"] in ("Exit", "KeyboardInterrupt", "Interrupted") else "failed"
+        reason = f"process {failure['rank']} {end}"
     else:
-        said = str(error) if everyone.leader else "another process was lost"
-    return "; ".join([f"process {everyone.rank} stops: {said}", *notes])
+        reason = str(error) if everyone.leader else "another process was lost"
+    return "; ".join([f"process {everyone.rank} stops: {reason}", *notes])

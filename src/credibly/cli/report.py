@@ -1,4 +1,4 @@
-"""`credibly report`: the page of a run, made again."""
+"""`credibly report`: rewrites the page of a run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.failures import plainly
-from credibly.cli.words import show_page
+from credibly.cli.console import open_in_browser
+from credibly.cli.error_handling import handle_errors
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `credibly fit` made.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
     as_json: options.Json = False,
     open_page: options.Open = False,
 ) -> None:
-    """Write the page of a run again, RUN/report.html.
+    """Write the page of a run, RUN/report.html, again.
 
-    What was fitted, how good and calibrated it is, what it does not know, what to
-    do next: one file with its pictures inside, which needs no network.
+    It shows what was fitted, how accurate and calibrated it is, where it is
+    uncertain and what to do next: one self-contained file that works offline.
     """
-    with plainly():
+    with handle_errors():
         from credibly.cli.fit import write_results
         from credibly.tables.run import TableRun
 
@@ -33,4 +33,4 @@ def run(
         else:
             typer.echo(os.fspath(page))
         if open_page:
-            show_page(page)
+            open_in_browser(page)

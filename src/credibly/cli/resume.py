@@ -1,4 +1,4 @@
-"""`credibly resume`: goes on with a run that was stopped."""
+"""`credibly resume`: continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from credibly.cli.failures import plainly
-from credibly.cli.own_script import problem_of
-from credibly.cli.processes import speaks
+from credibly.cli.error_handling import handle_errors
+from credibly.cli.processes import is_leader
+from credibly.cli.user_script import load_problem
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
     from credibly.posterior.draws import SampledPosterior
     from credibly.problem import Problem
 
-JUDGED_ROWS = 32  # training rows whose predictions the verdict looks at
+# Number of training rows at which the verdict examines predictions.
+DIAGNOSED_ROWS = 32
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that `fit(..., out=RUN)` began.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit` or `fit(..., out=RUN)`.")],
     problem: Annotated[
         str | None,
         typer.Option(
             metavar="SCRIPT.py:NAME",
-            help="Your script, and the name in it of the problem or of a function that makes it. Needed for a network of"
-            " your own class, a density, or data too large to be kept.",
+            help="Your script and the name in it of the problem, or of a function that returns it. Needed for a custom"
+            " network class, a density, or data too large to be stored.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print nothing but the path: of the folder, or of a table's page.")
+        bool, typer.Option("--quiet", help="Print only the path of the folder, or of the page of a table.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Of a table's run: print one JSON object, for programs.")
+        bool, typer.Option("--json", help="Print one JSON object; for runs of `credibly fit` only.")
     ] = False,
 ) -> None:
-    """Go on with a run that was stopped, to the same draws as if it never had been.
+    """Resume a run that was stopped; the draws are identical to those of an uninterrupted run.
 
-    Ctrl-C, a lost machine, kill -9: the folder is whole after each of them, and
-    this goes on from its last checkpoint. Stop it again with Ctrl-C. The folder is
-    one of `credibly fit`, or of `fit(..., out=RUN)` in Python.
+    The folder survives Ctrl-C, a lost machine and kill -9, and the run continues from
+    its last checkpoint. Ctrl-C stops it again. The folder is one of `credibly fit`,
+    or of `fit(..., out=RUN)` in Python.
     """
-    with plainly(shared=True):
+    with handle_errors(shared=True):
         try:
             if problem is None and (folder / "table.json").is_file():
                 _resume_table(folder, quiet, as_json)
             elif as_json:
-                raise InputError("--json", f"{folder} is not the folder of `credibly fit`", "Leave it out")
+                raise InputError("--json", f"{folder} is not a run of `credibly fit`", "Leave it out")
             else:
                 _resume(folder, problem, quiet)
         except KeyboardInterrupt:
@@ -67,47 +68,47 @@ def _resume(folder: Path, script: str | None, quiet: bool) -> None:
     from credibly.methods.resuming import resume_with_problem, sampler_manifest
 
     manifest = sampler_manifest(folder)
-    ended = manifest["status"] == "complete"
-    if quiet and ended:
+    complete = manifest["status"] == "complete"
+    if quiet and complete:
         typer.echo(os.fspath(folder))
         return
     if not quiet:
-        typer.echo(_what(manifest))
-    if ended:
-        typer.echo(f"It has ended already. Open it with credibly.load({os.fspath(folder)!r}).")
+        typer.echo(_describe(manifest))
+    if complete:
+        typer.echo(f"The run is already complete. Load it with credibly.load({os.fspath(folder)!r}).")
         return
     if not quiet:
-        typer.echo(_how_far(manifest))
-    mine = problem_of(script) if script is not None else None
+        typer.echo(_progress(manifest))
+    mine = load_problem(script) if script is not None else None
     posterior, used = resume_with_problem(folder, mine, progress=False if quiet else None)
-    if quiet or not speaks():
+    if quiet or not is_leader():
         typer.echo(os.fspath(folder))
         return
-    typer.echo(f"Done. Open it with credibly.load({os.fspath(folder)!r}).")
+    typer.echo(f"Done. Load it with credibly.load({os.fspath(folder)!r}).")
     with world.alone():
         typer.echo(_verdict(posterior, used))
 
 
 def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:
-    from credibly.cli.fit import tell
+    from credibly.cli.fit import report_run
     from credibly.storage.manifest import parse_manifest
     from credibly.tables.folder import read_facts
     from credibly.tables.run import resume_table
 
     silent = quiet or as_json
-    inner, ended = folder / "posterior", read_facts(folder)["status"] == "complete"
+    inner, complete = folder / "posterior", read_facts(folder)["status"] == "complete"
     if not silent:
-        if ended:
-            typer.echo("It has ended already.")
+        if complete:
+            typer.echo("The run is already complete.")
         elif inner.is_dir() and (manifest := parse_manifest(inner)).get("streamed"):
-            typer.echo(_what(manifest))
-            typer.echo(_how_far(manifest))
-    tell(resume_table(folder, progress=False if silent else None), quiet=quiet, as_json=as_json, open_page=False)
+            typer.echo(_describe(manifest))
+            typer.echo(_progress(manifest))
+    report_run(resume_table(folder, progress=False if silent else None), quiet=quiet, as_json=as_json, open_page=False)
 
 
-# -- what is told --------------------------------------------------------------------------------------------------------
-def _what(manifest: dict[str, Any]) -> str:
-    """One line on what the run is."""
+# -- messages --------------------------------------------------------------------------------------------------------
+def _describe(manifest: dict[str, Any]) -> str:
+    """Return a line that describes the run."""
     settings = manifest["record"]["settings"]
     method = str(settings.get("kind", manifest["record"]["method"])).split(".")[-1]
     chains, draws = settings.get("chains"), settings.get("draws")
@@ -115,19 +116,20 @@ def _what(manifest: dict[str, Any]) -> str:
         of = f"the density {manifest['density']['name'] or '(without a name)'}, D = {manifest['density']['dim']:,}"
     else:
         sizes = [e["shape"] for e in manifest["layout"] if e["role"] != "fixed"]
-        of = f"a network with D = {sum(math.prod(s) for s in sizes):,} random parameters on {manifest['record']['n']:,} rows"
+        dim = sum(math.prod(s) for s in sizes)
+        of = f"a network with D = {dim:,} random parameters on {manifest['record']['n']:,} rows"
     return f"{method}, {_count(chains, 'chain')} of {_count(draws, 'draw')}, seed {manifest['record']['seed']}: {of}."
 
 
-def _how_far(manifest: dict[str, Any]) -> str:
-    """One line on where it stands."""
+def _progress(manifest: dict[str, Any]) -> str:
+    """Return a line on the progress of the run."""
     at = manifest["progress"]
     if manifest.get("state") is None:
-        return "It was stopped before its first iteration."
+        return "It was stopped before the first iteration."
     chains = at["chains"]
     parts = [
         f"{at['iteration']:,} of {at['of']:,} iterations are done (phase: {at['phase']})",
-        f"{_count(chains[0]['draws'], 'draw')} a chain",
+        f"{_count(chains[0]['draws'], 'draw')} per chain",
     ]
     if chains[0]["draws"] and "acceptance" in chains[0]:
         parts.append(f"acceptance {sum(c['acceptance'] for c in chains) / len(chains):.2f}")
@@ -136,10 +138,10 @@ def _how_far(manifest: dict[str, Any]) -> str:
 
 
 def _stopped(folder: Path, script: str | None) -> str:
-    """How far it came and how to go on."""
+    """Return how far the run got and how to resume it."""
     from credibly.methods.resuming import sampler_manifest
 
-    words = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
+    command = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:
         manifest = sampler_manifest(folder / "posterior" if (folder / "table.json").is_file() else folder)
     except StoreError:
@@ -150,26 +152,29 @@ def _stopped(folder: Path, script: str | None) -> str:
         if manifest.get("state")
         else "Nothing is lost"
     )
-    return f"stopped. {done}; go on with `{shlex.join(words)}`"
+    return f"stopped. {done}; resume with `{shlex.join(command)}`"
 
 
 def _verdict(posterior: SampledPosterior, problem: Problem | Density | None) -> str:
-    """Whether the draws can be used: by the predictions at some training rows where there is a network."""
+    """Return the verdict of the diagnostics, on predictions at some training rows if there is a network."""
     import textwrap
 
     from credibly.core.inputs import map_inputs
     from credibly.problem import Problem
 
-    x, seen = None, ""
+    x, basis = None, ""
     if isinstance(problem, Problem):
-        rows = min(JUDGED_ROWS, problem.n)
+        rows = min(DIAGNOSED_ROWS, problem.n)
         picks = [round(i * (problem.n - 1) / max(1, rows - 1)) for i in range(rows)]
-        x, seen = map_inputs(lambda t: t[picks], problem.x), f" (Judged at {_count(rows, 'training row')}.)"
+        x, basis = (
+            map_inputs(lambda t: t[picks], problem.x),
+            f" (Based on predictions at {_count(rows, 'training row')}.)",
+        )
     try:
         found = posterior.diagnostics(x)
     except InputError:
-        return "There are too few draws for a verdict on them."
-    return textwrap.fill(found.verdict + seen, 100)
+        return "Too few draws for a verdict."
+    return textwrap.fill(found.verdict + basis, 100)
 
 
 def _count(number: int, what: str) -> str:

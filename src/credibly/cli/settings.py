@@ -1,4 +1,4 @@
-"""From the options of the command line and a TOML file to the settings of a fit."""
+"""The configuration of a fit, from command-line options and a TOML file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from credibly.cli.options import listed
+from credibly.cli.options import split_names
 from credibly.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,23 +14,25 @@ if TYPE_CHECKING:
 
 
 def config_from(file: Path | None, given: dict[str, Any], pairs: list[str] | None) -> Config:
-    """The settings in a file, with those given on the command line in their place."""
+    """Return the configuration in a file, overridden by the options given on the command line."""
     from credibly.tables.config import Config, parse_settings, read_config
 
     values: dict[str, Any] = read_config(file) if file is not None else {}
     if given.get("method") is not None and values.get("method", given["method"]) != given["method"]:
-        values.pop("settings", None)  # they are another method's
+        # They belong to another method.
+        values.pop("settings", None)
     for key, value in given.items():
         if value is not None:
-            values[key] = _FORMS[key](value) if key in _FORMS else value
+            values[key] = _PARSERS[key](value) if key in _PARSERS else value
     if given.get("table") is not None:
-        values.pop("table_sha256", None)  # the file of the stored run is not the one that is meant
+        # It belongs to the file of the stored run.
+        values.pop("table_sha256", None)
     for key, advice in (
-        ("table", "Name a CSV or Parquet file, or a --config that does"),
-        ("target", "Name the column to predict: --target COLUMN"),
+        ("table", "Pass a CSV or Parquet file, or a --config that names one"),
+        ("target", "Pass the column to predict: --target COLUMN"),
     ):
         if not values.get(key):
-            raise InputError(key if key == "table" else "--target", "none was given", advice)
+            raise InputError(key if key == "table" else "--target", "missing", advice)
     values["settings"] = {**values.get("settings", {}), **parse_settings(pairs or [])}
     return Config(**values)
 
@@ -39,9 +41,9 @@ def _hidden(text: str) -> tuple[int, ...]:
     if text.strip().lower() in ("none", "0", "linear"):
         return ()
     try:
-        return tuple(int(word) for word in listed(text))
+        return tuple(int(width) for width in split_names(text))
     except ValueError:
-        raise InputError("--hidden", f"found {text!r}", "Pass widths, such as 50 or 50,50, or none") from None
+        raise InputError("--hidden", f"must be widths such as 50 or 50,50, or none, got {text!r}") from None
 
 
 def _noise(text: str) -> str | float:
@@ -51,4 +53,4 @@ def _noise(text: str) -> str | float:
         return text
 
 
-_FORMS: dict[str, Callable[[Any], Any]] = {"hidden": _hidden, "noise": _noise, "drop": listed, "table": str}
+_PARSERS: dict[str, Callable[[Any], Any]] = {"hidden": _hidden, "noise": _noise, "drop": split_names, "table": str}

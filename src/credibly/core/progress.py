@@ -139,6 +139,7 @@ def _rich_bar(stream: TextIO) -> RichProgress:
         MofNCompleteColumn(table_column=fixed.copy()),
         TextColumn("{task.fields[metrics]}", markup=False, table_column=fixed.copy()),
         TextColumn("{task.fields[time]}", style="progress.remaining", markup=False, table_column=fixed.copy()),
-        console=Console(file=stream, force_jupyter=False),
+        # A file has no width to fit into: it gets all metrics.
+        console=Console(file=stream, force_jupyter=False, width=None if stream.isatty() else 1000),
         auto_refresh=False,
     )

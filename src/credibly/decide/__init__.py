@@ -1,6 +1,6 @@
-"""Decisions from predictions: expected utility, when to refuse an answer, and what to try next.
+"""Decisions from predictions: expected utility, the reject option, bandits and Bayesian optimisation.
 
-Everything reads the `Predictive`, and Thompson sampling the posterior; nothing here knows how either was made.
+Everything works on a `Predictive` (Thompson sampling on a posterior) of any method.
 """
 
 from __future__ import annotations

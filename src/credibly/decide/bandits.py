@@ -1,7 +1,7 @@
-"""Thompson sampling: try each candidate as often as it is likely to be the best (Thompson 1933).
+"""Thompson sampling: choose each candidate with the probability that it is the best (Thompson 1933).
 
-One draw of the weights is one function that may be the true one; the candidate that is best under it is taken. Noise of the
-observations plays no part: what is compared is E(y | x, w).
+Each draw of the weights is one plausible function; the candidate that maximises it is chosen. Functions are compared by
+E(y | x, w), without observation noise.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.checks import check_choice, check_integer
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
@@ -32,73 +33,70 @@ def thompson(
     goal: Goal = "max",
     value: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The best candidate under each of `count` draws of the weights, (count,) row numbers; the same one may come again.
+    """Return the row number of the best candidate under each of `count` draws of the weights, (count,), with repeats.
 
     Args:
-        posterior: over functions of a candidate.
-        candidates: inputs, a row each; they are gone through in blocks.
-        count: how many to choose.
-        seed: of the draws. In a loop it has to change from call to call.
-        goal: "max", or "min" where less is better.
-        value: what to compare, from function values (draws, rows, ...) to (draws, rows): for several targets or classes.
+        posterior: posterior over the objective.
+        candidates: inputs, one candidate per row; evaluated in blocks.
+        count: number of draws.
+        seed: random seed of the draws. Change it between calls in a loop.
+        goal: "max" or "min".
+        value: maps function values (draws, rows, ...) to the objective (draws, rows). Needed for several targets or
+            classes.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError("count", f"found {count!r}", "Pass a whole number from 1 up")
+    check_integer("count", count)
     sign = sign_of(goal)
-    predictive, picks = drawn_functions(posterior, candidates, count, check_seed(seed))
+    predictive, picks = sample_functions(posterior, candidates, count, check_seed(seed))
 
     def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, Tensor]:
         chosen = picks.to(output.device)
-        few = {name: drawn[chosen] for name, drawn in extra.items()}
-        functions = predictive.likelihood.moments(output[chosen], few)[0]
-        best, place = (sign * one_value(predictive, functions, value)).max(1)
-        return best, place + start
+        chosen_extra = {name: values[chosen] for name, values in extra.items()}
+        functions = predictive.likelihood.moments(output[chosen], chosen_extra)[0]
+        best, row = (sign * scalar_values(predictive, functions, value)).max(1)
+        return best, row + start
 
     best, place = (torch.stack(part) for part in zip(*predictive.map_blocks(block)))
     return place.gather(0, best.argmax(0, keepdim=True))[0]
 
 
-def drawn_functions(posterior: Posterior, x: Any, count: int, seed: int) -> tuple[Predictive, Tensor]:
-    """A predictive over at least `count` random draws, and which of its draws are the ones asked for.
+def sample_functions(posterior: Posterior, x: Any, count: int, seed: int) -> tuple[Predictive, Tensor]:
+    """Return a predictive over at least `count` random draws, and the indices of the `count` draws to use.
 
-    A posterior that draws by itself (dropout, Gaussians) is asked for that many; of stored draws some are picked.
+    Posteriors that sample on demand (dropout, Gaussians) draw that many; from stored draws a random subset is taken.
     """
     settings = inspect.signature(posterior.predict).parameters
     if "seed" not in settings:
-        return Predictive(
-            WeightDraws(posterior.model, posterior.sample(count, seed=seed)), posterior.model.inputs(x)
-        ), torch.arange(count)
-    turns = posterior.components if isinstance(posterior, GaussianPosterior) else 1
-    own = torch.randint(
-        turns, (count,), generator=stream(seed, "thompson components")
-    )  # components take turns in a call
+        draws = WeightDraws(posterior.model, posterior.sample(count, seed=seed))
+        return Predictive(draws, posterior.model.inputs(x)), torch.arange(count)
+    # `predict` cycles through the mixture components: draw every component `count` times and pick one at random each.
+    components = posterior.components if isinstance(posterior, GaussianPosterior) else 1
+    picked = torch.randint(components, (count,), generator=stream(seed, "thompson components"))
     name = "passes" if "passes" in settings else "draws"
-    more: dict[str, Any] = {name: count * turns, "seed": seed}
-    if "joint" in settings:  # each draw has to be one function: its rows are compared with each other
-        more["joint"] = True
-    return posterior.predict(x, **more), torch.arange(count) * turns + own
+    options: dict[str, Any] = {name: count * components, "seed": seed}
+    if "joint" in settings:  # each draw must be one function, since its rows are compared with each other
+        options["joint"] = True
+    return posterior.predict(x, **options), torch.arange(count) * components + picked
 
 
-def one_value(predictive: Predictive, functions: Tensor, value: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Function values (draws, rows, ..., K) as one number for each draw and row."""
+def scalar_values(predictive: Predictive, functions: Tensor, value: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Reduce function values (draws, rows, ..., K) to one number per draw and row."""
     rows = functions.shape[:2]
     if value is not None:
         found = value(functions)
         if not isinstance(found, Tensor) or found.shape != rows:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise InputError("value", f"gives {shape} for {tuple(functions.shape)}", f"It has to give {tuple(rows)}")
+            raise InputError("value", f"must return shape {tuple(rows)} for {tuple(functions.shape)}, got {shape}")
         return found
     if functions[0, 0].numel() != 1:
         raise InputError(
             "predictive",
-            f"has {functions[0, 0].numel()} values a row ({type(predictive.likelihood).__name__})",
-            "One number for each candidate can be compared; thompson takes value= for the others",
+            f"has {functions[0, 0].numel()} values per row ({type(predictive.likelihood).__name__})",
+            "Candidates are compared by one number each; thompson takes value= to compute it",
         )
     return functions.reshape(rows)
 
 
 def sign_of(goal: Goal) -> int:
-    """1 to look for the largest, -1 for the smallest."""
-    if goal not in ("max", "min"):
-        raise InputError("goal", f"found {goal!r}", 'Pass "max" or "min"')
+    """Return 1 to maximise, -1 to minimise."""
+    check_choice("goal", goal, ("max", "min"))
     return 1 if goal == "max" else -1

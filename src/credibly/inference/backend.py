@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.density import NativeDensity
+from credibly.backends.cpp.density import CppDensity
 from credibly.backends.cpp.library import library
 from credibly.backends.cpp.stack import Stack
-from credibly.backends.cpp.wide import WideDensity, takes
-from credibly.backends.cuda.density import GpuDensity
+from credibly.backends.cpp.wide import WideDensity, supports_wide
+from credibly.backends.cuda.density import CudaDensity
 from credibly.core.compilation import Compile, compiled
 from credibly.problem import Problem
 
@@ -53,7 +53,7 @@ class FusedDensity(Protocol):
     ) -> None:
         """Take each chain through its number of integrator steps, in place."""
 
-    def steps_in_a_call(self, chains: int) -> int:
+    def steps_per_call(self, chains: int) -> int:
         """Return how many steps one call may take, so that Ctrl-C is answered in time."""
 
 
@@ -103,11 +103,11 @@ def select_for_trajectories(problem: Problem, weights: tuple[float, float], comp
     """Select the backend of full-batch gradients and HMC trajectories. All rows must be in this process."""
     parts = (problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights)
     if compile is not False and problem.micro_batch is None:
-        density = NativeDensity.of(problem.forward.native, *parts)
+        density = CppDensity.of(problem.forward.cpp_stack, *parts)
         if density is not None:
             return Backend("cpp", compile, density)
         if problem.device.type == "cuda":
-            kernel = GpuDensity.of(problem.forward.small, *parts)
+            kernel = CudaDensity.of(problem.forward.small, *parts)
             if kernel is not None:
                 return Backend("cuda", compile, kernel)
     return Backend("torch", compile)
@@ -133,7 +133,7 @@ def select_for_minibatches(
                 else Backend("torch", compile)
             )
         if not one_by_one and problem.micro_batch is None:
-            density = NativeDensity.of(problem.forward.native, problem.layout, *parts)
+            density = CppDensity.of(problem.forward.cpp_stack, problem.layout, *parts)
             if density is not None:
                 return Backend("cpp", compile, density)
     return Backend("torch", compile)
@@ -145,8 +145,8 @@ def select_for_training(
     """Select the backend of training steps of the parameters theta (M, D) on minibatches of `batch` rows."""
     alone = len(theta) < torch.get_num_threads() and batch * theta.shape[1] > ONE_THREAD
     if compile is not False and not alone and theta.is_contiguous() and theta.dtype == problem.layout.dtype:
-        density = NativeDensity.of(
-            problem.forward.native, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights
+        density = CppDensity.of(
+            problem.forward.cpp_stack, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights
         )
         if density is not None:
             return Backend("cpp", compile, density)
@@ -163,5 +163,5 @@ def wide_stack(problem: Problem) -> Stack | None:
         return None
     if forward.precision is not None:
         return None
-    stack = Stack.of(forward.module, problem.layout, widest=math.inf)
-    return stack if takes(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None
+    stack = Stack.of(forward.module, problem.layout, max_width=math.inf)
+    return stack if supports_wide(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None

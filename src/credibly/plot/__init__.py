@@ -1,8 +1,8 @@
-"""Pictures drawn on a matplotlib Axes: each function takes `ax` (None makes one) and returns it.
+"""Plots on matplotlib Axes: each function takes `ax` (None creates one) and returns it.
 
-Those of several quantities (`trace`, `ranks`) take `axes` and return a list. Colours are told apart by people with
-colour-blindness and read on white and on black; `style()` gives figures the same care for text and lines. An Axes of your own
-keeps the style you gave it.
+Plots of several quantities (`trace`, `ranks`) take `axes` and return a list. The palette is colour-blind safe and
+legible on light and dark backgrounds; `style()` applies the same to text and lines of new figures. An Axes that you
+pass keeps its own style.
 """
 
 from credibly.plot.chains import ranks, rhat_histogram, trace

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, the style of figures, an Axes where none is given, and arrays from what users pass."""
+"""Shared by all plots: colours, figure style, creation of Axes, and conversion of arguments to arrays."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = npt.NDArray[Any]
-Look = dict[str, Any]
+Options = dict[str, Any]  # keyword arguments of matplotlib
 
 INK = "#7e7e7e"  # text and axes: about the same contrast on white and on black
 BLUE, ORANGE, GREEN = "#3a86c8", "#e0801f", "#2f9e77"
 PALETTE = (BLUE, ORANGE, GREEN, "#b565a7", "#b8941f", "#7a6fd0", "#c8553d", "#5aa9b8")
-DARK = "#222222"  # ink on the coloured surface, which is light everywhere
+DARK = "#222222"  # text on coloured surfaces, which are light everywhere
 BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.9}
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 
 
 def style() -> AbstractContextManager[None]:
-    """A context in which new figures have a clear background and ink that reads on light and dark pages."""
+    """Return a context in which new figures have a transparent background and text legible on light and dark pages."""
     import matplotlib as mpl
     from cycler import cycler
 
@@ -46,7 +46,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def axes_of(ax: Axes | None) -> Axes:
-    """The given Axes, or a new one in `style`."""
+    """Return the given Axes, or a new one in `style`."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -55,41 +55,41 @@ def axes_of(ax: Axes | None) -> Axes:
         return plt.subplots(layout="constrained")[1]
 
 
-def ink(axes: Axes) -> Any:
-    """The colour of the text on these axes, so that what is added reads wherever the axes do."""
+def text_colour(axes: Axes) -> Any:
+    """Return the text colour of these Axes, so that additions are legible wherever the Axes are."""
     return axes.xaxis.label.get_color()
 
 
 def legend_on(axes: Axes) -> Axes:
-    """The axes with a legend of what is on them."""
-    axes.legend(frameon=False, fontsize="small", labelcolor=ink(axes))
+    """Add a legend and return the Axes."""
+    axes.legend(frameon=False, fontsize="small", labelcolor=text_colour(axes))
     return axes
 
 
 def array(value: Any) -> Array:
-    """Numbers in float64, from a tensor on any device or whatever NumPy takes."""
+    """Return a float64 array from a tensor on any device or anything array-like."""
     return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
 
 
 def column(name: str, value: Any) -> Array:
-    """(N,) from (N,) or (N, 1), or InputError."""
+    """Return (N,) from (N,) or (N, 1). Raises for other shapes."""
     found = array(value)
     found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
     if found.ndim != 1:
-        raise InputError(name, f"has shape {found.shape}", "This picture needs one column, (N,) or (N, 1)")
+        raise InputError(name, f"must be one column, (N,) or (N, 1), got shape {found.shape}")
     return found
 
 
 def pairs(name: str, value: Any) -> Array:
-    """(N, 2), or InputError."""
+    """Return an array (N, 2). Raises for other shapes."""
     found = array(value)
     if found.ndim != 2 or found.shape[1] != 2:
-        raise InputError(name, f"has shape {found.shape}", "This picture needs two columns, (N, 2)")
+        raise InputError(name, f"must be two columns, (N, 2), got shape {found.shape}")
     return found
 
 
 class Grid(NamedTuple):
-    """A full rectangular grid: its points (G, 2) in the order given, both axes, and the edges of the picture of it."""
+    """A full rectangular grid: its points (G, 2) in the given order, both axes, and the extent of its image."""
 
     points: Array
     x1: Array
@@ -97,26 +97,27 @@ class Grid(NamedTuple):
     extent: tuple[float, float, float, float]
 
     def image(self, values: Array) -> Array:
-        """Values at the points, (G,), as rows of x2 by columns of x1."""
+        """Reshape values at the points, (G,), to rows of x2 by columns of x1."""
         by_x1_then_x2 = np.lexsort((self.points[:, 1], self.points[:, 0]))
         return np.asarray(values[by_x1_then_x2].reshape(len(self.x1), len(self.x2)).T)
 
 
 def grid_of(grid: Any, *around: Any) -> Grid:
-    """The grid of those points; without any, 101 by 101 of them around everything that is to be seen."""
+    """Return the grid of these points; for None, 101 by 101 points around the given data."""
     points = pairs("grid", grid) if grid is not None else _surround([v for v in around if v is not None])
     x1, x2 = np.unique(points[:, 0]), np.unique(points[:, 1])
     if len(x1) * len(x2) != len(points) or min(len(x1), len(x2)) < 2:
-        raise InputError("grid", f"{len(points)} points are no full grid", "Pass every pair of two ranges, once each")
+        found = f"must be a full grid, every pair of two ranges once, got {len(points)} points"
+        raise InputError("grid", found)
     half = [(axis[-1] - axis[0]) / (len(axis) - 1) / 2 for axis in (x1, x2)]
     return Grid(points, x1, x2, (x1[0] - half[0], x1[-1] + half[0], x2[0] - half[1], x2[-1] + half[1]))
 
 
 def _surround(around: list[Any]) -> Array:
     if not around:
-        raise InputError("grid", "found None without data or marks", "Pass the points to draw at")
-    seen = np.concatenate([pairs("data", v) for v in around])
-    low, high = seen.min(0), seen.max(0)
+        raise InputError("grid", "must be given without data or marks, got None")
+    points = np.concatenate([pairs("data", v) for v in around])
+    low, high = points.min(0), points.max(0)
     margin = 0.15 * np.where(high > low, high - low, 1.0)
     ranges = [np.linspace(a - m, b + m, 101) for a, b, m in zip(low, high, margin)]
     return np.stack([axis.ravel() for axis in np.meshgrid(*ranges, indexing="ij")], 1)

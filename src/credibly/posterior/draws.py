@@ -196,7 +196,7 @@ class WeightDraws:
         """Return how many values one row takes in the network."""
         return self.model.forward.row_width
 
-    def native_width(self) -> int | None:
+    def cpp_width(self) -> int | None:
         """Return how many values one row takes in the C++ backend, which keeps only outputs; None if it is unused."""
         forward = self.model.forward
-        return forward.native.outputs if forward.stack is not None and forward.native is not None else None
+        return forward.cpp_stack.outputs if forward.stack is not None and forward.cpp_stack is not None else None

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from credibly.backends.cpp.outputs import FEWEST_MASKED, native_passes
+from credibly.backends.cpp.outputs import MIN_MASKED_OUTPUTS, cpp_passes
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
@@ -147,7 +147,7 @@ class MaskPlan:
         self.layout = posterior.layout
 
     @cached_property
-    def native(self) -> tuple[Stack, list[str | None]] | None:
+    def cpp_stack(self) -> tuple[Stack, list[str | None]] | None:
         """The network for the C++ backend and each layer's mask; None unless all masks are on Linear inputs."""
         stack = Stack.of(self.layout.module, self.layout) if self.forward.stack is not None else None
         starts = {entry.name: entry.start for entry in self.layout.entries}
@@ -194,13 +194,11 @@ class MaskDraws:
             not self.per_row
             and isinstance(x, Tensor)
             and x.ndim == 2
-            and passes * rows >= FEWEST_MASKED
-            and self.plan.native
+            and passes * rows >= MIN_MASKED_OUTPUTS
+            and self.plan.cpp_stack
         ):
-            stack, names = self.plan.native
-            return native_passes(
-                stack, self.posterior.theta, x, [None if name is None else masks[name] for name in names]
-            )
+            stack, names = self.plan.cpp_stack
+            return cpp_passes(stack, self.posterior.theta, x, [None if name is None else masks[name] for name in names])
         if rows <= tile_rows and passes <= tile_passes:
             return self.forward.apply(masks, x)
         strips = []

@@ -117,7 +117,7 @@ class Predictive:
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
             aleatoric = mean_of_draws(likelihood.spread(output, extra))
             means = likelihood.moments(output, extra)[0]
-            mean, variance_of_means = moments_of_draws(means, native=self._native_width is not None)
+            mean, variance_of_means = moments_of_draws(means, use_cpp=self._cpp_width is not None)
             total = likelihood.total(mean, variance_of_means, aleatoric)
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
@@ -279,9 +279,9 @@ class Predictive:
         return GPU_BLOCK_VALUES if tensors_of(self._x)[0][1].device.type == "cuda" else BLOCK_VALUES
 
     @cached_property
-    def _native_width(self) -> int | None:
+    def _cpp_width(self) -> int | None:
         """Values per row that the C++ backend keeps; None if it cannot be used or there are too few rows and draws."""
-        width: Callable[[], int | None] | None = getattr(self._source, "native_width", None)
+        width: Callable[[], int | None] | None = getattr(self._source, "cpp_width", None)
         return width() if width is not None and self.rows * self.draws >= MANY else None
 
     @cached_property
@@ -295,8 +295,8 @@ class Predictive:
     def _outputs(self, x: Inputs, first: int) -> Tensor:
         """Return the outputs (S, rows, ...) of one block of rows, computed in small tiles of draws by rows."""
         rows = row_count(x)
-        width = self._native_width or self._source.row_width()
-        tile_rows = max(1, min(rows, self._block_values // width, 4096 if self._native_width is None else rows))
+        width = self._cpp_width or self._source.row_width()
+        tile_rows = max(1, min(rows, self._block_values // width, 4096 if self._cpp_width is None else rows))
         tile_draws = max(1, min(self.draws, self._block_values // (tile_rows * width)))
         result: Tensor | None = None
         for row in range(0, rows, tile_rows):

@@ -97,8 +97,8 @@ class _WithLikelihood:
     def row_width(self) -> int:
         return self.inner.row_width()
 
-    def native_width(self) -> int | None:
-        native = getattr(self.inner, "native_width", None)
+    def cpp_width(self) -> int | None:
+        native = getattr(self.inner, "cpp_width", None)
         return native() if native is not None else None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from credibly.report import findings
 from credibly.report.findings import FAIL, NOTE, PASS, WARN, Finding
 from credibly.report.page import Recommendation
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 GOOD, CARE, NO_TRUST = VERDICTS = ("good", "use with care", "do not trust")
 # Problems first, then what supports the fit, then remarks.
@@ -42,7 +42,7 @@ class Assessment:
         return tuple(dict.fromkeys(one for finding in self.findings for one in finding.recommendations))
 
 
-def assess(facts: Facts) -> Assessment:
+def assess(facts: FitSummary) -> Assessment:
     """Assess a fit by the metrics it has."""
     made = [check(facts) for check in findings.CHECKS]
     found = tuple(sorted((f for f in made if f is not None), key=lambda f: ORDER.index(f.severity)))

@@ -20,13 +20,13 @@ from credibly.report.metric_columns import LEVEL, format_number
 from credibly.report.page import Column, Page, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import log_density_per_row, loss_per_row, standard_error
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def compare_page(facts: Mapping[str, Facts], pages: Mapping[str, str] | None = None) -> Page:
+def compare_page(facts: Mapping[str, FitSummary], pages: Mapping[str, str] | None = None) -> Page:
     """Return the report on several fits to one table, evaluated on the same rows.
 
     Args:
@@ -59,7 +59,7 @@ def compare_page(facts: Mapping[str, Facts], pages: Mapping[str, str] | None = N
 # -- ranking
 
 
-def ranking(facts: Mapping[str, Facts]) -> list[tuple[str, float, float, float]]:
+def ranking(facts: Mapping[str, FitSummary]) -> list[tuple[str, float, float, float]]:
     """Rank the fits by mean log density, best first.
 
     Returns name, mean, mean difference to the best, and the standard error of that difference.
@@ -79,7 +79,7 @@ def _nan_last(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _ranking_section(facts: dict[str, Facts]) -> Section:
+def _ranking_section(facts: dict[str, FitSummary]) -> Section:
     order = ranking(facts)
     n = len(next(iter(facts.values())).y)
     head = (
@@ -119,7 +119,7 @@ def _ranking_section(facts: dict[str, Facts]) -> Section:
 # -- metrics
 
 
-def _metrics_section(facts: dict[str, Facts]) -> Section:
+def _metrics_section(facts: dict[str, FitSummary]) -> Section:
     first = next(iter(facts.values()))
     columns = metric_columns.columns(first.task, [one.figures for one in facts.values()] + [first.baseline])
     rows: list[tuple[Value, ...]] = [
@@ -142,7 +142,7 @@ def _metrics_section(facts: dict[str, Facts]) -> Section:
 # -- pictures
 
 
-def _pictures_section(facts: dict[str, Facts]) -> Section:
+def _pictures_section(facts: dict[str, FitSummary]) -> Section:
     first = next(iter(facts.values()))
     regression = first.task == "regression"
     density = {name: log_density_per_row(one) for name, one in facts.items()}
@@ -219,7 +219,7 @@ def _colours(count: int) -> list[str]:
     return [plot.PALETTE[i % len(plot.PALETTE)] for i in range(count)]
 
 
-def _coverage_curves(facts: dict[str, Facts]) -> Picture:
+def _coverage_curves(facts: dict[str, FitSummary]) -> Picture:
     def paint(ax: Axes) -> None:
         for name, one in facts.items():
             plot.coverage_curve(one.predictive, one.y, label=name, ax=ax)
@@ -234,7 +234,7 @@ def _coverage_curves(facts: dict[str, Facts]) -> Picture:
     )
 
 
-def _reliability_curves(facts: dict[str, Facts]) -> Picture:
+def _reliability_curves(facts: dict[str, FitSummary]) -> Picture:
     def paint(ax: Axes) -> None:
         ax.plot([0, 1], [0, 1], color=plot.INK, linestyle="-", linewidth=0.8, label="calibrated")
         low = 1.0
@@ -260,7 +260,7 @@ def _reliability_curves(facts: dict[str, Facts]) -> Picture:
 # -- verdicts and methods
 
 
-def _verdicts_section(facts: dict[str, Facts], pages: Mapping[str, str]) -> Section:
+def _verdicts_section(facts: dict[str, FitSummary], pages: Mapping[str, str]) -> Section:
     found = {name: assess(one) for name, one in facts.items()}
     rows = tuple((name, one.verdict, one.reasons[0] if one.reasons else one.headline) for name, one in found.items())
     text = ("Each fit on its own, with its most important finding. Its report has the others.",)
@@ -269,7 +269,7 @@ def _verdicts_section(facts: dict[str, Facts], pages: Mapping[str, str]) -> Sect
     return Section("Verdicts", text, Table(columns, rows), links=links)
 
 
-def _methods_section(facts: dict[str, Facts]) -> Section:
+def _methods_section(facts: dict[str, FitSummary]) -> Section:
     rows = tuple((name, METHODS[one.method].title(), settings_text(one.settings)) for name, one in facts.items())
     first = next(iter(facts.values()))
     text = (

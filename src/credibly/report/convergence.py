@@ -13,7 +13,7 @@ from credibly.diagnostics.summary import Diagnostics, rhat
 from credibly.report.metric_columns import format_number
 from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRACED_ROWS = 200
 
 
-def chains_section(facts: Facts) -> Section | None:
+def chains_section(facts: FitSummary) -> Section | None:
     """Show R-hat, effective sample size and divergences, with traces of the row on which chains agree least."""
     found = facts.diagnostics
     if found is None:
@@ -67,7 +67,7 @@ def chains_section(facts: Facts) -> Section | None:
     return Section("Did the chains mix?", text, Table(columns, tuple(rows)), pictures, (found.verdict,))
 
 
-def _traces(facts: Facts, found: Diagnostics) -> list[Picture]:
+def _traces(facts: FitSummary, found: Diagnostics) -> list[Picture]:
     if facts.predictive.draws != found.chains * found.draws or found.draws < 4:
         return []
     curves = facts.predictive.functions().cpu().double().reshape(found.chains, found.draws, len(facts.y), -1)
@@ -109,7 +109,7 @@ def _traces(facts: Facts, found: Diagnostics) -> list[Picture]:
     return pictures
 
 
-def training_section(facts: Facts) -> Section | None:
+def training_section(facts: FitSummary) -> Section | None:
     """Show the training loss over the steps, for methods that train."""
     history = facts.posterior.record.history
     if not history.get("step") or not history.get("loss"):

@@ -30,7 +30,7 @@ from credibly.report.row_statistics import (
     residual_rank_correlation,
     standard_error,
 )
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 # Severities. PASS supports the fit, NOTE is neutral.
 PASS, NOTE, WARN, FAIL = range(4)
@@ -50,7 +50,7 @@ class Finding:
     recommendations: tuple[Recommendation, ...] = ()
 
 
-def held_out_rows(facts: Facts) -> Finding | None:
+def held_out_rows(facts: FitSummary) -> Finding | None:
     """Check that the metrics are on enough held-out rows."""
     n = len(facts.y)
     if facts.on == "training":
@@ -67,7 +67,7 @@ def held_out_rows(facts: Facts) -> Finding | None:
     return Finding(WARN, text, (Recommendation(advice, refit_command(facts, "--holdout", "0.4")),))
 
 
-def baseline(facts: Facts) -> Finding | None:
+def baseline(facts: FitSummary) -> Finding | None:
     """Check that the fit beats a prediction that ignores the columns."""
     always = baseline_of(facts.task)
     own, base = facts.figures.get("log_density"), facts.baseline.get("log_density")
@@ -91,7 +91,7 @@ def baseline(facts: Facts) -> Finding | None:
     return Finding(PASS, f"Better than always predicting {always}: {scores}{_improvement(facts)}.")
 
 
-def _improvement(facts: Facts) -> str:
+def _improvement(facts: FitSummary) -> str:
     if facts.task == "regression":
         own, base = facts.figures.get("rmse"), facts.baseline.get("rmse")
         return f"; RMSE {format_number(own)} vs {format_number(base)}" if own is not None and base else ""
@@ -99,7 +99,7 @@ def _improvement(facts: Facts) -> str:
     return f"; accuracy {own:.0%} vs {base:.0%}" if own is not None and base is not None else ""
 
 
-def coverage(facts: Facts) -> Finding | None:
+def coverage(facts: FitSummary) -> Finding | None:
     """Check the coverage of 90% intervals or prediction sets against its binomial error."""
     observed = facts.figures.get("coverage")
     if observed is None or math.isnan(observed):
@@ -122,7 +122,7 @@ def coverage(facts: Facts) -> Finding | None:
     return Finding(PASS, f"The {what} cover {observed:.1%} of the values ({chance}).")
 
 
-def lower_levels(facts: Facts) -> Finding | None:
+def lower_levels(facts: FitSummary) -> Finding | None:
     """Check narrower intervals, which may be overconfident even if the 90% ones are not.
 
     The limit is 2.5 standard errors instead of 2, since several levels are tested.
@@ -140,7 +140,7 @@ def lower_levels(facts: Facts) -> Finding | None:
     return Finding(WARN, text, (*use_heteroscedastic_noise(facts), *use_sampling(facts)))
 
 
-def confidence(facts: Facts) -> Finding | None:
+def confidence(facts: FitSummary) -> Finding | None:
     """Check mean confidence against accuracy."""
     found = confidence_gap(facts)
     if found is None:
@@ -157,7 +157,7 @@ def confidence(facts: Facts) -> Finding | None:
     return Finding(PASS, f"Confidence matches accuracy within chance: {text}.")
 
 
-def chains(facts: Facts) -> Finding | None:
+def chains(facts: FitSummary) -> Finding | None:
     """Check the convergence diagnostics of a sampler."""
     found = facts.diagnostics
     if found is None:
@@ -200,7 +200,7 @@ def chains(facts: Facts) -> Finding | None:
     return Finding(FAIL if poor else WARN, text, tuple(advice))
 
 
-def epistemic(facts: Facts) -> Finding | None:
+def epistemic(facts: FitSummary) -> Finding | None:
     """Check that there is any epistemic uncertainty."""
     if float(facts.predictive.epistemic.max()) > 0:
         return None
@@ -212,7 +212,7 @@ def epistemic(facts: Facts) -> Finding | None:
     return Finding(WARN, text, use_sampling(facts))
 
 
-def training_size(facts: Facts) -> Finding | None:
+def training_size(facts: FitSummary) -> Finding | None:
     """Check the number of training rows, alone and against the number of parameters."""
     if facts.rows < ENOUGH_ROWS:
         severity = WARN if facts.rows < FEW_ROWS else NOTE
@@ -226,7 +226,7 @@ def training_size(facts: Facts) -> Finding | None:
     return Finding(NOTE, f"{ratio}: where the data say little, predictions follow the prior.")
 
 
-def unusual_inputs(facts: Facts) -> Finding | None:
+def unusual_inputs(facts: FitSummary) -> Finding | None:
     """Check that the ood score separates rows with shuffled columns from real ones."""
     found = ood_auroc(facts)
     if found is None:
@@ -243,7 +243,7 @@ def unusual_inputs(facts: Facts) -> Finding | None:
     return Finding(NOTE, text)
 
 
-def changing_noise(facts: Facts) -> Finding | None:
+def changing_noise(facts: FitSummary) -> Finding | None:
     """Check whether errors depend on the predicted value more than the intervals do."""
     if facts.task != "regression" or noise_option(facts) == "heteroscedastic" or len(facts.y) < 50:
         return None
@@ -258,7 +258,7 @@ def changing_noise(facts: Facts) -> Finding | None:
     return Finding(WARN, text, use_heteroscedastic_noise(facts))
 
 
-def heavy_tails(facts: Facts) -> Finding | None:
+def heavy_tails(facts: FitSummary) -> Finding | None:
     """Check for more outliers than normal noise explains."""
     if facts.task != "regression" or noise_option(facts) == "student":
         return None
@@ -275,7 +275,7 @@ def heavy_tails(facts: Facts) -> Finding | None:
     return Finding(WARN, text, (advice,))
 
 
-def confidence_and_error(facts: Facts) -> Finding | None:
+def confidence_and_error(facts: FitSummary) -> Finding | None:
     """Check that less confident predictions have larger errors."""
     found = loss_by_confidence(facts)
     if found is None:
@@ -292,7 +292,7 @@ def confidence_and_error(facts: Facts) -> Finding | None:
     )
 
 
-def describe_halves(facts: Facts, confident: float, rest: float) -> str:
+def describe_halves(facts: FitSummary, confident: float, rest: float) -> str:
     """Describe the mean loss of the more confident half of the rows and of the rest."""
     where = "in the more confident half of the rows"
     if facts.task == "regression":

@@ -20,7 +20,7 @@ from credibly.report.pictures import Picture, picture
 from credibly.report.recommendations import compare_command
 from credibly.report.row_statistics import confidence_gap, interval_coverage, plotted_rows
 from credibly.report.uncertainty import selective_section, uncertainty_section
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 # The most rows in the table of columns, and the most classes in a confusion matrix.
 COLUMNS = 60
@@ -31,7 +31,7 @@ TONES: dict[str, Literal["pass", "warn", "fail"]] = dict(zip(VERDICTS, ("pass", 
 MARKS = ("pass", "note", "warn", "fail")
 
 
-def fit_page(facts: Facts) -> Page:
+def fit_page(facts: FitSummary) -> Page:
     """Return the report of a fit to a table."""
     lead = (
         f"{facts.method} predicts {facts.target} from {_count(len(facts.columns), 'column')} of {facts.table}. It was "
@@ -69,7 +69,7 @@ def verdict_section(found: Assessment) -> Section:
     )
 
 
-def _evaluated(facts: Facts) -> str:
+def _evaluated(facts: FitSummary) -> str:
     return f"{len(facts.y):,} {'held-out' if facts.on == 'held-out' else 'of the training'} rows"
 
 
@@ -90,7 +90,7 @@ def _plain(value: object) -> str:
 # -- what was fitted
 
 
-def _model_section(facts: Facts) -> Section:
+def _model_section(facts: FitSummary) -> Section:
     draws = facts.predictive.draws
     output = "a number with an interval"
     if facts.classes is not None:
@@ -117,7 +117,7 @@ def _listed(names: tuple[str, ...]) -> str:
     return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
 
 
-def _columns_section(facts: Facts) -> Section | None:
+def _columns_section(facts: FitSummary) -> Section | None:
     if not facts.columns:
         return None
     hidden = len(facts.columns) - COLUMNS
@@ -131,7 +131,7 @@ def _columns_section(facts: Facts) -> Section | None:
 # -- metrics
 
 
-def _metrics_section(facts: Facts) -> Section:
+def _metrics_section(facts: FitSummary) -> Section:
     regression = facts.task == "regression"
     columns = metric_columns.columns(facts.task, (facts.figures, facts.baseline))
     # Coverage has a target instead of a direction, so it is no contest with the baseline.
@@ -149,7 +149,7 @@ def _metrics_section(facts: Facts) -> Section:
     return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, findings)
 
 
-def _predicted_observed(facts: Facts) -> Picture:
+def _predicted_observed(facts: FitSummary) -> Picture:
     predictive, y = plotted_rows(facts)
     coverage = facts.figures.get("coverage")
     covered = f" {coverage:.1%} of the values are inside." if coverage is not None else ""
@@ -164,7 +164,7 @@ def _predicted_observed(facts: Facts) -> Picture:
     )
 
 
-def _confusion_matrix(facts: Facts) -> Picture | None:
+def _confusion_matrix(facts: FitSummary) -> Picture | None:
     names = facts.classes or ()
     if len(names) < 2 or len(names) > CLASSES:
         return None
@@ -181,7 +181,7 @@ def _confusion_matrix(facts: Facts) -> Picture | None:
     )
 
 
-def _most_frequent_error(facts: Facts) -> tuple[str, ...]:
+def _most_frequent_error(facts: FitSummary) -> tuple[str, ...]:
     """Return a sentence on the most frequent confusion, if there is any."""
     names = facts.classes or ()
     predicted = facts.predictive.probabilities.cpu().argmax(-1)
@@ -199,7 +199,7 @@ def _most_frequent_error(facts: Facts) -> tuple[str, ...]:
 # -- calibration
 
 
-def _interval_section(facts: Facts) -> Section:
+def _interval_section(facts: FitSummary) -> Section:
     n = len(facts.y)
     rows: list[tuple[Value, ...]] = []
     off = []
@@ -229,7 +229,7 @@ def _interval_section(facts: Facts) -> Section:
     return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve,), (finding,))
 
 
-def _reliability_section(facts: Facts) -> Section:
+def _reliability_section(facts: FitSummary) -> Section:
     found = metrics.calibration(facts.predictive.probabilities.cpu(), torch.as_tensor(facts.y).long())
     gap = confidence_gap(facts)
     findings: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ def _reliability_section(facts: Facts) -> Section:
 # -- next steps
 
 
-def _next_section(facts: Facts) -> Section:
+def _next_section(facts: FitSummary) -> Section:
     output = "mean and interval" if facts.task == "regression" else "class probabilities"
     predict = f"Predict new rows: {output}, aleatoric and epistemic uncertainty, and an ood score per row."
     recommendations = (

@@ -10,7 +10,7 @@ from credibly import plot
 from credibly.report.page import Section
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import POINTS
-from credibly.tables.facts import Facts, View
+from credibly.tables.fit_summary import FitSummary, View
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ CURVE_POINTS = 240
 MARGIN = 0.15
 
 
-def function_section(facts: Facts) -> Section | None:
+def function_section(facts: FitSummary) -> Section | None:
     """Plot the fit over its one or two inputs, slightly beyond the data."""
     view = facts.view
     if view is None or len(view.x) == 0:
@@ -45,7 +45,7 @@ def _limits(values: Any) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _curve(facts: Facts, view: View) -> tuple[tuple[Picture, ...], str]:
+def _curve(facts: FitSummary, view: View) -> tuple[tuple[Picture, ...], str]:
     grid = np.linspace(*_limits(view.x[:, 0]), CURVE_POINTS)[:, None]
     predictive = view.predict(grid)
     regression = facts.task == "regression"
@@ -77,7 +77,7 @@ def _curve(facts: Facts, view: View) -> tuple[tuple[Picture, ...], str]:
     return (drawn,), text
 
 
-def _maps(facts: Facts, view: View) -> tuple[tuple[Picture, ...], str]:
+def _maps(facts: FitSummary, view: View) -> tuple[tuple[Picture, ...], str]:
     axes = [np.linspace(*_limits(column), MAP_SIDE) for column in view.x.T]
     grid = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], 1)
     predictive = view.predict(grid)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 
 from credibly.report.page import Recommendation
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 
-def refit_command(facts: Facts, *options: str, method: str | None = None) -> str:
+def refit_command(facts: FitSummary, *options: str, method: str | None = None) -> str:
     """Return the `credibly fit` command that repeats the fit with other options."""
     noise = noise_option(facts)
     command = ["credibly", "fit", facts.table, "--target", facts.target, "--method", method or facts.method]
@@ -17,18 +17,18 @@ def refit_command(facts: Facts, *options: str, method: str | None = None) -> str
     return shlex.join([*command, *options, "--out", "new-run"])
 
 
-def compare_command(facts: Facts) -> str:
+def compare_command(facts: FitSummary) -> str:
     """Return the command that fits every method to the table."""
     return shlex.join(["credibly", "compare", facts.table, "--target", facts.target])
 
 
-def noise_option(facts: Facts) -> str | None:
+def noise_option(facts: FitSummary) -> str | None:
     """Return the --noise option of the fit, or None if it is the default."""
     likelihood = getattr(facts.predictive.likelihood, "inner", facts.predictive.likelihood)
     return {"HeteroscedasticGaussian": "heteroscedastic", "StudentT": "student"}.get(type(likelihood).__name__)
 
 
-def use_heteroscedastic_noise(facts: Facts) -> tuple[Recommendation, ...]:
+def use_heteroscedastic_noise(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend heteroscedastic noise for a regression that does not have it."""
     if facts.task != "regression" or noise_option(facts) == "heteroscedastic":
         return ()
@@ -36,7 +36,7 @@ def use_heteroscedastic_noise(facts: Facts) -> tuple[Recommendation, ...]:
     return (Recommendation("Let the noise level depend on the inputs.", command),)
 
 
-def use_sampling(facts: Facts) -> tuple[Recommendation, ...]:
+def use_sampling(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend HMC for a fit that was not made by a sampler."""
     if facts.diagnostics is not None or facts.method in ("hmc", "sgld", "sghmc"):
         return ()

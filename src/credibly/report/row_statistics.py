@@ -11,13 +11,13 @@ import torch
 
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 # The most rows in a scatter plot.
 POINTS = 400
 
 
-def loss_per_row(facts: Facts) -> torch.Tensor:
+def loss_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the squared error per row, or for classes 1 where the most probable class is wrong."""
     y = torch.as_tensor(facts.y)
     if facts.task == "regression":
@@ -25,7 +25,7 @@ def loss_per_row(facts: Facts) -> torch.Tensor:
     return (facts.predictive.probabilities.cpu().argmax(-1) != y).double()
 
 
-def log_density_per_row(facts: Facts) -> torch.Tensor:
+def log_density_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the log predictive density per row, in nats."""
     return facts.predictive.log_prob(facts.y).cpu().double()
 
@@ -35,7 +35,7 @@ def standard_error(values: torch.Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
-def confidence_gap(facts: Facts) -> tuple[float, float, float] | None:
+def confidence_gap(facts: FitSummary) -> tuple[float, float, float] | None:
     """Return mean confidence, accuracy, and the standard error of accuracy under perfect calibration."""
     if facts.task != "classification" or "accuracy" not in facts.figures:
         return None
@@ -44,13 +44,13 @@ def confidence_gap(facts: Facts) -> tuple[float, float, float] | None:
     return float(top.mean()), facts.figures["accuracy"], max(error, 1 / len(top))
 
 
-def interval_coverage(facts: Facts, levels: tuple[float, ...]) -> tuple[float, ...]:
+def interval_coverage(facts: FitSummary, levels: tuple[float, ...]) -> tuple[float, ...]:
     """Return the fraction of values inside the central interval of each level."""
     distance = (2 * facts.predictive.cdf(facts.y).cpu().double().flatten() - 1).abs()
     return tuple(float((distance <= level).double().mean()) for level in levels)
 
 
-def ood_auroc(facts: Facts) -> tuple[float, float] | None:
+def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
     """Return the AUROC of the ood score at separating shuffled rows from real ones, and its standard error."""
     if facts.ood is None or facts.ood_far is None or min(len(facts.ood), len(facts.ood_far)) < 2:
         return None
@@ -63,7 +63,7 @@ def ood_auroc(facts: Facts) -> tuple[float, float] | None:
     return area, math.sqrt(max(variance, 0) / (n * m))
 
 
-def loss_by_confidence(facts: Facts) -> tuple[float, float, float] | None:
+def loss_by_confidence(facts: FitSummary) -> tuple[float, float, float] | None:
     """Return the mean loss of the more and of the less confident half of the rows, and the error of the difference."""
     uncertainty = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1)
     loss = loss_per_row(facts)
@@ -75,7 +75,7 @@ def loss_by_confidence(facts: Facts) -> tuple[float, float, float] | None:
     return float(confident.mean()), float(rest.mean()), error
 
 
-def residual_rank_correlation(facts: Facts) -> float | None:
+def residual_rank_correlation(facts: FitSummary) -> float | None:
     """Return the rank correlation of the predicted mean and the absolute standardised residual.
 
     It is near 0 if predicted standard deviations are right at every level of the mean.
@@ -91,7 +91,7 @@ def _ranks(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
 
 
-def plotted_rows(facts: Facts) -> tuple[Predictive, Any]:
+def plotted_rows(facts: FitSummary) -> tuple[Predictive, Any]:
     """Return predictions and targets of at most POINTS rows, evenly spaced, for a scatter plot."""
     y = torch.as_tensor(facts.y)
     if len(y) <= POINTS:

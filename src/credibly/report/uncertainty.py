@@ -9,10 +9,10 @@ from credibly.report.findings import describe_halves
 from credibly.report.page import Section
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import loss_by_confidence, loss_per_row, ood_auroc, plotted_rows
-from credibly.tables.facts import Facts
+from credibly.tables.fit_summary import FitSummary
 
 
-def uncertainty_section(facts: Facts) -> Section:
+def uncertainty_section(facts: FitSummary) -> Section:
     """Compare aleatoric with epistemic uncertainty, and test whether unusual inputs are detected."""
     aleatoric, epistemic = facts.predictive.aleatoric.double(), facts.predictive.epistemic.double()
     total = float((aleatoric + epistemic).mean())
@@ -55,7 +55,7 @@ def uncertainty_section(facts: Facts) -> Section:
     return Section("What does it not know?", tuple(text), pictures=tuple(pictures), findings=tuple(findings))
 
 
-def _ood_picture(facts: Facts) -> Picture:
+def _ood_picture(facts: FitSummary) -> Picture:
     auroc = ood_auroc(facts)
     shown = "" if auroc is None else f" AUROC {auroc[0]:.2f}."
     shuffled = ", and of rows with shuffled columns" if facts.ood_far is not None else ""
@@ -79,7 +79,7 @@ def _auroc_sentence(area: float, error: float) -> str:
     return f"{start}: unusual inputs are detected {how}."
 
 
-def selective_section(facts: Facts) -> Section:
+def selective_section(facts: FitSummary) -> Section:
     """Show the error on the rows kept when the least confident ones are rejected."""
     heading = "Does uncertainty predict error?"
     if not bool(loss_per_row(facts).any()):

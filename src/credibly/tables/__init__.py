@@ -1,7 +1,7 @@
-"""Tables: CSV and Parquet files in, predictions with their uncertainty out.
+"""Tables: CSV and Parquet files in, predictions with uncertainty out.
 
 from credibly.tables import Config, TableRun, fit_table, prepare
-run = fit_table(prepare(Config("house.csv", "price")), "run/")     # as `credibly fit house.csv --target price --out run/`
+run = fit_table(prepare(Config("house.csv", "price")), "run/")     # credibly fit house.csv --target price --out run/
 TableRun.load("run/").model.predict_file("new.csv", "predictions.csv")
 """
 

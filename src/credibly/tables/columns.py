@@ -1,4 +1,4 @@
-"""One input column of a table: what is learned from its training rows, and how its cells become inputs of a network."""
+"""Input columns: the statistics learned from training rows and the encoding of cells as network inputs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.errors import InputError
-from credibly.tables.cells import Notes, finite, is_number, numbers, positions, shown, texts
+from credibly.tables.parsing import Notes, finite, is_number, numbers, positions, shown, texts
 
 Array: TypeAlias = npt.NDArray[Any]
 
 MAX_LEVELS = 50
-# A text column is an identifier where more values than MAX_LEVELS and more than this share of them are different.
+# A text column counts as an identifier if it has more than MAX_LEVELS distinct values and more than this fraction of
+# its values are distinct.
 DISTINCT = 0.9
-# Standardised values stop here, so that a cell of 1e300 is still a float32; a note tells about it long before.
+# Standardised values are clipped here, so that a cell of 1e300 still fits a float32.
 LIMIT = 1e6
+# Standardised distance outside the training range from which a row gets a note.
 FAR = 10.0
 
 _DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(19|20)\d\d"
 _NAME = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _TIME = r"([T ,]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(?i:am|pm)?\s*(?i:z|utc|gmt|[+-]\d{2}:?\d{2})?)?"
-# A year of two digits counts after strokes, or between points with two digits each: 10-20-30 and 1.2.3 are something else.
+# Two-digit years count only after slashes, or after dots if day and month have two digits each: 10-20-30 and
+# 1.2.3 are no dates.
 DATE = (
     rf"^({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}[-/.]{_DAY})[-/.]{_YEAR}"
     rf"|({_DAY}/{_MONTH}|{_MONTH}/{_DAY})/\d\d|(0[1-9]|[12]\d|3[01])\.(0[1-9]|1[0-2])\.\d\d"
@@ -36,16 +39,16 @@ DATE = (
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers: (x - mean) / scale, a missing one as `fill`, and an input that says that it was missing.
+    """A numeric column: (x - mean) / scale with missing cells imputed, plus a missing-value indicator if needed.
 
     Attributes:
-        name: of the column.
-        fill: the median of the training rows.
-        mean, scale: of the training rows after filling. A scale of 0 means that the value itself is no input, since there
-            is only one; whether it is missing then is.
-        low, high: the range of the training rows.
-        indicator: whether training rows had missing cells, which makes that an input.
-        note: for people.
+        name: name of the column.
+        fill: imputed value, the median of the training rows.
+        mean, scale: mean and standard deviation of the training rows after imputation. A scale of 0 means a single
+            value: only the missing-value indicator is an input.
+        low, high: range of the training rows.
+        indicator: whether training rows had missing cells, which adds a missing-value indicator.
+        note: remark for the user.
     """
 
     name: str
@@ -61,22 +64,22 @@ class Numeric:
 
     @property
     def features(self) -> list[str]:
-        """The names of its inputs."""
+        """Names of the network inputs that the column becomes."""
         return [self.name] * (self.scale > 0) + [f"{self.name} is missing"] * self.indicator
 
     def encode(self, cells: Any, out: Array) -> Notes:
-        """Writes the inputs of cells (None: the column is absent) into out, (N, inputs) float32 of zeros."""
+        """Encode cells (None if the column is absent) into `out`, an (N, inputs) float32 array of zeros."""
         if cells is None:
             values, notes = np.full(len(out), np.nan), [(row, f"{self.name} is missing") for row in range(len(out))]
         else:
             column, wrong = numbers(cells)
             column, infinite = finite(column)
-            notes = [(row, f"{self.name} = {said}") for row, said in wrong + infinite]
+            notes = [(row, f"{self.name} = {note}") for row, note in wrong + infinite]
             values = column.to_numpy(zero_copy_only=False)
             if column.null_count and not self.indicator:
-                told = {row for row, _ in notes}
-                gone = np.flatnonzero(np.isnan(values))
-                notes += [(int(r), f"{self.name} is missing") for r in gone if int(r) not in told]
+                noted = {row for row, _ in notes}
+                missing = np.flatnonzero(np.isnan(values))
+                notes += [(int(r), f"{self.name} is missing") for r in missing if int(r) not in noted]
         if self.indicator:
             out[:, -1] = np.isnan(values)
         if self.scale > 0:
@@ -91,7 +94,7 @@ class Numeric:
             scaled = values - self.mean
             scaled /= self.scale
             low, high, fill = (np.array([self.low, self.high, self.fill]) - self.mean) / self.scale
-            # The two extremes first: in most blocks no row has to be looked at. A missing cell is neither.
+            # Check the extremes first: in most blocks no row is far out. fmin and fmax ignore NaN, the missing cells.
             least, most = np.fmin.reduce(scaled, initial=0.0), np.fmax.reduce(scaled, initial=0.0)
             if least < low - FAR or most > high + FAR:
                 far = np.flatnonzero((scaled < low - FAR) | (scaled > high + FAR))
@@ -103,14 +106,14 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A column of categories: one input a level, one for all rare ones together, one for missing cells.
+    """A categorical column, one-hot encoded: one input per level, one for all rare levels, one for missing cells.
 
     Attributes:
-        name: of the column.
-        levels: those with an input each, sorted.
-        rare: those that share the input "other"; with any, categories that training rows did not have share it too.
-        missing: whether training rows had missing cells, which makes that a level.
-        note: for people.
+        name: name of the column.
+        levels: levels with an input each, sorted.
+        rare: levels that share the input "other". If there are any, categories unseen in training share it too.
+        missing: whether training rows had missing cells, which adds a level for them.
+        note: remark for the user.
     """
 
     name: str
@@ -123,31 +126,32 @@ class Categorical:
 
     @property
     def features(self) -> list[str]:
-        """The names of its inputs."""
+        """Names of the network inputs that the column becomes."""
         named = [f"{self.name} = {level}" for level in self.levels]
         return named + [f"{self.name} = other"] * bool(self.rare) + [f"{self.name} is missing"] * self.missing
 
     def encode(self, cells: Any, out: Array) -> Notes:
-        """Writes the inputs of cells (None: the column is absent) into out, (N, inputs) float32 of zeros."""
+        """Encode cells (None if the column is absent) into `out`, an (N, inputs) float32 array of zeros."""
         if cells is None:
             if self.missing:
                 out[:, -1] = 1
             return [(row, f"{self.name} is missing") for row in range(len(out))]
         column = texts(cells)
-        place = positions(column, [*self.levels, *self.rare])
-        where = place.fill_null(-1).to_numpy(zero_copy_only=False)
-        where = np.minimum(where, len(self.levels))  # the rare ones share a place
+        index = positions(column, [*self.levels, *self.rare])
+        where = index.fill_null(-1).to_numpy(zero_copy_only=False)
+        # Rare levels share an input.
+        where = np.minimum(where, len(self.levels))
         notes: Notes = []
-        if place.null_count:
-            gone = column.is_null().to_numpy(zero_copy_only=False)
-            strange = np.flatnonzero((where < 0) & ~gone)
-            names = column.take(pa.array(strange)).to_pylist()
-            notes = [(r, f"unknown category {shown(c)} in {self.name}") for r, c in zip(strange.tolist(), names)]
-            where = np.where(gone, out.shape[1] - 1 if self.missing else -1, where)
+        if index.null_count:
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            unknown = np.flatnonzero((where < 0) & ~missing)
+            names = column.take(pa.array(unknown)).to_pylist()
+            notes = [(r, f"unknown category {shown(c)} in {self.name}") for r, c in zip(unknown.tolist(), names)]
+            where = np.where(missing, out.shape[1] - 1 if self.missing else -1, where)
             if not self.missing:
-                notes += [(r, f"{self.name} is missing") for r in np.flatnonzero(gone).tolist()]
+                notes += [(r, f"{self.name} is missing") for r in np.flatnonzero(missing).tolist()]
             if self.rare:
-                where[strange] = len(self.levels)
+                where[unknown] = len(self.levels)
         rows = np.flatnonzero(where >= 0)
         out[rows, where[rows]] = 1
         return notes
@@ -157,9 +161,9 @@ Column: TypeAlias = Numeric | Categorical
 
 
 def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
-    """What training cells say about a column; (kind, why) for one that is left out. Dates are refused."""
+    """Fit a column to its training cells. Return (kind, reason) if it is left out; raise if it holds dates."""
     if pa.types.is_temporal(cells.type):
-        raise _date(name, f"holds dates or times ({cells.type})")
+        raise _date_error(name, f"holds dates or times ({cells.type})")
     if cells.null_count == len(cells):
         return "left out", "no value in the training rows"
     if is_number(cells.type):
@@ -169,12 +173,12 @@ def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
     if not len(present):
         return "left out", "no value in the training rows"
     if pc.sum(pc.match_substring_regex(present, DATE)).as_py() >= 0.95 * len(present):
-        raise _date(name, f"holds dates such as {present[0].as_py()!r}")
+        raise _date_error(name, f"holds dates such as {present[0].as_py()!r}")
     distinct = pc.count_distinct(present).as_py()
     if distinct > MAX_LEVELS and distinct > DISTINCT * len(present):
         return "left out", (
-            f"{distinct:,} of {len(present):,} texts differ, so it looks like an identifier; group them into at most "
-            f"{MAX_LEVELS} kinds, or turn them into numbers, if they should count, else name it in --drop"
+            f"looks like an identifier: {distinct:,} distinct values in {len(present):,} cells; to use it, group them "
+            f"into at most {MAX_LEVELS} categories or convert them to numbers; otherwise --drop it"
         )
     if distinct == 1 and not column.null_count:
         return "left out", f"constant: {shown(present[0].as_py())} in every training row"
@@ -190,34 +194,36 @@ def _fit_numeric(name: str, cells: Any) -> Column | tuple[str, str]:
     present = values[~np.isnan(values)]
     if not len(present):
         return "left out", "no finite value in the training rows"
-    low, high, gone = float(present.min()), float(present.max()), len(values) - len(present)
-    if low == high and not gone:
+    low, high, missing = float(present.min()), float(present.max()), len(values) - len(present)
+    if low == high and not missing:
         return "left out", f"constant: {low:.6g} in every training row"
-    # Squares of very large or small numbers are no floats: a power of two takes the column into their range, exactly.
+    # Squares of very large or small numbers overflow or underflow: rescale by a power of two, which is exact.
     largest = max(abs(low), abs(high))
     power = 0 if largest == 0 or 1e-100 < largest < 1e100 else math.frexp(largest)[1]
     small = np.ldexp(values, -power)
     imputer = SimpleImputer(strategy="median").fit(small)
     scaler = StandardScaler().fit(imputer.transform(small))
-    fill, mean, spread = float(imputer.statistics_[0]), float(scaler.mean_[0]), math.sqrt(float(scaler.var_[0]))
-    if spread <= 10 * np.finfo(np.float64).eps * abs(mean):  # nothing but rounding differs
-        if not gone:
-            return "left out", f"constant but for rounding: {low:.6g} in every training row"
-        spread, fill, mean = 0.0, float(np.ldexp(low, -power)), float(np.ldexp(low, -power))
-    said = [f"{gone - len(infinite):,} missing, filled with the median"] if gone > len(infinite) else []
-    said += [f"{len(infinite):,} infinite, taken as missing"] if infinite else []
-    whole = len(present) > MAX_LEVELS and (np.diff(np.sort(present)) == 1).all() and power == 0
-    said += ["counts up by ones: name it in --drop if it is a row number"] if whole else []
-    fill, mean, spread = (float(np.ldexp(v, power)) for v in (fill, mean, spread))
-    if not spread and not gone:  # a difference of the smallest float there is
-        return "left out", f"constant but for rounding: {low:.6g} in every training row"
-    return Numeric(name, fill, mean, spread, low, high, gone > 0, "; ".join(said))
+    fill, mean, scale = float(imputer.statistics_[0]), float(scaler.mean_[0]), math.sqrt(float(scaler.var_[0]))
+    # Nothing but rounding error.
+    if scale <= 10 * np.finfo(np.float64).eps * abs(mean):
+        if not missing:
+            return "left out", f"constant up to rounding: {low:.6g} in every training row"
+        scale, fill, mean = 0.0, float(np.ldexp(low, -power)), float(np.ldexp(low, -power))
+    notes = [f"{missing - len(infinite):,} missing, filled with the median"] if missing > len(infinite) else []
+    notes += [f"{len(infinite):,} infinite, treated as missing"] if infinite else []
+    consecutive = len(present) > MAX_LEVELS and (np.diff(np.sort(present)) == 1).all() and power == 0
+    notes += ["consecutive integers: --drop it if it is a row number"] if consecutive else []
+    fill, mean, scale = (float(np.ldexp(v, power)) for v in (fill, mean, scale))
+    # The scale of subnormal values can underflow to zero.
+    if not scale and not missing:
+        return "left out", f"constant up to rounding: {low:.6g} in every training row"
+    return Numeric(name, fill, mean, scale, low, high, missing > 0, "; ".join(notes))
 
 
-def _fit_categorical(name: str, present: Any, gone: int) -> Categorical:
+def _fit_categorical(name: str, present: Any, missing: int) -> Categorical:
     from sklearn.preprocessing import OneHotEncoder
 
-    # Numbers in the order of the texts stand for them: the same levels, found many times as fast.
+    # Encode ranks instead of strings: the same levels, many times faster.
     coded = present.dictionary_encode()
     order = pc.sort_indices(coded.dictionary)
     labels = coded.dictionary.take(order).to_pylist()
@@ -225,18 +231,16 @@ def _fit_categorical(name: str, present: Any, gone: int) -> Categorical:
     ranks[order.to_numpy()] = np.arange(len(labels))
     encoder = OneHotEncoder(max_categories=MAX_LEVELS + 1, handle_unknown="infrequent_if_exist")
     encoder.fit(ranks[coded.indices.to_numpy()][:, None])
-    folded = encoder.infrequent_categories_[0]
-    hidden = set() if folded is None else {int(code) for code in folded}
-    rare = tuple(labels[code] for code in sorted(hidden))
-    levels = tuple(label for code, label in enumerate(labels) if code not in hidden)
-    said = [f"{len(levels)} categories"]
-    said += [f"{len(rare):,} rare ones taken as other"] if rare else []
-    said += [f"{gone:,} missing, taken as one more"] if gone else []
-    return Categorical(name, levels, rare, gone > 0, "; ".join(said))
+    infrequent = encoder.infrequent_categories_[0]
+    codes = set() if infrequent is None else {int(code) for code in infrequent}
+    rare = tuple(labels[code] for code in sorted(codes))
+    levels = tuple(label for code, label in enumerate(labels) if code not in codes)
+    notes = [f"{len(levels)} categories"]
+    notes += [f"{len(rare):,} rare ones grouped as other"] if rare else []
+    notes += [f"{missing:,} missing, treated as a category"] if missing else []
+    return Categorical(name, levels, rare, missing > 0, "; ".join(notes))
 
 
-def _date(name: str, found: str) -> InputError:
-    return InputError(
-        "table", f"column {name!r} {found}",
-        f"Turn it into numbers, such as days since a start or the month, or leave it out with --drop {name}",
-    )  # fmt: skip
+def _date_error(name: str, found: str) -> InputError:
+    advice = f"Convert it to numbers, such as days since a start date or the month, or leave it out with --drop {name}"
+    return InputError("table", f"column {name!r} {found}", advice)

@@ -1,4 +1,4 @@
-"""CSV files as streams of text columns: encoding, delimiter and ragged rows; all that differs from one CSV to the next."""
+"""CSV files as streams of columns: detects encoding, delimiter and decimal mark, and explains ragged rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ import pyarrow as pa
 import pyarrow.csv
 
 from credibly.errors import InputError
-from credibly.tables.cells import MISSING
+from credibly.tables.parsing import MISSING
 
 log = logging.getLogger(__name__)
 
 DELIMITERS = ",;\t|"
-# Bytes read at a time; Arrow reads some blocks ahead. A row has to be within two of them: long ones take the large size.
+# Bytes per block; Arrow reads some blocks ahead. A row must fit within two blocks, so files with long rows use the
+# large size.
 BLOCK = 1 << 20
 LARGE = 1 << 26
 SAMPLE = 1 << 22
-# Bytes that no text of a table holds, and those that Windows-1252 has no letter for.
+# Control characters that mark a file as binary, and the bytes that Windows-1252 leaves undefined.
 CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f")) + b"\x7f"
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How one CSV file is written.
+    """The dialect of a CSV file.
 
     Attributes:
-        names: of the columns, without white space at their ends. raw: the same as they are in the file.
-        encoding: of the text. delimiter: between cells. decimal: the mark inside numbers, "." or ",".
+        names: column names, stripped of white space.
+        raw: column names as they are in the file.
+        encoding: text encoding.
+        delimiter: delimiter between cells.
+        decimal: decimal mark, "." or ",".
     """
 
     names: tuple[str, ...]
@@ -50,27 +54,25 @@ class Dialect:
 
 
 def dialect(path: Path) -> Dialect:
-    """How a file is written, from its beginning; the whole of it is looked through for what is no text."""
+    """Detect the dialect of a file from its beginning. The encoding is checked over the whole file."""
     encoding, quotes = _encoding(path)
     with _opened(path) as handle:
         start = handle.read(SAMPLE)
     whole = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)
     text = whole[: whole.find("\n") + SAMPLE // 64]
-    if len(text) < len(whole) or len(start) == SAMPLE:  # the last line may be cut
+    # The last line may be truncated.
+    if len(text) < len(whole) or len(start) == SAMPLE:
         text = text[: text.rfind("\n") + 1] or text
     if not text.strip():
-        raise InputError(
-            "table", f"{path.name!r} is empty", "Pass a file with a line of column names and rows under it"
-        )
+        raise InputError("table", f"{path.name!r} is empty", "Pass a file with a header line and rows")
     order = DELIMITERS if path.suffix.lower() != ".tsv" else "\t,;|"
     delimiter = max(order, key=lambda d: _agreement(text, d))
-    if quotes % 2:  # most often a mark of inches, which is fine; else the rest of the file would be one cell
+    # Usually an inch mark, which is fine; but an unclosed quote would turn the rest of the file into one cell.
+    if quotes % 2:
         _check_closed(path, encoding, delimiter)
     records = list(_records(text, delimiter))
     if not records:
-        raise InputError(
-            "table", f"the first line of {path.name!r} is no list of column names", "Begin with their names"
-        )
+        raise InputError("table", f"the first line of {path.name!r} is not a header", "Start with column names")
     raw = tuple(records[0])
     return Dialect(tuple(n.strip() for n in raw), raw, encoding, delimiter, _decimal(records[1:], delimiter))
 
@@ -78,13 +80,14 @@ def dialect(path: Path) -> Dialect:
 def blocks(
     path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """The columns, missing cells null, a few megabytes at a time and under their stripped names.
+    """Yield blocks of a few megabytes with the given columns under their stripped names, missing cells null.
 
-    They are text, but for those in `numeric`: float64 up to the first block in which one of their cells is no number, and
-    text from there on, for the caller to look at cell by cell.
+    Columns are text. Those in `numeric` are float64 up to the first block with a cell that is not a number, and text
+    from there on, for the caller to parse cell by cell.
     """
     done, size = 0, BLOCK
     while True:
+        # After an error the file is read from the beginning again, without the rows that were yielded already.
         skip = done
         try:
             for batch in _stream(path, form, columns, numeric, size):
@@ -95,20 +98,19 @@ def blocks(
                     done += batch.num_rows - known
             return
         except (pa.ArrowException, OSError, UnicodeError) as error:
-            # From the beginning again, without the rows that were given already.
             if "conversion error to double" in str(error) and numeric:
                 numeric = ()
             elif "straddling" in str(error) and size < LARGE:
                 size = LARGE
             else:
-                raise _explained(path, form, error) from None
+                raise _explain(path, form, error) from None
 
 
 def _stream(
     path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str], size: int
 ) -> Iterator[pa.RecordBatch]:
     wanted = [(r, n) for r, n in zip(form.raw, form.names) if n in columns]
-    # In a table of one column an empty line is a missing value; elsewhere it is no row.
+    # An empty line is a missing value if there is a single column, and not a row otherwise.
     parse = pa.csv.ParseOptions(
         delimiter=form.delimiter, newlines_in_values=True, ignore_empty_lines=len(form.names) > 1
     )
@@ -119,7 +121,7 @@ def _stream(
         strings_can_be_null=True,
         decimal_point=form.decimal,
     )
-    # Arrow takes the mark at the beginning off by itself; any other name than this one sends the text through a decoder.
+    # Arrow strips the byte order mark itself; any encoding name but "utf8" would send the text through a slow decoder.
     read = pa.csv.ReadOptions(block_size=size, encoding=form.encoding.replace("utf-8-sig", "utf8"))
     with pa.input_stream(str(path), compression="gzip" if path.suffix.lower() == ".gz" else None) as stream:
         for batch in pa.csv.open_csv(stream, read_options=read, parse_options=parse, convert_options=convert):
@@ -127,11 +129,11 @@ def _stream(
 
 
 def no_rows(path: Path) -> InputError:
-    """The refusal of a table that ends with its header."""
-    return InputError("table", f"{path.name!r} has column names and no rows", "Pass a file with rows under its header")
+    """Return the error for a table without rows."""
+    return InputError("table", f"{path.name!r} has a header but no rows")
 
 
-def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
+def _explain(path: Path, form: Dialect, error: Exception) -> InputError:
     counts = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
     if counts:
         expected, got, where = int(counts[1]), int(counts[2]), "a row"
@@ -142,30 +144,33 @@ def _explained(path: Path, form: Dialect, error: Exception) -> InputError:
                     if row and len(row) != expected:
                         got, where = len(row), f"line {rows.line_num}"
                         break
-        found = f"{where} of {path.name!r} has {got} cells where the header has {expected}"
-        return InputError("table", found, "Mend that line; put quotes around cells that hold the delimiter or a quote")
+        found = f"{where} of {path.name!r} has {got} cells, the header has {expected}"
+        return InputError("table", found, "Fix that line; quote cells that contain the delimiter or a quote")
     if "Empty CSV" in str(error):
         return no_rows(path)
     if "straddling" in str(error):
         found = f"{path.name!r} has a row of more than {LARGE >> 20} MB"
-        return InputError("table", found, "Look for a quote that is opened and never closed")
-    said = str(error).splitlines()[0]
-    return InputError("table", f"{path.name!r} cannot be read as CSV ({said})", "Save it again as CSV in UTF-8")
+        return InputError("table", found, "Look for a quote that is never closed")
+    reason = str(error).splitlines()[0]
+    return InputError("table", f"cannot read {path.name!r} as CSV ({reason})", "Save it again as CSV in UTF-8")
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked; a packed one that is broken is refused."""
+    """Open a file for reading bytes, decompressed. Raise if a gzip file is truncated or corrupt."""
     try:
         with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb") as handle:
             yield handle  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        said = f"{path.name!r} is no whole gzip file ({error})"
-        raise InputError("table", said, "Pack it again, or pass it unpacked") from None
+        found = f"{path.name!r} is a truncated or corrupt gzip file ({error})"
+        raise InputError("table", found, "Compress it again, or pass it uncompressed") from None
 
 
 def _encoding(path: Path) -> tuple[str, int]:
-    """UTF-8 where the whole file is; Windows-1252 where it can be; UTF-16 where it says so. Beside it the number of quotes."""
+    """Return the encoding and the number of quotes.
+
+    The encoding is UTF-16 if a byte order mark says so, UTF-8 if the whole file decodes, and otherwise Windows-1252.
+    """
     quotes = 0
     decoder, valid, windows, control = codecs.getincrementaldecoder("utf-8")(), True, True, False
     with _opened(path) as handle:
@@ -174,16 +179,14 @@ def _encoding(path: Path) -> tuple[str, int]:
             return "utf-16", 0
         known = {b"PK\x03\x04": "an Excel workbook or zip archive", b"PAR1": "a Parquet file", b"%PDF": "a PDF"}
         if start in known or start[:2] == b"\x1f\x8b":
-            kind = known.get(start, "packed with gzip")
-            raise InputError(
-                "table", f"{path.name!r} is {kind}, not CSV", "Save it as CSV, or give it the right suffix"
-            )
+            kind = known.get(start, "gzip-compressed")
+            raise InputError("table", f"{path.name!r} is {kind}, not CSV", "Save it as CSV, or fix its suffix")
         chunk = start + handle.read(1 << 20)
         first = True
         while chunk and not control:
             plain = chunk.isascii()
             quotes += chunk.count(b'"')
-            # Most files are ASCII throughout: past their beginning they are only looked through for zero bytes.
+            # Most files are pure ASCII: past the first chunk only zero bytes are searched for.
             control = b"\0" in chunk if plain and not first else len(chunk.translate(None, CONTROL)) < len(chunk)
             if valid and not (plain and not first and decoder.getstate() == (b"", 0)):
                 valid = _decodes(decoder, chunk)
@@ -191,7 +194,7 @@ def _encoding(path: Path) -> tuple[str, int]:
             first, chunk = False, handle.read(1 << 20)
     valid = valid and _decodes(decoder, b"", final=True)
     if control or not (valid or windows):
-        what = "is a binary file, no table" if control else "is text in an unknown encoding"
+        what = "is a binary file, not a table" if control else "is text in an unknown encoding"
         raise InputError("table", f"{path.name!r} {what}", "Save it as CSV in UTF-8, or pass a Parquet file")
     if valid:
         return "utf-8-sig", quotes
@@ -200,8 +203,8 @@ def _encoding(path: Path) -> tuple[str, int]:
 
 
 def _check_closed(path: Path, encoding: str, delimiter: str) -> None:
-    """Refuses a file that ends inside quotes."""
-    usual, last = csv.field_size_limit(LARGE), 0
+    """Raise if a file ends inside quotes."""
+    previous_limit, last = csv.field_size_limit(LARGE), 0
     try:
         with _opened(path) as handle:
             reader = csv.reader(io.TextIOWrapper(handle, encoding, newline=""), delimiter=delimiter, strict=True)
@@ -209,10 +212,10 @@ def _check_closed(path: Path, encoding: str, delimiter: str) -> None:
                 last = reader.line_num
     except csv.Error as error:
         if "end of data" in str(error):
-            found = f"the row that begins in line {last + 1} of {path.name!r} opens a quote that is never closed"
-            raise InputError("table", found, "Close it, or write it twice if it is part of the cell") from None
+            found = f"the row starting at line {last + 1} of {path.name!r} opens a quote that is never closed"
+            raise InputError("table", found, "Close it, or double it if it is part of the cell") from None
     finally:
-        csv.field_size_limit(usual)
+        csv.field_size_limit(previous_limit)
 
 
 def _decodes(decoder: codecs.IncrementalDecoder, chunk: bytes, final: bool = False) -> bool:
@@ -237,7 +240,7 @@ def _records(text: str, delimiter: str, count: int = 200) -> Iterator[list[str]]
 
 
 def _agreement(text: str, delimiter: str) -> tuple[float, int]:
-    """How good a delimiter is: the share of rows as wide as the header where that is more than one cell, then the width."""
+    """Score a delimiter: the fraction of rows as wide as the header, then the width; (0, 0) for a single column."""
     widths = [len(r) for r in _records(text, delimiter)]
     if not widths or widths[0] < 2:
         return 0.0, 0

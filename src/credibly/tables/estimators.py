@@ -1,8 +1,8 @@
-"""The scikit-learn front: estimators that standardise, fit by a `Recipe`, and predict in the target's own units.
+"""Scikit-learn estimators that standardise, fit a `Recipe` and predict in the units of the target.
 
-`BayesianRegressor` and `BayesianClassifier` follow scikit-learn's rules (`__init__` only stores, `fit` validates, what is
-learned ends in `_`), so they go into pipelines, grid searches and cross-validation. What they add to a usual estimator is
-`predictive(X)`: the whole `Predictive` of the rows, from which every other prediction here is read.
+`BayesianRegressor` and `BayesianClassifier` follow scikit-learn's conventions (`__init__` only stores, `fit` validates,
+fitted attributes end in `_`), so they work in pipelines, grid searches and cross-validation. They add `predictive(X)`,
+the full `Predictive` of the rows, from which every other prediction is derived.
 """
 
 from __future__ import annotations
@@ -20,15 +20,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from credibly.core.inputs import blank_row, describe, map_inputs
 from credibly.errors import InputError
-from credibly.forward import Forward
-from credibly.networks.layout import Layout
-from credibly.posterior.base import Posterior
-from credibly.posterior.loading import POSTERIORS
-from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
+from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import Trial, tune
 
@@ -36,7 +31,7 @@ Array = npt.NDArray[Any]
 
 
 class Uncertainty(NamedTuple):
-    """Entropies in nats, (N,) each: total = aleatoric (the labels' own noise) + epistemic (what the model does not know)."""
+    """Entropies in nats, (N,) each: total = aleatoric (label noise) + epistemic (uncertainty about the model)."""
 
     total: Array
     aleatoric: Array
@@ -44,7 +39,7 @@ class Uncertainty(NamedTuple):
 
 
 class _Bayesian(BaseEstimator):  # type: ignore[misc]
-    """What the two estimators share: from validated arrays to a posterior, and rows standardised as in training."""
+    """The shared part of both estimators: fits a posterior to validated arrays and standardises rows as in training."""
 
     method: str
     hidden: int | Sequence[int]
@@ -59,36 +54,47 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
     def _fit(self, X: Array, y: Array, recipe: Recipe, classes: int | None = None) -> Self:
         seed = _seed(self.random_state)
         self._x_mean, scale = _moments("X", X)
-        # A column that was constant says nothing about the target; infinity makes it 0 in new rows too.
+        # A constant column carries no information; an infinite scale makes it 0 in new rows too.
         self._x_scale = np.where(X.max(0) == X.min(0), np.inf, scale)
         self.trials_: tuple[Trial, ...] = ()
         if self.tune is not None:
             recipe, self.trials_ = tune(
-                recipe, self._standardised(X), y, rule=self.tune, classes=classes, seed=seed,
-                noise=recipe.noise == "learned", width=self.tune == "evidence",
-            )  # fmt: skip
+                recipe,
+                self._standardised(X),
+                y,
+                rule=self.tune,
+                classes=classes,
+                seed=seed,
+                noise=recipe.noise == "learned",
+                width=self.tune == "evidence",
+            )
         self.recipe_ = recipe
         problem = recipe.problem(self._standardised(X), y, classes=classes, seed=seed, device=self.device)
         rows, parameters = len(X), problem.layout.dim
         fitter = recipe.fitter(rows, parameters)
         self.method_, self.why_ = recipe.resolved(rows, parameters)
         posterior = fitter.fit(problem, seed=seed, progress=bool(self.verbose))
-        # In float32 the last digits of a row's prediction depend on which rows come with it.
-        on_processor = problem.layout.device.type == "cpu"
-        self.posterior_ = _unpacked(_in_float64(_packed(posterior))) if on_processor else posterior
+        # In float32 the last digits of a prediction depend on the other rows of the batch.
+        on_cpu = problem.layout.device.type == "cpu"
+        self.posterior_ = from_parts(in_float64(to_parts(posterior))) if on_cpu else posterior
         return self
 
     def _recipe(self, task: str, **noise: Any) -> Recipe:
         hidden = (self.hidden,) if isinstance(self.hidden, (int, np.integer)) else self.hidden
         if not isinstance(hidden, (tuple, list, np.ndarray)) or not all(_is_width(w) for w in hidden):
-            raise InputError("hidden", f"found {self.hidden!r}", "Pass a width, or a tuple of them such as (50, 50)")
+            raise InputError("hidden", f"must be a positive integer or a tuple such as (50, 50), got {self.hidden!r}")
         return Recipe(
-            task=task, hidden=tuple(int(w) for w in hidden), activation=self.activation, prior_scale=self.prior_scale,
-            method=self.method, settings={} if self.settings is None else self.settings, **noise,
-        )  # fmt: skip
+            task=task,
+            hidden=tuple(int(w) for w in hidden),
+            activation=self.activation,
+            prior_scale=self.prior_scale,
+            method=self.method,
+            settings={} if self.settings is None else self.settings,
+            **noise,
+        )
 
     def _standardised(self, X: Array) -> Array:
-        # Rows far outside the training data must stay finite in float32; so far off the answer is the same.
+        # Rows far outside the training data must stay finite in float32; that far out predictions are constant.
         return np.clip((X - self._x_mean) / self._x_scale, -1e30, 1e30)
 
     def _predict(self, X: Any) -> Predictive:
@@ -99,55 +105,63 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
         if "posterior_" in state:
-            state["posterior_"] = _packed(state["posterior_"])
+            state["posterior_"] = to_parts(state["posterior_"])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "posterior_" in state:
-            state = state | {"posterior_": _unpacked(state["posterior_"])}
+            state = state | {"posterior_": from_parts(state["posterior_"])}
         super().__setstate__(state)
 
 
 class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: ignore[misc]
-    """A Bayesian neural network for regression, with predictions and their uncertainty in y's own units.
+    """Bayesian neural network for regression, with predictions and uncertainties in the units of y.
 
-    Inputs and targets are standardised by the training rows, so their units do not matter. Several targets at once, y of
-    shape (N, K), work too.
+    Inputs and targets are standardised by the training rows, so their units do not matter. Multiple targets, y of
+    shape (N, K), are supported.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", which takes HMC where that is affordable. The default is a deep
-            ensemble of randomised members: the quickest with honest intervals, since cross-validation fits many times.
+        method: a name in `credibly.METHODS`, or "auto", which picks HMC if it is affordable. The default is a deep
+            ensemble of randomised members: the fastest method with calibrated intervals, as cross-validation fits many
+            times.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
-        prior_scale: deviation of the weights before division by the root of the fan-in: the regularisation, smaller is
-            stronger.
-        noise: "learned" (one scale for each target), "heteroscedastic" (it depends on x), "student" (learned, with heavy
-            tails), or a known deviation in units of the standardised target.
-        settings: of the method, as a dict over those the recipe gives, such as {"members": 20}.
-        random_state: an int, a numpy RandomState, or None for another fit every time.
-        device: where to fit, such as "cuda"; None is the processor.
-        verbose: whether to show the progress of the fit.
-        tune: "rows" or "evidence" first chooses by the training rows (see `credibly.tables.tuning`): the prior's scale, a noise that is to
-            be learned, and by evidence the width.
+        prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
+            regularise more.
+        noise: "learned" (one scale per target), "heteroscedastic" (depends on x), "student" (learned scale, heavy
+            tails), or a known standard deviation in units of the standardised target.
+        settings: settings of the method that override those of the recipe, such as {"members": 20}.
+        random_state: an int, a numpy RandomState, or None for a different fit every time.
+        device: where to fit, such as "cuda"; None for the CPU.
+        verbose: whether to show a progress bar.
+        tune: "rows" or "evidence" to choose the prior scale, a noise model if it is "learned", and by evidence the
+            width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
 
     Attributes:
-        posterior_: the `Posterior` of the network's weights, on standardised inputs and targets; in float64 on the
-            processor, whatever the fit was done in.
-        method_: the name of the method that was used.
-        why_: why it was taken.
-        recipe_: what was fitted; with `tune`, what it chose.
-        trials_: what `tune` tried.
+        posterior_: `Posterior` of the weights, on standardised inputs and targets; float64 on the CPU, whatever the
+            dtype of the fit.
+        method_: name of the method used.
+        why_: why it was chosen.
+        recipe_: the recipe fitted, with the choices of `tune` if given.
+        trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
-        feature_names_in_: their names, where X had any.
-        n_outputs_: number of targets.
+        feature_names_in_: their names, if X has any.
+        n_outputs_: number of targets per row.
     """
 
     def __init__(
-        self, method: str = "ensemble", hidden: int | Sequence[int] = (50,), activation: str = "silu",
-        prior_scale: float = 1.0, noise: str | float = "learned", settings: Mapping[str, Any] | None = None,
-        random_state: int | np.random.RandomState | None = 0, device: str | None = None, verbose: bool = False,
+        self,
+        method: str = "ensemble",
+        hidden: int | Sequence[int] = (50,),
+        activation: str = "silu",
+        prior_scale: float = 1.0,
+        noise: str | float = "learned",
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str | None = None,
+        verbose: bool = False,
         tune: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.method = method
         self.hidden = hidden
         self.activation = activation
@@ -160,10 +174,10 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         self.tune = tune
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fits the posterior of the weights.
+        """Fit the posterior of the weights.
 
         Args:
-            X: inputs, (N, P), from 2 rows up.
+            X: inputs, (N, P), at least 2 rows.
             y: targets, (N,) or (N, K).
         """
         recipe = self._recipe("regression", noise=self.noise)
@@ -174,62 +188,68 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         return self._fit(X, (y - self._y_mean) / self._y_scale, recipe)
 
     def predictive(self, X: Any) -> Predictive:
-        """The `Predictive` of the rows of X in y's own units: moments, intervals, densities, samples."""
+        """Return the `Predictive` of the rows of X in the units of y: moments, intervals, densities, samples."""
         return in_units(self._predict(X), *(np.atleast_1d(v).tolist() for v in (self._y_mean, self._y_scale)))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of each row, in the shape of y; with return_std=True also the deviation of y, noise included."""
+        """Return the mean in the shape of y and, with return_std=True, the standard deviation of y, noise included."""
         predictive = self.predictive(X)
         mean = _array(predictive.mean)
         return (mean, _array(predictive.std)) if return_std else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
-        """Lower and upper end of the central interval that holds y with probability `level`, each in the shape of y."""
+        """Return the bounds of the central interval that contains y with probability `level`, in the shape of y."""
         lower, upper = self.predictive(X).interval(level)
         return _array(lower), _array(upper)
 
     def log_score(self, X: Any, y: Any) -> float:
-        """Mean log predictive density of y in its own units, higher is better; targets of a row are summed."""
+        """Return the mean log predictive density of y in its own units, summed over the targets of a row."""
         return float(self.predictive(X).log_prob(_targets(np.asarray(y))).mean())
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
-    """A Bayesian neural network for classification into two or more classes, with labels of any type.
+    """Bayesian neural network for classification into two or more classes, with labels of any type.
 
     Inputs are standardised by the training rows, so their units do not matter.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", which takes HMC where that is affordable. The default is a deep
-            ensemble of randomised members: quick, since cross-validation fits many times.
+        method: a name in `credibly.METHODS`, or "auto", which picks HMC if it is affordable. The default is a deep
+            ensemble of randomised members: fast, as cross-validation fits many times.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
-        prior_scale: deviation of the weights before division by the root of the fan-in: the regularisation, smaller is
-            stronger.
-        settings: of the method, as a dict over those the recipe gives, such as {"members": 20}.
-        random_state: an int, a numpy RandomState, or None for another fit every time.
-        device: where to fit, such as "cuda"; None is the processor.
-        verbose: whether to show the progress of the fit.
-        tune: "rows" or "evidence" first chooses by the training rows (see `credibly.tables.tuning`): the prior's scale and, by evidence,
-            the width.
+        prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
+            regularise more.
+        settings: settings of the method that override those of the recipe, such as {"members": 20}.
+        random_state: an int, a numpy RandomState, or None for a different fit every time.
+        device: where to fit, such as "cuda"; None for the CPU.
+        verbose: whether to show a progress bar.
+        tune: "rows" or "evidence" to choose the prior scale, and by evidence the width, on the training rows (see
+            `credibly.tables.tuning`); None for no tuning.
 
     Attributes:
-        classes_: the labels, sorted; columns of probabilities follow them.
-        posterior_: the `Posterior` of the network's weights, on standardised inputs; in float64 on the processor, whatever
-            the fit was done in.
-        method_: the name of the method that was used.
-        why_: why it was taken.
-        recipe_: what was fitted; with `tune`, what it chose.
-        trials_: what `tune` tried.
+        classes_: sorted labels, in the order of the columns of `predict_proba`.
+        posterior_: `Posterior` of the weights, on standardised inputs; float64 on the CPU, whatever the dtype of the
+            fit.
+        method_: name of the method used.
+        why_: why it was chosen.
+        recipe_: the recipe fitted, with the choices of `tune` if given.
+        trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
-        feature_names_in_: their names, where X had any.
+        feature_names_in_: their names, if X has any.
     """
 
     def __init__(
-        self, method: str = "ensemble", hidden: int | Sequence[int] = (50,), activation: str = "silu",
-        prior_scale: float = 2.0, settings: Mapping[str, Any] | None = None,
-        random_state: int | np.random.RandomState | None = 0, device: str | None = None, verbose: bool = False,
+        self,
+        method: str = "ensemble",
+        hidden: int | Sequence[int] = (50,),
+        activation: str = "silu",
+        prior_scale: float = 2.0,
+        settings: Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+        device: str | None = None,
+        verbose: bool = False,
         tune: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.method = method
         self.hidden = hidden
         self.activation = activation
@@ -241,10 +261,10 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self.tune = tune
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fits the posterior of the weights.
+        """Fit the posterior of the weights.
 
         Args:
-            X: inputs, (N, P), from 2 rows up.
+            X: inputs, (N, P), at least 2 rows.
             y: labels of at least two classes, (N,): numbers, strings or booleans.
         """
         recipe = self._recipe("classification")
@@ -253,39 +273,41 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             found = f"has one class, {self.classes_[0]!r}"
-            raise InputError("y", found, "Classifier can't train when only one class is present; pass rows of both")
+            # scikit-learn's checks look for this sentence.
+            raise InputError("y", found, "Classifier can't train when only one class is present")
         return self._fit(X, labels, recipe, classes=len(self.classes_))
 
     def predictive(self, X: Any) -> Predictive:
-        """The `Predictive` of the rows of X; its labels are the places in `classes_`."""
+        """Return the `Predictive` of the rows of X; its labels are indices into `classes_`."""
         return in_double(self._predict(X))
 
     def predict(self, X: Any) -> Array:
-        """The most probable label of each row."""
+        """Return the most probable label of each row."""
         best = self.predict_proba(X).argmax(1)
         labels: Array = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities (N, classes) averaged over the posterior, in the order of `classes_`."""
+        """Return probabilities (N, classes) averaged over the posterior, in the order of `classes_`."""
         return _array(self.predictive(X).probabilities)
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Logarithms of the probabilities, (N, classes)."""
+        """Return log probabilities, (N, classes)."""
         predictive = self.predictive(X)
-        if len(self.classes_) == 2:  # exact where 1 - p would round to zero
+        # Exact even where 1 - p would round to zero.
+        if len(self.classes_) == 2:
             columns = [predictive.log_prob(torch.full((predictive.rows,), float(label))) for label in (0, 1)]
             return _array(torch.stack(columns, 1))
         return _array(predictive.probabilities.log())
 
     def uncertainty(self, X: Any) -> Uncertainty:
-        """Total, aleatoric and epistemic uncertainty of each row, in nats."""
+        """Return total, aleatoric and epistemic uncertainty of each row, in nats."""
         predictive = self.predictive(X)
         return Uncertainty(*(_array(v) for v in (predictive.total, predictive.aleatoric, predictive.epistemic)))
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """An int is the seed of the fit itself; anything else gives one as scikit-learn has it."""
+    """Return a non-negative int as it is; draw a seed from anything else, as scikit-learn does."""
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool) and random_state >= 0:
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
@@ -296,17 +318,17 @@ def _is_width(value: Any) -> bool:
 
 
 def _moments(name: str, values: Array) -> tuple[Array, Array]:
-    """Mean and deviation of each column in float64; a constant one keeps its scale, so that it becomes 0 and not noise."""
+    """Return mean and standard deviation per column in float64; a constant column has scale 1, so it becomes 0."""
     with np.errstate(over="ignore", invalid="ignore"):
         constant = values.max(0) == values.min(0)
         mean, scale = np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, values.std(0))
     if not (np.isfinite(mean).all() and np.isfinite(scale).all()):
-        raise InputError(name, "its values are so large that their variance is infinite", "Divide them by a constant")
+        raise InputError(name, "values are so large that their variance overflows", "Divide them by a constant")
     return mean, np.where(scale > np.finfo(np.float64).tiny, scale, 1.0)
 
 
 def _targets(y: Array) -> Array:
-    """Targets in float64, (N,) or (N, K)."""
+    """Return targets in float64, (N,) or (N, K)."""
     if issparse(y):
         raise InputError("y", "is a sparse matrix", "Pass a dense array, such as y.toarray()")
     return y.astype(np.float64)
@@ -315,32 +337,3 @@ def _targets(y: Array) -> Array:
 def _array(tensor: Tensor) -> Array:
     result: Array = tensor.detach().cpu().numpy().astype(np.float64)
     return result
-
-
-def _packed(posterior: Posterior) -> dict[str, Any]:
-    """A posterior without its forward, which is made of functions that cannot be pickled."""
-    model = posterior.model
-    return {
-        "kind": posterior.kind, "layout": model.layout, "likelihood": model.likelihood, "row": model.row,
-        "looped": model.forward.looped, "precision": model.forward.precision, "record": posterior.record,
-        "tensors": posterior.tensors(), "description": posterior.description(),
-    }  # fmt: skip
-
-
-def _in_float64(parts: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a posterior in float64."""
-    layout: Layout = parts["layout"]
-    extra = {e.name: e.shape for e in layout.entries if e.name in layout.extra}
-    tensors = {k: v.double() if v.is_floating_point() else v for k, v in parts["tensors"].items()}
-    row = describe(map_inputs(lambda t: t.double(), blank_row(parts["row"], layout.device)))
-    # Layout copies the module; that of the fit is not needed any more.
-    return parts | {"layout": Layout(layout.module.double(), layout.random, extra), "tensors": tensors, "row": row}
-
-
-def _unpacked(parts: dict[str, Any]) -> Posterior:
-    """The inverse of `_packed`."""
-    layout = parts["layout"]
-    trial = blank_row(parts["row"], layout.device)
-    forward = Forward(layout, "looped" if parts["looped"] else "batched", trial, precision=parts["precision"])
-    model = Model(layout, parts["likelihood"], forward, parts["row"])
-    return POSTERIORS[parts["kind"]].from_tensors(model, parts["tensors"], parts["record"], parts["description"])

@@ -1,4 +1,4 @@
-"""From the columns of a table to the inputs of a network: fitted on training rows, stored as plain values."""
+"""Preprocessing from table columns to network inputs: fitted on training rows, stored as plain JSON values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from credibly.errors import InputError, StoreError
 from credibly.storage.run_folder import checksum
-from credibly.tables.cells import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.targets import class_numbers, inspect_target, real_values
 
 VERSION = 1
@@ -22,16 +22,17 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Preparation:
-    """What was learned from the training rows of a table.
+    """Preprocessing fitted to the training rows of a table.
 
     Attributes:
-        target: the column that is predicted.
-        task: "regression" or "classification". task_reason: why, as a sentence.
-        classes: the labels as text, in the order of their numbers; None for a regression.
-        y_mean, y_std: of the target in the training rows; 0 and 1 for classes.
-        used: the input columns with their statistics.
-        columns: every column but the target as (name, kind, note), those left out among them, in the order of the table.
-        notes: what else there is to tell, such as rows without a target.
+        target: column that is predicted.
+        task: "regression" or "classification".
+        task_reason: why, as a sentence.
+        classes: class labels as text, in the order of their indices; None for regression.
+        y_mean, y_std: mean and standard deviation of the training targets; 0 and 1 for classification.
+        used: input columns with their statistics.
+        columns: (name, kind, note) of every column but the target, including those left out, in the order of the table.
+        notes: further remarks for the user, such as the number of rows without a target.
     """
 
     target: str
@@ -48,89 +49,90 @@ class Preparation:
     def fit(
         cls, table: Any, target: str, *, task: str = "auto", drop: Iterable[str] = (), rows: Array | None = None
     ) -> Preparation:
-        """Learns from a table.
+        """Fit to the training rows of a table.
 
-        Task and classes come from every row that has a target, so that held-out rows have no class of their own; all
-        statistics come from `rows`.
+        Task and classes are determined from all rows with a target, so held-out rows never have an unknown class. All
+        statistics are computed on `rows`.
 
         Args:
-            table: as `read_table` gives it.
-            target: the column to predict.
+            table: result of `read_table`.
+            target: column to predict.
             task: "auto", "regression" or "classification".
-            drop: columns not to use.
-            rows: indices (or a mask) of the training rows; all where None. Those without a target do not count.
+            drop: columns to leave out.
+            rows: indices or mask of the training rows, None for all. Rows without a target are ignored.
         """
         drop = (drop,) if isinstance(drop, str) else tuple(drop)
         _check_column("--target", target, table.column_names)
         for name in drop:
             _check_column("--drop", name, table.column_names)
         if target in drop:
-            raise InputError("--drop", f"{target!r} is the target", "Drop other columns only")
+            raise InputError("--drop", f"{target!r} is the target")
         known = inspect_target(target, whole_column(table, target), task)
         wanted = None if rows is None else np.asarray(rows)
         if wanted is not None and wanted.dtype == bool:
             wanted = np.flatnonzero(wanted)
         train = known.rows if wanted is None else np.intersect1d(wanted, known.rows)
         if not len(train):
-            raise InputError("rows", "no training row has a target", "Pass rows that have one")
+            raise InputError("rows", "no training row has a target")
         part = table.take(pa.array(train))
         y_mean, y_std = _moments(target, whole_column(part, target), known.task)
         used: list[Column] = []
-        told: list[tuple[str, str, str]] = []
+        columns: list[tuple[str, str, str]] = []
         for name in table.column_names:
             if name in drop:
-                told.append((name, "dropped", "as asked for"))
+                columns.append((name, "dropped", "as requested"))
             elif name != target:
                 column = fit_column(name, whole_column(part, name))
                 if isinstance(column, tuple):
-                    told.append((name, *column))
+                    columns.append((name, *column))
                 else:
                     used.append(column)
-                    told.append((name, column.kind, column.note))
+                    columns.append((name, column.kind, column.note))
         if not used:
-            why = "; ".join(f"{name}: {note}" for name, _, note in told[:5]) or "the target is the only column"
-            raise InputError("table", f"no column is left to predict {target!r} from ({why})", "Pass one with inputs")
+            why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
+            raise InputError("table", f"no column is left to predict {target!r} from ({why})")
         return cls(
-            target, known.task, known.reason, known.classes, y_mean, y_std, tuple(used), tuple(told), known.notes
+            target, known.task, known.reason, known.classes, y_mean, y_std, tuple(used), tuple(columns), known.notes
         )
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- columns and features ------------------------------------------------------------------------------------------
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns that are used."""
+        """Names of the columns that are used."""
         return tuple(column.name for column in self.used)
 
     @property
     def numeric_names(self) -> tuple[str, ...]:
-        """Those of them that are numbers."""
+        """Names of the numeric columns that are used."""
         return tuple(column.name for column in self.used if isinstance(column, Numeric))
 
     @property
     def text_names(self) -> tuple[str, ...]:
-        """The columns to read as text whatever is in them: categories, and a target with labels that are no numbers."""
+        """Columns to read as text whatever they hold: categorical ones, and a target with non-numeric labels."""
         names = tuple(column.name for column in self.used if isinstance(column, Categorical))
         labels = numbers(pa.array(self.classes or (), pa.string()))[1]
         return (*names, self.target) if labels else names
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the network's inputs."""
+        """Names of the network inputs."""
         return tuple(feature for column in self.used for feature in column.features)
 
     @property
     def inputs(self) -> int:
-        """How many inputs the network has."""
+        """Number of network inputs."""
         return len(self.features)
 
     def missing_columns(self, names: Collection[str]) -> list[str]:
-        """The columns that are used and not among the names."""
+        """Return the columns that are used but not among the names."""
         return [name for name in self.names if name not in set(names)]
 
-    # -- rows in -------------------------------------------------------------------------------------------------------
+    # -- transformation ------------------------------------------------------------------------------------------------
     def transform(self, table: Any) -> tuple[Array, Notes]:
-        """The inputs of a table or batch, (N, inputs) float32, and (row, note) for cells that training did not have.
+        """Return the inputs of a table or batch, (N, inputs) float32, and (row, note) for unusual cells.
 
-        An unknown category counts as a rare one, or as none; a column that is absent counts as missing in every row.
+        An unknown category is encoded as "other" if there is such a level, else as zeros. An absent column is treated
+        as missing in every row.
         """
         out = np.zeros((table.num_rows, self.inputs), dtype=np.float32)
         notes: Notes = []
@@ -143,59 +145,64 @@ class Preparation:
         return out, notes
 
     def usable_rows(self, table: Any) -> Array:
-        """The rows that have a target, as indices."""
+        """Return the indices of the rows that have a target."""
         cells = self._target_cells(table)
         column = numbers(cells)[0] if is_number(cells.type) else texts(cells)
         return np.flatnonzero(np.asarray(column.is_valid()))
 
     def target_values(self, table: Any) -> Array:
-        """The target: (N,) float64 in its own units, or class numbers as int64. Missing and unknown ones are refused."""
+        """Return the targets, (N,) float64 in their own units or int64 class indices. Raise on missing or unknown."""
         cells = self._target_cells(table)
         return (
             real_values(self.target, cells) if self.classes is None else class_numbers(self.target, cells, self.classes)
         )
 
     def standardise(self, y: Array) -> Array:
-        """Targets with mean 0 and deviation 1 in the training rows, float64; class numbers as they are."""
+        """Standardise targets by the training mean and standard deviation. Class indices are returned unchanged."""
         return y if self.classes is not None else (np.asarray(y, dtype=np.float64) - self.y_mean) / self.y_std
 
     def _target_cells(self, table: Any) -> Any:
         _check_column("--target", self.target, table.schema.names)
         return whole_column(table, self.target)
 
-    # -- plain values --------------------------------------------------------------------------------------------------
+    # -- serialisation -------------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON values, with a checksum."""
+        """Return all values as plain JSON, with a checksum."""
         plain = {
-            "version": VERSION, "target": self.target, "task": self.task, "task_reason": self.task_reason,
-            "classes": None if self.classes is None else list(self.classes), "y_mean": self.y_mean, "y_std": self.y_std,
+            "version": VERSION,
+            "target": self.target,
+            "task": self.task,
+            "task_reason": self.task_reason,
+            "classes": None if self.classes is None else list(self.classes),
+            "y_mean": self.y_mean,
+            "y_std": self.y_std,
             "used": [{"kind": column.kind} | _plain(asdict(column)) for column in self.used],
-            "columns": [list(told) for told in self.columns], "notes": list(self.notes),
-        }  # fmt: skip
+            "columns": [list(column) for column in self.columns],
+            "notes": list(self.notes),
+        }
         return plain | {"checksum": checksum(plain)}
 
     @classmethod
     def from_dict(cls, plain: Any) -> Preparation:
-        """What `to_dict` gave, with the same bits in every result; anything else is refused."""
+        """Restore a result of `to_dict`, with bit-for-bit identical outputs. Raise on anything else."""
         if not isinstance(plain, dict):
-            raise StoreError(f"preparation: found {type(plain).__name__} where there should be a dict of its values")
+            raise StoreError(f"preparation must be a dict, got {type(plain).__name__}")
         if plain.get("version") != VERSION:
             found = plain.get("version")
-            raise StoreError(f"preparation: of version {found!r}, this credibly reads {VERSION}. Fit the table again")
+            raise StoreError(f"preparation: has version {found!r}, this credibly reads {VERSION}. Fit the table again")
         if plain.get("checksum") != checksum(plain):
-            raise StoreError("preparation: altered or incomplete, its checksum does not fit. Fit the table again")
+            raise StoreError("preparation: modified or incomplete, its checksum does not match. Fit the table again")
         try:
             kinds = {"numeric": Numeric, "categorical": Categorical}
             used = tuple(
                 kinds[c["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"})
                 for c in plain["used"]
             )
-            told = tuple((str(n), str(k), str(t)) for n, k, t in plain["columns"])
+            columns = tuple((str(name), str(kind), str(note)) for name, kind, note in plain["columns"])
             classes = None if plain["classes"] is None else tuple(plain["classes"])
-            return cls(
-                plain["target"], plain["task"], plain["task_reason"], classes, float(plain["y_mean"]),
-                float(plain["y_std"]), used, told, tuple(plain["notes"]),
-            )  # fmt: skip
+            y_mean, y_std = float(plain["y_mean"]), float(plain["y_std"])
+            task, reason, notes = plain["task"], plain["task_reason"], tuple(plain["notes"])
+            return cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes)
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"preparation: incomplete ({error!r}). Fit the table again") from error
 
@@ -210,23 +217,19 @@ def _check_column(option: str, name: str, names: list[str]) -> None:
     near = difflib.get_close_matches(name, names, 1, 0.5) or [n for n in names if n.lower() == name.lower()]
     advice = f"Did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    raise InputError(option, f"there is no column {name!r}", f"{advice}The table has {listed}")
+    raise InputError(option, f"no column {name!r}", f"{advice}The table has {listed}")
 
 
 def _moments(name: str, cells: Any, task: str) -> tuple[float, float]:
-    """Mean and deviation of the targets of the training rows; 0 and 1 for classes. One value alone is refused."""
+    """Return mean and standard deviation of the training targets, 0 and 1 for classes. Raise if all are the same."""
     values = numbers(cells)[0].to_numpy(zero_copy_only=False) if task == "regression" else None
     one = len(texts(cells).unique()) == 1 if values is None else values.min() == values.max()
     if one:
-        raise InputError(
-            "--target", f"{name!r} has one value in all training rows", "Pass more rows, or another column"
-        )
+        raise InputError("--target", f"{name!r} is the same in all training rows", "Pass more rows, or another column")
     if values is None:
         return 0.0, 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         mean, std = float(values.mean()), float(values.std())
     if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-        raise InputError(
-            "--target", f"{name!r} has values too large or too small to standardise", "Choose another unit"
-        )
+        raise InputError("--target", f"{name!r} has values too large or too small to standardise", "Rescale them")
     return mean, std

@@ -1,6 +1,6 @@
-"""What is fitted to a table when the user says nothing: network, prior, noise, method and its settings, each for a reason.
+"""Defaults for tables: network, prior, noise, method and its settings, with the reasons for them.
 
-A `Recipe` holds plain values, so that it goes into a file and comes back, and makes a `Problem` of standardised columns.
+A `Recipe` holds plain values, so it can be stored in a file, and builds a `Problem` from standardised columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from credibly.core.checks import check_positive
+from credibly.core.checks import check_choice, check_positive
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, StudentT
@@ -25,24 +25,25 @@ from credibly.problem import Problem
 TASKS = ("regression", "classification")
 NOISES = ("learned", "heteroscedastic", "student")
 
-# Rows times parameters up to which the chains of HMC end within about a minute on two cores.
+# Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a fit beside the data and the seed.
+    """Everything that determines a fit besides the data and the seed.
 
     Attributes:
         task: "regression" or "classification".
         hidden: widths of the hidden layers; () is the linear model.
         activation: one of `zoo.ACTIVATIONS`.
-        prior_scale: deviation of the weights before division by the root of the fan-in; biases have it as it is. None is 1
-            for a regression on standardised targets and 2 for classes, whose logits are larger where they are sure.
-        noise: of a regression: "learned" (one scale, with a prior), "heteroscedastic" (it depends on x), "student" (learned,
-            with heavy tails), or a known deviation in units of the standardised target.
+        prior_scale: prior standard deviation of the biases; that of the weights is divided by the square root of the
+            fan-in. None is 1 for regression on standardised targets and 2 for classification, where confident logits
+            are larger.
+        noise: for regression: "learned" (one scale, with a prior), "heteroscedastic" (depends on x), "student" (learned
+            scale, heavy tails), or a known standard deviation in units of the standardised target.
         method: a name in METHODS, or "auto".
-        settings: of the method, over those that `settings_for` gives.
+        settings: settings of the method that override those of `settings_for`.
     """
 
     task: str = "regression"
@@ -54,30 +55,27 @@ class Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise InputError("task", f"found {self.task!r}", f"Pass one of {', '.join(TASKS)}")
-        if self.method != "auto" and self.method not in METHODS:
-            raise InputError("method", f"found {self.method!r}", f"Pass auto or one of {', '.join(METHODS)}")
-        if self.activation not in ACTIVATIONS:
-            raise InputError("activation", f"found {self.activation!r}", f"Pass one of {', '.join(ACTIVATIONS)}")
+        check_choice("task", self.task, TASKS)
+        check_choice("method", self.method, ("auto", *METHODS))
+        check_choice("activation", self.activation, ACTIVATIONS)
         if self.prior_scale is not None:
             check_positive("prior_scale", self.prior_scale)
         if isinstance(self.noise, str):
             if self.noise not in NOISES:
-                known = ", ".join(NOISES)
-                raise InputError("noise", f"found {self.noise!r}", f"Pass one of {known}, or a positive number")
+                known = ", ".join(repr(noise) for noise in NOISES)
+                raise InputError("noise", f"must be one of {known} or a positive number, got {self.noise!r}")
         else:
             check_positive("noise", self.noise)
         if not isinstance(self.settings, Mapping):
-            raise InputError("settings", f"found {self.settings!r}", "Pass a dict of the method's settings, or None")
+            raise InputError("settings", f"must be a dict of settings of the method, got {self.settings!r}")
 
     @property
     def scale(self) -> float:
-        """Of the prior, as it is used."""
+        """Prior scale with its default filled in."""
         return self.prior_scale if self.prior_scale is not None else 1.0 if self.task == "regression" else 2.0
 
     def likelihood(self, classes: int | None = None, targets: int = 1) -> Likelihood:
-        """The noise model: of so many real targets, each with its own scale where it is learned, or of so many classes."""
+        """Return the likelihood for the given number of classes, or of real targets with a learned scale each."""
         if self.task == "classification":
             return Bernoulli() if classes == 2 else Categorical()
         if isinstance(self.noise, str):
@@ -87,16 +85,22 @@ class Recipe:
         return Gaussian(self.noise)
 
     def outputs(self, targets: int = 1, classes: int | None = None) -> int:
-        """How many values the network gives for a row."""
+        """Return the number of network outputs."""
         if self.task == "classification":
             assert classes is not None
             return 1 if classes == 2 else classes
         return targets * (2 if self.noise == "heteroscedastic" else 1)
 
     def problem(
-        self, x: npt.NDArray[Any], y: npt.NDArray[Any], *, classes: int | None = None, seed: int = 0, device: str | None = None
-    ) -> Problem:  # fmt: skip
-        """The density of standardised inputs (N, P) and targets: (N,) or (N, K) standardised, or labels from 0."""
+        self,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        *,
+        classes: int | None = None,
+        seed: int = 0,
+        device: str | None = None,
+    ) -> Problem:
+        """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,)."""
         targets = y.shape[1] if y.ndim == 2 else 1
         with global_stream(seed, "network"):
             net = mlp(x.shape[1], self.hidden, self.outputs(targets, classes), self.activation)
@@ -104,30 +108,29 @@ class Recipe:
             net = net.to(device)
         target = torch.from_numpy(np.ascontiguousarray(y, np.float32 if self.task == "regression" else np.int64))
         return Problem(
-            net, data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
-            likelihood=self.likelihood(classes, targets), prior=Normal(self.scale, fan_in=True), device=device,
-        )  # fmt: skip
+            net,
+            data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
+            likelihood=self.likelihood(classes, targets),
+            prior=Normal(self.scale, fan_in=True),
+            device=device,
+        )
 
     def resolved(self, rows: int, parameters: int) -> tuple[str, str]:
-        """The name of the method and why it was taken."""
+        """Return the name of the method and why it was chosen."""
         if self.method != "auto":
-            return self.method, "asked for"
+            return self.method, "requested"
         work = f"{rows:,} rows by {parameters:,} parameters"
         if rows * parameters <= AFFORDABLE:
-            return (
-                "hmc",
-                f"{work} is small enough to sample the posterior itself, which no approximation is better than",
-            )
-        return "ensemble", f"{work} is too large for HMC in a minute or two; a deep ensemble is the best that is quick"
+            return "hmc", f"{work} is small enough for HMC, which samples the posterior without approximating it"
+        reason = f"{work} is too large for HMC to finish within about two minutes"
+        return "ensemble", f"{reason}; a deep ensemble is the best of the fast methods"
 
     def fitter(self, rows: int, parameters: int) -> Method:
-        """The method with its settings; one that does not exist is refused with those that do."""
+        """Return the method with its settings. Raise on settings that it does not have."""
         name, _ = self.resolved(rows, parameters)
         kind = METHODS[name]
         if name == "dropout" and not self.hidden and "insert" not in self.settings:
-            raise InputError(
-                "method", "dropout has no hidden layer to drop units of", "Pass hidden layers, or another method"
-            )
+            raise InputError("method", "dropout needs a hidden layer", "Pass hidden layers, or another method")
         known = [f for f in getattr(kind, "__dataclass_fields__", {}) if f != "name"]
         for key in self.settings:
             if key not in known:
@@ -136,24 +139,31 @@ class Recipe:
 
 
 def settings_for(method: str, layers: int = 1, noise: str | float = "learned") -> dict[str, Any]:
-    """Settings of a method on a table of no special kind: a calibrated answer within a minute or two."""
-    # A predicted variance that comes near zero makes gradients of any size, and one such step can lose a member for good. With noise
-    # on the weights it comes near zero more often; elsewhere a norm of 10 would already hold a precise fit back.
+    """Return default settings of a method for tables: calibrated predictions within a minute or two."""
+    # A predicted variance near zero makes gradients arbitrarily large, and one such step can ruin a member for good.
+    # Noise on the weights makes that more frequent, hence the tighter limit; elsewhere a norm of 10 would already hold
+    # back a precise fit.
     training: dict[str, Any] = {"clip_norm": 100.0}
     noisy = {"clip_norm": 10.0} if noise == "heteroscedastic" else {}
-    # Short trajectories that keep most of their momentum: about twice the effective draws a gradient of long ones.
+    # Short trajectories that keep most of their momentum: about twice the ESS per gradient of long ones.
     hmc: dict[str, Any] = {
-        "chains": 8, "warmup": 150, "draws": 150, "thin": 2,
-        "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh",
-    }  # fmt: skip
+        "chains": 8,
+        "warmup": 150,
+        "draws": 150,
+        "thin": 2,
+        "trajectory_length": 0.5,
+        "refresh": 0.3,
+        "jitter": 0.2,
+        "init": "fresh",
+    }
     minibatch: dict[str, Any] = {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "start_steps": 5000}
     known: dict[str, dict[str, Any]] = {
         "mle": training,
         "map": training,
-        # Randomised members spread over the posterior; started alike and drawn to one prior centre they would mostly agree.
-        # Rows held back stop each before it takes the noise of its rows for signal, which would leave its intervals too narrow.
+        # Anchored members cover the posterior; with a common start and a common prior mean they would mostly agree.
+        # Early stopping on validation rows keeps members from fitting noise, which would make intervals too narrow.
         "ensemble": training | {"members": 10, "anchored": True, "init": "prior", "validation": 0.2},
-        # Before the last layer: a table's columns are few, and dropping one of them drops its whole question.
+        # Before the last layer: a table has few columns, and dropping one would drop all of its information.
         "dropout": training | ({"insert": str(2 * layers), "rate": 0.1} if layers else {}),
         "bbb": training | noisy,
         "laplace": training,

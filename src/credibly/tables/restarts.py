@@ -1,4 +1,4 @@
-"""A fit whose processes were lost and started again by the launcher: the same command goes on with what it had begun."""
+"""Fits restarted by the launcher after a process was lost: the same command resumes what it had begun."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from credibly.distributed import world
 from credibly.distributed.world import World
 from credibly.errors import StoreError
 from credibly.storage.manifest import parse_manifest
-from credibly.tables.folder import beside, check_out, is_table_run, read_facts, swap
+from credibly.tables.folder import check_out, is_table_run, read_facts, staging_folder, swap
 from credibly.tables.run import Prepared, TableRun, fit_table, resume_table, stored_config
 
 
-def check_place(folder: Path, force: bool) -> None:
-    """Refuses a place that is taken, before any work; what this command itself may have begun is looked at later."""
+def check_out_or_begun(folder: Path, force: bool) -> None:
+    """Raise if the folder is occupied, unless this command was restarted and may have begun the run in it."""
     everyone = world.current()
-    again = _started_again(everyone)
-    if everyone.leader and not (again and _begun(folder, force)):
+    restarted = _restarted(everyone)
+    if everyone.leader and not (restarted and _begun(folder, force)):
         check_out(folder, force)
 
 
-def fit_or_go_on(
+def fit_or_resume(
     prepared: Prepared, out: str | os.PathLike[str], *, force: bool = False, progress: bool | None = None
 ) -> TableRun:
-    """`fit_table`, or the rest of it where the same fit was begun before its processes were started again."""
+    """Fit a table, or resume the same fit if it was begun before its processes were restarted."""
     folder, everyone = Path(out), world.current()
     place = None
-    if _started_again(everyone):
-        found = _to_go_on_with(prepared, folder, force) if everyone.leader else None
+    if _restarted(everyone):
+        found = _begun_fit(prepared, folder, force) if everyone.leader else None
         place = everyone.gather(None if found is None else os.fspath(found))[0]
     if place is None:
         return fit_table(prepared, folder, force=force, progress=progress)
@@ -44,25 +44,26 @@ def fit_or_go_on(
     return TableRun.load(folder)
 
 
-def _started_again(everyone: World) -> bool:
-    """Whether the launcher has started this again: on any host, since each counts for itself; a single process too."""
-    said = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    return any(everyone.gather(everyone.restarts or (int(said) if said.isdigit() else 0)))
+def _restarted(everyone: World) -> bool:
+    """Return whether the launcher has restarted any process. Every host keeps its own count."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return any(everyone.gather(everyone.restarts or (int(count) if count.isdigit() else 0)))
 
 
 def _begun(folder: Path, force: bool) -> Path | None:
-    """Where a fit to this place would have been begun; one that replaces another is made beside it."""
-    place = beside(folder) if force else folder
+    """Return the run that a fit into this folder has begun, if any. A replacement is built beside the old run."""
+    place = staging_folder(folder) if force else folder
     return place if is_table_run(place) else None
 
 
-def _to_go_on_with(prepared: Prepared, folder: Path, force: bool) -> Path | None:
-    """The folder of the same fit; one in which there is nothing to go on with yet is taken away."""
+def _begun_fit(prepared: Prepared, folder: Path, force: bool) -> Path | None:
+    """Return the folder of the same fit. Remove it if there is nothing to resume yet."""
     place = _begun(folder, force)
     try:
         facts = None if place is None else read_facts(place)
     except StoreError:
-        return None  # it is looked at again, and refused, as the place of a new fit
+        # `fit_table` checks the folder again and raises.
+        return None
     if place is None or facts is None:
         return None
     if facts["config"] != json.loads(json.dumps(dataclasses.asdict(stored_config(prepared)))):

@@ -1,12 +1,13 @@
-"""The folder of a fit to a table: made, gone on with, opened.
+"""Fit, resume and load the run of a table. The run folder:
 
-    run/table.json           what was fitted and how: preparation, configuration, figures, with a checksum of itself
-    run/config.toml          the settings; `credibly fit --config run/config.toml --out new/` makes the same run again
-    run/posterior/           the posterior, as `credibly.load` and `credibly.resume` know it
-    run/held_out.parquet     the rows kept back; run/training_sample.parquet: some of the others, for pictures
+    run/table.json               preparation, configuration and metrics, with a checksum
+    run/config.toml              the settings; `credibly fit --config run/config.toml --out new/` reproduces the run
+    run/posterior/               the posterior, for `credibly.load` and `credibly.resume`
+    run/held_out.parquet         the held-out rows
+    run/training_sample.parquet  some of the training rows, for plots
     run/report.html, run/results.json
 
-Everything but the posterior is there from the beginning, so that a sampler's run can be gone on with; a fit that cannot go on
+Everything but the posterior is written before the fit, so that a sampler can be resumed. A fit that cannot be resumed
 leaves nothing behind.
 """
 
@@ -37,8 +38,16 @@ from credibly.problem import Problem
 from credibly.storage.manifest import parse_manifest, sha256
 from credibly.storage.run_folder import resume_command
 from credibly.tables.config import Config, as_options, write_config
-from credibly.tables.folder import check_out, has_ended, making, read_facts, write_facts, write_whole, writing
-from credibly.tables.model import TableModel, doubt, quantile_levels
+from credibly.tables.folder import (
+    check_out,
+    explain_disk_errors,
+    is_complete,
+    new_run,
+    read_facts,
+    write_atomic,
+    write_facts,
+)
+from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
@@ -51,13 +60,15 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-SAMPLE = 2_000  # training rows that are kept for pictures
-REFERENCE = 20  # held-out rows that are enough to know what doubt is usual
+# Maximum number of training rows stored for plots.
+SAMPLE = 2_000
+# Number of held-out rows from which they are the reference for OOD scores; with fewer it is the training sample.
+REFERENCE = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A table ready to be fitted: the split, the preparation from its training part, and the problem."""
+    """A table ready to be fitted: the split, the preparation from the training rows, and the problem."""
 
     config: Config
     table: Table
@@ -71,11 +82,11 @@ class Prepared:
 
 
 def prepare(config: Config, table: Table | None = None) -> Prepared:
-    """Reads, checks and splits; nothing is written and no long work is done. Everything wrong with the input shows here."""
+    """Read, check and split a table. Writes nothing and is fast; every problem with the input is raised here."""
     if config.table_sha256 is not None and _digest(config.table) != config.table_sha256:
         raise InputError(
-            "--config", f"{config.table} is not the file that the run was made from", "Take table_sha256 out to use it all the same"
-        )  # fmt: skip
+            "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
+        )
     table = read_table(config.table) if table is None else table
     known = Preparation.fit(table, config.target, task=config.task, drop=config.drop)
     rows = known.usable_rows(table)
@@ -106,52 +117,51 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
 
 
 def _check_device(device: str | None) -> None:
-    """Refuses what is no device, or is not here."""
+    """Raise unless the device exists on this machine."""
     try:
         torch.zeros(1, device=device).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        said = str(error).splitlines()[0][:120]
-        raise InputError("--device", f"{device!r} cannot be used ({said})", "Leave it out for the processor") from None
+        reason = str(error).splitlines()[0][:120]
+        raise InputError("--device", f"cannot use {device!r} ({reason})", "Leave it out to use the CPU") from None
 
 
 def fitter_of(recipe: Recipe, rows: int, parameters: int) -> Method:
-    """The method with its settings; what it cannot take is refused as the option it came from."""
+    """Return the method with its settings. Errors name the command-line option."""
     try:
         with as_options():
             return recipe.fitter(rows, parameters)
     except InputError as error:
         if error.argument.startswith("--"):
             raise
-        raise InputError("--set", f"{error.argument}: {error.found}", error.advice) from None
-    except TypeError as error:  # a value of a kind that the method does not even compare
-        raise InputError(
-            "--set", f"found {dict(recipe.settings)} ({error})", "Pass numbers where the method has them"
-        ) from None
+        raise InputError("--set", str(error)) from None
+    except TypeError as error:
+        # A value of a type that the method cannot even compare.
+        raise InputError("--set", f"invalid settings {dict(recipe.settings)} ({error})") from None
 
 
-def split(rows: int, share: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
-    """Places of the training and of the held-out rows, each in order; every class keeps its share and a training row."""
+def split(rows: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
+    """Return sorted indices of training and held-out rows, stratified by class with a training row for every class."""
     order = np.random.default_rng([seed, 0x5917]).permutation(rows)
     groups = [order] if labels is None else [order[labels[order] == label] for label in np.unique(labels)]
     kept_back = np.zeros(rows, dtype=bool)
     for group in groups:
-        kept_back[group[: min(round(share * len(group)), len(group) - 1)]] = True
+        kept_back[group[: min(round(fraction * len(group)), len(group) - 1)]] = True
     return np.flatnonzero(~kept_back), np.flatnonzero(kept_back)
 
 
 def fit_table(
     prepared: Prepared, out: str | os.PathLike[str], *, force: bool = False, progress: bool | None = None
 ) -> TableRun:
-    """Fits what was prepared and leaves a run folder. A sampler that is stopped can be gone on with; others leave nothing.
+    """Fit a prepared table into a run folder. An interrupted sampler can be resumed; other methods leave nothing.
 
-    Of many processes all fit, and the first one makes the folder.
+    With many processes all of them fit, and the leader writes the folder.
     """
     folder, everyone = Path(out), world.current()
     started = time.perf_counter()
     run = None
     if everyone.leader:
         check_out(folder, force)
-    with making(folder) if everyone.leader else nullcontext(folder) as made:
+    with new_run(folder) if everyone.leader else nullcontext(folder) as made:
         if everyone.leader:
             _begin(prepared, made)
         work = Path(everyone.gather(os.fspath(made))[0])
@@ -162,12 +172,13 @@ def fit_table(
         if everyone.leader:
             with world.alone():
                 run = _finish(work, posterior, time.perf_counter() - started)
-    everyone.barrier()  # what was made beside another has moved now
+    # After the barrier a replacement has been moved into place.
+    everyone.barrier()
     return run if run is not None and work == folder else TableRun.load(folder)
 
 
 def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) -> TableRun:
-    """Goes on with a run that was stopped, to the same figures as if it never had been."""
+    """Resume a run that was stopped, with results identical to those of an uninterrupted run."""
     folder, everyone = Path(path), world.current()
     facts = read_facts(folder)
     if everyone.gather(facts["status"])[0] == "complete":
@@ -175,16 +186,17 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
     inner = folder / "posterior"
     if not inner.exists():
         raise StoreError(
-            f"path: {os.fspath(path)!r} was stopped before there was anything to go on with. Begin again: `credibly fit --config"
-            f" {folder / 'config.toml'} --out NEW`"
+            f"path: {os.fspath(path)!r} was stopped before there was anything to resume. Start again with `credibly fit"
+            f" --config {folder / 'config.toml'} --out NEW`"
         )
     posterior: Posterior
-    with torch_threads(facts["threads"]), writing(folder):  # as it was begun: another number would round otherwise
-        ended = everyone.gather(has_ended(parse_manifest(inner)))[0]
+    # The same number of threads as before: another one would round differently.
+    with torch_threads(facts["threads"]), explain_disk_errors(folder):
+        ended = everyone.gather(is_complete(parse_manifest(inner)))[0]
         posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
-        with writing(folder), world.alone():
+        with explain_disk_errors(folder), world.alone():
             run = _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
     everyone.barrier()
     return TableRun.load(folder) if run is None else run
@@ -192,7 +204,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
 
 @dataclass(frozen=True, eq=False)
 class TableRun:
-    """A run folder of a table, opened."""
+    """The run folder of a table, loaded."""
 
     path: Path
     facts: dict[str, Any]
@@ -201,63 +213,67 @@ class TableRun:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableRun:
-        """Opens a folder that `credibly fit` made; one that has not ended, was altered or is of another version is refused."""
+        """Load a folder written by `credibly fit`. Raise if it is unfinished, modified or of another version."""
         folder = Path(path)
         facts = read_facts(folder)
         if facts["status"] != "complete":
-            raise StoreError(
-                f"path: the fit in {os.fspath(path)!r} has not ended. Go on with it by {resume_command(os.fspath(path))}"
-            )
+            name = os.fspath(path)
+            raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
         levels = facts["ood_levels"]
         model = TableModel(
-            Preparation.from_dict(facts["preparation"]), load(folder / "posterior"), None if levels is None else np.asarray(levels)
-        )  # fmt: skip
+            Preparation.from_dict(facts["preparation"]),
+            load(folder / "posterior"),
+            None if levels is None else np.asarray(levels),
+        )
         return cls(folder, facts, config_of(facts), model)
 
     @property
     def figures(self) -> dict[str, float]:
-        """Figures of merit on the held-out rows, or on the training rows where none were held out."""
+        """Metrics on the held-out rows, or on the training rows if none were held out."""
         found: dict[str, float] = self.facts["figures"]
         return found
 
     def rows(self) -> tuple[Table, str]:
-        """The rows that figures are of, and which they are: "held-out" or "training"."""
+        """Return the rows behind the metrics, and which they are: "held-out" or "training"."""
         if self.facts["held_out"]:
-            return self._kept("held_out.parquet"), "held-out"
+            return self._stored_rows("held_out.parquet"), "held-out"
         return self.sample(), "training"
 
     def sample(self) -> Table:
-        """Some of the training rows."""
-        return self._kept("training_sample.parquet")
+        """Return a sample of the training rows."""
+        return self._stored_rows("training_sample.parquet")
 
-    def _kept(self, name: str) -> Table:
+    def _stored_rows(self, name: str) -> Table:
         known = self.model.preparation
         try:
             found = read_table(self.path / name, text=known.text_names)
         except InputError as error:
             raise StoreError(
-                f"path: {name} of {os.fspath(self.path)!r} is gone or was altered ({error.found})"
+                f"path: {name} of {os.fspath(self.path)!r} is missing or was modified ({error.found})"
             ) from error
         if set(known.names) | {known.target} != set(found.column_names):
-            raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was altered (it has other columns)")
+            raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was modified (it has other columns)")
         return found
 
 
 def stored_config(prepared: Prepared) -> Config:
-    """The configuration that a folder keeps: all of it said, so that the same run can be made again."""
+    """Return the configuration that the run folder stores: fully explicit, so that the run can be reproduced."""
     size = prepared.problem.n, prepared.problem.layout.dim
-    usual = to_spec(dataclasses.replace(prepared.recipe, method=prepared.method.name, settings={}).fitter(*size))
+    defaults = to_spec(dataclasses.replace(prepared.recipe, method=prepared.method.name, settings={}).fitter(*size))
     return dataclasses.replace(
-        prepared.config, table=os.fspath(Path(prepared.config.table).resolve()), task=prepared.preparation.task,
-        method=prepared.method.name, table_sha256=_digest(prepared.config.table),
-        settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is usual[k] is None)},
-    )  # fmt: skip
+        prepared.config,
+        table=os.fspath(Path(prepared.config.table).resolve()),
+        task=prepared.preparation.task,
+        method=prepared.method.name,
+        table_sha256=_digest(prepared.config.table),
+        settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is defaults[k] is None)},
+    )
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
-    """Everything that is known before the fit."""
+    """Write everything that is known before the fit."""
     config = stored_config(prepared)
-    # table.json first: whatever stops this, the folder is known as a run and may be replaced.
+    # table.json first: if this is interrupted, the folder is still recognised as a run and may be replaced.
     write_facts(
         folder,
         {
@@ -272,46 +288,49 @@ def _begin(prepared: Prepared, folder: Path) -> None:
             "threads": threads_for(prepared.problem, prepared.method),
         },
     )
-    write_whole(folder / "config.toml", write_config(config, {"method": prepared.why}))
+    write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, places in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _some(prepared.train))):
-        _write_parquet(prepared.table.select(names).take(places), folder / file)
+    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
+        _write_parquet(prepared.table.select(names).take(rows), folder / file)
 
 
 def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
-    """Figures and the reference for doubt, from the rows that were kept."""
+    """Compute metrics and the reference for OOD scores from the stored rows."""
     facts = read_facts(folder)
     model = TableModel(Preparation.from_dict(facts["preparation"]), posterior)
     run = TableRun(folder, facts, config_of(facts), model)
     rows, on = run.rows()
     predictive = model.predict_table(rows)
     y = torch.from_numpy(model.preparation.target_values(rows))
-    usual = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
-    levels = quantile_levels(doubt(usual))
-    figures = evaluation.evaluate(predictive, y, seed=run.config.seed)
+    reference = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
+    levels = quantile_levels(epistemic_of(reference))
+    metrics = evaluation.evaluate(predictive, y, seed=run.config.seed)
     facts |= {
-        "status": "complete", "seconds": round(seconds, 3), "on": on, "figures": figures,
+        "status": "complete",
+        "seconds": round(seconds, 3),
+        "on": on,
+        "figures": metrics,
         "ood_levels": None if levels is None else levels.tolist(),
-    }  # fmt: skip
+    }
     write_facts(folder, facts)
     return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels))
 
 
 def config_of(facts: dict[str, Any]) -> Config:
-    """The configuration that a folder was made with."""
+    """Return the configuration stored in table.json."""
     try:
         values = dict(facts["config"])
         values |= {key: tuple(values[key]) for key in ("drop", "hidden")}
         return Config(**values)
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"path: the configuration in table.json cannot be used ({error})") from error
+        raise StoreError(f"path: the configuration in table.json is invalid ({error})") from error
 
 
 def _digest(table: str) -> str:
     try:
         return sha256(Path(table))
     except OSError as error:
-        raise InputError("table", f"{table} cannot be read ({error.strerror})", "Name a CSV or Parquet file") from None
+        raise InputError("table", f"cannot read {table} ({error.strerror})") from None
 
 
 def _write_parquet(table: Table, path: Path) -> None:
@@ -320,5 +339,5 @@ def _write_parquet(table: Table, path: Path) -> None:
     parquet.write_table(table, path)
 
 
-def _some(places: Array) -> Array:
-    return places if len(places) <= SAMPLE else places[np.linspace(0, len(places) - 1, SAMPLE).round().astype(int)]
+def _sample(rows: Array) -> Array:
+    return rows if len(rows) <= SAMPLE else rows[np.linspace(0, len(rows) - 1, SAMPLE).round().astype(int)]

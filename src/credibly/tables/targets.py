@@ -1,4 +1,4 @@
-"""The target column: whether it is a regression or a classification, its labels, and what makes it unusable."""
+"""The target column: determines the task and the classes, and rejects targets that cannot be predicted."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.cells import is_number, numbers, positions, texts
 from credibly.tables.columns import DATE, Array
+from credibly.tables.parsing import is_number, numbers, positions, texts
 
 TASKS = ("auto", "regression", "classification")
+DATE_ADVICE = "Convert it to a number, such as days since a start date"
 MIN_ROWS = 10
 MAX_CLASSES = 100
-# Whole numbers are labels where there are two of them, or at most FEW with at least ROWS_EACH rows to each on average.
+# Integers are class labels if there are two distinct ones, or at most FEW with an average of at least ROWS_EACH rows
+# each.
 FEW = 10
 ROWS_EACH = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What a target column is.
+    """A target column.
 
     Attributes:
-        task: "regression" or "classification". reason: why, as a sentence.
-        classes: the labels as text, in the order of their numbers; None for a regression.
-        rows: those with a target.
-        notes: what there is to tell, such as rows without a target.
+        task: "regression" or "classification".
+        reason: why, as a sentence.
+        classes: class labels as text, in the order of their indices; None for regression.
+        rows: indices of the rows that have a target.
+        notes: remarks for the user, such as the number of rows without a target.
     """
 
     task: str
@@ -41,15 +45,13 @@ class Target:
 
 
 def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
-    """Decides the task and refuses what cannot be predicted."""
-    if task not in TASKS:
-        raise InputError("--task", f"found {task!r}", f"Pass one of {', '.join(TASKS)}")
+    """Determine the task. Raise if the column cannot be predicted."""
+    check_choice("--task", task, TASKS)
     if pa.types.is_temporal(cells.type):
-        raise InputError(
-            "--target", f"{name!r} holds dates or times", "Turn it into a number, such as days since a start"
-        )
+        raise InputError("--target", f"{name!r} holds dates or times", DATE_ADVICE)
     numeric = is_number(cells.type)
-    column = pc.add(numbers(cells)[0], 0.0) if numeric else texts(cells)  # -0 and 0 are one label
+    # Adding 0 makes -0 and 0 one label.
+    column = pc.add(numbers(cells)[0], 0.0) if numeric else texts(cells)
     rows = np.flatnonzero(np.asarray(column.is_valid()))
     present = column.drop_null()
     notes = _check_rows(name, len(column), len(present))
@@ -57,18 +59,19 @@ def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
     values, times = counts.field(0), counts.field(1)
     if len(values) == 1:
         found = f"{name!r} is {values[0].as_py()!r} in every row"
-        raise InputError("--target", found, "Choose a column with at least two different values")
+        raise InputError("--target", found, "Choose a column with at least two distinct values")
     if numeric:
-        decided, reason = _decide(name, values, len(present), task)
+        decided, reason = _decide_numeric(name, values, len(present), task)
         if decided == "regression":
             return Target(decided, reason, None, rows, notes)
     else:
-        decided, reason = _text(name, present, values, task)
+        decided, reason = _decide_text(name, present, values, task)
     if len(values) > MAX_CLASSES:
-        found = f"{name!r} has {len(values):,} different {'values' if numeric else 'texts'}"
+        found = f"{name!r} has {len(values):,} distinct values"
         if numeric:
-            raise InputError("--task", f"{found}, too many for classes", "Pass --task regression")
-        advice = f"It looks like an identifier or free text: choose another column, or group it into at most {MAX_CLASSES} classes"
+            raise InputError("--task", f"{found}, too many for classification", "Pass --task regression")
+        advice = "It looks like an identifier or free text: choose another column, or group its values"
+        advice += f" into at most {MAX_CLASSES} classes"
         raise InputError("--target", found, advice)
     order = pc.sort_indices(values)
     classes = tuple(texts(values.take(order)).to_pylist())
@@ -79,74 +82,72 @@ def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
 
 
 def _check_rows(name: str, total: int, usable: int) -> tuple[str, ...]:
-    gone = total - usable
-    if 2 * gone > total:
-        found = f"{name!r} is missing in {gone:,} of {total:,} rows"
-        raise InputError("--target", found, "Choose a column that most rows have, or take the other rows out first")
+    missing = total - usable
+    if 2 * missing > total:
+        found = f"{name!r} is missing in {missing:,} of {total:,} rows"
+        raise InputError("--target", found, "Remove those rows, or choose a column that most rows have")
     if usable < MIN_ROWS:
         found = f"{usable} usable rows" if usable != 1 else "1 usable row"
-        raise InputError("table", found, f"Pass at least {MIN_ROWS}; a few hundred make for useful intervals")
-    return (f"{gone:,} of {total:,} rows have no {name!r} and are left out",) if gone else ()
+        raise InputError("table", found, f"Pass at least {MIN_ROWS}; useful intervals take a few hundred")
+    return (f"{missing:,} of {total:,} rows have no {name!r} and are left out",) if missing else ()
 
 
-def _decide(name: str, values: Any, rows: int, task: str) -> tuple[str, str]:
-    """Of a column of numbers; `values` are the different ones."""
+def _decide_numeric(name: str, values: Any, rows: int, task: str) -> tuple[str, str]:
+    """Return the task and the reason for a numeric column with the given distinct values."""
     known = values.to_numpy(zero_copy_only=False)
     if not np.isfinite(known).all():
-        raise InputError("--target", f"{name!r} holds infinite values", "Take those rows out, or choose another column")
+        raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows, or choose another column")
     if task != "auto":
-        return task, f"{task}, as asked for"
-    whole = bool((known == np.trunc(known)).all())
+        return task, f"{task}, as requested"
+    integral = bool((known == np.trunc(known)).all())
     distinct = len(known)
-    if whole and (distinct == 2 or (distinct <= FEW and rows >= ROWS_EACH * distinct)):
-        reason = f"{name} has only {distinct} different whole numbers in {rows:,} rows; pass --task regression if they measure something"
-        return "classification", f"classification: {reason}"
-    return "regression", f"regression: {name} is a number with {distinct:,} different values"
+    if integral and (distinct == 2 or (distinct <= FEW and rows >= ROWS_EACH * distinct)):
+        reason = f"{name} has only {distinct} distinct integers in {rows:,} rows"
+        return "classification", f"classification: {reason}; pass --task regression if they are a quantity"
+    return "regression", f"regression: {name} is numeric with {distinct:,} distinct values"
 
 
-def _text(name: str, present: Any, values: Any, task: str) -> tuple[str, str]:
+def _decide_text(name: str, present: Any, values: Any, task: str) -> tuple[str, str]:
+    """Return the task and the reason for a text column with the given distinct values."""
     some = values.slice(0, 3).to_pylist()
     if task == "regression":
-        strange, _ = numbers(present)
-        odd = next((c for c, n in zip(present.to_pylist(), strange.to_pylist()) if n is None), some[0])
-        found = f"regression of {name!r}, which holds text such as {odd!r}"
-        raise InputError("--task", found, "Pass --task classification, or mend the cells that are no numbers")
+        parsed, _ = numbers(present)
+        text = next((c for c, n in zip(present.to_pylist(), parsed.to_pylist()) if n is None), some[0])
+        found = f"regression needs numbers, but {name!r} holds text such as {text!r}"
+        raise InputError("--task", found, "Pass --task classification, or fix the cells that are not numbers")
     if pc.sum(pc.match_substring_regex(present, DATE)).as_py() >= 0.95 * len(present):
-        found = f"{name!r} holds dates such as {some[0]!r}"
-        raise InputError("--target", found, "Turn it into a number, such as days since a start")
+        raise InputError("--target", f"{name!r} holds dates such as {some[0]!r}", DATE_ADVICE)
     if task == "classification":
-        return task, f"{task}, as asked for"
+        return task, f"{task}, as requested"
     return "classification", f"classification: {name} holds text such as {', '.join(repr(s) for s in some)}"
 
 
 def class_numbers(name: str, cells: Any, classes: Sequence[str]) -> Array:
-    """Labels as class numbers, (N,) int64; labels that are no class are refused."""
+    """Return labels as class indices, (N,) int64. Raise on missing and unknown labels."""
     column = texts(cells)
     found = positions(column, classes)
     if found.null_count:
         if column.null_count:
             raise _missing(name, column.null_count)
-        strange = sorted({label for label, at in zip(column.to_pylist(), found.to_pylist()) if at is None})
-        shown = ", ".join(repr(s) for s in strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
+        unknown = sorted({label for label, at in zip(column.to_pylist(), found.to_pylist()) if at is None})
+        shown = ", ".join(repr(s) for s in unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        raise InputError("--target", f"{name!r} holds labels that training did not have: {shown}", f"Known are {known}")
+        raise InputError("--target", f"{name!r} holds labels unseen in training: {shown}", f"The classes are {known}")
     return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def real_values(name: str, cells: Any) -> Array:
-    """Numbers in their own units, (N,) float64; what is missing, infinite or no number is refused."""
+    """Return targets in their own units, (N,) float64. Raise on cells that are missing, infinite or not numbers."""
     column, wrong = numbers(cells)
     if wrong:
-        raise InputError(
-            "--target", f"{name!r} in row {wrong[0][0] + 1}: {wrong[0][1]}", "Mend it, or take the row out"
-        )
+        raise InputError("--target", f"{name!r} in row {wrong[0][0] + 1}: {wrong[0][1]}", "Fix or remove that row")
     if column.null_count:
         raise _missing(name, column.null_count)
     values = np.array(column.to_numpy(zero_copy_only=False))
     if not np.isfinite(values).all():
-        raise InputError("--target", f"{name!r} holds infinite values", "Take those rows out")
+        raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows")
     return values
 
 
 def _missing(name: str, count: int) -> InputError:
-    return InputError("--target", f"{name!r} is missing in {count:,} rows", "Take those rows out; see usable_rows")
+    return InputError("--target", f"{name!r} is missing in {count:,} rows", "Remove those rows; see usable_rows")

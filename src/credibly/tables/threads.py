@@ -1,4 +1,4 @@
-"""How many threads a fit is given. A run folder keeps the number: with another one sums would round otherwise."""
+"""Number of threads of a fit. It is stored in the run folder, as another number would change how sums round."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import torch
 from credibly.inference.method import Method
 from credibly.problem import Problem
 
-SMALL = 500_000  # values in a layer up to which threads cost more than they give
+# Values in a layer up to which more threads cost more than they gain.
+SMALL = 500_000
 
 
 def threads_for(problem: Problem, method: Method) -> int:
-    """One thread for a small network: threads that wait for each other on a busy machine cost more than they give."""
+    """Return 1 for a small network: on a loaded machine, threads that wait for each other cost more than they gain."""
     together = int(getattr(method, "chains", getattr(method, "members", 1)))
     rows = problem.n if method.name == "hmc" else min(problem.n, getattr(method, "batch_size", None) or 128)
     width = max((e.shape[0] for e in problem.layout.entries if len(e.shape) == 2), default=1)

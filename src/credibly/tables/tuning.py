@@ -1,11 +1,11 @@
-"""The prior's scale, the noise model and the width, chosen by the training rows alone.
+"""Choice of the prior scale, the noise model and the width on the training rows.
 
-By rows held back: each candidate is fitted to four fifths of the rows as a small ensemble and judged by the log predictive density
-of the others, averaged over two such splits. By evidence: each candidate is fitted once to all rows, and judged by its log evidence
-(that of Laplace, or the ELBO where the recipe's method is Bayes by Backprop), which asks how well the prior foretold the rows.
+By validation rows: each candidate is fitted as a small ensemble to 80 % of the rows and scored by the mean log
+predictive density of the others, over two such splits. By evidence: each candidate is fitted once to all rows and
+scored by its log marginal likelihood (Laplace's, or the ELBO if the recipe's method is Bayes by Backprop).
 
-First the prior's scale (and the width) is chosen, then the noise: one scale for all rows, unless a noise that depends on the
-inputs is better by more than its standard error, or has an evidence more than three times as high.
+First the prior scale (and the width) is chosen, then the noise: homoscedastic, unless heteroscedastic noise is better
+by more than the standard error of the difference, or has more than three times the evidence.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.core.checks import check_choice
 from credibly.core.threads import one_thread
-from credibly.errors import InputError, TrainingError
+from credibly.errors import TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
 from credibly.tables.recipe import Recipe
 
@@ -29,22 +30,28 @@ Array = npt.NDArray[Any]
 
 RULES = ("rows", "evidence")
 SCALES = (1.0, 2.0, 4.0)
-WIDTHS = (0.5, 1.0, 2.0)  # times those of the recipe
+# Multiples of the widths in the recipe.
+WIDTHS = (0.5, 1.0, 2.0)
 SPLITS = 2
-ROWS = 5_000  # that are looked at, at most
+# Maximum number of rows used.
+ROWS = 5_000
 SETTINGS: dict[str, Any] = {"members": 4, "steps": 1500, "compile": False}
 BOUND: dict[str, Any] = {"steps": 3000, "compile": False}
 POINT: dict[str, Any] = {"steps": 1500, "lr": 2e-2, "compile": False}
-WHOLE = 2_000  # parameters up to which Laplace takes the whole curvature, if all candidates have so few
+# Number of parameters of the largest candidate up to which Laplace uses the full curvature.
+FULL_CURVATURE = 2_000
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate and how well it did.
+    """A candidate and its score.
 
     Attributes:
-        score: mean log predictive density of a row held back, or log evidence by the number of rows. error: its standard error.
-        hidden: widths of its hidden layers.
+        noise: noise model.
+        prior_scale: prior scale.
+        score: mean log predictive density of the validation rows, or log evidence per row.
+        error: standard error of the score.
+        hidden: widths of the hidden layers.
     """
 
     noise: str | float
@@ -55,8 +62,8 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class _Judged:
-    """A candidate's score and, by rows held back, the values it is the mean of."""
+class _Score:
+    """The score of a candidate and, by validation rows, the values it is the mean of."""
 
     score: float
     error: float
@@ -64,32 +71,42 @@ class _Judged:
 
 
 def tune(
-    recipe: Recipe, x: Array, y: Array, *, rule: str = "rows", classes: int | None = None, seed: int = 0, scale: bool = True,
-    noise: bool = True, width: bool = False, progress: Callable[[int, int], None] | None = None,
-) -> tuple[Recipe, tuple[Trial, ...]]:  # fmt: skip
-    """The recipe with the prior's scale, the noise and the width that do best, and what was tried.
+    recipe: Recipe,
+    x: Array,
+    y: Array,
+    *,
+    rule: str = "rows",
+    classes: int | None = None,
+    seed: int = 0,
+    scale: bool = True,
+    noise: bool = True,
+    width: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Recipe, tuple[Trial, ...]]:
+    """Return the recipe with the best prior scale, noise and width, and the candidates tried.
 
     Args:
-        recipe: what is kept of it: the task, the network's depth, the method.
+        recipe: determines everything else: the task, the depth of the network, the method.
         x, y: training rows, as `Recipe.problem` takes them.
-        rule: "rows" for rows held back, or "evidence".
-        scale, noise, width: which of the three to choose; widths are half, once and twice those of the recipe.
-        progress: called with the fits done and those in all.
+        rule: "rows" for validation rows, or "evidence".
+        classes: number of classes; None for regression.
+        seed: seed of the splits and of the fits.
+        scale, noise, width: which of the three to choose. Widths are half, one and two times those of the recipe.
+        progress: called with the number of fits done and in total.
     """
-    if rule not in RULES:
-        raise InputError("tune", f"found {rule!r}", f"Pass {' or '.join(RULES)}")
+    check_choice("tune", rule, RULES)
     noise = noise and recipe.task == "regression"
     scales = SCALES if scale else (recipe.scale,)
-    widths = tuple(_times(recipe.hidden, w) for w in WIDTHS) if width and recipe.hidden else (recipe.hidden,)
+    widths = tuple(_scaled(recipe.hidden, w) for w in WIDTHS) if width and recipe.hidden else (recipe.hidden,)
     rng = np.random.default_rng([seed, 0x7E5])
     some = rng.permutation(len(x))[:ROWS]
     splits = [rng.permutation(some) for _ in range(SPLITS)]
     trials: list[Trial] = []
 
-    def judge(candidate: Recipe) -> _Judged:
+    def score_of(candidate: Recipe) -> _Score:
         if rule == "rows":
-            values = np.concatenate([_held_back(candidate, x, y, order, classes, seed) for order in splits])
-            found = _Judged(float(values.mean()), _error(values), values)
+            values = np.concatenate([_validate(candidate, x, y, order, classes, seed) for order in splits])
+            found = _Score(float(values.mean()), _error(values), values)
         else:
             found = _evidence(candidate, x[some], y[some], classes, seed, structure)
         trials.append(Trial(candidate.noise, candidate.scale, found.score, found.error, candidate.hidden))
@@ -107,57 +124,57 @@ def tune(
     largest = max(grid, key=lambda r: sum(r.hidden))
     if noise:
         largest = dataclasses.replace(largest, noise="heteroscedastic")
-    # One structure for all: evidence of different ones cannot be compared.
-    structure = "full" if largest.problem(x[:2], y[:2], classes=classes, seed=seed).dim <= WHOLE else "kron"
-    judged = [judge(candidate) for candidate in grid]
-    best = max(range(len(grid)), key=lambda i: judged[i].score)
+    # One structure for all candidates: evidence under different structures is not comparable.
+    structure = "full" if largest.problem(x[:2], y[:2], classes=classes, seed=seed).dim <= FULL_CURVATURE else "kron"
+    scores = [score_of(candidate) for candidate in grid]
+    best = max(range(len(grid)), key=lambda i: scores[i].score)
     chosen = grid[best]
     if noise:
         other = dataclasses.replace(chosen, noise="heteroscedastic")
-        if _clearly(judge(other), judged[best], len(some)):
+        if _clearly_better(score_of(other), scores[best], len(some)):
             chosen = other
     return chosen, tuple(trials)
 
 
-def _clearly(new: _Judged, old: _Judged, rows: int) -> bool:
-    """Whether the richer noise has earned its place."""
+def _clearly_better(new: _Score, old: _Score, rows: int) -> bool:
+    """Return whether the richer noise model is clearly better."""
     if new.values is not None and old.values is not None:
         gain = new.values - old.values
         return bool(gain.mean() > _error(gain))
     return (new.score - old.score) * rows > max(math.log(3), 2 * rows * math.hypot(new.error, old.error))
 
 
-def _held_back(recipe: Recipe, x: Array, y: Array, order: Array, classes: int | None, seed: int) -> Array:
-    """Log predictive densities of the fifth of the rows that comes last in the order, by a fit to the others."""
+def _validate(recipe: Recipe, x: Array, y: Array, order: Array, classes: int | None, seed: int) -> Array:
+    """Return log predictive densities of the last fifth of the rows in the given order, by a fit to the others."""
     cut = max(1, int(0.8 * len(order)))
-    train, others = order[:cut], order[cut:]
+    train, validation = order[:cut], order[cut:]
     problem = recipe.problem(x[train], y[train], classes=classes, seed=seed)
     try:
         with one_thread():
             fitted = DeepEnsemble(**SETTINGS).fit(problem, seed=seed, progress=False)
     except TrainingError:
-        return np.full(len(others), -np.inf)
-    inputs = torch.from_numpy(np.ascontiguousarray(x[others], np.float32))
-    targets = torch.from_numpy(np.ascontiguousarray(y[others]))
+        return np.full(len(validation), -np.inf)
+    inputs = torch.from_numpy(np.ascontiguousarray(x[validation], np.float32))
+    targets = torch.from_numpy(np.ascontiguousarray(y[validation]))
     values: Array = fitted.predict(inputs).log_prob(targets).double().numpy()
     return values
 
 
-def _evidence(recipe: Recipe, x: Array, y: Array, classes: int | None, seed: int, structure: str) -> _Judged:
-    """Log evidence a row of a fit to all rows."""
+def _evidence(recipe: Recipe, x: Array, y: Array, classes: int | None, seed: int, structure: str) -> _Score:
+    """Return the log evidence per row of a fit to all rows."""
     problem = recipe.problem(x, y, classes=classes, seed=seed)
     try:
         with one_thread():
             if recipe.method == "bbb":
                 bound = BayesByBackprop(**BOUND).fit(problem, seed=seed, progress=False).elbo(problem, seed=seed)
-                return _Judged(float(bound.value) / problem.n, float(bound.standard_error) / problem.n)
+                return _Score(float(bound.value) / problem.n, float(bound.standard_error) / problem.n)
             fitted = Laplace(structure=structure, **POINT).fit(problem, seed=seed, progress=False)
-            return _Judged(fitted.log_evidence / problem.n, 0.0)
+            return _Score(fitted.log_evidence / problem.n, 0.0)
     except TrainingError:
-        return _Judged(-math.inf, math.inf)
+        return _Score(-math.inf, math.inf)
 
 
-def _times(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
+def _scaled(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(w * factor)) for w in hidden)
 
 

@@ -1,4 +1,4 @@
-"""Tables to files, block by block: all of the file or nothing of it."""
+"""Writing of tables block by block: the file is complete or absent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from credibly.tables.reading import SUFFIXES, suffix_of
 
 
 class TableWriter:
-    """A CSV (.csv, .tsv, .csv.gz) or Parquet file that appears under its name only once it is complete.
+    """Writer of a CSV (.csv, .tsv, .csv.gz) or Parquet file that appears under its name only once it is complete.
 
-    The path is checked when the writer is made, before any work. Until the end the rows are in a hidden file beside it, which
-    is removed if the block is left by an error.
+    The path is checked in the constructor, before any work. Until the end the rows go to a hidden file beside it, which
+    is removed on error.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
@@ -33,16 +33,16 @@ class TableWriter:
         name = os.fspath(path)
         self._suffix = suffix_of(self.path)
         if self.path.is_dir():
-            raise InputError("--out", f"{name!r} is a folder", "Pass the name of a file")
+            raise InputError("--out", f"{name!r} is a folder", "Pass a file name")
         if not self._suffix:
-            raise InputError("--out", f"{name!r} has no known suffix", f"End it in one of {', '.join(SUFFIXES)}")
+            raise InputError("--out", f"{name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
         if (self.path.exists() or self.path.is_symlink()) and not force:
-            raise InputError("--out", f"{name!r} exists already", "Pass --force to replace it, or choose another name")
+            raise InputError("--out", f"{name!r} already exists", "Choose another name, or pass --force to replace it")
         folder = self.path.parent
         if not folder.is_dir():
-            raise InputError("--out", f"there is no folder {os.fspath(folder)!r}", "Make it first")
+            raise InputError("--out", f"no such folder: {os.fspath(folder)!r}", "Create it first")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise InputError("--out", f"the folder {os.fspath(folder)!r} cannot be written to", "Choose another one")
+            raise InputError("--out", f"the folder {os.fspath(folder)!r} is not writable", "Choose another one")
         self._part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         self._file: Any = None
         self._sink: Any = None
@@ -53,19 +53,16 @@ class TableWriter:
         try:
             self._file = open(self._part, "wb")
         except OSError as error:
-            found = f"{os.fspath(self.path)!r} cannot be written ({error.strerror})"
-            raise InputError("--out", found, "Choose another place") from error
+            raise InputError("--out", f"cannot write {os.fspath(self.path)!r} ({error.strerror})") from error
         return self
 
     def write(self, columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> None:
-        """Appends rows. The first block decides names and types; None and NaN are missing values."""
+        """Append rows. The first block determines names and types; None and NaN are missing values."""
         made = {name: as_array(values) for name, values in columns.items()}
         if self._schema is None:
             self._open(pa.schema([(name, column.type) for name, column in made.items()]))
         elif list(made) != self._schema.names:
-            raise ValueError(
-                f"columns: found {list(made)} after {self._schema.names}. Write the same ones in every block"
-            )
+            raise ValueError(f"columns must be the same in every block: got {list(made)} after {self._schema.names}")
         ready = [made[field.name].cast(field.type) for field in self._schema]
         self._writer.write_table(pa.Table.from_arrays(ready, schema=self._schema))
 
@@ -82,13 +79,14 @@ class TableWriter:
         if self._suffix == ".parquet":
             self._writer = pq.ParquetWriter(self._file, schema)
         else:
-            packed = self._suffix == ".csv.gz"
-            # The lowest level: the next ones take several times as long for a few per cent of the size.
-            self._sink = gzip.GzipFile("", "wb", 1, self._file, 0) if packed else self._file
+            compressed = self._suffix == ".csv.gz"
+            # Level 1: higher levels take several times as long to save a few per cent.
+            self._sink = gzip.GzipFile("", "wb", 1, self._file, 0) if compressed else self._file
             delimiter = "\t" if self._suffix == ".tsv" else ","
             names = io.StringIO()
             csv.writer(names, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
-            self._sink.write(names.getvalue().encode())  # Arrow would put quotes around every name
+            # Arrow would quote every name.
+            self._sink.write(names.getvalue().encode())
             form = pa.csv.WriteOptions(include_header=False, delimiter=delimiter, quoting_style="needed")
             self._writer = pa.csv.CSVWriter(self._sink, schema, write_options=form)
         self._schema = schema
@@ -104,7 +102,7 @@ class TableWriter:
         os.replace(self._part, self.path)
 
     def _abandon(self) -> None:
-        """Closes what is open and removes the hidden file, if it is still there."""
+        """Close all handles and remove the hidden file if it is still there."""
         for handle in (self._writer, self._sink, self._file):
             with suppress(Exception):
                 if handle is not None:
@@ -113,7 +111,7 @@ class TableWriter:
 
 
 def as_array(values: Any) -> Any:
-    """The values of a column as an array of Arrow's; None and NaN are missing values."""
+    """Return the values of a column as an Arrow array; None and NaN are missing values."""
     column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
-    # Cells of a column that is empty so far: text, since anything can be written as text later.
+    # A column that is empty so far is text, since anything can be written as text later.
     return column.cast(pa.string()) if pa.types.is_null(column.type) else column

@@ -1,1 +1,1 @@
-"""Small networks on a processor in compiled C++ of our own: trajectories and predictions that never leave the fast memory."""
+"""C++ backend for small networks on a CPU: trajectories, steps and predictions that stay in the caches."""

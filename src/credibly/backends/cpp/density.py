@@ -1,4 +1,4 @@
-"""The density of a small network in compiled code: values, gradients, and whole trajectories of many chains."""
+"""The log density of a small network in C++: values, gradients, trajectories, and minibatch and training steps."""
 
 from __future__ import annotations
 
@@ -10,202 +10,272 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.stack import Stack, checked, padded_columns, pointer
+from credibly.backends.cpp import api
+from credibly.backends.cpp.stack import Stack, padded_columns
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from credibly.networks.layout import Layout
 from credibly.priors.flat import BoundPrior
 
-KINDS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
-CALL = 5e9  # multiplications in one call, about a tenth of a second of a core: Ctrl-C is looked at in between
-
-SHARED = (
-    2e6  # rows times parameters of a call, about a tenth of a millisecond, beyond which threads are worth their start
-)
-
-
-class Rows(ctypes.Structure):
-    """Data and likelihood as the compiled code takes them."""
-
-    _fields_ = [
-        ("count", ctypes.c_int64), ("padded", ctypes.c_int64), ("x", ctypes.c_void_p), ("y", ctypes.c_void_p),
-        ("kind", ctypes.c_int64), ("targets", ctypes.c_int64), ("scale", ctypes.POINTER(ctypes.c_double)),
-        ("log_scale", ctypes.c_int64), ("per_target", ctypes.c_int64), ("weight", ctypes.c_double),
-    ]  # fmt: skip
-
-
-class _Prior(ctypes.Structure):
-    _fields_ = [("loc", ctypes.c_void_p), ("precision", ctypes.c_void_p)]
-
-
-class _Steps(ctypes.Structure):
-    _fields_ = [
-        ("count", ctypes.c_int64), ("friction", ctypes.c_int64), ("rows", ctypes.c_void_p), ("batch", ctypes.c_int64),
-        ("scale", ctypes.c_double), ("noise", ctypes.c_void_p), ("noise_pitch", ctypes.c_int64), ("figures", ctypes.c_void_p),
-    ]  # fmt: skip
-
-
-class _Training(ctypes.Structure):
-    _fields_ = [
-        ("count", ctypes.c_int64), ("batch", ctypes.c_int64), ("rows", ctypes.c_void_p), ("step_pitch", ctypes.c_int64),
-        ("member_pitch", ctypes.c_int64), ("figures", ctypes.c_void_p), ("figure_pitch", ctypes.c_int64), ("adam", ctypes.c_int64),
-        ("first", ctypes.c_double), ("second", ctypes.c_double), ("tiny", ctypes.c_double), ("clip", ctypes.c_double),
-        ("weight", ctypes.c_double), ("constant", ctypes.c_double), ("uniform", ctypes.c_void_p), ("rates", ctypes.c_void_p),
-        ("precision", ctypes.c_void_p), ("fixed", ctypes.c_int64),
-    ]  # fmt: skip
+LIKELIHOODS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
+MAX_CALL = 5e9  # multiplications per call, about 0.1 s on one core: Ctrl-C is checked between calls
+MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: less does not pay for starting threads
 
 
 @dataclass(frozen=True)
-class Descent:
-    """How training steps go: Adam with two decays and what is added to the root, or gradient descent with a momentum (the first
-    decay); the largest norm of a gradient, 0 for any; the weight of a row's log likelihood in the loss; a constant of it."""
+class OptimiserSettings:
+    """Settings of training steps: Adam, or gradient descent with momentum.
+
+    Attributes:
+        adam: False for gradient descent.
+        beta1: decay of the first moment, or the momentum of gradient descent.
+        beta2: decay of the second moment.
+        eps: added to the root of the second moment.
+        clip_norm: largest norm of a gradient, 0 for no clipping.
+        weight: of the log likelihood of a row in the loss.
+        constant: added to the prior part of the loss.
+    """
 
     adam: bool
-    first: float
-    second: float
-    tiny: float
-    clip: float
+    beta1: float
+    beta2: float
+    eps: float
+    clip_norm: float
     weight: float
     constant: float
 
 
 @dataclass(frozen=True, eq=False)
-class Dropping:
-    """Dropout on the inputs of layers in training steps: rates (M, layers), the prior's precision for each member (M, D), and from
-    which parameter on they stay as they are. The prior of the density itself then has no weight."""
+class DropoutSettings:
+    """Dropout on the inputs of layers in training steps. The prior of the density itself then has weight 0.
+
+    Attributes:
+        rates: (M, layers).
+        precision: of the prior, per member (M, D).
+        fixed_from: parameters from this offset on stay fixed.
+    """
 
     rates: Tensor
     precision: Tensor
-    fixed: int
+    fixed_from: int
 
 
-class NativeDensity:
-    """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all of its rows.
+class CppDensity:
+    """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all rows.
 
-    A chain is computed by one thread, or its rows by several, with the same bits: how many chains or threads there are
-    changes none.
+    A chain is computed by one thread, or its rows by several. Results are bit-for-bit identical for any number of
+    chains and threads.
     """
 
     def __init__(
-        self, stack: Stack, layout: Layout, x: Tensor, y: Tensor, likelihood: Likelihood, prior: BoundPrior, weights: tuple[float, float]
-    ) -> None:  # fmt: skip
+        self,
+        stack: Stack,
+        layout: Layout,
+        x: Tensor,
+        y: Tensor,
+        likelihood: Likelihood,
+        prior: BoundPrior,
+        weights: tuple[float, float],
+    ) -> None:
         targets = y.to(stack.dtype)
         targets = targets.unsqueeze(1) if targets.ndim == 1 else targets
-        count = stack.outputs if isinstance(likelihood, Categorical) else targets.shape[1]
-        scale, place, each = noise_scales(likelihood, layout, count)
-        self.stack, self.rows_by_dim = stack, len(x) * stack.dim
-        scales = (ctypes.c_double * count)(*scale)
+        self.stack, self.rows, self.rows_by_dim = stack, len(x), len(x) * stack.dim
         inputs, outputs = padded_columns(x.to(stack.dtype)), padded_columns(targets)
         loc = prior.loc.to(stack.dtype).contiguous()
         precision = (weights[1] / prior.std.double() ** 2).to(stack.dtype).contiguous()
-        self._kept = (inputs, outputs, loc, precision, scales)  # the structures only point at them
-        self.rows = Rows(
-            len(x), inputs.shape[1], inputs.data_ptr(), outputs.data_ptr(), KINDS[type(likelihood)], count, scales, place, each,
-            weights[0],
-        )  # fmt: skip
-        self.prior = _Prior(loc.data_ptr(), precision.data_ptr())
-        self._evaluations, self._trajectories = stack.function("evaluations"), stack.function("trajectories")
-        self._steps, self._training = stack.function("minibatch_steps"), stack.function("training_steps")
+        self._kept = (inputs, outputs, loc, precision)  # the struct holds their addresses
+        data = likelihood_struct(likelihood, layout, stack, targets.shape[1], weights[0])
+        data.rows, data.padded = len(x), inputs.shape[1]
+        data.x, data.y = api.address(inputs), api.address(outputs)
+        self.struct = api.Density(stack.struct, data, api.Prior(api.address(loc), api.address(precision)))
+        self._evaluations = api.function("evaluations", stack.dtype)
+        self._trajectories = api.function("trajectories", stack.dtype)
+        self._minibatch_steps = api.function("minibatch_steps", stack.dtype)
+        self._training_steps = api.function("training_steps", stack.dtype)
 
     @staticmethod
     def of(
-        stack: Stack | None, layout: Layout, x: Any, y: Tensor, likelihood: Likelihood, prior: Any, weights: tuple[float, float]
-    ) -> NativeDensity | None:  # fmt: skip
-        """None where the compiled code does not know the likelihood, the prior or the form of the data."""
-        if stack is None or type(likelihood) not in KINDS or not isinstance(prior, BoundPrior) or not prior.is_normal:
+        stack: Stack | None,
+        layout: Layout,
+        x: Any,
+        y: Tensor,
+        likelihood: Likelihood,
+        prior: Any,
+        weights: tuple[float, float],
+    ) -> CppDensity | None:
+        """Return the density, or None if the C++ backend does not support the likelihood, the prior or the data."""
+        if stack is None or not supports(x, y, likelihood, prior):
             return None
-        if not isinstance(x, Tensor) or x.ndim != 2 or y.ndim > 2 or likelihood.axis not in (-1, 1):
-            return None
-        return NativeDensity(stack, layout, x, y, likelihood, prior, weights)
+        return CppDensity(stack, layout, x, y, likelihood, prior, weights)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Log likelihood (C,) in float64, and the gradient (C, D) of the whole log density."""
+        """Return the log likelihood (C,) in float64 and the gradient (C, D) of the log density."""
         theta = theta.detach().contiguous()
         gradient = torch.empty_like(theta)
         log_lik = torch.empty(len(theta), dtype=torch.float64)
-        checked(self._evaluations(*self._head(len(theta), 1), pointer(theta), pointer(gradient), pointer(log_lik)))
+        arguments = api.Evaluations(
+            chains=len(theta),
+            threads=self._threads(len(theta), 1),
+            theta=api.address(theta),
+            gradient=api.address(gradient),
+            log_likelihood=api.address(log_lik),
+        )
+        self._evaluations(self.struct, arguments)
         return log_lik, gradient
 
     def run(
-        self, theta: Tensor, momentum: Tensor, gradient: Tensor, log_likelihood: Tensor, size: Tensor, inverse_mass: Tensor | None,
-        steps: Sequence[int], kicks: Sequence[float], drifts: Sequence[float],
-    ) -> None:  # fmt: skip
-        """So many steps of an integrator for each chain, in place: theta, momentum, gradient (C, D), log_likelihood, size (C,)."""
-        counts = (ctypes.c_int64 * len(steps))(*steps)
-        kick, drift = (ctypes.c_double * len(kicks))(*kicks), (ctypes.c_double * len(drifts))(*drifts)
-        checked(
-            self._trajectories(
-                *self._head(len(theta), max(steps)), pointer(theta), pointer(momentum), pointer(gradient), pointer(log_likelihood), pointer(size),
-                pointer(inverse_mass), counts, ctypes.c_int64(len(drifts)), kick, drift,
-            )
-        )  # fmt: skip
+        self,
+        theta: Tensor,
+        momentum: Tensor,
+        gradient: Tensor,
+        log_likelihood: Tensor,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        steps: Sequence[int],
+        kicks: Sequence[float],
+        drifts: Sequence[float],
+    ) -> None:
+        """Take `steps[c]` integrator steps of chain c in place.
+
+        theta, momentum and gradient are (C, D), log_likelihood and the step sizes (C,).
+        """
+        arguments = api.Trajectories(
+            chains=len(theta),
+            threads=self._threads(len(theta), max(steps)),
+            theta=api.address(theta),
+            momentum=api.address(momentum),
+            gradient=api.address(gradient),
+            log_likelihood=api.address(log_likelihood),
+            step_size=api.address(size),
+            inverse_mass=api.address(inverse_mass),
+            steps=(api.Int * len(steps))(*steps),
+            drifts=len(drifts),
+            kick=(api.Real * len(kicks))(*kicks),
+            drift=(api.Real * len(drifts))(*drifts),
+        )
+        self._trajectories(self.struct, arguments)
 
     def minibatch_steps(
-        self, theta: Tensor, momentum: Tensor | None, gradient: Tensor | None, value: Tensor, rows: Tensor | None, scale: float,
-        noise: Tensor, figures: Tensor,
-    ) -> None:  # fmt: skip
-        """K steps of SGHMC, or of SGLD without a momentum, in place; as `kernels.sghmc` and `kernels.langevin` have them.
+        self,
+        theta: Tensor,
+        momentum: Tensor | None,
+        gradient: Tensor | None,
+        value: Tensor,
+        rows: Tensor | None,
+        scale: float,
+        noise: Tensor,
+        schedule: Tensor,
+    ) -> None:
+        """Take K steps of SGHMC, or of SGLD without a momentum, in place. See `kernels.sghmc` and `kernels.langevin`.
 
-        rows (K, C, B) or None for all of them, noise (C, K, D), figures (K, 4): step size, heat, kept momentum and one more.
+        rows: (K, C, B), or None for all of them.
+        noise: (C, K, D).
+        schedule: (K, 4): step size, noise factor, momentum decay, and a column that is not used here.
         """
         assert noise.stride()[1:] == (theta.shape[1], 1)
-        plan = _Steps(
-            len(figures), momentum is not None, pointer(rows), self.rows.count if rows is None else rows.shape[-1], scale,
-            noise.data_ptr(), noise.stride(0), pointer(figures),
-        )  # fmt: skip
-        checked(
-            self._steps(
-                *self._head(len(theta), len(figures)), ctypes.byref(plan), pointer(theta), pointer(momentum), pointer(gradient), pointer(value)
-            )
-        )  # fmt: skip
+        arguments = api.MinibatchSteps(
+            chains=len(theta),
+            threads=self._threads(len(theta), len(schedule)),
+            count=len(schedule),
+            has_momentum=momentum is not None,
+            theta=api.address(theta),
+            momentum=api.address(momentum),
+            gradient=api.address(gradient),
+            log_likelihood=api.address(value),
+            rows=api.address(rows),
+            batch=self.rows if rows is None else rows.shape[-1],
+            scale=scale,
+            noise=noise.data_ptr(),
+            noise_pitch=noise.stride(0),
+            schedule=api.address(schedule),
+        )
+        self._minibatch_steps(self.struct, arguments)
 
     def training_steps(
-        self, how: Descent, theta: Tensor, state: tuple[Tensor, ...], parts: Tensor, first_bad: Tensor, rows: Tensor | None,
-        figures: Tensor, active: Tensor, dropping: Dropping | None = None, uniform: Sequence[Tensor | None] = (),
-    ) -> None:  # fmt: skip
-        """K steps that minimise -how.weight * log likelihood + the prior's part, in place, for members theta (M, D).
+        self,
+        how: OptimiserSettings,
+        theta: Tensor,
+        state: tuple[Tensor, ...],
+        parts: Tensor,
+        first_bad: Tensor,
+        rows: Tensor | None,
+        schedule: Tensor,
+        active: Tensor,
+        dropping: DropoutSettings | None = None,
+        uniform: Sequence[Tensor | None] = (),
+    ) -> None:
+        """Take K steps in place that minimise -how.weight * log likelihood + the prior part, for members theta (M, D).
 
-        rows (K, M, B), (K, B) or None for all of them; figures (K, 4 or more): learning rate, corrections and number of the step.
-        uniform: of each layer (K, inputs, rows padded as `padded_rows` has it), or None for a layer without dropout.
+        rows: (K, M, B), (K, B), or None for all of them.
+        schedule: (K, 4 or more): learning rate, the two bias corrections of Adam, step number.
+        uniform: per layer (K, inputs, `padded_rows(B)`), or None for a layer without dropout.
         """
         assert rows is None or rows.stride(-1) == 1
-        pitches = (0, 0) if rows is None else (rows.stride(0), rows.stride(1) if rows.ndim == 3 else 0)
-        batch = self.rows.count if rows is None else rows.shape[-1]
-        place = None if rows is None else rows.data_ptr()
-        plan = _Training(
-            len(figures), batch, place, *pitches, figures.data_ptr(), figures.stride(0), how.adam, how.first, how.second, how.tiny,
-            how.clip, how.weight, how.constant,
-        )  # fmt: skip
-        places = (ctypes.c_void_p * len(uniform))(*(pointer(u) for u in uniform))
+        batch = self.rows if rows is None else rows.shape[-1]
+        arguments = api.TrainingSteps(
+            members=len(theta),
+            threads=self._threads(len(theta), max(1, len(schedule) * batch // self.rows)),
+            count=len(schedule),
+            active=api.address(active),
+            theta=api.address(theta),
+            first_moment=api.address(state[0]),
+            second_moment=api.address(state[1] if how.adam else None),
+            loss_parts=api.address(parts),
+            first_bad=api.address(first_bad),
+            rows=None if rows is None else rows.data_ptr(),
+            batch=batch,
+            step_pitch=0 if rows is None else rows.stride(0),
+            member_pitch=rows.stride(1) if rows is not None and rows.ndim == 3 else 0,
+            schedule=schedule.data_ptr(),
+            schedule_pitch=schedule.stride(0),
+            adam=how.adam,
+            beta1=how.beta1,
+            beta2=how.beta2,
+            eps=how.eps,
+            clip_norm=how.clip_norm,
+            weight=how.weight,
+            constant=how.constant,
+        )
         if dropping is not None:
-            plan.uniform, plan.fixed = ctypes.cast(places, ctypes.c_void_p), dropping.fixed
-            plan.rates, plan.precision = pointer(dropping.rates), pointer(dropping.precision)
-        head = self._head(len(theta), max(1, len(figures) * batch // self.rows.count))
-        second = state[1] if how.adam else None
-        checked(
-            self._training(
-                *head, ctypes.byref(plan), pointer(active), pointer(theta), pointer(state[0]), pointer(second), pointer(parts),
-                pointer(first_bad),
-            )
-        )  # fmt: skip
+            arguments.uniform = (api.Address * len(uniform))(*(api.address(u) for u in uniform))
+            arguments.rates, arguments.precision = api.address(dropping.rates), api.address(dropping.precision)
+            arguments.fixed_from = dropping.fixed_from
+        self._training_steps(self.struct, arguments)
 
-    def steps_in_a_call(self, chains: int) -> int:
-        """So many that the user's wish to stop is seen soon."""
-        return max(1, int(CALL / (3 * chains * self.rows_by_dim)))
+    def steps_per_call(self, chains: int) -> int:
+        """Return the number of steps per call that keeps Ctrl-C responsive."""
+        return max(1, int(MAX_CALL / (3 * chains * self.rows_by_dim)))
 
-    def _head(self, chains: int, evaluations: int) -> tuple[Any, ...]:
-        threads = torch.get_num_threads() if chains * evaluations * self.rows_by_dim > SHARED else 1
-        return (
-            ctypes.byref(self.stack.struct), ctypes.byref(self.rows), ctypes.byref(self.prior), ctypes.c_int64(chains),
-            ctypes.c_int64(threads),
-        )  # fmt: skip
+    def _threads(self, chains: int, evaluations: int) -> int:
+        return torch.get_num_threads() if chains * evaluations * self.rows_by_dim > MIN_THREADED else 1
+
+
+def supports(x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
+    """Return whether the C++ and CUDA backends support the likelihood, the prior and the shape of the data."""
+    if type(likelihood) not in LIKELIHOODS or not isinstance(prior, BoundPrior) or not prior.is_normal:
+        return False
+    return isinstance(x, Tensor) and x.ndim == 2 and y.ndim <= 2 and likelihood.axis in (-1, 1)
+
+
+def likelihood_struct(likelihood: Likelihood, layout: Layout, stack: Stack, columns: int, weight: float) -> api.Data:
+    """Return the struct of a likelihood on targets with the given number of columns, without the rows."""
+    targets = stack.outputs if isinstance(likelihood, Categorical) else columns
+    scales, offset, per_target = noise_scales(likelihood, layout, targets)
+    return api.Data(
+        kind=LIKELIHOODS[type(likelihood)],
+        targets=targets,
+        scale=(ctypes.c_double * targets)(*scales),
+        log_scale=offset,
+        per_target=per_target,
+        weight=weight,
+    )
 
 
 def noise_scales(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
-    """Fixed scales, the place of a learned one or -1, and whether there is one for each target."""
+    """Return the fixed scales, the offset of a learned log scale or -1, and whether there is one per target."""
     if not isinstance(likelihood, Gaussian):
         return [1.0] * targets, -1, 0
     given = likelihood.scale
     if isinstance(given, str):
-        place = next(e.start for e in layout.entries if e.name == "likelihood.log_scale")
-        return [1.0] * targets, place, int(likelihood.per_target)
+        offset = next(e.start for e in layout.entries if e.name == "likelihood.log_scale")
+        return [1.0] * targets, offset, int(likelihood.per_target)
     return ([float(v) for v in given] if isinstance(given, (tuple, list)) else [float(given)] * targets), -1, 0

@@ -1,4 +1,4 @@
-"""The C++ beside this file as a library: compiled once on a machine with its own compiler, kept in the user's cache."""
+"""The C++ library: compiled on first use with the machine's own compiler, kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ log = logging.getLogger("credibly")
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
-LIMIT = 300  # seconds that the compiler may take
+TIMEOUT = 300  # seconds, of a compiler run
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had: without a compiler, or with CREDIBLY_NATIVE=0. Asked for once a process."""
+    """Return the library, or None without a compiler or with CREDIBLY_NATIVE=0. Loaded once per process."""
     if os.environ.get("CREDIBLY_NATIVE", "1") == "0":
         return None
-    compiler = next((found for name in _names() if (found := shutil.which(name))), None)
+    compiler = next((path for name in _compiler_names() if (path := shutil.which(name))), None)
     if compiler is None:
         return None
     try:
-        return ctypes.CDLL(os.fspath(_built(compiler)))
+        return ctypes.CDLL(os.fspath(_build(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.info("without compiled code for small networks: %s", str(error).splitlines()[0][:200])
+        log.info("C++ backend not available: %s", str(error).splitlines()[0][:200])
         return None
 
 
-def _names() -> list[str]:
-    own = shlex.split(os.environ.get("CXX", ""))
-    return [*own[:1], "g++", "c++", "clang++"]
+def _compiler_names() -> list[str]:
+    given = shlex.split(os.environ.get("CXX", ""))
+    return [*given[:1], "g++", "c++", "clang++"]
 
 
-def _built(compiler: str) -> Path:
-    """The compiled file; made where these sources, compiler and processor have none yet."""
+def _build(compiler: str) -> Path:
+    """Return the path of the library, compiled unless the cache has it for these sources, compiler and CPU."""
     folder = _folder()
     target = folder / f"mlp-{_key(compiler)}.so"
     if target.exists():
         return target
-    # Under a name of its own first: several processes may be at it, and a half-written file must not be found.
+    # Compiled to a temporary name: other processes may build at the same time and must not find a half-written file.
     handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
@@ -61,48 +61,48 @@ def _built(compiler: str) -> Path:
 
 
 def _compile(compiler: str, out: str) -> None:
-    """Every source by a compiler of its own, all at once, and then the library of them."""
+    """Compile all sources in parallel and link them."""
     with tempfile.TemporaryDirectory(prefix="credibly-") as folder:
-        parts = {os.path.join(folder, f"{source.stem}.o"): source for source in sorted(FOLDER.glob("*.cpp"))}
+        objects = {os.path.join(folder, f"{source.stem}.o"): source for source in sorted(FOLDER.glob("*.cpp"))}
         running: list[subprocess.Popen[bytes]] = []
         try:
-            for part, source in parts.items():
-                words = [compiler, *FLAGS, "-c", "-o", part, os.fspath(source)]
-                running.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            for one in running:
-                one.wait(LIMIT)
+            for path, source in objects.items():
+                command = [compiler, *FLAGS, "-c", "-o", path, os.fspath(source)]
+                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            for process in running:
+                process.wait(TIMEOUT)
         finally:
-            for one in running:
-                one.kill()
-                one.wait()
-        failed = next((one.returncode for one in running if one.returncode), 0)
+            for process in running:
+                process.kill()
+                process.wait()
+        failed = next((process.returncode for process in running if process.returncode), 0)
         if failed:
             raise subprocess.CalledProcessError(failed, compiler)
-        subprocess.run([compiler, *FLAGS, "-o", out, *parts], capture_output=True, timeout=LIMIT, check=True)
+        subprocess.run([compiler, *FLAGS, "-o", out, *objects], capture_output=True, timeout=TIMEOUT, check=True)
 
 
 def _folder() -> Path:
-    """A folder that only the user can write to; refused otherwise, since what lies there is run."""
+    """Return the cache folder, or a temporary one if others can write to it: its files are executed."""
     given = os.environ.get("CREDIBLY_CACHE")
     try:
         base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "credibly"
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # a home that cannot be written, or none: for this process alone
+    except (OSError, RuntimeError):  # no home, or a read-only one
         return Path(tempfile.mkdtemp(prefix="credibly-"))
-    found = base.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = base.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return Path(tempfile.mkdtemp(prefix="credibly-"))
     return base
 
 
 def _key(compiler: str) -> str:
-    """Of the sources, the flags, the compiler's version and the processor's abilities."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=LIMIT).stdout
+    """Return a hash of the sources, the flags, the compiler's version and the CPU's features."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        abilities = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:
-        abilities = platform.processor()
+        features = platform.processor()
     sources = [path.read_text() for ending in ("cpp", "h") for path in sorted(FOLDER.glob(f"*.{ending}"))]
-    text = "\n".join([*sources, *FLAGS, version, platform.machine(), abilities])
+    text = "\n".join([*sources, *FLAGS, version, platform.machine(), features])
     return hashlib.sha256(text.encode()).hexdigest()[:24]

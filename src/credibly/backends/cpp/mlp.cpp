@@ -1,8 +1,9 @@
-// Densities of small multilayer perceptrons and trajectories on them, each chain by itself in one thread's fast memory.
+// Densities of small multilayer perceptrons, trajectories on them, and predictions.
 //
-// Rows lie along the vectors of the processor: values of a layer are [unit][row], so that a weight is one number for a whole
-// vector, and no unit count has to fit anything. Rows go in tiles whose activations stay in the second cache. A tile adds its
-// own sums to the gradient, in the order of the tiles: threads change no bit, and neither do other chains.
+// Rows lie along SIMD vectors: values of a layer are [unit][row], so a weight is one number for a whole vector and no
+// number of units has to be a multiple of anything. Rows are processed in tiles whose activations stay in the L2 cache.
+// Gradients are summed in the order of the tiles, so results depend neither on the number of threads nor on other
+// chains.
 
 #include <cstdint>
 #include <cstring>
@@ -10,98 +11,97 @@
 #include <new>
 #include <vector>
 
+#include "api.h"
 #include "chain.h"
-#include "network.h"
 #include "steps.h"
-#include "team.h"
-#include "tile.h"
+#include "thread_pool.h"
 #include "vectors.h"
+#include "workspace.h"
 
 namespace {
 
-template <class T>
-int64_t trajectories(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, T* theta, T* momentum,
-                     T* gradient, double* log_likelihood, const T* size, const T* inverse_mass, const int64_t* steps, int64_t drifts,
-                     const double* kick, const double* drift) {
-  return for_chains<T>(net, data, prior, chains, threads, [&](Chain<T>& density, int64_t c) {
-    density.trajectory(theta + c * net.dim, momentum + c * net.dim, gradient + c * net.dim, log_likelihood + c, size[c], inverse_mass,
-                       steps[c], drifts, kick, drift);
+template <class T> int64_t trajectories(const Density<T>& density, const Trajectories<T>& args) {
+  return for_chains<T>(density, args.chains, args.threads,
+                       [&](Chain<T>& chain, int64_t c) { chain.trajectory(args, c); });
+}
+
+template <class T> int64_t evaluations(const Density<T>& density, const Evaluations<T>& args) {
+  const int64_t D = density.network.dim;
+  return for_chains<T>(density, args.chains, args.threads, [&](Chain<T>& chain, int64_t c) {
+    args.log_likelihood[c] = chain.evaluate(args.theta + c * D, args.gradient + c * D, true);
   });
 }
 
-template <class T>
-int64_t evaluations(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, const T* theta,
-                    T* gradient, double* log_likelihood) {
-  return for_chains<T>(net, data, prior, chains, threads, [&](Chain<T>& density, int64_t c) {
-    log_likelihood[c] = density.evaluate(theta + c * net.dim, gradient + c * net.dim, true);
-  });
-}
-
-// out[chain][row][output] for rows that lie as in Rows; `pitch` is from one parameter vector to the next.
-template <class T>
-int64_t outputs(const Network& net, const T* x, int64_t count, int64_t padded, int64_t chains, int64_t threads, const T* theta,
-                int64_t pitch, T* out) try {
-  const int64_t length = tile_rows(padded), tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
-  Team team(threads);
-  std::vector<std::unique_ptr<Workspace<T>>> spaces;
-  for (int g = 0; g < team.size(); ++g) spaces.emplace_back(new Workspace<T>(net));
-  team.each(chains * tiles, [&](int me, int64_t job) {
-    const int64_t c = job / tiles, first = job % tiles * length, rows = padded - first < length ? padded - first : length;
-    spaces[me]->forward(x + first, padded, theta + c * pitch, rows, false);
-    spaces[me]->store(count - first < rows ? count - first : rows, out + (c * count + first) * K);
+template <class T> int64_t outputs(const Outputs<T>& args) try {
+  const Network& net = args.network;
+  const int64_t count = args.rows, padded = args.padded, length = tile_rows(padded);
+  const int64_t tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
+  ThreadPool pool(args.threads);
+  std::vector<std::unique_ptr<Workspace<T>>> workspaces;
+  for (int g = 0; g < pool.size(); ++g) workspaces.emplace_back(new Workspace<T>(net));
+  pool.run(args.chains * tiles, [&](int thread, int64_t job) {
+    const int64_t c = job / tiles, first = job % tiles * length;
+    const int64_t rows = padded - first < length ? padded - first : length;
+    workspaces[thread]->forward(args.x + first, padded, args.theta + c * net.dim, rows, false);
+    workspaces[thread]->store(count - first < rows ? count - first : rows, args.out + (c * count + first) * K);
   });
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// -- passes with dropout ------------------------------------------------------------------------------------------------------------
-// All passes of a tile see the same rows: the first layer's sums without a mask are there once, and a pass takes away what it drops.
-template <class T> class Passes {
+// -- passes with dropout -------------------------------------------------------------------------------------------
+// All passes see the same rows. The first layer is computed once per tile without a mask; a pass subtracts the inputs
+// that it drops.
+template <class T> class DropoutPasses {
  public:
-  Passes(const Network& net) : net(net), plain(net), space(net), theta(net.dim), changes(net.inputs[0]), places(net.inputs[0]) {}
-
-  void begin(const T* x, int64_t pitch, const T* given, int64_t rows) {
-    this->x = x, this->pitch = pitch, this->given = given, this->rows = rows;
-    affine<T>(given + net.weight[0], net.inputs[0], 1, nullptr, x, pitch, net.inputs[0], net.outputs[0], rows, plain.values[0], nullptr,
-              NONE, nullptr);
+  DropoutPasses(const Network& net)
+      : net(net), unmasked(net), workspace(net), masked_theta(net.dim), changes(net.inputs[0]), changed(net.inputs[0]) {
   }
 
-  // Outputs of one pass, in the workspace; masks[layer] + at is the mask of its inputs, or masks[layer] null.
-  Workspace<T>& pass(const T* const* masks, int64_t at) {
-    std::memcpy(theta.data(), given, net.dim * sizeof(T));
+  void start_tile(const T* x, int64_t pitch, const T* theta, int64_t rows) {
+    this->x = x, this->pitch = pitch, this->theta = theta, this->rows = rows;
+    affine<T>(theta + net.weight[0], net.inputs[0], 1, nullptr, x, pitch, net.inputs[0], net.outputs[0], rows,
+              unmasked.values[0], nullptr, NONE, nullptr);
+  }
+
+  // Runs one pass; masks[layer] + offset is the mask of the inputs of a layer, null for none.
+  Workspace<T>& pass(const T* const* masks, int64_t offset) {
+    std::memcpy(masked_theta.data(), theta, net.dim * sizeof(T));
     const int64_t inputs = net.inputs[0];
-    T most = masks[0] ? T(0) : T(1);
-    for (int64_t i = 0; i < inputs && masks[0]; ++i) most = masks[0][at + i] > most ? masks[0][at + i] : most;
+    T gain = masks[0] ? T(0) : T(1);  // of the inputs that are kept
+    for (int64_t i = 0; i < inputs && masks[0]; ++i) gain = masks[0][offset + i] > gain ? masks[0][offset + i] : gain;
     int64_t count = 0;
     for (int64_t i = 0; i < inputs && masks[0]; ++i)
-      if (masks[0][at + i] != most) places[count] = i, changes[count++] = masks[0][at + i] - most;
+      if (masks[0][offset + i] != gain) changed[count] = i, changes[count++] = masks[0][offset + i] - gain;
     const bool few = 2 * count < inputs;
-    if (few) first_layer(most, count);
-    for (int64_t l = few ? 1 : 0; l < net.layers; ++l) {  // a mask of a layer's inputs is one of the columns of its weight
-      T* w = theta.data() + net.weight[l];
+    if (few) first_layer(gain, count);
+    // A mask of the inputs of a layer is a mask of the columns of its weight.
+    for (int64_t l = few ? 1 : 0; l < net.layers; ++l) {
+      T* w = masked_theta.data() + net.weight[l];
       for (int64_t j = 0; j < net.outputs[l] && masks[l]; ++j, w += net.inputs[l])
-        for (int64_t i = 0; i < net.inputs[l]; ++i) w[i] *= masks[l][at + i];
+        for (int64_t i = 0; i < net.inputs[l]; ++i) w[i] *= masks[l][offset + i];
     }
-    space.forward(x, pitch, theta.data(), rows, false, few ? 1 : 0);
-    return space;
+    workspace.forward(x, pitch, masked_theta.data(), rows, false, few ? 1 : 0);
+    return workspace;
   }
 
  private:
-  // All that a loop needs is in its own variables: numbers that are written could be any of the members.
-  void first_layer(T most, int64_t count) {
+  // Loops use local variables: as far as the compiler knows, a store could change any member.
+  void first_layer(T gain, int64_t count) {
     constexpr int L = Lanes<T>::N;
-    const int64_t inputs = net.inputs[0], rows = this->rows, pitch = this->pitch, act = net.activation[0], *places = this->places.data();
-    const T *x = this->x, *w = given + net.weight[0], *bias = net.bias[0] < 0 ? nullptr : given + net.bias[0];
-    T* change = theta.data() + net.weight[0];  // ours to write on: the forward pass begins after it
+    const int64_t inputs = net.inputs[0], rows = this->rows, pitch = this->pitch, act = net.activation[0];
+    const int64_t* changed = this->changed.data();
+    const T *x = this->x, *w = theta + net.weight[0], *bias = net.bias[0] < 0 ? nullptr : theta + net.bias[0];
+    T* change = masked_theta.data() + net.weight[0];  // free for use: the forward pass starts at the next layer
     for (int64_t j = 0; j < net.outputs[0]; ++j) {
-      const T *from = plain.values[0] + j * PITCH, start = bias ? bias[j] : T(0);
-      T* to = space.values[0] + j * PITCH;
-      for (int64_t k = 0; k < count; ++k) change[k] = w[j * inputs + places[k]] * changes[k];
+      const T *from = unmasked.values[0] + j * PITCH, start = bias ? bias[j] : T(0);
+      T* to = workspace.values[0] + j * PITCH;
+      for (int64_t k = 0; k < count; ++k) change[k] = w[j * inputs + changed[k]] * changes[k];
       for (int64_t r = 0; r < rows; r += 2 * L) {
-        Vec<T> one = start + most * *(const Vec<T>*)(from + r), two = start + most * *(const Vec<T>*)(from + r + L);
+        Vec<T> one = start + gain * *(const Vec<T>*)(from + r), two = start + gain * *(const Vec<T>*)(from + r + L);
         for (int64_t k = 0; k < count; ++k) {
-          const T* column = x + places[k] * pitch + r;
+          const T* column = x + changed[k] * pitch + r;
           one += change[k] * *(const Vec<T>*)column;
           two += change[k] * *(const Vec<T>*)(column + L);
         }
@@ -111,27 +111,29 @@ template <class T> class Passes {
     }
   }
   const Network& net;
-  Workspace<T> plain, space;
-  std::vector<T> theta, changes;
-  std::vector<int64_t> places;
-  const T *x = nullptr, *given = nullptr;
+  Workspace<T> unmasked, workspace;
+  std::vector<T> masked_theta, changes;
+  std::vector<int64_t> changed;
+  const T *x = nullptr, *theta = nullptr;
   int64_t pitch = 0, rows = 0;
 };
 
-// out[pass][row][output]; masks are `pitch` apart from one pass to the next.
-template <class T>
-int64_t passes(const Network& net, const T* x, int64_t count, int64_t padded, int64_t passes, int64_t threads, const T* theta,
-               const T* const* masks, int64_t pitch, T* out) try {
-  const int64_t length = tile_rows(padded), tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
-  Team team(threads);
-  const int64_t parts = tiles < team.size() ? team.size() : 1;  // of the passes, where there are fewer tiles than threads
-  std::vector<std::unique_ptr<Passes<T>>> own;
-  for (int g = 0; g < team.size(); ++g) own.emplace_back(new Passes<T>(net));
-  team.each(tiles * parts, [&](int me, int64_t job) {
-    const int64_t part = job % parts, first = job / parts * length, rows = padded - first < length ? padded - first : length;
-    own[me]->begin(x + first, padded, theta, rows);
-    for (int64_t p = part * passes / parts; p < (part + 1) * passes / parts; ++p)
-      own[me]->pass(masks, p * pitch).store(count - first < rows ? count - first : rows, out + (p * count + first) * K);
+template <class T> int64_t passes(const Passes<T>& args) try {
+  const Network& net = args.network;
+  const int64_t count = args.rows, padded = args.padded, length = tile_rows(padded);
+  const int64_t tiles = (padded + length - 1) / length, K = net.outputs[net.layers - 1];
+  ThreadPool pool(args.threads);
+  const int64_t blocks = tiles < pool.size() ? pool.size() : 1;  // of passes, if there are fewer tiles than threads
+  std::vector<std::unique_ptr<DropoutPasses<T>>> workers;
+  for (int g = 0; g < pool.size(); ++g) workers.emplace_back(new DropoutPasses<T>(net));
+  pool.run(tiles * blocks, [&](int thread, int64_t job) {
+    const int64_t block = job % blocks, first = job / blocks * length;
+    const int64_t rows = padded - first < length ? padded - first : length;
+    workers[thread]->start_tile(args.x + first, padded, args.theta, rows);
+    for (int64_t p = block * args.passes / blocks; p < (block + 1) * args.passes / blocks; ++p)
+      workers[thread]
+          ->pass(args.masks, p * args.mask_pitch)
+          .store(count - first < rows ? count - first : rows, args.out + (p * count + first) * K);
   });
   return 0;
 } catch (const std::bad_alloc&) {
@@ -140,35 +142,20 @@ int64_t passes(const Network& net, const T* x, int64_t count, int64_t padded, in
 
 }  // namespace
 
-#define EXPORT(T, SUFFIX)                                                                                                    \
-  extern "C" int64_t trajectories_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,          \
-                                           int64_t threads, T* theta, T* momentum, T* gradient, double* log_likelihood,       \
-                                           const T* size, const T* inverse_mass, const int64_t* steps, int64_t drifts,        \
-                                           const double* kick, const double* drift) {                                         \
-    return trajectories<T>(*net, *data, *prior, chains, threads, theta, momentum, gradient, log_likelihood, size,             \
-                           inverse_mass, steps, drifts, kick, drift);                                                         \
-  }                                                                                                                          \
-  extern "C" int64_t evaluations_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,           \
-                                          int64_t threads, const T* theta, T* gradient, double* log_likelihood) {             \
-    return evaluations<T>(*net, *data, *prior, chains, threads, theta, gradient, log_likelihood);                             \
-  }                                                                                                                          \
-  extern "C" int64_t minibatch_steps_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t chains,       \
-                                              int64_t threads, const Steps* plan, T* theta, T* momentum, T* gradient,         \
-                                              double* value) {                                                                \
-    return minibatch_steps<T>(*net, *data, *prior, chains, threads, *plan, theta, momentum, gradient, value);                 \
-  }                                                                                                                          \
-  extern "C" int64_t training_steps_##SUFFIX(const Network* net, const Rows* data, const Prior* prior, int64_t members,       \
-                                             int64_t threads, const Training* plan, const T* active, T* theta, T* m, T* v,    \
-                                             T* parts, double* first_bad) {                                                   \
-    return training_steps<T>(*net, *data, *prior, members, threads, *plan, active, theta, m, v, parts, first_bad);            \
-  }                                                                                                                          \
-  extern "C" int64_t outputs_##SUFFIX(const Network* net, const T* x, int64_t count, int64_t padded, int64_t chains,          \
-                                      int64_t threads, const T* theta, int64_t pitch, T* out) {                               \
-    return outputs<T>(*net, x, count, padded, chains, threads, theta, pitch, out);                                            \
-  }                                                                                                                          \
-  extern "C" int64_t passes_##SUFFIX(const Network* net, const T* x, int64_t count, int64_t padded, int64_t count_passes,     \
-                                     int64_t threads, const T* theta, const T* const* masks, int64_t pitch, T* out) {         \
-    return passes<T>(*net, x, count, padded, count_passes, threads, theta, masks, pitch, out);                                \
-  }
+#define EXPORT(T, SUFFIX)                                                                              \
+  extern "C" int64_t evaluations_##SUFFIX(const Density<T>* density, const Evaluations<T>* args) {     \
+    return evaluations(*density, *args);                                                               \
+  }                                                                                                    \
+  extern "C" int64_t trajectories_##SUFFIX(const Density<T>* density, const Trajectories<T>* args) {   \
+    return trajectories(*density, *args);                                                              \
+  }                                                                                                    \
+  extern "C" int64_t minibatch_steps_##SUFFIX(const Density<T>* density, const MinibatchSteps<T>* args) { \
+    return minibatch_steps(*density, *args);                                                           \
+  }                                                                                                    \
+  extern "C" int64_t training_steps_##SUFFIX(const Density<T>* density, const TrainingSteps<T>* args) { \
+    return training_steps(*density, *args);                                                            \
+  }                                                                                                    \
+  extern "C" int64_t outputs_##SUFFIX(const Outputs<T>* args) { return outputs(*args); }               \
+  extern "C" int64_t passes_##SUFFIX(const Passes<T>* args) { return passes(*args); }
 EXPORT(float, f32)
 EXPORT(double, f64)

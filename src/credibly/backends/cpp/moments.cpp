@@ -1,17 +1,19 @@
-// Mean and mean square around it over the draws, for every column of a table: sums in double, a strip of columns at a time that
-// stays in the second cache for the second look.
+// Mean and variance over draws for every column of a table, with sums in double. Columns are processed in strips that
+// stay in the L2 cache between the two passes.
 
 #include <cstdint>
 #include <new>
 
-#include "team.h"
+#include "api.h"
+#include "thread_pool.h"
 
 namespace {
 
-constexpr int64_t STRIP = 256;  // columns; each is by itself, so that threads change no bit
+// Columns of a strip. Columns are independent of each other, so the number of threads does not affect any result.
+constexpr int64_t STRIP = 256;
 
 template <class T>
-void strip(const T* values, int64_t draws, int64_t columns, int64_t width, double* mean, double* square) {
+void strip_moments(const T* values, int64_t draws, int64_t columns, int64_t width, double* mean, double* variance) {
   double sum[STRIP] = {}, squares[STRIP] = {};
   T centre[STRIP];
   for (int64_t s = 0; s < draws; ++s)
@@ -22,19 +24,17 @@ void strip(const T* values, int64_t draws, int64_t columns, int64_t width, doubl
   }
   for (int64_t s = 0; s < draws; ++s)
     for (int64_t c = 0; c < width; ++c) {
-      const T gap = values[s * columns + c] - centre[c];
-      squares[c] += gap * gap;
+      const T residual = values[s * columns + c] - centre[c];
+      squares[c] += residual * residual;
     }
-  for (int64_t c = 0; c < width; ++c) square[c] = squares[c] / double(draws);
+  for (int64_t c = 0; c < width; ++c) variance[c] = squares[c] / double(draws);
 }
 
-// values[draw][column]
-template <class T>
-int64_t moments(const T* values, int64_t draws, int64_t columns, int64_t threads, double* mean, double* square) try {
-  Team team(threads);
-  team.each((columns + STRIP - 1) / STRIP, [&](int, int64_t job) {
-    const int64_t first = job * STRIP, width = columns - first < STRIP ? columns - first : STRIP;
-    strip<T>(values + first, draws, columns, width, mean + first, square + first);
+template <class T> int64_t moments(const Moments<T>& args) try {
+  ThreadPool pool(args.threads);
+  pool.run((args.columns + STRIP - 1) / STRIP, [&](int, int64_t job) {
+    const int64_t first = job * STRIP, width = args.columns - first < STRIP ? args.columns - first : STRIP;
+    strip_moments<T>(args.values + first, args.draws, args.columns, width, args.mean + first, args.variance + first);
   });
   return 0;
 } catch (const std::bad_alloc&) {
@@ -43,10 +43,5 @@ int64_t moments(const T* values, int64_t draws, int64_t columns, int64_t threads
 
 }  // namespace
 
-#define EXPORT(T, SUFFIX)                                                                                                    \
-  extern "C" int64_t moments_##SUFFIX(const T* values, int64_t draws, int64_t columns, int64_t threads, double* mean,         \
-                                      double* square) {                                                                       \
-    return moments<T>(values, draws, columns, threads, mean, square);                                                         \
-  }
-EXPORT(float, f32)
-EXPORT(double, f64)
+extern "C" int64_t moments_f32(const Moments<float>* args) { return moments(*args); }
+extern "C" int64_t moments_f64(const Moments<double>* args) { return moments(*args); }

@@ -1,26 +1,25 @@
-// Standard normal numbers by their places: each is a function of a stream's two keys and of its place alone.
+// Counter-based standard normal numbers: each is a function of the two keys of its stream and of its index alone.
 //
-// So any thread can make any of them, in registers and in any order. Word w of a stream is that of SplitMix64 after w steps from
-// the first key, with the second key added halfway: streams are not parts of one sequence. rng.py has the same words.
+// Any thread can generate any of them, in registers and in any order. Word w of a stream is that of SplitMix64 after w
+// steps from the first key, with the second key added halfway, so streams are not parts of one sequence. rng.py
+// generates the same words.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
+#include "api.h"
 #include "vectors.h"
 
 namespace {
 
-struct Keys {
-  uint64_t first, second;
-};
-constexpr int64_t CHUNK = 32;  // numbers from 16 words: of eight the radii, of eight the angles
+constexpr int64_t CHUNK = 32;  // numbers from 16 words: eight give the radii, eight the angles
 
 typedef uint64_t Words __attribute__((vector_size(BYTES), may_alias));
 typedef Vec<float> Reals;
-typedef Lanes<float>::I Integers;
+typedef Lanes<float>::I Ints;
 
-inline Words words(const Keys& keys, uint64_t first) {
+inline Words random_words(const Keys& keys, uint64_t first) {
   constexpr uint64_t STEP = 0x9E3779B97F4A7C15;
   Words z = {};
   for (int k = 0; k < BYTES / 8; ++k) z[k] = uint64_t(k + 1) * STEP;
@@ -30,8 +29,9 @@ inline Words words(const Keys& keys, uint64_t first) {
   return z ^ (z >> 31);
 }
 
-inline Reals logarithm(Reals x) {  // log(m 2^e) with m around 1; a polynomial of degree 9 of m - 1
-  const Integers bits = (Integers)x, e = (bits - 0x3F3504F3) >> 23;
+// log(m 2^e) with m around 1, by a polynomial of degree 9 in m - 1.
+inline Reals vlog(Reals x) {
+  const Ints bits = (Ints)x, e = (bits - 0x3F3504F3) >> 23;
   const Reals f = (Reals)(bits - (e << 23)) - 1.0f, n = __builtin_convertvector(e, Reals), square = f * f;
   Reals p = f * 7.0376836292e-2f - 1.1514610310e-1f;
   p = p * f + 1.1676998740e-1f;
@@ -44,16 +44,16 @@ inline Reals logarithm(Reals x) {  // log(m 2^e) with m around 1; a polynomial o
   return n * 0.693359375f + (f + (p * f * square - 0.5f * square - n * 2.12194440e-4f));
 }
 
-inline Reals root(Reals x) {
+inline Reals vsqrt(Reals x) {
   Reals out;
   for (int k = 0; k < Lanes<float>::N; ++k) out[k] = std::sqrt(x[k]);
   return out;
 }
 
-// Sine and cosine of pi v for v from -1 to 1: by the nearest half, and polynomials of what is left.
-inline void circle(Reals v, Reals& sine, Reals& cosine) {
+// Sine and cosine of pi v for v in [-1, 1]: reduced by the nearest multiple of 1/2, polynomials of the remainder.
+inline void vsincospi(Reals v, Reals& sine, Reals& cosine) {
   const Reals shifted = v * 2.0f + 12582912.0f, r = v - 0.5f * (shifted - 12582912.0f), square = r * r;
-  const Integers quarter = (Integers)shifted;
+  const Ints quarter = (Ints)shifted;
   Reals s = square * 8.2145887e-2f - 5.9926453e-1f;
   s = s * square + 2.5501640f;
   s = s * square - 5.1677128f;
@@ -63,22 +63,23 @@ inline void circle(Reals v, Reals& sine, Reals& cosine) {
   c = c * square + 4.0587121f;
   c = c * square - 4.9348022f;
   c = c * square + 1.0f;
-  const Integers odd = (quarter & 1) == 1;
-  const Reals up = odd ? c : s, along = odd ? s : c;
-  sine = (Reals)((Integers)up ^ ((quarter & 2) << 30));
-  cosine = (Reals)((Integers)along ^ (((quarter + 1) & 2) << 30));
+  const Ints odd = (quarter & 1) == 1;
+  const Reals s_part = odd ? c : s, c_part = odd ? s : c;
+  sine = (Reals)((Ints)s_part ^ ((quarter & 2) << 30));
+  cosine = (Reals)((Ints)c_part ^ (((quarter + 1) & 2) << 30));
 }
 
-// The numbers of one chunk, by Box and Muller; number k and number k + 16 share a radius.
+// The numbers of one chunk by the Box-Muller transform; numbers k and k + 16 share a radius.
 inline void normals(const Keys& keys, int64_t chunk, Reals* out) {
   constexpr int L = Lanes<float>::N, HALF = CHUNK / 2;
   for (int h = 0; h < HALF; h += L) {
-    const Integers first = (Integers)words(keys, HALF * chunk + h / 2), second = (Integers)words(keys, HALF * chunk + HALF / 2 + h / 2);
-    const Reals size = (Reals)((Integers)__builtin_convertvector(first, Reals) & 0x7FFFFFFF);
-    // |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 stands for half a step.
-    const Reals radius = root(-2.0f * logarithm((size < 0.25f ? all(0.25f) : size) * 0x1p-31f));
+    const Ints first = (Ints)random_words(keys, HALF * chunk + h / 2);
+    const Ints second = (Ints)random_words(keys, HALF * chunk + HALF / 2 + h / 2);
+    const Reals magnitude = (Reals)((Ints)__builtin_convertvector(first, Reals) & 0x7FFFFFFF);
+    // |bits| / 2^31 is uniform with 31 bits, finest near zero, where the tails come from; 0 becomes 1/4.
+    const Reals radius = vsqrt(-2.0f * vlog((magnitude < 0.25f ? broadcast(0.25f) : magnitude) * 0x1p-31f));
     Reals sine, cosine;
-    circle(__builtin_convertvector(second, Reals) * 0x1p-31f, sine, cosine);
+    vsincospi(__builtin_convertvector(second, Reals) * 0x1p-31f, sine, cosine);
     out[h / L] = radius * cosine;
     out[(HALF + h) / L] = radius * sine;
   }

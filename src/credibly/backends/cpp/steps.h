@@ -1,4 +1,4 @@
-// Steps of one chain or member on minibatches: SGLD and SGHMC, and training with or without dropout.
+// Minibatch steps of one chain (SGLD, SGHMC) or ensemble member (training with or without dropout).
 #pragma once
 
 #include <cmath>
@@ -7,190 +7,170 @@
 #include <new>
 #include <vector>
 
+#include "api.h"
 #include "chain.h"
+#include "layout.h"
 #include "masks.h"
-#include "network.h"
-#include "team.h"
+#include "thread_pool.h"
 
 namespace {
 
-// -- steps on minibatches -------------------------------------------------------------------------------------------------------
-struct Steps {
-  int64_t count, friction;     // whether there is a momentum: SGHMC, else SGLD
-  const int64_t* rows;         // [step][chain][batch], or null for all rows in each
-  int64_t batch;
-  double scale;                // of a batch's likelihood to that of all rows
-  const void* noise;           // [chain][step][dim], with so many numbers from one chain to the next
-  int64_t noise_pitch;
-  const double* figures;       // [step][4]: step size, heat, share of the momentum that is kept, unused
-};
-
-// A minibatch in columns of its own, and the density of one chain on it; all rows where there is none.
+// A minibatch copied into columns of its own, and the density on it; all rows if there are no minibatches.
 template <class T> class Batch {
  public:
-  Batch(const Network& net, const Rows& data, const Prior& prior, bool some, int64_t size, double weight)
-      : net(net), data(data), size(size), own(data) {
-    own.weight = weight;
-    targets = data.kind == CATEGORICAL ? 1 : data.targets;
-    if (some) {
-      const int64_t wide = (size + GRAIN - 1) / GRAIN * GRAIN;
-      columns.assign((net.inputs[0] + targets) * wide + 64 / sizeof(T), T(0));
+  Batch(const Density<T>& density, bool has_rows, int64_t size, double weight)
+      : net(density.network), all(density.data), size(size), batch(density.data) {
+    batch.weight = weight;
+    targets = all.kind == CATEGORICAL ? 1 : all.targets;
+    if (has_rows) {
+      const int64_t padded = (size + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+      columns.assign((net.inputs[0] + targets) * padded + 64 / sizeof(T), T(0));
       T* aligned = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(columns.data()) + 63) / 64 * 64);
-      own.count = size, own.padded = wide;
-      own.x = x = aligned, own.y = y = aligned + net.inputs[0] * wide;
+      batch.rows = size, batch.padded = padded;
+      batch.x = x = aligned, batch.y = y = aligned + net.inputs[0] * padded;
     }
-    density.reset(new Chain<T>(net, own, prior, nullptr));
+    chain.reset(new Chain<T>(net, batch, density.prior, nullptr));
   }
 
-  // The gradient of the log density, and the log likelihood of these rows where it is wanted.
+  // Writes the gradient of the log density. Returns the log likelihood of these rows if `value` is set.
   double evaluate(const T* theta, T* gradient, const int64_t* rows, bool value, const Masks<T>* masks = nullptr) {
     if (rows) {
-      take(static_cast<const T*>(data.x), net.inputs[0], x, rows);
-      take(static_cast<const T*>(data.y), targets, y, rows);
+      gather(all.x, net.inputs[0], x, rows);
+      gather(all.y, targets, y, rows);
     }
-    return density->evaluate(theta, gradient, value, masks);
+    return chain->evaluate(theta, gradient, value, masks);
   }
-  int64_t padded() const { return own.padded; }
+  int64_t padded() const { return batch.padded; }
 
   const Network& net;
 
  private:
-  void take(const T* from, int64_t count, T* to, const int64_t* rows) {
+  void gather(const T* from, int64_t count, T* to, const int64_t* rows) {
     for (int64_t i = 0; i < count; ++i)
-      for (int64_t r = 0; r < size; ++r) to[i * own.padded + r] = from[i * data.padded + rows[r]];
+      for (int64_t r = 0; r < size; ++r) to[i * batch.padded + r] = from[i * all.padded + rows[r]];
   }
-  const Rows& data;
+  const Data<T>& all;
   int64_t size, targets;
-  Rows own;
+  Data<T> batch;
   std::vector<T> columns;
   T *x = nullptr, *y = nullptr;
-  std::unique_ptr<Chain<T>> density;
+  std::unique_ptr<Chain<T>> chain;
 };
 
+// -- SGLD and SGHMC ------------------------------------------------------------------------------------------------
 template <class T>
-void diffuse(Batch<T>& batch, const Steps& plan, int64_t D, int64_t chain, int64_t chains, T* theta, T* momentum, T* gradient,
-             double* value) {
-  for (int64_t k = 0; k < plan.count; ++k) {
-    const double *figure = plan.figures + 4 * k, size = figure[0], kept = figure[2];
-    const int64_t* rows = plan.rows ? plan.rows + (k * chains + chain) * plan.batch : nullptr;
-    const T* noise = static_cast<const T*>(plan.noise) + chain * plan.noise_pitch + k * D;
+void sample_chain(Batch<T>& batch, const MinibatchSteps<T>& args, int64_t D, int64_t chain, T* gradient) {
+  T *theta = args.theta + chain * D, *momentum = args.has_momentum ? args.momentum + chain * D : nullptr;
+  for (int64_t k = 0; k < args.count; ++k) {
+    const double *schedule = args.schedule + 4 * k, size = schedule[0], decay = schedule[2];
+    const int64_t* rows = args.rows ? args.rows + (k * args.chains + chain) * args.batch : nullptr;
+    const T* noise = args.noise + chain * args.noise_pitch + k * D;
     const T half = T(0.5 * size);
-    const bool last = k + 1 == plan.count;
+    const bool last = k + 1 == args.count;
     double sum;
-    if (plan.friction) {
-      const T hold = T(kept), spread = T(std::sqrt(1 - kept * kept) * figure[1]);
+    if (args.has_momentum) {
+      const T keep = T(decay), noise_scale = T(std::sqrt(1 - decay * decay) * schedule[1]);
       for (int64_t d = 0; d < D; ++d) {
         T m = momentum[d] + half * gradient[d];
         theta[d] += half * m;
-        m = hold * m + spread * noise[d];
+        m = keep * m + noise_scale * noise[d];
         theta[d] += half * m;
         momentum[d] = m;
       }
       sum = batch.evaluate(theta, gradient, rows, last);
       for (int64_t d = 0; d < D; ++d) momentum[d] += half * gradient[d];
     } else {
-      const T spread = T(std::sqrt(size) * figure[1]);
+      const T noise_scale = T(std::sqrt(size) * schedule[1]);
       sum = batch.evaluate(theta, gradient, rows, last);
-      for (int64_t d = 0; d < D; ++d) theta[d] += half * gradient[d] + spread * noise[d];
+      for (int64_t d = 0; d < D; ++d) theta[d] += half * gradient[d] + noise_scale * noise[d];
     }
-    if (last) *value = sum * (rows ? plan.scale : 1.0);
+    if (last) args.log_likelihood[chain] = sum * (rows ? args.scale : 1.0);
   }
 }
 
-// SGLD has a gradient of its own for every thread, and no momentum.
-template <class T>
-int64_t minibatch_steps(const Network& net, const Rows& data, const Prior& prior, int64_t chains, int64_t threads, const Steps& plan,
-                        T* theta, T* momentum, T* gradient, double* value) try {
-  Team team(chains < threads ? chains : threads);
+// SGLD stores no gradient: every thread has a buffer for it.
+template <class T> int64_t minibatch_steps(const Density<T>& density, const MinibatchSteps<T>& args) try {
+  const int64_t D = density.network.dim;
+  ThreadPool pool(args.chains < args.threads ? args.chains : args.threads);
   std::vector<std::unique_ptr<Batch<T>>> batches;
-  std::vector<std::vector<T>> slopes(team.size(), std::vector<T>(plan.friction ? 0 : net.dim));
-  const double weight = data.weight * (plan.rows ? plan.scale : 1.0);
-  for (int g = 0; g < team.size(); ++g) batches.emplace_back(new Batch<T>(net, data, prior, plan.rows, plan.batch, weight));
-  team.each(chains, [&](int me, int64_t c) {
-    diffuse<T>(*batches[me], plan, net.dim, c, chains, theta + c * net.dim, plan.friction ? momentum + c * net.dim : nullptr,
-               plan.friction ? gradient + c * net.dim : slopes[me].data(), value + c);
+  std::vector<std::vector<T>> buffers(pool.size(), std::vector<T>(args.has_momentum ? 0 : D));
+  const double weight = density.data.weight * (args.rows ? args.scale : 1.0);
+  for (int g = 0; g < pool.size(); ++g) batches.emplace_back(new Batch<T>(density, args.rows, args.batch, weight));
+  pool.run(args.chains, [&](int thread, int64_t c) {
+    T* gradient = args.has_momentum ? args.gradient + c * D : buffers[thread].data();
+    sample_chain<T>(*batches[thread], args, D, c, gradient);
   });
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// -- training ---------------------------------------------------------------------------------------------------------------------
-struct Training {
-  int64_t count, batch;
-  const int64_t* rows;         // or null for all rows in each step
-  int64_t step_pitch, member_pitch;  // from the rows of one step, and of one member, to the next
-  const double* figures;       // [step][figure_pitch]: learning rate, the two corrections of Adam, number of the step
-  int64_t figure_pitch, adam;  // or gradient descent with a momentum
-  double first, second, tiny;  // the decays, and what is added to the root
-  double clip;                 // largest norm of a gradient; 0 for any
-  double weight, constant;     // of a row's likelihood in the loss; of the prior's part of it
-  const void* const* uniform;  // of each layer [step][input][padded row], or null where nothing is dropped; null without dropout
-  const void *rates, *precision;  // with dropout [member][layer], and the prior's precision [member][dim] in place of the other
-  int64_t fixed;               // with dropout: parameters from here on stay as they are
-};
-
-// Minimises -weight * log likelihood + prior part of one member. `first_bad` gets the number of the first step whose loss is not finite.
+// -- training ------------------------------------------------------------------------------------------------------
 template <class T>
-void descend(Batch<T>& batch, const Prior& prior, const Training& plan, int64_t D, int64_t member, double active, T* theta, T* m, T* v,
-             T* gradient, T* parts, double* first_bad) {
-  const T *loc = static_cast<const T*>(prior.loc), *precision = static_cast<const T*>(prior.precision);
+void train_member(Batch<T>& batch, const Prior<T>& prior, const TrainingSteps<T>& args, int64_t D, int64_t member,
+                  T* gradient) {
+  const double active = args.active[member];
+  T *theta = args.theta + member * D, *m = args.first_moment + member * D;
+  T *v = args.second_moment ? args.second_moment + member * D : nullptr, *parts = args.loss_parts + 2 * member;
+  double* first_bad = args.first_bad + member;
+  const T *loc = prior.loc, *precision = prior.precision;
   const int64_t layers = batch.net.layers;
   std::vector<const T*> uniform(layers);
   Masks<T> masks = {uniform.data(), nullptr, batch.padded()};
-  if (plan.uniform) precision = static_cast<const T*>(plan.precision) + member * D, masks.rate = static_cast<const T*>(plan.rates) + member * layers;
-  for (int64_t k = 0; k < plan.count; ++k) {
-    const double* figure = plan.figures + k * plan.figure_pitch;
-    for (int64_t l = 0; l < layers && plan.uniform; ++l) {
-      const T* all = static_cast<const T*>(plan.uniform[l]);
-      uniform[l] = all ? all + k * batch.net.inputs[l] * batch.padded() : nullptr;
-    }
-    const int64_t* rows = plan.rows ? plan.rows + k * plan.step_pitch + member * plan.member_pitch : nullptr;
-    double misfit = -plan.weight * batch.evaluate(theta, gradient, rows, true, plan.uniform ? &masks : nullptr), complexity = 0;
-    if (plan.uniform) {
+  if (args.uniform) precision = args.precision + member * D, masks.rate = args.rates + member * layers;
+  for (int64_t k = 0; k < args.count; ++k) {
+    const double* schedule = args.schedule + k * args.schedule_pitch;
+    for (int64_t l = 0; l < layers && args.uniform; ++l)
+      uniform[l] = args.uniform[l] ? args.uniform[l] + k * batch.net.inputs[l] * batch.padded() : nullptr;
+    const int64_t* rows = args.rows ? args.rows + k * args.step_pitch + member * args.member_pitch : nullptr;
+    const double log_likelihood = batch.evaluate(theta, gradient, rows, true, args.uniform ? &masks : nullptr);
+    const double likelihood_part = -args.weight * log_likelihood;
+    double prior_part = 0;
+    if (args.uniform) {
       for (int64_t d = 0; d < D; ++d) gradient[d] -= (theta[d] - loc[d]) * precision[d];
-      for (int64_t d = plan.fixed; d < D; ++d) gradient[d] = 0;
+      for (int64_t d = args.fixed_from; d < D; ++d) gradient[d] = 0;
     }
     double squares[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int64_t d = 0; d < D; ++d) squares[d % 8] += double(precision[d]) * (double(theta[d]) - loc[d]) * (double(theta[d]) - loc[d]);
-    for (double one : squares) complexity += 0.5 * one;
-    complexity += plan.constant;
-    T factor = T(-1);  // the gradient is of the log density
-    if (plan.clip > 0) {
+    for (int64_t d = 0; d < D; ++d)
+      squares[d % 8] += double(precision[d]) * (double(theta[d]) - loc[d]) * (double(theta[d]) - loc[d]);
+    for (double square : squares) prior_part += 0.5 * square;
+    prior_part += args.constant;
+    T factor = T(-1);  // the gradient is that of the log density
+    if (args.clip_norm > 0) {
       double norm = 0;
       for (int64_t d = 0; d < D; ++d) norm += double(gradient[d]) * gradient[d];
       norm = std::sqrt(norm);
-      if (norm > plan.clip) factor = T(-plan.clip / norm);
+      if (norm > args.clip_norm) factor = T(-args.clip_norm / norm);
     }
-    const T rate = T(figure[0] * active), one = T(figure[1]), two = T(figure[2]);
-    const T b1 = T(plan.first), b2 = T(plan.second), r1 = T(1 - plan.first), r2 = T(1 - plan.second), tiny = T(plan.tiny);
-    if (plan.adam)
+    const T rate = T(schedule[0] * active), correction1 = T(schedule[1]), correction2 = T(schedule[2]);
+    const T b1 = T(args.beta1), b2 = T(args.beta2), eps = T(args.eps);
+    const T r1 = T(1 - args.beta1), r2 = T(1 - args.beta2);
+    if (args.adam)
       for (int64_t d = 0; d < D; ++d) {
         const T g = factor * gradient[d];
         m[d] = b1 * m[d] + r1 * g;
         v[d] = b2 * v[d] + r2 * (g * g);
-        theta[d] -= rate * (m[d] * one) / (std::sqrt(v[d]) * two + tiny);
+        theta[d] -= rate * (m[d] * correction1) / (std::sqrt(v[d]) * correction2 + eps);
       }
     else
       for (int64_t d = 0; d < D; ++d) {
         m[d] = b1 * m[d] + factor * gradient[d];
         theta[d] -= rate * m[d];
       }
-    parts[0] = T(misfit), parts[1] = T(complexity);
-    if (!std::isfinite(misfit + complexity) && figure[3] < *first_bad) *first_bad = figure[3];
+    parts[0] = T(likelihood_part), parts[1] = T(prior_part);
+    if (!std::isfinite(likelihood_part + prior_part) && schedule[3] < *first_bad) *first_bad = schedule[3];
   }
 }
 
-template <class T>
-int64_t training_steps(const Network& net, const Rows& data, const Prior& prior, int64_t members, int64_t threads, const Training& plan,
-                       const T* active, T* theta, T* m, T* v, T* parts, double* first_bad) try {
-  Team team(members < threads ? members : threads);
+template <class T> int64_t training_steps(const Density<T>& density, const TrainingSteps<T>& args) try {
+  const int64_t D = density.network.dim;
+  ThreadPool pool(args.members < args.threads ? args.members : args.threads);
   std::vector<std::unique_ptr<Batch<T>>> batches;
-  std::vector<std::vector<T>> slopes(team.size(), std::vector<T>(net.dim));
-  for (int g = 0; g < team.size(); ++g) batches.emplace_back(new Batch<T>(net, data, prior, plan.rows, plan.batch, plan.weight));
-  team.each(members, [&](int me, int64_t c) {
-    descend<T>(*batches[me], prior, plan, net.dim, c, active[c], theta + c * net.dim, m + c * net.dim, v ? v + c * net.dim : nullptr,
-               slopes[me].data(), parts + 2 * c, first_bad + c);
+  std::vector<std::vector<T>> gradients(pool.size(), std::vector<T>(D));
+  for (int g = 0; g < pool.size(); ++g)
+    batches.emplace_back(new Batch<T>(density, args.rows, args.batch, args.weight));
+  pool.run(args.members, [&](int thread, int64_t member) {
+    train_member<T>(*batches[thread], density.prior, args, D, member, gradients[thread].data());
   });
   return 0;
 } catch (const std::bad_alloc&) {

@@ -1,4 +1,4 @@
-// Vectors of the processor, and functions of them.
+// SIMD vectors and elementwise functions of them.
 #pragma once
 
 #include <cmath>
@@ -8,16 +8,16 @@
 #include <immintrin.h>
 #endif
 
-#include "network.h"
+#include "api.h"
 
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int BYTES = 64, BLOCK = 8, SIDE = 4;
+constexpr int BYTES = 64, UNIT_BLOCK = 8, INPUT_BLOCK = 4;
 #elif defined(__AVX__)
-constexpr int BYTES = 32, BLOCK = 4, SIDE = 2;
+constexpr int BYTES = 32, UNIT_BLOCK = 4, INPUT_BLOCK = 2;
 #else
-constexpr int BYTES = 16, BLOCK = 4, SIDE = 2;
+constexpr int BYTES = 16, UNIT_BLOCK = 4, INPUT_BLOCK = 2;
 #endif
 template <class T> struct Lanes;
 template <> struct Lanes<float> {
@@ -32,22 +32,23 @@ template <> struct Lanes<double> {
 };
 template <class T> using Vec = typename Lanes<T>::V;
 
-// Not {} + v, which is an addition: it makes 0 of -0.
-template <class T> inline Vec<T> all(T v) { return v - Vec<T>{}; }
+// Not {} + v: the addition would turn -0 into 0.
+template <class T> inline Vec<T> broadcast(T v) { return v - Vec<T>{}; }
 
-inline Vec<float> bounded(Vec<float> x, float low, float high) {  // what is no number stays none
-#if defined(__AVX512F__)                                          // two instructions; of the other the compiler makes four
-  return (Vec<float>)_mm512_min_ps((__m512)all(high), _mm512_max_ps((__m512)all(low), (__m512)x));
+// Keeps nan.
+inline Vec<float> clamp(Vec<float> x, float low, float high) {
+#if defined(__AVX512F__)  // two instructions; the compiler turns the other branch into four
+  return (Vec<float>)_mm512_min_ps((__m512)broadcast(high), _mm512_max_ps((__m512)broadcast(low), (__m512)x));
 #else
-  x = x < low ? all(low) : x;
-  return x > high ? all(high) : x;
+  x = x < low ? broadcast(low) : x;
+  return x > high ? broadcast(high) : x;
 #endif
 }
 
-// e^x = 2^n e^r with |r| <= log(2)/2. The polynomial has the least largest relative error of those of degree 5 with p(0) = 1, which
-// is 9e-8; log(2) as a float is right to 3e-9 of itself, so that one constant does for x - n log(2).
-inline Vec<float> exponential(Vec<float> x) {
-  x = bounded(x, -87.0f, 88.0f);
+// e^x = 2^n e^r with |r| <= log(2)/2. The polynomial is the minimax one in relative error (9e-8) of degree 5 with
+// p(0) = 1. log(2) as a float has a relative error of 3e-9, so one constant suffices for x - n log(2).
+inline Vec<float> vexp(Vec<float> x) {
+  x = clamp(x, -87.0f, 88.0f);
   const Vec<float> shifted = x * 1.44269504f + 12582912.0f;
   const Vec<float> r = x - (shifted - 12582912.0f) * 0.693147182f;
   Vec<float> p = r * 8.28936044e-3f + 4.18981761e-2f;
@@ -60,14 +61,15 @@ inline Vec<float> exponential(Vec<float> x) {
   return (Vec<float>)((I)p + bits);
 }
 
-inline Vec<double> exponential(Vec<double> x) {  // the same with a series of degree 12
-  x = x < -708.0 ? all(-708.0) : x;
-  x = x > 709.0 ? all(709.0) : x;
+// The same with a Taylor series of degree 12.
+inline Vec<double> vexp(Vec<double> x) {
+  x = x < -708.0 ? broadcast(-708.0) : x;
+  x = x > 709.0 ? broadcast(709.0) : x;
   const Vec<double> shifted = x * 1.4426950408889634 + 6755399441055744.0;
   const Vec<double> n = shifted - 6755399441055744.0;
   const Vec<double> r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
   double term = 1.0 / 479001600.0;
-  Vec<double> p = all(term);
+  Vec<double> p = broadcast(term);
   for (int k = 12; k > 2; --k) {
     term *= k;
     p = p * r + term;
@@ -78,45 +80,46 @@ inline Vec<double> exponential(Vec<double> x) {  // the same with a series of de
   return (Vec<double>)((I)p + bits);
 }
 
-template <class T> inline Vec<T> sigmoid(Vec<T> x) { return T(1) / (T(1) + exponential(-x)); }
+template <class T> inline Vec<T> sigmoid(Vec<T> x) { return T(1) / (T(1) + vexp(-x)); }
 
-// Value and derivative of an activation; the value alone has a function below.
-template <class T> inline void activate(int64_t kind, Vec<T> a, Vec<T>& value, Vec<T>& slope) {
+// Value and derivative of an activation; `activated` returns the value alone.
+template <class T> inline void activate(int64_t kind, Vec<T> a, Vec<T>& value, Vec<T>& derivative) {
   if (kind == RELU) {
-    slope = a > T(0) ? all(T(1)) : all(T(0));
-    value = a > T(0) ? a : all(T(0));
+    derivative = a > T(0) ? broadcast(T(1)) : broadcast(T(0));
+    value = a > T(0) ? a : broadcast(T(0));
   } else if (kind == SILU) {
     const Vec<T> s = sigmoid<T>(a);
     value = a * s;
-    slope = s * (T(1) + a * (T(1) - s));
+    derivative = s * (T(1) + a * (T(1) - s));
   } else if (kind == TANH) {
-    // 1 - 2 / (e^2a + 1) loses digits near zero, where the odd series of five terms has them.
-    const Vec<T> e = exponential(a + a), square = a * a;
+    // 1 - 2 / (e^2a + 1) cancels near zero; the Taylor series of five terms does not.
+    const Vec<T> e = vexp(a + a), square = a * a;
     const Vec<T> far = T(1) - T(2) / (e + T(1));
-    const T edge = sizeof(T) == 4 ? T(0.18) : T(0.02);
-    const Vec<T> near = a + a * square * (T(-1.0 / 3) + square * (T(2.0 / 15) + square * (T(-17.0 / 315) + square * T(62.0 / 2835))));
-    value = square < edge * edge ? near : far;
-    slope = T(1) - value * value;
+    const T switch_at = sizeof(T) == 4 ? T(0.18) : T(0.02);
+    const Vec<T> series =
+        a + a * square * (T(-1.0 / 3) + square * (T(2.0 / 15) + square * (T(-17.0 / 315) + square * T(62.0 / 2835))));
+    value = square < switch_at * switch_at ? series : far;
+    derivative = T(1) - value * value;
   } else if (kind == SIGMOID) {
     value = sigmoid<T>(a);
-    slope = value * (T(1) - value);
+    derivative = value * (T(1) - value);
   } else {
     value = a;
-    slope = all(T(1));
+    derivative = broadcast(T(1));
   }
 }
 
 template <class T> inline Vec<T> activated(int64_t kind, Vec<T> a) {
-  if (kind == SILU) return a / (T(1) + exponential(-a));
-  Vec<T> value, slope;
-  activate<T>(kind, a, value, slope);
+  if (kind == SILU) return a / (T(1) + vexp(-a));
+  Vec<T> value, derivative;
+  activate<T>(kind, a, value, derivative);
   return value;
 }
 
-template <class T> inline T total(const Vec<T>& v) {
+template <class T> inline T horizontal_sum(const Vec<T>& v) {
   constexpr int HALF = BYTES / 2;
   typedef T H __attribute__((vector_size(HALF)));
-  const Vec<T> held = v;  // a copy, or the sum would live in memory while it grows
+  const Vec<T> held = v;  // a copy, or the caller's accumulator would live in memory
   H low, high;
   std::memcpy(&low, &held, HALF);
   std::memcpy(&high, reinterpret_cast<const char*>(&held) + HALF, HALF);
@@ -126,11 +129,11 @@ template <class T> inline T total(const Vec<T>& v) {
   return left + right;
 }
 
-// Keeps a vector in a register that is used several times; left alone, the compiler loads it again for each use.
+// Keeps a vector that is used several times in a register; the compiler would reload it for each use.
 #if defined(__x86_64__)
-#define HOLD(v) asm("" : "+v"(v))
+#define KEEP_IN_REGISTER(v) asm("" : "+v"(v))
 #else
-#define HOLD(v)
+#define KEEP_IN_REGISTER(v)
 #endif
 
 }  // namespace

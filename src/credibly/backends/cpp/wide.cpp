@@ -1,8 +1,8 @@
-// Minibatch steps of wide multilayer perceptrons in float32, with updates that make their own noise.
+// Minibatch steps of wide multilayer perceptrons in float32, with updates that generate their own noise.
 //
-// A chain goes through all steps of a call, so that its vectors stay in the caches, and each of them is read once a step. Every
-// number is computed whole by one thread, in an order that only the network and the batch decide: threads change no bit, and
-// neither do other chains.
+// A call takes all steps of one chain before the next, so its vectors stay in the caches, and reads each of them once
+// per step. One thread computes a number from start to end, in an order set by the network and the batch alone: results
+// depend neither on the number of threads nor on other chains.
 
 #include <cmath>
 #include <cstdint>
@@ -11,163 +11,151 @@
 #include <new>
 #include <vector>
 
-#include "minibatch.h"
-#include "network.h"
+#include "api.h"
 #include "noise.h"
-#include "products.h"
-#include "team.h"
+#include "thread_pool.h"
+#include "wide_batch.h"
+#include "wide_products.h"
 
 namespace {
 
-constexpr int64_t PIECE = 128;  // chunks of a job
+constexpr int64_t CHUNKS_PER_JOB = 128;
 
-struct WideSteps {
-  int64_t count, friction;     // whether there is a momentum: SGHMC, else SGLD
-  int64_t apart;               // whether a chain is too small for several threads
-  const int64_t* rows;         // [step][chain][batch], or null for all rows in each
-  int64_t batch;
-  double scale;                // of a batch's likelihood to that of all rows
-  const Keys* keys;            // [step][chain] of the noise
-  const double* figures;       // [step][4]: step size, heat, share of the momentum that is kept, unused
-};
-// Centre and precision of every coordinate, and of every chunk where it has one of each; a precision of nan where it has more.
-struct WidePrior {
-  const float *loc, *precision, *chunk_loc, *chunk_precision;
-};
-
-
-// One chain: its vectors, and what a step does with 32 numbers of each.
+// The state of one chain and its updates, a chunk of every vector at a time.
 class WideChain {
  public:
-  WideChain(Batch& batch, const WidePrior& prior, int64_t dim, float* theta, float* momentum, float* gradient)
+  WideChain(WideBatch& batch, const ChunkedPrior& prior, int64_t dim, float* theta, float* momentum, float* gradient)
       : batch(batch), prior(prior), dim(dim), theta(theta), momentum(momentum), gradient(gradient) {}
 
-  void run(const WideSteps& plan, int64_t chain, int64_t chains, double* value) {
+  void run(const WideSteps& args, int64_t chain) {
     double sum = 0;
-    for (int64_t k = 0; k < plan.count; ++k) {
-      const double *figure = plan.figures + 4 * k, size = figure[0], kept = figure[2];
-      const float half = float(0.5 * size), before = k ? float(0.5 * figure[-4]) : 0;
-      const int64_t* rows = plan.rows ? plan.rows + (k * chains + chain) * plan.batch : nullptr;
-      const Keys& keys = plan.keys[k * chains + chain];
-      const bool last = k + 1 == plan.count;
-      if (plan.friction) {
-        diffuse(keys, k > 0, before, half, float(kept), float(std::sqrt(1 - kept * kept) * figure[1]));
+    for (int64_t k = 0; k < args.count; ++k) {
+      const double *schedule = args.schedule + 4 * k, size = schedule[0], decay = schedule[2];
+      const float half = float(0.5 * size), previous_half = k ? float(0.5 * schedule[-4]) : 0;
+      const int64_t* rows = args.rows ? args.rows + (k * args.chains + chain) * args.batch : nullptr;
+      const Keys& keys = args.keys[k * args.chains + chain];
+      const bool last = k + 1 == args.count;
+      if (args.has_momentum) {
+        sghmc_update(keys, k > 0, previous_half, half, float(decay),
+                     float(std::sqrt(1 - decay * decay) * schedule[1]));
         sum = batch.evaluate(theta, gradient, rows, last);
-        if (last) finish(half);
+        if (last) final_kick(half);
       } else {
         sum = batch.evaluate(theta, gradient, rows, last);
-        descend(keys, half, float(std::sqrt(size) * figure[1]));
+        sgld_update(keys, half, float(std::sqrt(size) * schedule[1]));
       }
     }
-    *value = sum * (plan.rows ? plan.scale : 1.0);
+    args.log_likelihood[chain] = sum * (args.rows ? args.scale : 1.0);
   }
 
  private:
-  // The second kick of the step before and most of this one. The prior's part of the gradient is added to that of `evaluate`.
-  void diffuse(const Keys& keys, bool bare, float before, float half, float hold, float spread) {
-    each([=, &keys](int64_t c, float* w, float* m, float* g) {
+  // Second kick of the previous step (if `pending`), then this step up to its gradient. `evaluate` omits the prior.
+  void sghmc_update(const Keys& keys, bool pending, float previous_half, float half, float decay, float noise_scale) {
+    for_chunks([=, &keys](int64_t c, float* w, float* m, float* g) {
       Reals noise[CHUNK / L];
       normals(keys, c, noise);
       for (int v = 0; v < CHUNK / L; ++v) {
-        Reals at = load(w + v * L), p = load(m + v * L), slope = load(g + v * L);
-        if (bare) slope = posterior(c, v, at, slope), p += before * slope;
-        p += half * slope;
+        Reals at = load(w + v * L), p = load(m + v * L), grad = load(g + v * L);
+        if (pending) grad = add_prior(c, v, at, grad), p += previous_half * grad;
+        p += half * grad;
         at += half * p;
-        p = hold * p + spread * noise[v];
+        p = decay * p + noise_scale * noise[v];
         at += half * p;
         store(w + v * L, at), store(m + v * L, p);
       }
     });
   }
-  void finish(float half) {
-    each([=](int64_t c, float* w, float* m, float* g) {
+  void final_kick(float half) {
+    for_chunks([=](int64_t c, float* w, float* m, float* g) {
       for (int v = 0; v < CHUNK / L; ++v) {
-        const Reals slope = posterior(c, v, load(w + v * L), load(g + v * L));
-        store(g + v * L, slope), store(m + v * L, load(m + v * L) + half * slope);
+        const Reals grad = add_prior(c, v, load(w + v * L), load(g + v * L));
+        store(g + v * L, grad), store(m + v * L, load(m + v * L) + half * grad);
       }
     });
   }
-  void descend(const Keys& keys, float half, float spread) {
-    each([=, &keys](int64_t c, float* w, float*, float* g) {
+  void sgld_update(const Keys& keys, float half, float noise_scale) {
+    for_chunks([=, &keys](int64_t c, float* w, float*, float* g) {
       Reals noise[CHUNK / L];
       normals(keys, c, noise);
       for (int v = 0; v < CHUNK / L; ++v) {
-        const Reals at = load(w + v * L), slope = posterior(c, v, at, load(g + v * L));
-        store(w + v * L, at + (half * slope + spread * noise[v]));
+        const Reals at = load(w + v * L), grad = add_prior(c, v, at, load(g + v * L));
+        store(w + v * L, at + (half * grad + noise_scale * noise[v]));
       }
     });
   }
-  Reals posterior(int64_t c, int v, Reals at, Reals slope) const {
+  // Adds the gradient of the log prior to vector v of chunk c.
+  Reals add_prior(int64_t c, int v, Reals at, Reals grad) const {
     const float loc = prior.chunk_loc[c], precision = prior.chunk_precision[c];
-    if (precision == precision) return slope - (at - loc) * precision;
+    if (precision == precision) return grad - (at - loc) * precision;
     const int64_t d = c * CHUNK + v * L;
-    return slope - (at - load(prior.loc + d)) * load(prior.precision + d);
+    return grad - (at - load(prior.loc + d)) * load(prior.precision + d);
   }
 
-  // work(chunk, 32 numbers of each vector) for all chunks; the last numbers in copies that are as long.
-  template <class Work> void each(Work work) {
+  // Calls task(chunk, theta, momentum, gradient) for every chunk; an incomplete last chunk is copied into a whole one.
+  template <class Task> void for_chunks(Task task) {
     const int64_t chunks = (dim + CHUNK - 1) / CHUNK;
-    batch.share((chunks + PIECE - 1) / PIECE, [&](int, int64_t job) {
-      for (int64_t c = job * PIECE; c < chunks && c < (job + 1) * PIECE; ++c) {
+    batch.parallel_for((chunks + CHUNKS_PER_JOB - 1) / CHUNKS_PER_JOB, [&](int, int64_t job) {
+      for (int64_t c = job * CHUNKS_PER_JOB; c < chunks && c < (job + 1) * CHUNKS_PER_JOB; ++c) {
         const int64_t d = c * CHUNK;
         if (d + CHUNK <= dim) {
-          work(c, theta + d, momentum ? momentum + d : nullptr, gradient + d);
+          task(c, theta + d, momentum ? momentum + d : nullptr, gradient + d);
           continue;
         }
         float copies[3][CHUNK] = {}, *vectors[3] = {theta, momentum, gradient};
         for (int k = 0; k < 3; ++k)
           if (vectors[k]) std::memcpy(copies[k], vectors[k] + d, (dim - d) * sizeof(float));
-        work(c, copies[0], copies[1], copies[2]);
+        task(c, copies[0], copies[1], copies[2]);
         for (int k = 0; k < 3; ++k)
           if (vectors[k]) std::memcpy(vectors[k] + d, copies[k], (dim - d) * sizeof(float));
       }
     });
   }
 
-  Batch& batch;
-  const WidePrior& prior;
+  WideBatch& batch;
+  const ChunkedPrior& prior;
   int64_t dim;
   float *theta, *momentum, *gradient;
 };
 
 }  // namespace
 
-// A thread for each chain where they are small, come out even or are many; else all threads for one after another.
-extern "C" int64_t wide_steps(const Network* net, const Rows* data, const Table* table, const WidePrior* prior, int64_t chains,
-                              int64_t threads, const WideSteps* plan, float* theta, float* momentum, float* gradient, double* value) try {
-  Team team(plan->apart && chains < threads ? chains : threads);
-  const int64_t D = net->dim, crew = team.size();
-  const bool apart = plan->apart || chains % crew == 0 || chains >= 4 * crew;
-  std::vector<std::unique_ptr<Batch>> batches;
-  std::vector<std::vector<float>> slopes;  // SGLD keeps no gradient
-  for (int64_t g = 0; g < (apart ? crew : 1); ++g) {
-    batches.emplace_back(new Batch(*net, *data, *table, plan->batch, apart ? nullptr : &team));
-    batches.back()->own.weight = data->weight * (plan->rows ? plan->scale : 1.0);
-    slopes.emplace_back(plan->friction ? 0 : D);
+// One thread per chain if chains are small, many or a multiple of the threads; else all threads on one chain after
+// another.
+extern "C" int64_t wide_steps(const WideDensity* density, const WideSteps* args) try {
+  const int64_t chains = args->chains;
+  ThreadPool pool(args->single_thread && chains < args->threads ? chains : args->threads);
+  const int64_t D = density->network.dim, threads = pool.size();
+  const bool parallel_chains = args->single_thread || chains % threads == 0 || chains >= 4 * threads;
+  const double weight = density->data.weight * (args->rows ? args->scale : 1.0);
+  std::vector<std::unique_ptr<WideBatch>> batches;
+  std::vector<std::vector<float>> buffers;  // SGLD stores no gradient
+  for (int64_t g = 0; g < (parallel_chains ? threads : 1); ++g) {
+    batches.emplace_back(new WideBatch(*density, args->batch, weight, parallel_chains ? nullptr : &pool));
+    buffers.emplace_back(args->has_momentum ? 0 : D);
   }
-  auto work = [&](int me, int64_t c) {
-    WideChain chain(*batches[me], *prior, D, theta + c * D, plan->friction ? momentum + c * D : nullptr,
-                    plan->friction ? gradient + c * D : slopes[me].data());
-    chain.run(*plan, c, chains, value + c);
+  auto task = [&](int thread, int64_t c) {
+    WideChain chain(*batches[thread], density->prior, D, args->theta + c * D,
+                    args->has_momentum ? args->momentum + c * D : nullptr,
+                    args->has_momentum ? args->gradient + c * D : buffers[thread].data());
+    chain.run(*args, c);
   };
-  if (apart)
-    team.each(chains, work);
+  if (parallel_chains)
+    pool.run(chains, task);
   else
-    for (int64_t c = 0; c < chains; ++c) work(0, c);
+    for (int64_t c = 0; c < chains; ++c) task(0, c);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// out[d] for d below `count`, a multiple of 32: the numbers of one stream.
-extern "C" int64_t normal_numbers(const Keys* keys, int64_t count, int64_t threads, float* out) {
-  Team team(threads);
-  const int64_t chunks = count / CHUNK, jobs = (chunks + PIECE - 1) / PIECE;
-  team.each(jobs, [&](int, int64_t job) {
+extern "C" int64_t fill_normal(const Normals* args) {
+  ThreadPool pool(args->threads);
+  const int64_t chunks = args->count / CHUNK, jobs = (chunks + CHUNKS_PER_JOB - 1) / CHUNKS_PER_JOB;
+  pool.run(jobs, [&](int, int64_t job) {
     Reals numbers[CHUNK / L];
-    for (int64_t c = job * PIECE; c < chunks && c < (job + 1) * PIECE; ++c) {
-      normals(*keys, c, numbers);
-      for (int v = 0; v < CHUNK / L; ++v) store(out + c * CHUNK + v * L, numbers[v]);
+    for (int64_t c = job * CHUNKS_PER_JOB; c < chunks && c < (job + 1) * CHUNKS_PER_JOB; ++c) {
+      normals(args->keys, c, numbers);
+      for (int v = 0; v < CHUNK / L; ++v) store(args->out + c * CHUNK + v * L, numbers[v]);
     }
   });
   return 0;

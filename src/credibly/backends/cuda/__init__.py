@@ -1,1 +1,1 @@
-"""Whole HMC trajectories of small networks as one CUDA kernel, compiled at run time."""
+"""CUDA backend: whole HMC trajectories of small networks in one kernel, compiled at run time."""

@@ -1,1 +1,1 @@
-"""Triton kernels for the units of a residual network."""
+"""Triton kernels for residual units with filter response normalisation."""

@@ -71,9 +71,9 @@ class Recorder:
 
     def result(self) -> tuple[Tensor | StoredDraws, dict[str, Tensor]]:
         """Return the draws of all chains so far, and their statistics by name."""
-        noted = self.mesh.all_chains(self.statistics[:, : self.filled], self.chains).cpu()
+        values = self.mesh.all_chains(self.statistics[:, : self.filled], self.chains).cpu()
         draws = self.mesh.all_chains(self.draws[:, : self.filled], self.chains)
-        return draws, {name: noted[..., i].clone() for i, name in enumerate(self.names)}
+        return draws, {name: values[..., i].clone() for i, name in enumerate(self.names)}
 
 
 class FolderRecorder(Recorder):
@@ -120,11 +120,11 @@ class FolderRecorder(Recorder):
     def spill(self) -> None:
         """Write the block as a shard, which becomes part of the run at the next checkpoint."""
         number = f"{self.shards:05d}{self._suffix}"
-        noted = self.statistics[:, : self.filled].cpu()
+        values = self.statistics[:, : self.filled].cpu()
         self._write(f"draws-{number}.safetensors", {f"draws/{number}": self.draws[:, : self.filled]})
         self._write(
             f"stats-{number}.safetensors",
-            {f"stat.{name}/{number}": noted[..., i] for i, name in enumerate(self.names)},
+            {f"stat.{name}/{number}": values[..., i] for i, name in enumerate(self.names)},
         )
         self.shards += 1
         self.filled = 0
@@ -198,10 +198,10 @@ class FolderRecorder(Recorder):
 
         files = self.folder.manifest["files"]
         names = sorted(n for n in files if n.startswith("draws-"))
-        noted: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
+        shards: dict[str, dict[str, Tensor]] = {name: {} for name in self.names}
         for name in sorted(n for n in files if n.startswith("stats-")):
             for key, values in load_file(self.folder.path / name).items():
                 group, number = key.split("/")
-                noted[group.removeprefix("stat.")][number] = values
-        statistics = {name: join_shards(parts) for name, parts in noted.items() if parts}
+                shards[group.removeprefix("stat.")][number] = values
+        statistics = {name: join_shards(parts) for name, parts in shards.items() if parts}
         return StoredDraws(self.folder.path, names, dtype=self.layout_dtype, device=self.draws.device), statistics

@@ -201,7 +201,7 @@ class SGMCMCSampler(Sampler):
         if isinstance(self.noise, ChainNoise):
             count = min(count, self.noise.left(t))
         if wide and self.batches is not None:
-            count = min(count, density.steps_in_a_call(self.chains, self.batches.batch))
+            count = min(count, density.steps_per_call(self.chains, self.batches.batch))
         if self.batches is not None:
             count = min(count, self.batches.left(t))
             rows = self.batches.span(t, count)

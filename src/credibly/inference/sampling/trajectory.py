@@ -56,7 +56,7 @@ class Trajectory:
         self.graphs: dict[int, Any] = {}
         self.compiled, self.graphed = self.backend.fused, False
         if self.backend.name == "cuda":
-            self.backend.density.like = batch
+            self.backend.density.planned_chains = batch
         if not self.backend.fused:
             self._compile(calls, batch)
 
@@ -145,7 +145,7 @@ class Trajectory:
         self.gradient.copy_(gradient)
         size = size.to(self.theta).contiguous()
         mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
-        most = density.steps_in_a_call(self.chains)
+        most = density.steps_per_call(self.chains)
         while any(left):
             if stop is not None and stop():
                 raise Stopped

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.density import Descent, Dropping, NativeDensity
+from credibly.backends.cpp.density import CppDensity, DropoutSettings, OptimiserSettings
 from credibly.backends.cpp.stack import padded_rows
 from credibly.inference.backend import Backend, select_for_training
 from credibly.inference.kernels.optimisers import Adam
@@ -28,8 +28,8 @@ DROPOUT_STEPS = 64
 class CppStep(Step):
     """The step of the plain negative log density; `advance_to` takes as many as have contiguous rows."""
 
-    density: NativeDensity
-    descent: Descent
+    density: CppDensity
+    descent: OptimiserSettings
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take steps from t up to `limit` or the end of the current shuffles, in place; return the next step."""
@@ -51,7 +51,7 @@ class CppDropoutStep(CppStep):
 
     objective: DropoutObjective
     sites: list[int | None]
-    dropping: Dropping
+    dropping: DropoutSettings
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take steps from t up to `limit` or the end of the current shuffles, in place; return the next step."""
@@ -108,7 +108,7 @@ def cpp_step(
 def _dropout_step(
     problem: Problem, objective: DropoutObjective, options: Training, steps: int, theta: Tensor, batch: int
 ) -> CppDropoutStep | None:
-    stack, network = problem.forward.native, objective.network
+    stack, network = problem.forward.cpp_stack, objective.network
     starts = {entry.name: entry.start for entry in problem.layout.entries}
     sites = None if stack is None else sites_of_layers(stack.layers, starts, network.sites)
     if sites is None or objective.concrete or objective.looped:
@@ -125,11 +125,11 @@ def _dropout_step(
     by_layer = torch.stack([none if site is None else rates[:, site] for site in sites], -1).contiguous()
     precision = (objective.decay(rates) / objective.n).contiguous()
     fixed = problem.layout.network_dim if objective.fixed_scale else problem.dim
-    step.dropping = Dropping(by_layer, precision, fixed)
+    step.dropping = DropoutSettings(by_layer, precision, fixed)
     return step
 
 
-def _descent(step: Step, options: Training, weight: float, constant: float) -> Descent:
+def _descent(step: Step, options: Training, weight: float, constant: float) -> OptimiserSettings:
     rule = step.rule
     decays = (rule.beta1, rule.beta2, rule.eps) if isinstance(rule, Adam) else (rule.momentum, 0.0, 0.0)
-    return Descent(isinstance(rule, Adam), *decays, options.clip_norm or 0.0, weight, constant)
+    return OptimiserSettings(isinstance(rule, Adam), *decays, options.clip_norm or 0.0, weight, constant)

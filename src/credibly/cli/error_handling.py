@@ -1,4 +1,4 @@
-"""Errors as one clear line: exit code 2 for what was asked, 1 for what went wrong on the way, 130 for Ctrl-C."""
+"""Errors as one line and an exit code: 2 for an invalid request, 1 for a runtime error, 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any, NoReturn
 
 import typer
 
-from credibly.cli.processes import one_of_many, several, taking_part
+from credibly.cli.processes import all_processes, is_distributed, leader_only
 from credibly.errors import InputError, PeerError, SamplingError, StoreError, TrainingError
 
 
 @contextmanager
-def plainly(*, shared: bool = False) -> Iterator[None]:
-    """Turns the errors that a user can do something about into a line on standard error and an exit code.
+def handle_errors(*, shared: bool = False) -> Iterator[None]:
+    """Turn errors that the user can act on into a line on standard error and an exit code.
 
-    Where many processes were started, all of them carry out a command that is `shared`, and the first one alone any other.
+    Under a launcher, a `shared` command runs in all processes and any other in the leader alone.
     """
     try:
-        with taking_part() if shared and several() else nullcontext() if shared else one_of_many():
+        with all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only():
             yield
     except InputError as error:
         _end(str(error), 2)
     except (StoreError, TrainingError, SamplingError, PeerError) as error:
         _end(str(error), 1)
-    except BrokenPipeError:  # who reads the output has seen enough; the command line's own frame ends quietly
+    except BrokenPipeError:
+        # The reader of the output has closed it; typer exits quietly.
         raise
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         _end(f"{error.strerror or error}{where}", 1)
     except MemoryError:
-        _end("there is not enough memory for this", 1)
+        _end("out of memory", 1)
     except KeyboardInterrupt:
         _end("stopped", 130)
 
@@ -43,34 +44,36 @@ def _end(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def stopped(what: str) -> NoReturn:
-    """The end after Ctrl-C, with what became of the work."""
+def exit_stopped(what: str) -> NoReturn:
+    """Exit after Ctrl-C, with a message on what became of the work."""
     _end(f"stopped; {what}", 130)
 
 
 @contextmanager
-def never_lost() -> Iterator[Callable[[], None]]:
-    """Ctrl-C as ever, and a function for between two pieces of work that raises it again where it was lost.
+def persistent_interrupt() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises KeyboardInterrupt again if Ctrl-C was pressed and the exception was lost.
 
-    Python drops an exception that comes while an object is being finalised: the work would go on to its end.
+    Python drops exceptions raised while an object is being finalised, and the work would continue. Call the function
+    between blocks of work.
     """
     pressed = threading.Event()
 
-    def note(number: int, frame: Any) -> None:
+    def handler(number: int, frame: Any) -> None:
         pressed.set()
         signal.default_int_handler(number, frame)
 
-    def again() -> None:
+    def raise_again() -> None:
         if pressed.is_set():
             raise KeyboardInterrupt
 
     ours = threading.current_thread() is threading.main_thread()
     ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not ours:  # somebody else has it, or has turned it off
-        yield again
+    # Another handler is installed, or the signal is ignored.
+    if not ours:
+        yield raise_again
         return
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, handler)
     try:
-        yield again
+        yield raise_again
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

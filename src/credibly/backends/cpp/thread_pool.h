@@ -1,4 +1,4 @@
-// Threads that share out jobs.
+// Threads that share jobs.
 #pragma once
 
 #include <atomic>
@@ -10,48 +10,48 @@
 
 namespace {
 
-// Some threads for the length of one call. They wait by giving way to others, so that a busy machine loses nothing to them, and
-// none outlives the call, so that a process may fork.
-class Team {
+// Threads for the duration of one call. They yield while waiting, so a loaded machine loses nothing to them, and none
+// outlives the call, so the process may fork.
+class ThreadPool {
  public:
-  explicit Team(int64_t wanted) {
+  explicit ThreadPool(int64_t wanted) {
     try {
       for (int64_t i = 1; i < wanted; ++i) threads.emplace_back([this, i] { serve(int(i)); });
-    } catch (const std::system_error&) {  // as many as there are
+    } catch (const std::system_error&) {  // run with the threads that could be started
     }
   }
-  ~Team() {
+  ~ThreadPool() {
     stop.store(true);
     round.fetch_add(1);
     for (auto& thread : threads) thread.join();
   }
-  Team(const Team&) = delete;
+  ThreadPool(const ThreadPool&) = delete;
   int size() const { return int(threads.size()) + 1; }
 
-  // work(thread, job) for all jobs, whoever is free taking the next.
-  void each(int64_t count, const std::function<void(int, int64_t)>& work) {
+  // Calls task(thread, job) for every job; idle threads take the next one.
+  void run(int64_t count, const std::function<void(int, int64_t)>& task) {
     if (threads.empty() || count == 1) {
-      for (int64_t j = 0; j < count; ++j) work(0, j);
+      for (int64_t j = 0; j < count; ++j) task(0, j);
       return;
     }
-    job = &work, total = count, next.store(0), busy.store(int(threads.size()));
+    current = &task, total = count, next.store(0), busy.store(int(threads.size()));
     round.fetch_add(1);
-    labour(0);
+    take_jobs(0);
     for (int spins = 0; busy.load(); ++spins) pause(spins);
   }
 
  private:
-  void serve(int me) {
+  void serve(int thread) {
     for (int seen = 0;;) {
       for (int spins = 0; round.load() == seen; ++spins) pause(spins);
       ++seen;
       if (stop.load()) return;
-      labour(me);
+      take_jobs(thread);
       busy.fetch_sub(1);
     }
   }
-  void labour(int me) {
-    for (int64_t j; (j = next.fetch_add(1)) < total;) (*job)(me, j);
+  void take_jobs(int thread) {
+    for (int64_t j; (j = next.fetch_add(1)) < total;) (*current)(thread, j);
   }
   static void pause(int spins) {
     if (spins > 100) std::this_thread::yield();
@@ -61,7 +61,7 @@ class Team {
   std::atomic<bool> stop{false};
   std::atomic<int64_t> next{0};
   int64_t total = 0;
-  const std::function<void(int, int64_t)>* job = nullptr;
+  const std::function<void(int, int64_t)>* current = nullptr;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""A problem from the user's own script, which the command line names as script.py:name."""
+"""Load a problem from a user's script, given as script.py:name."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
 OPTION = "--problem"
 
 
-def problem_of(words: str) -> Problem | Density:
-    """What `script.py:name` names: a problem, a density, or a function that makes one. The script runs for it."""
-    file, _, name = words.rpartition(":")
+def load_problem(reference: str) -> Problem | Density:
+    """Run a script and return what `script.py:name` refers to: a problem, a density, or the result of a function."""
+    file, _, name = reference.rpartition(":")
     if not file or not name.isidentifier():
-        raise InputError(OPTION, f"found {words!r}", "Name a script and what is in it, as in train.py:problem")
+        raise InputError(OPTION, f"must be SCRIPT.py:NAME, such as train.py:problem, got {reference!r}")
     script = Path(file)
     if not script.is_file() or script.suffix != ".py":
-        raise InputError(OPTION, f"there is no script {file!r}", "Name the .py file that makes the problem")
+        raise InputError(OPTION, f"no such script: {file!r}", "Pass the .py file that creates the problem")
     module = _run(script)
     if not hasattr(module, name):
         there = [n for n, value in vars(module).items() if _is_problem(value)]
         advice = (
-            f"The problems in it are {', '.join(there)}" if there else "Name the problem, or a function that makes it"
+            f"Its problems are {', '.join(there)}"
+            if there
+            else "Pass the name of a problem or of a function that returns one"
         )
         raise InputError(OPTION, f"{file} has no {name!r}", advice)
     found: Any = getattr(module, name)
     if callable(found) and not _is_problem(found):
-        with _told(script):
+        with _explain_errors(script):
             found = found()
     if not _is_problem(found):
         raise InputError(
-            OPTION, f"{words} is of type {type(found).__name__}", "Name a credibly.Problem or credibly.Density"
+            OPTION, f"{reference} must be a credibly.Problem or credibly.Density, got {type(found).__name__}"
         )
     result: Problem | Density = found
     return result
 
 
 def _run(script: Path) -> ModuleType:
-    """The script as a module of its own name, with its folder on the path as if it were run by itself."""
+    """Import the script under a module name of its own, with its folder on the path as if it were run directly."""
     path = script.resolve()
     spec = importlib.util.spec_from_file_location(f"credibly_script_{path.stem}", path)
     assert spec is not None
@@ -56,14 +58,14 @@ def _run(script: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(path.parent))
-    with _told(path):
+    with _explain_errors(path):
         spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _told(script: Path) -> Iterator[None]:
-    """What goes wrong in the script, in one line with its place there."""
+def _explain_errors(script: Path) -> Iterator[None]:
+    """Turn an error in the script into an `InputError` with its line number."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -72,7 +74,7 @@ def _told(script: Path) -> Iterator[None]:
         raise InputError(
             OPTION,
             f"{script.name}{at} raised {type(error).__name__}: {error}",
-            'See what it does when run by itself; what is not needed here belongs under if __name__ == "__main__"',
+            'Run it directly to debug; put code that is not needed here under if __name__ == "__main__"',
         ) from error
 
 

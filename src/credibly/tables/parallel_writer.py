@@ -1,6 +1,7 @@
-"""A table that many processes write: each its own pieces, into a file beside the table, which the first then joins in order.
+"""A table written by many processes: each writes its blocks to a temporary file, and the leader joins them in order.
 
-Piece i is written by process i modulo their number. Nothing but pieces is held in memory, and the files go whatever happens.
+Block i is written by the process of rank i modulo the world size. One block at a time is held in memory. The temporary
+files are removed in any case.
 """
 
 from __future__ import annotations
@@ -18,40 +19,40 @@ from credibly.tables.writing import TableWriter, as_array
 
 
 class Writer(Protocol):
-    """What takes the columns of one piece after the other."""
+    """Anything that tables can be written to block by block."""
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Appends the rows of a piece."""
+        """Append the rows of a block."""
 
 
 @contextmanager
 def shared_writer(path: str | os.PathLike[str], everyone: World, *, force: bool = False) -> Iterator[Writer]:
-    """A writer of this process's pieces. When all have left the block the table is at its place, whole, as if one had written it."""
-    whole = TableWriter(path, force=force)
+    """Yield a writer of this process's blocks. On exit the table is complete, the same as from a single process."""
+    table = TableWriter(path, force=force)
     if everyone.size == 1:
-        with whole:
-            yield whole
+        with table:
+            yield table
         return
-    told = everyone.gather(os.getpid())[0]  # so that no other run has the same names
-    parts = [whole.path.with_name(f".{whole.path.name}.{told}-{rank}.part") for rank in range(everyone.size)]
+    # The leader's process id keeps the names apart from those of other runs.
+    leader_pid = everyone.gather(os.getpid())[0]
+    parts = [table.path.with_name(f".{table.path.name}.{leader_pid}-{rank}.part") for rank in range(everyone.size)]
     try:
-        with _Pieces(parts[everyone.rank]) as mine:
+        with _BlockStream(parts[everyone.rank]) as mine:
             yield mine
         counts = everyone.gather(mine.count)
         if everyone.leader:
-            with whole:
-                for piece in _in_order(parts, counts):
-                    whole.write(piece)
+            with table:
+                for block in _in_order(parts, counts):
+                    table.write(block)
         everyone.barrier()
     finally:
-        for part in (
-            parts if everyone.leader else [parts[everyone.rank]]
-        ):  # one that was killed leaves its own to the first
+        # The leader also removes the files of processes that were killed.
+        for part in parts if everyone.leader else [parts[everyone.rank]]:
             part.unlink(missing_ok=True)
 
 
-class _Pieces:
-    """The pieces of one process, as a stream in Arrow's own format: values and types come back as they were."""
+class _BlockStream:
+    """The blocks of one process in Arrow's IPC stream format, which preserves values and types."""
 
     def __init__(self, path: Path) -> None:
         self.count = 0
@@ -59,11 +60,11 @@ class _Pieces:
         self._writer: Any = None
         self._schema: Any = None
 
-    def __enter__(self) -> _Pieces:
+    def __enter__(self) -> _BlockStream:
         return self
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Appends a piece."""
+        """Append a block."""
         made = pa.RecordBatch.from_pydict({name: as_array(values) for name, values in columns.items()})
         if self._writer is None:
             self._schema, self._writer = made.schema, pa.ipc.new_stream(self._file, made.schema)
@@ -79,7 +80,7 @@ class _Pieces:
 
 
 def _in_order(parts: list[Path], counts: list[int]) -> Iterator[dict[str, Any]]:
-    """The columns of all pieces, one from each process in turn."""
+    """Yield the columns of all blocks, one from each process in turn."""
     with ExitStack() as stack:
         streams = [stack.enter_context(pa.OSFile(os.fspath(part))) if n else None for part, n in zip(parts, counts)]
         readers = [None if stream is None else pa.ipc.open_stream(stream) for stream in streams]

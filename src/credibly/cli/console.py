@@ -1,4 +1,4 @@
-"""How commands speak: to people on standard output, with tables of figures."""
+"""Output of the commands: wrapped text, tables of metrics, JSON."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from credibly.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-MEANINGS = {
-    "log_density": "mean log predictive density of a row: higher is better",
-    "rmse": "root mean squared error of the mean",
-    "crps": "error of the whole predictive distribution, in the target's units",
-    "coverage": "share inside the 90 % interval or set: near 0.9 is right",
+DESCRIPTIONS = {
+    "log_density": "mean log predictive density per row; higher is better",
+    "rmse": "root mean squared error of the predictive mean",
+    "crps": "error of the whole predictive distribution, in the units of the target",
+    "coverage": "fraction of rows inside the 90 % interval or set; should be near 0.9",
     "width": "mean width of the 90 % interval",
-    "calibration_error": "mean gap between stated and observed frequencies",
-    "accuracy": "share of rows whose likeliest class is right",
-    "brier": "squared error of the probabilities",
-    "ece": "gap between confidence and accuracy",
+    "calibration_error": "mean gap between predicted and observed frequencies",
+    "accuracy": "fraction of rows whose most probable class is correct",
+    "brier": "squared error of the probabilities; lower is better",
+    "ece": "mean gap between confidence and accuracy",
     "set_size": "mean number of classes in the 90 % set",
 }
 
 
-def say(*lines: str) -> None:
-    """Lines for people, folded to the width of the terminal; what is indented or listed stays so where it is folded."""
+def print_wrapped(*lines: str) -> None:
+    """Print lines wrapped to the width of the terminal; indented lines and list items get a hanging indent."""
     width = min(110, shutil.get_terminal_size().columns)
     for line in "\n".join(lines).split("\n"):
         inner = len(line) - len(line.lstrip())
@@ -40,41 +40,41 @@ def say(*lines: str) -> None:
         typer.echo(textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False) if line else "")
 
 
-def figures_table(title: str, figures: Mapping[str, float], baseline: Mapping[str, float]) -> None:
-    """Figures of merit beside those of knowing nothing of the inputs, each with what it means."""
+def print_metrics(title: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> None:
+    """Print metrics beside those of a baseline that ignores the inputs, each with its meaning."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(
         title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
     )
-    table.add_column("figure", no_wrap=True)
+    table.add_column("metric", no_wrap=True)
     table.add_column("this fit", justify="right", no_wrap=True)
     table.add_column("no inputs", justify="right", no_wrap=True)
     table.add_column("meaning")
-    for key, value in figures.items():
-        other = number(baseline[key]) if key in baseline else ""
-        table.add_row(key.replace("_", " "), number(value), other, MEANINGS.get(key, ""))
-    show_table(table)
+    for key, value in metrics.items():
+        other = format_number(baseline[key]) if key in baseline else ""
+        table.add_row(key.replace("_", " "), format_number(value), other, DESCRIPTIONS.get(key, ""))
+    print_table(table)
 
 
-def show_table(table: Table) -> None:
-    """A table on standard output; on a terminal too narrow for its numbers lines run over rather than lose columns."""
+def print_table(table: Table) -> None:
+    """Print a table. On a terminal too narrow for its numbers, lines overflow rather than lose columns."""
     from rich.console import Console
 
     least = Console(width=400).measure(table).minimum
     Console(width=max(Console().width, least)).print(table)
 
 
-def number(value: float) -> str:
-    """Three decimals, or as many figures as a large or small number needs."""
+def format_number(value: float) -> str:
+    """Format a number with three decimals, or with significant digits if it is very large or small."""
     if not math.isfinite(value) or 0.01 <= abs(value) < 1000 or value == 0:
         return f"{value:.3f}"
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
-def as_text(values: Any) -> str:
-    """Plain values as JSON; what is not finite is null, since JSON has no word for it."""
+def to_json(values: Any) -> str:
+    """Return plain values as JSON text, with null for values that are not finite."""
     return json.dumps(_finite(values), indent=2)
 
 
@@ -86,16 +86,16 @@ def _finite(values: Any) -> Any:
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def show_page(page: Path) -> None:
-    """Opens a page in the browser."""
+def open_in_browser(page: Path) -> None:
+    """Open a page in the browser."""
     import webbrowser
 
     webbrowser.open(page.resolve().as_uri())
 
 
 def check_folder(out: Path, force: bool) -> None:
-    """Refuses a folder that is not empty, before any work."""
+    """Raise if the folder is not empty, before any work."""
     if out.exists() and not out.is_dir():
-        raise InputError("--out", f"{out} is a file", "Name a folder")
+        raise InputError("--out", f"{out} is a file", "Pass a folder")
     if out.is_dir() and any(out.iterdir()) and not force:
-        raise InputError("--out", f"{out} exists and is not empty", "Choose another folder, or pass --force")
+        raise InputError("--out", f"{out} is not empty", "Choose another folder, or pass --force")

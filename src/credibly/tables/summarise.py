@@ -1,4 +1,4 @@
-"""What there is to tell about a run: the values that its page, its results file and the command line are made of."""
+"""Summarise a finished run: the values behind its page, its results file and the output of the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
-from credibly.tables.facts import Array, Facts, View
+from credibly.tables.fit_summary import Array, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
     from credibly.predictive.base import Predictive
 
-JUDGED = 200  # rows at which chains are judged, at most
-GRID = 400  # rows predicted for a picture's doubt, at most
+# The 95 % quantile of the standard normal, half the width of its central 90 % interval.
+Z_90 = 1.6448536269514722
+# Maximum number of rows at which chains are diagnosed.
+DIAGNOSED_ROWS = 200
 
 
-def facts_of(run: TableRun) -> Facts:
-    """Everything about a run that has ended, its predictions on the rows that were kept back made anew."""
+def summarise(run: TableRun) -> FitSummary:
+    """Summarise a finished run. Predictions on the held-out rows are recomputed."""
     model, stored = run.model, run.facts
     rows, on = run.rows()
     inputs = model.preparation.transform(rows)[0]
     predictive = model.predict(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
-    return Facts(
+    return FitSummary(
         table=run.config.table.replace("\\", "/").rsplit("/", 1)[-1],
         target=run.config.target,
         task=model.preparation.task,
@@ -45,7 +47,7 @@ def facts_of(run: TableRun) -> Facts:
         why=stored["why"],
         settings=dict(run.config.settings),
         network=_network(recipe, model),
-        prior=f"Normal with deviation {recipe.scale:g}, divided by the root of the number of inputs of each layer",
+        prior=f"Normal with standard deviation {recipe.scale:g}, divided by the square root of each layer's fan-in",
         noise=_noise(recipe, model),
         parameters=stored["parameters"],
         seconds=stored["seconds"],
@@ -63,52 +65,52 @@ def facts_of(run: TableRun) -> Facts:
 
 
 def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
-    """Figures of predicting the training mean and deviation, or the training shares of the classes, for every row."""
+    """Return metrics of a constant prediction: training mean and standard deviation, or training class frequencies."""
     prepared = model.preparation
     if prepared.classes is None:
-        error, deviation = y - prepared.y_mean, prepared.y_std
-        density = -0.5 * (error / deviation) ** 2 - math.log(deviation) - 0.5 * math.log(2 * math.pi)
-        inside = np.abs(error) <= 1.6448536269514722 * deviation
+        error, std = y - prepared.y_mean, prepared.y_std
+        density = -0.5 * (error / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+        inside = np.abs(error) <= Z_90 * std
         return {
             "log_density": float(density.mean()),
             "rmse": float(np.sqrt(np.mean(error**2))),
             "coverage": float(inside.mean()),
-            "width": 2 * 1.6448536269514722 * deviation,
+            "width": 2 * Z_90 * std,
         }
-    seen = np.bincount(prepared.target_values(training), minlength=len(prepared.classes)) + 1.0
-    share = seen / seen.sum()
-    truth = np.eye(len(share))[y]
+    counts = np.bincount(prepared.target_values(training), minlength=len(prepared.classes)) + 1.0
+    frequency = counts / counts.sum()
+    truth = np.eye(len(frequency))[y]
     return {
-        "log_density": float(np.log(share[y]).mean()),
-        "accuracy": float((y == share.argmax()).mean()),
-        "brier": float(((share - truth) ** 2).sum(-1).mean()),
+        "log_density": float(np.log(frequency[y]).mean()),
+        "accuracy": float((y == frequency.argmax()).mean()),
+        "brier": float(((frequency - truth) ** 2).sum(-1).mean()),
     }
 
 
 def _network(recipe: Recipe, model: TableModel) -> str:
     inputs = model.preparation.inputs
     if not recipe.hidden:
-        return f"linear in {inputs} inputs"
+        return f"linear model of {inputs} inputs"
     widths = " and ".join(str(w) for w in recipe.hidden)
-    layers = "a hidden layer" if len(recipe.hidden) == 1 else f"{len(recipe.hidden)} hidden layers"
+    layers = "one hidden layer" if len(recipe.hidden) == 1 else f"{len(recipe.hidden)} hidden layers"
     return f"{inputs} inputs, {layers} of {widths} units ({recipe.activation})"
 
 
 def _noise(recipe: Recipe, model: TableModel) -> str:
     if recipe.task == "classification":
-        return "labels drawn by the predicted probabilities"
+        return "labels drawn from the predicted probabilities"
     known = {
-        "learned": "normal, with one deviation that is learned",
-        "heteroscedastic": "normal, with a deviation that depends on the inputs",
-        "student": "Student's t, with a scale that is learned: heavy tails",
+        "learned": "normal, with one learned standard deviation",
+        "heteroscedastic": "normal, with a standard deviation that depends on the inputs",
+        "student": "Student's t, with a learned scale: heavy tails",
     }
     if isinstance(recipe.noise, str):
         return known[recipe.noise]
-    return f"normal, with a known deviation of {recipe.noise * model.preparation.y_std:.4g}"
+    return f"normal, with a known standard deviation of {recipe.noise * model.preparation.y_std:.4g}"
 
 
 def _shuffled(model: TableModel, inputs: Array, seed: int) -> Array | None:
-    """Scores of rows that no table has: each input column shuffled by itself."""
+    """Return OOD scores of rows with every input column shuffled independently."""
     if model.ood_levels is None or inputs.shape[1] < 2 or len(inputs) < 2:
         return None
     rng = np.random.default_rng([seed, 0xF42])
@@ -119,10 +121,11 @@ def _diagnostics(model: TableModel, inputs: Array) -> Any:
     posterior = model.posterior
     if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
         return None
-    some = inputs[np.linspace(0, len(inputs) - 1, min(JUDGED, len(inputs))).round().astype(int)]
+    some = inputs[np.linspace(0, len(inputs) - 1, min(DIAGNOSED_ROWS, len(inputs))).round().astype(int)]
     try:
         return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(some)))
-    except InputError:  # too few draws to be judged
+    except InputError:
+        # Too few draws to diagnose.
         return None
 
 

@@ -1,4 +1,4 @@
-"""The cells of a column: what counts as missing, as a number, as text. One reading of them for fitting and prediction."""
+"""Parsing of cells: what counts as missing, as a number and as text, the same for fitting and prediction."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+# (row, what is unusual about one of its cells)
 Notes: TypeAlias = list[tuple[int, str]]
 
-# Cells that say that there is no value. Compared as they are, after white space is taken off both ends.
+# Markers of a missing value, compared case-sensitively after white space is stripped.
 MISSING = (
-    "", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "-nan", "-NaN", "null", "NULL", "Null", "None", "none", "?",
+    "", "NA", "N/A", "n/a", "#N/A", "<NA>", "nan", "NaN", "NAN", "-nan", "-NaN", "null", "NULL", "Null",
+    "None", "none", "?",
 )  # fmt: skip
 
 NUMBER = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|(?i:inf|infinity))$"
 
 
 def is_number(kind: Any) -> bool:
-    """Whether a type of column is one of numbers; a column without any value is."""
+    """Return whether an Arrow type is numeric. The null type, of a column without values, counts as numeric."""
     types = pa.types
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind))
 
 
 def numbers(column: pa.Array, decimal: str = ".") -> tuple[pa.Array, Notes]:
-    """A column as float64, and (row, what was found) where a cell holds something that is no number; null there.
+    """Return a column as float64 and (row, note) for every cell that is not a number.
 
-    Infinite values stay; NaN is null.
+    Those cells and NaN become null; infinite values stay.
     """
     column = _plain(column)
     kind = column.type
@@ -45,7 +47,7 @@ def numbers(column: pa.Array, decimal: str = ".") -> tuple[pa.Array, Notes]:
 
 
 def finite(column: pa.Array) -> tuple[pa.Array, Notes]:
-    """A float64 column with null in place of infinite values, and where those were."""
+    """Return a float64 column with infinite values replaced by null, and (row, note) for each of them."""
     fine = pc.is_finite(column)
     if pc.all(fine).as_py() in (True, None):
         return column, []
@@ -54,18 +56,18 @@ def finite(column: pa.Array) -> tuple[pa.Array, Notes]:
 
 
 def texts(column: pa.Array) -> pa.Array:
-    """A column as text without white space at its ends, null where it says that there is no value.
+    """Return a column as stripped text, null where a cell is missing.
 
-    Whole numbers lose their decimal point, so that 3 is the same label in a CSV file and in a Parquet file.
+    Integers stored as floats lose their decimal point, so 3 is the same label in a CSV and in a Parquet file.
     """
     column = _plain(column)
     kind = column.type
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), None, column)
-        whole = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
-        near = pc.and_(whole, pc.fill_null(pc.less(pc.abs(column), 2.0**53), False))
-        plain = pc.if_else(near, column, None).cast(pa.int64(), safe=False).cast(pa.string())
-        return pc.if_else(near, plain, column.cast(pa.string()))
+        integral = pc.fill_null(pc.equal(column, pc.trunc(column)), False)
+        exact = pc.and_(integral, pc.fill_null(pc.less(pc.abs(column), 2.0**53), False))
+        plain = pc.if_else(exact, column, None).cast(pa.int64(), safe=False).cast(pa.string())
+        return pc.if_else(exact, plain, column.cast(pa.string()))
     if not pa.types.is_string(kind):
         return column.cast(pa.string())
     column = pc.utf8_trim_whitespace(column)
@@ -74,9 +76,9 @@ def texts(column: pa.Array) -> pa.Array:
 
 
 def positions(column: Any, labels: Sequence[str]) -> Any:
-    """Where each text of a column is among the labels; null where it is none of them.
+    """Return the index of each text among the labels, null where it is not one of them.
 
-    True, TRUE and true are one label where there is no other than true and false: files differ in how they write them.
+    If the only labels are true and false, case is ignored: files differ in how they write booleans.
     """
     lower = [label.lower() for label in labels]
     if set(lower) <= {"true", "false"} and len(set(lower)) == len(lower):
@@ -85,23 +87,23 @@ def positions(column: Any, labels: Sequence[str]) -> Any:
 
 
 def whole_column(table: Any, name: str) -> Any:
-    """One column as a single array; None where the table has none of that name."""
+    """Return one column as a single array, or None if the table has no column of that name."""
     index = table.schema.get_field_index(name)
     if index < 0:
         return None
     column = table.column(index)
     if not isinstance(column, pa.ChunkedArray):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(_alike(column))
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(_unified_chunks(column))
 
 
-def _alike(column: pa.ChunkedArray) -> list[pa.Array]:
+def _unified_chunks(column: pa.ChunkedArray) -> list[pa.Array]:
     chunks = column.unify_dictionaries().chunks
     return chunks or [pa.nulls(0, column.type)]
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Without dictionary encoding, and with the ordinary string type in place of its variants."""
+    """Return a column without dictionary encoding and with its string variants cast to the plain string type."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type
@@ -125,5 +127,5 @@ def _parsed(column: pa.Array, decimal: str) -> tuple[pa.Array, Notes]:
 
 
 def shown(cell: str, limit: int = 40) -> str:
-    """A cell as messages have it: in quotes, and not too long."""
+    """Return a cell as messages show it: quoted and truncated."""
     return repr(cell if len(cell) <= limit else cell[: limit - 3] + "...")

@@ -1,0 +1,306 @@
+"""The C++ library's interface: structs as `api.h` declares them, field by field, and the exported functions."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credibly.backends.cpp.library import library
+
+Int, UInt, Real, Address = ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_void_p
+# Pointers to ctypes arrays, which the struct keeps alive. Tensors are passed as `Address`: the caller keeps them alive.
+Ints, Reals, Addresses = (ctypes.POINTER(kind) for kind in (Int, Real, Address))
+SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+
+
+class Network(ctypes.Structure):
+    """A stack of linear layers."""
+
+    _fields_ = [
+        ("layers", Int),
+        ("inputs", Ints),
+        ("outputs", Ints),
+        ("weight", Ints),
+        ("bias", Ints),
+        ("activation", Ints),
+        ("dim", Int),
+    ]
+
+
+class Data(ctypes.Structure):
+    """Data in columns, and the likelihood."""
+
+    _fields_ = [
+        ("rows", Int),
+        ("padded", Int),
+        ("x", Address),
+        ("y", Address),
+        ("kind", Int),
+        ("targets", Int),
+        ("scale", Reals),
+        ("log_scale", Int),
+        ("per_target", Int),
+        ("weight", Real),
+    ]
+
+
+class Prior(ctypes.Structure):
+    """A normal prior."""
+
+    _fields_ = [
+        ("loc", Address),
+        ("precision", Address),
+    ]
+
+
+class Density(ctypes.Structure):
+    """The log density of a network on all rows."""
+
+    _fields_ = [
+        ("network", Network),
+        ("data", Data),
+        ("prior", Prior),
+    ]
+
+
+class Evaluations(ctypes.Structure):
+    """Arguments of `evaluations`: log likelihoods and gradients of the log density."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+    ]
+
+
+class Trajectories(ctypes.Structure):
+    """Arguments of `trajectories`: steps of a symplectic integrator."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("momentum", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+        ("step_size", Address),
+        ("inverse_mass", Address),
+        ("steps", Ints),
+        ("drifts", Int),
+        ("kick", Reals),
+        ("drift", Reals),
+    ]
+
+
+class MinibatchSteps(ctypes.Structure):
+    """Arguments of `minibatch_steps`: SGHMC or SGLD."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("count", Int),
+        ("has_momentum", Int),
+        ("theta", Address),
+        ("momentum", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+        ("rows", Address),
+        ("batch", Int),
+        ("scale", Real),
+        ("noise", Address),
+        ("noise_pitch", Int),
+        ("schedule", Address),
+    ]
+
+
+class TrainingSteps(ctypes.Structure):
+    """Arguments of `training_steps`: Adam or gradient descent with momentum."""
+
+    _fields_ = [
+        ("members", Int),
+        ("threads", Int),
+        ("count", Int),
+        ("active", Address),
+        ("theta", Address),
+        ("first_moment", Address),
+        ("second_moment", Address),
+        ("loss_parts", Address),
+        ("first_bad", Address),
+        ("rows", Address),
+        ("batch", Int),
+        ("step_pitch", Int),
+        ("member_pitch", Int),
+        ("schedule", Address),
+        ("schedule_pitch", Int),
+        ("adam", Int),
+        ("beta1", Real),
+        ("beta2", Real),
+        ("eps", Real),
+        ("clip_norm", Real),
+        ("weight", Real),
+        ("constant", Real),
+        ("uniform", Addresses),
+        ("rates", Address),
+        ("precision", Address),
+        ("fixed_from", Int),
+    ]
+
+
+class Outputs(ctypes.Structure):
+    """Arguments of `outputs`: one network output per parameter vector and row."""
+
+    _fields_ = [
+        ("network", Network),
+        ("rows", Int),
+        ("padded", Int),
+        ("x", Address),
+        ("chains", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("out", Address),
+    ]
+
+
+class Passes(ctypes.Structure):
+    """Arguments of `passes`: network outputs under dropout masks."""
+
+    _fields_ = [
+        ("network", Network),
+        ("rows", Int),
+        ("padded", Int),
+        ("x", Address),
+        ("passes", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("masks", Addresses),
+        ("mask_pitch", Int),
+        ("out", Address),
+    ]
+
+
+class Moments(ctypes.Structure):
+    """Arguments of `moments`: mean and variance over draws."""
+
+    _fields_ = [
+        ("values", Address),
+        ("draws", Int),
+        ("columns", Int),
+        ("threads", Int),
+        ("mean", Address),
+        ("variance", Address),
+    ]
+
+
+class Table(ctypes.Structure):
+    """Data in rows."""
+
+    _fields_ = [
+        ("x", Address),
+        ("y", Address),
+        ("columns", Int),
+    ]
+
+
+class ChunkedPrior(ctypes.Structure):
+    """A normal prior, by coordinate and by chunk."""
+
+    _fields_ = [
+        ("loc", Address),
+        ("precision", Address),
+        ("chunk_loc", Address),
+        ("chunk_precision", Address),
+    ]
+
+
+class WideDensity(ctypes.Structure):
+    """The log density of a wide network on minibatches."""
+
+    _fields_ = [
+        ("network", Network),
+        ("data", Data),
+        ("table", Table),
+        ("prior", ChunkedPrior),
+    ]
+
+
+class Keys(ctypes.Structure):
+    """Keys of a stream of normal numbers."""
+
+    _fields_ = [
+        ("first", UInt),
+        ("second", UInt),
+    ]
+
+
+class WideSteps(ctypes.Structure):
+    """Arguments of `wide_steps`: SGHMC or SGLD with noise generated from keys."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("count", Int),
+        ("has_momentum", Int),
+        ("single_thread", Int),
+        ("theta", Address),
+        ("momentum", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+        ("rows", Address),
+        ("batch", Int),
+        ("scale", Real),
+        ("keys", Address),
+        ("schedule", Address),
+    ]
+
+
+class Normals(ctypes.Structure):
+    """Arguments of `fill_normal`: normal numbers of one stream."""
+
+    _fields_ = [
+        ("keys", Keys),
+        ("count", Int),
+        ("threads", Int),
+        ("out", Address),
+    ]
+
+
+ARGUMENTS: dict[str, tuple[type[ctypes.Structure], ...]] = {
+    "evaluations": (Density, Evaluations),
+    "trajectories": (Density, Trajectories),
+    "minibatch_steps": (Density, MinibatchSteps),
+    "training_steps": (Density, TrainingSteps),
+    "outputs": (Outputs,),
+    "passes": (Passes,),
+    "moments": (Moments,),
+    "wide_steps": (WideDensity, WideSteps),
+    "fill_normal": (Normals,),
+}
+
+
+def function(name: str, dtype: torch.dtype | None = None) -> Any:
+    """Return an exported function. It takes the structs in `ARGUMENTS` and raises MemoryError if it fails.
+
+    Args:
+        name: key of `ARGUMENTS`.
+        dtype: of the network; None for functions that exist in float32 alone.
+    """
+    found = getattr(library(), name if dtype is None else f"{name}_{SUFFIX[dtype]}")
+    found.argtypes = [ctypes.POINTER(struct) for struct in ARGUMENTS[name]]
+    found.restype, found.errcheck = Int, _check
+    return found
+
+
+def _check(failed: int, *_: Any) -> None:
+    if failed:
+        raise MemoryError("cannot allocate the working memory of the C++ backend")
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Return the address of a contiguous tensor."""
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
