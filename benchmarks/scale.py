@@ -170,7 +170,7 @@ def prediction_table() -> str:
             times = [duration(t) if t else "" for t in (step.compute, step.launch, step.communication, step.seconds)]
             used = f"{one / (devices * step.seconds):.0%}"
             lines.append([precision, str(devices), f"{mesh[0]}x{mesh[1]}", *times, used, f"{days:,.1f}"])
-    header = ["precision", "GPUs", "mesh", "arithmetic", "launches", "sum", "a step", "use of a GPU", "days"]
+    header = ["precision", "GPUs", "mesh", "arithmetic", "launches", "all-reduce", "per step", "utilisation", "days"]
     return table(header, lines)
 
 
@@ -190,7 +190,7 @@ def calibration_text(found: dict[str, Any], load: float) -> str:
         [
             f"Two single-threaded processes, load average {load:.1f} before the run.",
             "",
-            table(["sum over 2 processes", "measured", "model"], sums),
+            table(["all-reduce, 2 processes", "measured", "model"], sums),
             "",
             table(["rows per step", "measured", "model"], steps),
             "",

@@ -1,7 +1,7 @@
-"""Pages of the site that live elsewhere in the repository, and the links to them.
+"""Site pages whose source lies outside docs/, and the links to and from them.
 
-A page in docs/ links to `../benchmarks/README.md` as it lies in the repository, where that link works for a reader of the
-files; on the site it leads to the page made of that file here.
+Links in the repository are relative to the file they are in, so they work for readers of the files. On the site they
+are rewritten to the corresponding page.
 """
 
 import posixpath
@@ -14,27 +14,31 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-ELSEWHERE = {
+
+# Source file, relative to the repository, and the page made from it.
+OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
+SOURCES = {page: source for source, page in OUTSIDE.items()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages."""
-    for source, page in ELSEWHERE.items():
+    """Add the pages."""
+    for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Turns links to those files into links to their pages."""
+    """Rewrite links between files of the repository as links between pages."""
     folder = posixpath.dirname(page.file.src_uri)
+    here = posixpath.dirname(SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
 
-    def replace(link: re.Match[str]) -> str:
-        place = posixpath.normpath(posixpath.join("docs", folder, link[1]))
-        target = ELSEWHERE.get(place)
+    def rewrite(link: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join(here, link[1]))
+        target = OUTSIDE.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         return f"]({posixpath.relpath(target, folder or '.')}{link[2]})" if target else link[0]
 
-    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*|)\)", replace, markdown)
+    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*|)\)", rewrite, markdown)

@@ -1,10 +1,10 @@
-"""Draws the pictures of the documentation with the library itself, as SVG files in docs/pictures.
+"""Draw the pictures of the documentation with the library itself, as SVG files in docs/pictures.
 
-    python docs/pictures.py                        # all of them; some minutes
+    python docs/pictures.py                        # all of them, in a few minutes
     python docs/pictures.py star gap               # some of them
-    python docs/pictures.py --quick --out drawn   # short runs, to see whether they can be drawn
+    python docs/pictures.py --quick --out drawn    # short runs, to check that they can be drawn
 
-The same seed gives the same pictures. They have a clear background and ink that reads on light and on dark pages.
+The same seed gives the same pictures. They have a transparent background and colours that work on light and dark pages.
 """
 
 import argparse
@@ -24,37 +24,39 @@ from benchmarks import cost_model as cost
 
 mpl.use("svg")
 SEED = 0
-EVERY = 3  # of the points of a grid one in so many is drawn: as smooth, in a third of the file
+
+# Draw every third grid point: the curves look as smooth, in a third of the file size.
+EVERY = 3
 
 
 def hmc(quick: bool, **settings: Any) -> cr.HMC:
-    """HMC for one hidden layer and little data: short trajectories that keep most of their momentum."""
+    """Return HMC for one hidden layer and little data: short trajectories that keep most of their momentum."""
     length = {"warmup": 30, "draws": 20, "max_steps": 40} if quick else {"warmup": 150, "draws": 120, "thin": 2}
     common = {"chains": 8, "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh", "compile": False}
     return cr.HMC(**common | length | settings)
 
 
 def stiff_hmc(quick: bool) -> cr.HMC:
-    """The same from fits, with trajectories that are cut, since many points or small noise ask for small steps."""
+    """Return HMC from MAP fits with truncated trajectories: many points or low noise require small steps."""
     return hmc(quick, init="ensemble", warmup=30 if quick else 60, draws=20 if quick else 60, thin=1, max_steps=100)
 
 
 def wave_problem(toy: cr.data.Toy, likelihood: cr.likelihoods.Likelihood, outputs: int = 1) -> cr.Problem:
-    """One input, 50 hidden units, a prior wide enough for the wave."""
+    """Return a problem with one input, 50 hidden units and a prior wide enough for the wave."""
     torch.manual_seed(SEED)
     prior = cr.priors.Normal(scale=3.0, fan_in=True)
     return cr.Problem(cr.zoo.mlp(1, (50,), outputs), data=(toy.x, toy.y), likelihood=likelihood, prior=prior)
 
 
 def panels(columns: int, rows: int = 1, *, size: tuple[float, float], shared: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes in reading order."""
+    """Return a figure and its axes in reading order."""
     figure = Figure(figsize=size, layout="constrained")
     axes = list(figure.subplots(rows, columns, sharex=shared, sharey=shared, squeeze=False).flat)
     return figure, axes
 
 
 def finish(figure: Figure, axes: list[Axes], columns: int = 6) -> Figure:
-    """Labels on the outside only, and one legend below all panels."""
+    """Keep labels on the outside only, and add one legend below all panels."""
     for axis in axes:
         axis.label_outer()
     figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=columns)
@@ -62,7 +64,7 @@ def finish(figure: Figure, axes: list[Axes], columns: int = 6) -> Figure:
 
 
 def gap(quick: bool) -> Figure:
-    """Regression with a gap: four methods, one problem."""
+    """Draw regression with a gap: four methods, one problem."""
     toy = cr.data.gap_regression(seed=SEED)
     problem = wave_problem(toy, cr.likelihoods.Gaussian(scale=toy.noise))
     steps = 200 if quick else 3000
@@ -81,7 +83,7 @@ def gap(quick: bool) -> Figure:
 
 
 def star(quick: bool) -> Figure:
-    """Two clusters and a far-away star: MAP and HMC."""
+    """Draw two clusters and a far-away star, for MAP and HMC."""
     toy = cr.data.star_classification(seed=SEED)
     torch.manual_seed(SEED)
     problem = cr.Problem(
@@ -99,7 +101,7 @@ def star(quick: bool) -> Figure:
 
 
 def sharpening(quick: bool) -> Figure:
-    """The posterior for more and more data."""
+    """Draw the posterior for increasing amounts of data."""
     figure, axes = panels(2, 2, size=(8.4, 6.2))
     for axis, n in zip(axes, (2, 10, 100, 1000)):
         toy = cr.data.sharpening_regression(n, seed=SEED)
@@ -113,28 +115,28 @@ def sharpening(quick: bool) -> Figure:
 
 
 def kinds(quick: bool) -> Figure:
-    """Noise that grows with x: the fit, and the two parts of the uncertainty."""
+    """Draw a fit with noise that grows with x, and the two parts of its uncertainty."""
     toy = cr.data.heteroscedastic_regression(200, seed=SEED)
     problem = wave_problem(toy, cr.likelihoods.HeteroscedasticGaussian(), outputs=2)
     grid = toy.grid[::EVERY]
     p = stiff_hmc(quick).fit(problem, seed=SEED).predict(grid)
     figure, (left, right) = panels(2, size=(8.4, 3.9), shared=False)
     cr.plot.bands(p, grid, data=(toy.x, toy.y), truth=toy.truth[::EVERY], ax=left)
-    left.set(title="the fit", ylim=(-4, 5))
+    left.set(title="fit", ylim=(-4, 5))
     left.get_legend().remove()
     left.legend(loc="upper left", ncols=2)
     at = grid.flatten()
-    right.axvspan(-2, 2, color=cr.plot.INK, alpha=0.15, linewidth=0, label="where there are data")
-    right.plot(at, p.aleatoric.sqrt().flatten(), label="aleatoric: the noise")
+    right.axvspan(-2, 2, color=cr.plot.INK, alpha=0.15, linewidth=0, label="range of the data")
+    right.plot(at, p.aleatoric.sqrt().flatten(), label="aleatoric: noise")
     right.plot(at, p.epistemic.sqrt().flatten(), label="epistemic: what the model does not know")
     right.plot(at, toy.noise_grid[::EVERY].flatten(), color=cr.plot.INK, linestyle=":", label="true noise")
-    right.set(title="its two parts", xlabel="x", ylabel="standard deviation of y", ylim=(0, 2.2))
+    right.set(title="aleatoric and epistemic", xlabel="x", ylabel="standard deviation of y", ylim=(0, 2.2))
     right.legend(loc="upper left")
     return figure
 
 
 def ood(quick: bool) -> Figure:
-    """Digits 0 to 7 learned, 8 and 9 met for the first time: scores of an ensemble, and what can be handed over."""
+    """Draw scores of an ensemble trained on digits 0 to 7, and its error if uncertain rows are referred."""
     digits, known = cr.data.embedded("digits", seed=SEED), 8
     seen, new = digits.y_train < known, digits.y_test >= known
     torch.manual_seed(SEED)
@@ -149,7 +151,7 @@ def ood(quick: bool) -> Figure:
     figure, axes = panels(3, size=(9.6, 3.6), shared=False)
     for axis, kind in zip(axes, ("total", "epistemic")):
         score = p.ood_score(kind)
-        bins = torch.linspace(0, float(score.quantile(0.99)), 25)  # without the few that lie far out
+        bins = torch.linspace(0, float(score.quantile(0.99)), 25)  # without the few outliers
         for rows, label, look in ((~new, "digits 0 to 7", {}), (new, "8 and 9, never seen", {"hatch": "///"})):
             axis.hist(score[rows], bins, alpha=0.7, label=label, **look)
         auroc = cr.metrics.auroc(score[~new], score[new])
@@ -158,27 +160,27 @@ def ood(quick: bool) -> Figure:
     wrong = (p.probabilities.argmax(-1) != digits.y_test).float()
     cr.plot.risk_coverage(cr.metrics.risk_coverage(p.ood_score(), wrong), label="ensemble", ax=axes[2])
     axes[2].get_legend().remove()
-    axes[2].set(title="hand over the least certain", xlabel="share of rows kept", ylabel="share of them that is wrong")
+    axes[2].set(title="refer the least certain", xlabel="fraction of rows kept", ylabel="error rate of those rows")
     return figure
 
 
 def scale(quick: bool) -> Figure:
-    """A leapfrog step of one chain of ResNet-20-FRN by the cost model, and how much of each GPU it uses."""
+    """Draw the time of a leapfrog step of one chain of ResNet-20-FRN by the cost model, and GPU utilisation."""
     places = [2**k for k in range(13)]
     figure, (left, right) = panels(2, size=(8.4, 3.6), shared=False)
     for precision, line in (("tf32", "-"), ("bf16", "--")):
         machine = cost.h200(precision)
         steps = [cost.leapfrog_seconds(machine, cost.RESNET20, mesh=(1, p)) for p in places]
-        left.plot(places, [s.seconds for s in steps], line, color="C0", label=f"a step, {precision}")
-        left.plot(places, [s.compute for s in steps], line, color="C1", label=f"its arithmetic, {precision}")
+        left.plot(places, [s.seconds for s in steps], line, color="C0", label=f"step, {precision}")
+        left.plot(places, [s.compute for s in steps], line, color="C1", label=f"arithmetic, {precision}")
         used = [100 * steps[0].seconds / (p * s.seconds) for p, s in zip(places, steps)]
         right.plot(places, used, line, color="C0", label=precision)
-    left.plot(places[1:], [s.communication for s in steps[1:]], ":", color="C2", label="its sum over the GPUs")
+    left.plot(places[1:], [s.communication for s in steps[1:]], ":", color="C2", label="all-reduce")
     left.axhline(steps[0].launch, color=cr.plot.INK, linewidth=0.8, label="launches (assumed)")
     left.set(
         xscale="log",
         yscale="log",
-        xlabel="GPUs that share the rows",
+        xlabel="GPUs sharing the rows",
         ylabel="seconds",
         title="one chain, 40,960 images",
     )
@@ -186,9 +188,9 @@ def scale(quick: bool) -> Figure:
     right.set(
         xscale="log",
         ylim=(0, 105),
-        xlabel="GPUs that share the rows",
-        ylabel="use of a GPU (%)",
-        title="how much of each GPU is used",
+        xlabel="GPUs sharing the rows",
+        ylabel="utilisation (%)",
+        title="utilisation of each GPU",
     )
     right.legend()
     return figure
@@ -198,21 +200,21 @@ PICTURES: dict[str, Callable[[bool], Figure]] = {f.__name__: f for f in (gap, st
 
 
 def draw(name: str, folder: Path, *, quick: bool = False) -> Path:
-    """Draws one picture and writes it; the file is the same for the same figure."""
+    """Draw one picture, write it and return its path. The same figure gives the same file."""
     path, text = folder / f"{name}.svg", io.StringIO()
     with cr.plot.style(), mpl.rc_context({"svg.hashsalt": name, "image.composite_image": True}):
         figure = PICTURES[name](quick)
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator")), dpi=110)
-    # A hundredth of a point is finer than any screen; six decimals only make the file heavy.
+    # A hundredth of a point is finer than any screen; six decimals only make the file larger.
     short = re.sub(r'\bd="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text.getvalue())
     path.write_text("\n".join(line.rstrip() for line in short.splitlines()) + "\n")
     return path
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description="Draws the pictures of the documentation.")
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; all if none is named")
+    """Run the command."""
+    parser = argparse.ArgumentParser(description="Draw the pictures of the documentation.")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(PICTURES)}; default: all")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "pictures")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the documents show is run: the Python of every page, and the commands as far as the command line has them."""
+"""Run the Python code of every page, and check its commands, links and pictures, and the site built from them."""
 
 import os
 import re
@@ -20,8 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("python", "sh", "text", "toml", "json", "")
-VERBS = ("fit", "predict", "compare", "evaluate", "report", "resume", "methods", "demo")  # those there are, or will be
-EXPECTED = ("BayesianRegressor", "BayesianClassifier")  # names that a page may show before they exist
+VERBS = ("fit", "predict", "compare", "evaluate", "report", "resume", "methods", "demo")
 
 
 def blocks(path, language):
@@ -44,14 +43,10 @@ def one_thread():
 def test_python_blocks_run(path, tmp_path, monkeypatch, one_thread):
     import matplotlib.pyplot as plt
 
-    code = blocks(path, "python")
-    missing = [name for name in EXPECTED if f"cr.{name}" in "".join(code) and not hasattr(cr, name)]
-    if missing:
-        pytest.skip(f"credibly has no {' and no '.join(missing)} yet")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "page"}
     try:
-        for number, block in enumerate(code):
+        for number, block in enumerate(blocks(path, "python")):
             exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
     finally:
         plt.close("all")
@@ -59,14 +54,15 @@ def test_python_blocks_run(path, tmp_path, monkeypatch, one_thread):
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_every_block_has_a_known_language(path):
-    # A fence such as "```python no-run" would neither be run here nor be coloured on the site.
+    # A fence such as "```python no-run" would neither run here nor be highlighted on the site.
     text = path.read_text()
     assert {kind for kind, _ in FENCE.findall(text)} <= set(LANGUAGES)
-    assert 2 * len(FENCE.findall(text)) == len(re.findall(r"^```", text, re.MULTILINE))  # all of them are closed
+    # All of them are closed.
+    assert 2 * len(FENCE.findall(text)) == len(re.findall(r"^```", text, re.MULTILINE))
 
 
 def commands():
-    """Every credibly command that a page gives, as (page, words)."""
+    """Yield every credibly command on a page, as (page, words)."""
     for path in PAGES:
         for block in blocks(path, "sh"):
             for line in block.splitlines():
@@ -84,35 +80,36 @@ def test_commands_exist_with_their_options(path, words):
     known = typer.main.get_command(app).commands
     verb, rest = words[0], words[1:]
     assert verb in VERBS
-    if verb not in known:
-        pytest.skip(f"the command line has no {verb!r} yet")
+    assert verb in known
     parameters = known[verb].params
     options = {flag: p for p in parameters if p.param_type_name == "option" for flag in (*p.opts, *p.secondary_opts)}
-    places = [p for p in parameters if p.param_type_name == "argument"]
+    arguments = [p for p in parameters if p.param_type_name == "argument"]
     given, used = [], set()
     while rest:
         word = rest.pop(0)
         if word.startswith("-"):
             flag, has_value, _ = word.partition("=")
-            assert flag in options, f"credibly {verb} has no {flag}, which {path.name} gives it"
+            assert flag in options, f"credibly {verb} has no {flag}, used in {path.name}"
             used.add(options[flag].name)
             if not has_value and not options[flag].is_flag:
                 assert rest, f"{flag} needs a value"
                 rest.pop(0)
         else:
             given.append(word)
-    most = float("inf") if any(p.nargs == -1 for p in places) else len(places)
-    assert sum(p.required for p in places) <= len(given) <= most
+    most = float("inf") if any(p.nargs == -1 for p in arguments) else len(arguments)
+    assert sum(p.required for p in arguments) <= len(given) <= most
     assert {p.name for p in options.values() if p.required} <= used
 
 
-def test_the_readme_opens_with_the_two_commands():
+def test_the_readme_opens_with_a_picture_and_the_two_commands():
     text = (ROOT / "README.md").read_text()
     shown = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
     assert len(shown) == 2
     assert shown[0].endswith("credibly demo")
     assert "pytest" in shown[1]
-    assert text.index(shown[1]) < text.index("## ")  # before anything else
+    assert text.index("](docs/pictures/") < text.index(shown[0])
+    # Before the first section.
+    assert text.index(shown[1]) < text.index("## ")
 
 
 def test_every_method_is_in_the_readme():
@@ -136,16 +133,16 @@ def test_every_method_has_a_page(name):
 
 
 def test_documents_link_to_files_that_exist():
-    for path in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+    for path in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
         text = FENCE.sub("", path.read_text())
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
-# -- the site ------------------------------------------------------------------------------------------------------------
+# -- the site ----------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built with warnings as errors."""
+    """Build the site with warnings as errors."""
     folder = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     built = subprocess.run(
@@ -156,7 +153,7 @@ def site(tmp_path_factory):
 
 
 class _Sources(HTMLParser):
-    """What a page loads: scripts, styles, fonts, pictures."""
+    """The scripts, styles, fonts and pictures that a page loads."""
 
     def __init__(self):
         super().__init__()
@@ -186,8 +183,9 @@ def test_the_reference_has_every_public_name(site):
     text = "".join(page.read_text() for page in (site / "api").rglob("*.html"))
     anchors = set(re.findall(r'id="(credibly\.[\w.]+)"', text))
     ends = {anchor.rpartition(".")[2] for anchor in anchors}
-    quiet = {"METHODS", "Layout", "Interrupted", "__version__"}  # a dict, an inner part, what Ctrl-C raises, a string
-    for name in set(cr.__all__) - quiet:
+    # A dict, an internal class, what Ctrl-C raises, a string.
+    undocumented = {"METHODS", "Layout", "Interrupted", "__version__"}
+    for name in set(cr.__all__) - undocumented:
         value = getattr(cr, name)
         is_module = isinstance(value, types.ModuleType)
         assert name in ends or (is_module and any(a.startswith(value.__name__) for a in anchors)), name
@@ -203,9 +201,9 @@ def test_every_page_is_reached_from_the_menu():
     assert {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")} <= set(listed)
 
 
-# -- the pictures --------------------------------------------------------------------------------------------------------
+# -- the pictures ------------------------------------------------------------------------------------------------------
 def shown_pictures():
-    """Those of the pages of docs/pictures; the results have their own beside them, made by their studies."""
+    """Return the pictures shown on pages, without those of the results, which studies write beside their pages."""
     pages = [path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] != "results"]
     return {target for path in pages for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text())}
 
@@ -216,7 +214,8 @@ def test_pictures_of_results_are_there_and_light():
         shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
         assert {path.name for path in folder.glob("*.svg")} == set(shown)
         assert all((folder / name).stat().st_size < 200_000 for name in shown)
-        assert not (folder / "index.html").exists()  # the site makes its own of README.md
+        # The site builds its own from README.md.
+        assert not (folder / "index.html").exists()
 
 
 def test_pictures_are_light_and_have_no_date():
@@ -226,7 +225,8 @@ def test_pictures_are_light_and_have_no_date():
         text = path.read_text()
         assert len(text) < 150_000
         assert "<dc:date>" not in text
-        assert 'style="fill: #ffffff"/>' not in text.partition('id="axes_1"')[0]  # no white ground under it
+        # No white background.
+        assert 'style="fill: #ffffff"/>' not in text.partition('id="axes_1"')[0]
 
 
 def test_pictures_can_be_drawn(tmp_path, monkeypatch, one_thread):
@@ -234,5 +234,6 @@ def test_pictures_can_be_drawn(tmp_path, monkeypatch, one_thread):
 
     script = runpy.run_path(str(DOCS / "pictures.py"), run_name="pictures")
     assert {f"pictures/{name}.svg" for name in script["PICTURES"]} == shown_pictures()
-    for name in ("star", "kinds"):  # the others take longer and use the same functions
+    # The others take longer and use the same functions.
+    for name in ("star", "kinds"):
         assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")
