@@ -13,7 +13,6 @@ from credibly.backends.cpp.library import library
 from credibly.core import rng
 from credibly.core.rng import CHUNK, stream_keys, stream_words
 from credibly.inference import backend
-from credibly.inference.sampling import noise as chain_noise
 from credibly.inference.target import to_target
 
 compiled = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
@@ -23,7 +22,7 @@ BOTH = pytest.mark.parametrize("method", [cr.SGHMC, cr.SGLD])
 @pytest.fixture
 def any_size(monkeypatch):
     """Treat networks of any size as large."""
-    monkeypatch.setattr(chain_noise, "MANY", 1)
+    monkeypatch.setattr(backend, "MANY", 1)
 
 
 def problem(widths=(5, 40, 23, 4), rows=150, activation=nn.SiLU, kind="categorical", dtype=torch.float32, **options):
@@ -148,7 +147,7 @@ class TestSteps:
     @pytest.mark.parametrize("widths", [(100, 300, 10), (40, 60, 4)], ids=["many", "some"])
     def test_a_network_that_is_large_enough(self, widths):
         given = problem(widths=widths)
-        assert given.dim > (chain_noise.MANY if widths[1] > 256 else chain_noise.SOME)
+        assert given.dim > (backend.MANY if widths[1] > 256 else backend.SOME)
         assert_matches_pytorch(cr.SGHMC, given)
         assert "large" not in fit(cr.SGHMC, given).record.history["plan"]
 
@@ -211,8 +210,7 @@ class TestFallback:
     @BOTH
     def test_noise_is_the_same_without_the_library(self, method, any_size, monkeypatch):
         fast = fit(method, problem())
-        for module in (backend, chain_noise):
-            monkeypatch.setattr(module, "library", lambda: None)
+        monkeypatch.setattr(backend, "library", lambda: None)
         plain = fit(method, problem(), compile="auto")
         assert not plain.record.history["native"]
         torch.testing.assert_close(fast.draws, plain.draws, rtol=0, atol=2e-6)

@@ -9,7 +9,7 @@ from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest
 
 import credibly as cr
 from conftest import mlp
-from credibly.inference.sampling import noise as chain_noise
+from credibly.inference import backend
 from credibly.inference.sampling import recording
 from credibly.inference.sampling import run as sampling_run
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
@@ -82,7 +82,7 @@ class TestSameBits(StoppedRuns):
 
     @pytest.mark.parametrize("large", [1, 10**9], ids=["chains in turn", "chains together"])
     def test_noise_that_is_generated_as_bits(self, tmp_path, tight, crash, monkeypatch, large):
-        monkeypatch.setattr(chain_noise, "MANY", 1)
+        monkeypatch.setattr(backend, "MANY", 1)
         monkeypatch.setattr(sgmcmc_run, "LARGE", large)
         method = sg(cr.SGHMC)
         known = method.fit(make(), seed=1)

@@ -9,7 +9,7 @@ from hmc_targets import DOUBLE, SHORT, X, Y, density, hmc, problem
 import credibly as cr
 import credibly.problem
 from conftest import mlp, randn
-from credibly.inference.sampling.noise import ChainNoise
+from credibly.core.chain_noise import ChainNoise
 from credibly.inference.sampling.trajectory import even_chunk
 from credibly.inference.target import to_target
 from credibly.likelihoods import Gaussian

@@ -10,8 +10,11 @@ from torch import nn
 import credibly as cr
 from chains import assert_moments, assert_weighted_prior
 from conftest import mlp, randn
+from credibly.backends.cpp import wide
+from credibly.core.chain_noise import LargeNoise
 from credibly.core.compilation import compiler_missing
-from credibly.inference.sampling import noise as chain_noise
+from credibly.core.rng import fill_normal
+from credibly.inference import backend
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
 from credibly.inference.target import to_target
 from credibly.likelihoods import Categorical, Gaussian
@@ -136,7 +139,7 @@ def test_a_skewed_density(method, preconditioner):
 
 @BOTH
 def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
-    monkeypatch.setattr(chain_noise, "MANY", 1)
+    monkeypatch.setattr(backend, "MANY", 1)
     monkeypatch.setattr(sgmcmc_run, "LARGE", 1)
     net = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 1))
     target = to_target(cr.Problem(net, (randn(24, 3), randn(24, 1, seed=1)), Gaussian(0.5), cr.priors.Normal(1.0)))
@@ -157,7 +160,8 @@ def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
 def test_compiled_noise_equals_eager_noise():
     """An odd number of values, of the last chain."""
     plain, fast = (
-        chain_noise.LargeNoise(3, "noise", range(4, 6), 50_001, one_by_one=True, compile=c) for c in (False, True)
+        LargeNoise(3, "noise", range(4, 6), 50_001, one_by_one=True, fill=fill)
+        for fill in (fill_normal, wide.fill_normal)
     )
     expected, found = plain.of(1, 7), fast.of(1, 7)
     assert found.shape == (1, 50_001)

@@ -21,16 +21,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from credibly.backends.cpp import wide
 from credibly.backends.cpp.density import CppDensity
 from credibly.backends.cpp.library import library
 from credibly.backends.cpp.stack import Stack
 from credibly.backends.cpp.wide import WideDensity, supports_wide
 from credibly.backends.cuda.density import CudaDensity
+from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.compilation import Compile, compiled
+from credibly.core.rng import MANY, fill_normal
 from credibly.problem import Problem
 
 # Rows of a batch times parameters that one thread still processes sooner than several threads share.
 ONE_THREAD = 2**22
+# Weights from which C++ steps that generate their own noise beat those that read it from memory.
+SOME = 2**11
 
 
 class FusedDensity(Protocol):
@@ -165,3 +170,26 @@ def wide_stack(problem: Problem) -> Stack | None:
         return None
     stack = Stack.of(forward.module, problem.layout, max_width=math.inf)
     return stack if supports_wide(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None
+
+
+def select_noise(
+    seed: int,
+    purpose: str,
+    chains: range,
+    dim: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    one_by_one: bool,
+    compile: Compile,
+    inside: bool,
+) -> ChainNoise | LargeNoise:
+    """Return the noise of minibatch steps: by position where that is faster, else from torch's generators.
+
+    `inside` is whether C++ steps may generate it themselves. The choice depends on network, dtype and device, never on whether
+    the C++ library is there.
+    """
+    if device.type == "cpu" and dtype == torch.float32 and dim >= (min(SOME, MANY) if inside else MANY):
+        fill = wide.fill_normal if compile is not False and library() is not None else fill_normal
+        return LargeNoise(seed, purpose, chains, dim, one_by_one=one_by_one, fill=fill)
+    return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)

@@ -215,3 +215,13 @@ def _list(names: Mapping[str, object] | Sequence[str], most: int = 8) -> str:
     names = list(names)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more if names else "none"
+
+
+def layout_mismatch(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:
+    """Return a message with the first difference between two layout signatures."""
+    here, there = ({e["name"]: tuple(e["shape"]) for e in side} for side in (mine, stored))
+    for name in [*there, *here]:
+        if here.get(name) != there.get(name):
+            found = f"shape {here[name]}" if name in here else "no such tensor"
+            return f"net: {name} has {found}, the stored run has {there.get(name, 'no such tensor')}"
+    return "net: its tensors have other roles than in the stored run"

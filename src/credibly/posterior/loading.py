@@ -19,7 +19,7 @@ from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
 from credibly.likelihoods import LIKELIHOODS, Likelihood
 from credibly.networks.blueprint import build_network
-from credibly.networks.layout import Layout
+from credibly.networks.layout import Layout, layout_mismatch
 from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
 from credibly.posterior.model import Model
@@ -91,16 +91,6 @@ def network_of(manifest: dict[str, Any], advice: str) -> nn.Module:
     if manifest.get("network") is None:
         raise StoreError(f"net: the folder does not describe the network (it is more than layers in a row). {advice}")
     return build_network(manifest["network"])
-
-
-def layout_mismatch(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:
-    """Return a message with the first difference between two layout signatures."""
-    here, there = ({e["name"]: tuple(e["shape"]) for e in side} for side in (mine, stored))
-    for name in [*there, *here]:
-        if here.get(name) != there.get(name):
-            found = f"shape {here[name]}" if name in here else "no such tensor"
-            return f"net: {name} has {found}, the stored run has {there.get(name, 'no such tensor')}"
-    return "net: its tensors have other roles than in the stored run"
 
 
 def _tensors(

@@ -96,9 +96,9 @@ def is_unfinished(out: str | os.PathLike[str]) -> bool:
     return bool(manifest.get("streamed")) and manifest["status"] != "complete"
 
 
-def check_not_unfinished(out: str | os.PathLike[str] | None) -> None:
+def check_not_unfinished(out: str | os.PathLike[str]) -> None:
     """Raise if the folder holds a run that waits to be resumed."""
-    if out is not None and is_unfinished(out):
+    if is_unfinished(out):
         name = os.fspath(out)
         raise StoreError(
             f"out: {name!r} holds an unfinished run. Resume it with {resume_command(name)}, or choose another folder"

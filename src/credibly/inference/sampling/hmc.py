@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.chain_noise import ChainNoise
 from credibly.core.compilation import Compile
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.adaptation import DualAveraging, LengthTrial, Welford, search_step_size, windows
 from credibly.inference.kernels.hmc import Integrator, State, metropolis, refresh
-from credibly.inference.sampling.noise import ChainNoise
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.sampling.starts import evaluate_start
 from credibly.inference.sampling.trajectory import ChunkedTrajectories

@@ -14,7 +14,7 @@ from credibly.core.rng import stream
 from credibly.core.specs import to_spec
 from credibly.errors import StoreError
 from credibly.inference.density import Density
-from credibly.posterior.loading import layout_mismatch
+from credibly.networks.layout import layout_mismatch
 from credibly.posterior.model import Model
 from credibly.posterior.saving import header
 from credibly.problem import Problem

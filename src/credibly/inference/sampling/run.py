@@ -93,11 +93,13 @@ class SamplingMethod(Method):
             if out is not None and world.restarts and is_unfinished(out):
                 return self._take_up(problem, seed, out, progress, world)
             if world.leader:
-                check_not_unfinished(out)
+                if out is not None:
+                    check_not_unfinished(out)
                 check_run(seed, out)
             if isinstance(problem, Problem):
                 refuse_random_layers(problem)
-            check_same_everywhere(world, problem, self, seed)
+            if world.size > 1:
+                check_same_everywhere(world, problem, self, seed)
             run = Run(self, problem, seed, progress, world)
             with run.create(out) if out is not None else nullcontext():
                 run.begin()

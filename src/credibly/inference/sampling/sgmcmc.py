@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp.wide import WideDensity
+from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.adaptation import largest_curvature
-from credibly.inference.backend import Backend, select_for_minibatches, wide_stack
+from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import langevin
 from credibly.inference.kernels.sghmc import sghmc
-from credibly.inference.sampling.noise import ChainNoise, LargeNoise, diffusion
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.starts import evaluate_start
@@ -69,7 +69,7 @@ class SGMCMCSampler(Sampler):
             self.scale = n / batch
             if not target.sharded and not plan.preconditioned:
                 wide = wide_stack(target.problem)
-        self.noise = diffusion(
+        self.noise = select_noise(
             seed,
             "diffusion",
             self.own,

@@ -5,21 +5,19 @@ The numbers of a chain do not depend on which chains run beside it or where, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp import wide
-from credibly.backends.cpp.library import library
-from credibly.core.compilation import Compile
-from credibly.core.rng import CHUNK, MANY, fill_normal, stream, stream_keys
+from credibly.core.rng import CHUNK, fill_normal, stream, stream_keys
 
 # Numbers of one chain per stream: seeding a stream costs as much as a thousand of them.
 BLOCK_VALUES = 2**16
-# Weights from which C++ steps that generate their own noise beat those that read it from memory.
-SOME = 2**11
+
+Fill = Callable[[Tensor, tuple[int, int]], None]
 
 
 class ChainNoise:
@@ -83,12 +81,19 @@ class LargeNoise:
     torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch step. Here
     each number is a function of the stream's keys and of its position, so the C++ backend can generate them in all threads, or
     inside a step from the keys alone. Without it, numpy generates the same words.
+
+    Args:
+        seed, purpose, chains, dim: as in `ChainNoise`.
+        one_by_one: whether chains are asked for one at a time.
+        fill: fills a tensor with the numbers of two keys.
     """
 
-    def __init__(self, seed: int, purpose: str, chains: range, dim: int, *, one_by_one: bool, compile: Compile) -> None:
+    def __init__(
+        self, seed: int, purpose: str, chains: range, dim: int, *, one_by_one: bool, fill: Fill = fill_normal
+    ) -> None:
         self.seed, self.purpose, self.chains, self.dim = seed, purpose, chains, dim
         self.values = torch.empty(1 if one_by_one else len(chains), -(-dim // CHUNK) * CHUNK)
-        self.fill = wide.fill_normal if compile is not False and library() is not None else fill_normal
+        self.fill = fill
 
     def at(self, iteration: int) -> Tensor:
         """Return the numbers of one iteration, (C, D): a view that is valid until the next call."""
@@ -108,25 +113,3 @@ class LargeNoise:
 
     def _keys(self, chain: int, iteration: int) -> tuple[int, int]:
         return stream_keys(self.seed, self.purpose, chain, iteration)
-
-
-def diffusion(
-    seed: int,
-    purpose: str,
-    chains: range,
-    dim: int,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    one_by_one: bool,
-    compile: Compile,
-    inside: bool,
-) -> ChainNoise | LargeNoise:
-    """Return the noise of minibatch steps: by position where that is faster, else from torch's generators.
-
-    `inside` is whether C++ steps may generate it themselves. The choice depends on network, dtype and device, never on whether
-    the C++ library is there.
-    """
-    if device.type == "cpu" and dtype == torch.float32 and dim >= (min(SOME, MANY) if inside else MANY):
-        return LargeNoise(seed, purpose, chains, dim, one_by_one=one_by_one, compile=compile)
-    return ChainNoise(seed, purpose, chains, dim, device=device, dtype=dtype)
