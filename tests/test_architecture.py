@@ -13,8 +13,8 @@ import credibly as cr
 
 SOURCE = Path(cr.__file__).parent
 
-# Packages and root modules from the lowest to the highest: imports only run downwards. A dotted entry places one subpackage
-# by itself. What is not listed fails the test: say where it belongs.
+# Packages and root modules from the lowest to the highest: imports only run downwards. A dotted entry places one
+# subpackage by itself. What is not listed fails the test: say where it belongs.
 ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
     "backends", "forward", "problem", "predictive", "metrics", "diagnostics", "storage", "curvature", "posterior",
@@ -107,12 +107,18 @@ def package(module):
 
 
 def is_private(name):
-    """Whether a name is private to credibly; those of every nn.Module are torch's, also where credibly has a namesake."""
+    """Whether a name is private to credibly.
+
+    Those of every nn.Module are torch's, also where credibly has a namesake.
+    """
     return name.startswith("_") and not name.startswith("__") and not hasattr(torch.nn.Module(), name)
 
 
 def private_definitions(tree):
-    """Underscore names that a module defines: functions, classes, variables, fields and attributes set on self or cls."""
+    """Underscore names that a module defines.
+
+    Functions, classes, variables, fields and attributes set on self or cls.
+    """
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -123,7 +129,7 @@ def private_definitions(tree):
 
 
 def private_uses(tree):
-    """(line, name) of underscore attributes of anything but self and cls, and of underscore names imported from credibly."""
+    """(line, name) of underscore attributes of others than self and cls, and of underscore names imported."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not on_self(node):
             yield node.lineno, node.attr

@@ -13,8 +13,8 @@ class InputError(ValueError):
 
     Args:
         argument: the name of the parameter, as the caller wrote it.
-        found: what is wrong with it. "must be a positive integer, got 0" continues the sentence that the name begins; anything
-            else ("has 3 rows, y has 4") follows a colon.
+        found: what is wrong with it. "must be a positive integer, got 0" continues the sentence that the name begins;
+            anything else ("has 3 rows, y has 4") follows a colon.
         advice: what to do about it; empty where the constraint already says so.
     """
 

@@ -78,9 +78,9 @@ class ChainNoise:
 class LargeNoise:
     """Standard normal numbers for chains of many weights: of all chains, or of one at a time (`one_by_one`).
 
-    torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch step. Here
-    each number is a function of the stream's keys and of its position, so the C++ backend can generate them in all threads, or
-    inside a step from the keys alone. Without it, numpy generates the same words.
+    torch draws normal numbers in one thread, which for a large network takes as long as the products of a minibatch
+    step. Here each number is a function of the stream's keys and of its position, so the C++ backend can generate them
+    in all threads, or inside a step from the keys alone. Without it, numpy generates the same words.
 
     Args:
         seed, purpose, chains, dim: as in `ChainNoise`.
@@ -102,7 +102,10 @@ class LargeNoise:
         return self.values[:, : self.dim]
 
     def of(self, index: int, iteration: int) -> Tensor:
-        """Return the numbers of one iteration for the chain at `index`, (1, D): a view that is valid until the next call."""
+        """Return the numbers of one iteration for the chain at `index`, (1, D).
+
+        A view that is valid until the next call.
+        """
         self.fill(self.values[0], self._keys(self.chains[index], iteration))
         return self.values[:1, : self.dim]
 

@@ -18,7 +18,10 @@ STORED_PREFIXES = {
 
 
 def kind_name(cls: type) -> str:
-    """Return the name a class is stored under: "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name."""
+    """Return the name a class is stored under.
+
+    "priors.Normal", "likelihoods.Gaussian"; a foreign class by its full name.
+    """
     package, _, rest = cls.__module__.partition(".")
     if package != "credibly":
         return f"{cls.__module__}.{cls.__qualname__}"

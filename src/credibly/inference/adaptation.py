@@ -1,6 +1,7 @@
 """Adaptation during warm-up, frozen afterwards.
 
-The step size follows dual averaging, a diagonal mass the running variance, and the trajectory length a trial of a few candidates.
+The step size follows dual averaging, a diagonal mass the running variance, and the trajectory length a trial of a few
+candidates.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class Welford:
     def variance(self, prior: Tensor, squares: Tensor | None = None) -> Tensor:
         """Return the variance (D,), pooled over chains and shrunk slightly towards a guess (D,).
 
-        The guess counts as five draws with a thousandth of its variance, so it only keeps the estimate away from zero; without
-        draws it is returned as it is. `squares` are those of all chains, if this process holds only some.
+        The guess counts as five draws with a thousandth of its variance, so it only keeps the estimate away from zero;
+        without draws it is returned as it is. `squares` are those of all chains, if this process holds only some.
         """
         squares = self.squares if squares is None else squares
         chains = len(squares)
@@ -119,11 +120,12 @@ class Welford:
 class LengthTrial:
     """A trial of trajectory lengths: which one decorrelates the features of the state most per gradient.
 
-    The full length competes with two trajectories of half of it, four of a quarter and eight of an eighth: the same number of
-    gradients each. f are features of the state, such as predictions at some rows, and f' those after such a block, rejections
-    included. The remaining correlation is 1 - E (f' - f)^2 / (2 Var f). (A single iteration of each would not do: a short
-    trajectory moves the fast part of f, and the slow part is what counts.) The longest length within `SLACK` of the smallest
-    correlation wins: the estimates are no finer, and too short mixes worse than too long.
+    The full length competes with two trajectories of half of it, four of a quarter and eight of an eighth: the same
+    number of gradients each. f are features of the state, such as predictions at some rows, and f' those after such a
+    block, rejections included. The remaining correlation is 1 - E (f' - f)^2 / (2 Var f). (A single iteration of each
+    would not do: a short trajectory moves the fast part of f, and the slow part is what counts.) The longest length
+    within `SLACK` of the smallest correlation wins: the estimates are no finer, and too short mixes worse than too
+    long.
     """
 
     SLACK = 0.05
@@ -207,7 +209,8 @@ def search_step_size(acceptance_of: Callable[[Tensor, int], Tensor], size: Tenso
         "The density may be flat" if up else "The gradient does not match the density, or data are not standardised"
     )
     raise SamplingError(
-        f"no step size was found: even at {float(size[chain]):.1e} a single step is {'accepted' if up else 'rejected'}. "
+        f"no step size was found: even at {float(size[chain]):.1e} a single step is "
+        f"{'accepted' if up else 'rejected'}. "
         f"{reason}"
     )
 
@@ -235,10 +238,10 @@ def largest_curvature(
 
 
 def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:
-    """Return the phases of a warm-up as (name, first, end): the step size alone, or with windows for the mass in between.
+    """Return the phases of a warm-up as (name, first, end): for the step size, with windows for the mass in between.
 
-    With mass: 15 % for the step size, then windows that double in length and restart the variance, then 10 % for the step
-    size with the final mass.
+    With mass: 15 % for the step size, then windows that double in length and restart the variance, then 10 % for the
+    step size with the final mass.
     """
     if not mass or warmup < 20:
         return [("step size", 0, warmup)] if warmup else []

@@ -2,13 +2,13 @@
 
 | backend | selected for | what it runs |
 |---|---|---|
-| `cpp` | stacks of small Linear layers on a CPU; float32 stacks of any width for minibatch steps | C++ (`backends.cpp`) |
+| `cpp` | stacks of small Linear layers on a CPU, of any width for minibatch steps | C++ (`backends.cpp`) |
 | `cuda` | the same small stacks under HMC on a GPU | one CUDA kernel per call (`backends.cuda`) |
 | `torch` | every other network and density | torch: eager, compiled, or replayed as a CUDA graph |
 
-`cpp` and `cuda` take whole trajectories or blocks of steps per call, so nothing returns to Python in between. The Triton units of
-a residual network belong to the network itself (`networks.fused_unit`) and run under `torch`. `compile=False` always selects eager
-torch. All backends agree to rounding, and tests hold them to that.
+`cpp` and `cuda` take whole trajectories or blocks of steps per call, so nothing returns to Python in between. The
+Triton units of a residual network belong to the network itself (`networks.fused_unit`) and run under `torch`.
+`compile=False` always selects eager torch. All backends agree to rounding, and tests hold them to that.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def select_noise(
 ) -> ChainNoise | LargeNoise:
     """Return the noise of minibatch steps: by position where that is faster, else from torch's generators.
 
-    `inside` is whether C++ steps may generate it themselves. The choice depends on network, dtype and device, never on whether
-    the C++ library is there.
+    `inside` is whether C++ steps may generate it themselves. The choice depends on network, dtype and device, never on
+    whether the C++ library is there.
     """
     if device.type == "cpu" and dtype == torch.float32 and dim >= (min(SOME, MANY) if inside else MANY):
         fill = wide.fill_normal if compile is not False and library() is not None else fill_normal

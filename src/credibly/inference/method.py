@@ -1,4 +1,4 @@
-"""The contract of a method: settings as fields, one `fit`, and what the demo, the tables and the command line show of it."""
+"""The contract of a method: settings as fields, one `fit`, and what the demo, tables and command line show of it."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Return starting points (M, D).
 
-    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers, "prior" draws from the prior.
+    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers, "prior" draws from the
+    prior.
     """
     layout = problem.layout
     if isinstance(init, Tensor):

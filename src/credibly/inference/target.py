@@ -94,8 +94,8 @@ class Target(ABC):
     def full_likelihood(self, theta: Tensor) -> Tensor | None:
         """Return the log likelihood in the network's native dtype, shape (C,), accumulated in float64.
 
-        None if `likelihood_and_grad` already computes that. A trajectory by gradients of any precision is reversible and
-        preserves volume, so exact energies make the sampler exact.
+        None if `likelihood_and_grad` already computes that. A trajectory by gradients of any precision is reversible
+        and preserves volume, so exact energies make the sampler exact.
         """
         return None
 
@@ -158,7 +158,10 @@ class ProblemTarget(Target):
         return points * self.local.n * self.problem.forward.row_width
 
     def at_once(self, chains: int) -> int:
-        """Return how many chains fit into the memory budget with all their rows, on a CPU into its caches; at least one."""
+        """Return how many chains fit into the memory budget with all their rows, on a CPU into its caches.
+
+        At least one.
+        """
         if self.looped:
             return 1
         if self.backend.fused:
@@ -175,7 +178,10 @@ class ProblemTarget(Target):
         return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile each shape by itself. Triton units stay as they are: they beat what the compiler makes of the layers."""
+        """Compile each shape by itself. Triton units stay as they are.
+
+        They beat what the compiler makes of the layers.
+        """
         if self.problem.fused:
             return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))

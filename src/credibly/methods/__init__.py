@@ -1,4 +1,7 @@
-"""Methods: each turns a Problem into a Posterior. METHODS names those that the demo, the command line and the tests use."""
+"""Methods: each turns a Problem into a Posterior.
+
+METHODS names those that the demo, the command line and the tests use.
+"""
 
 from credibly.inference.method import Method
 from credibly.methods.bbb import BayesByBackprop

@@ -2,10 +2,10 @@
 
     VFE = E_q[log q(w)] - (1/T_prior) E_q[log p(w)] - (1/T_lik) E_q[log p(D | w)]          (ELBO = -VFE at T = 1)
 
-Draws are reparameterised, w = mu + sigma e, so that gradients pass through them. The entropy has a closed form, and so has
-E_q[log p] for Normal priors; for others it is averaged over the draws. The loss is VFE / N. Minibatch i of the M in an epoch
-carries the weight pi_i of the KL term (the first two terms): 1/M, or Blundell's 2^(M-i) / (2^M - 1). The weights sum to one, so
-an epoch adds up to the free energy.
+Draws are reparameterised, w = mu + sigma e, so that gradients pass through them. The entropy has a closed form, and so
+has E_q[log p] for Normal priors; for others it is averaged over the draws. The loss is VFE / N. Minibatch i of the M in
+an epoch carries the weight pi_i of the KL term (the first two terms): 1/M, or Blundell's 2^(M-i) / (2^M - 1). The
+weights sum to one, so an epoch adds up to the free energy.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     Args:
         family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks).
         samples: draws of the weights per step.
-        estimator: how a draw enters the network. "weights" (any module), "local" (local reparameterisation: noise on the
-            outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does not),
-            "flipout" (pseudo-independent draws per row by random signs; Linear and convolutions), or "auto".
+        estimator: how a draw enters the network. "weights" (any module), "local" (local reparameterisation: noise on
+            the outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does
+            not), "flipout" (pseudo-independent draws per row by random signs; Linear and convolutions), or "auto".
         members: Gaussians in the mixture, fitted side by side from different starting points.
-        init: initial means: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor. A posterior of the same
-            family and network gives the standard deviations too: a warm start, as in continual learning.
+        init: initial means: "network", "fresh", "prior", "map" (a MAP fit first) or an (M, D) tensor. A posterior of
+            the same family and network gives the standard deviations too: a warm start, as in continual learning.
         init_scale: initial standard deviation of every weight.
         kl_weights: "uniform" or "geometric" weights of the KL term over an epoch's minibatches.
         kl_warmup: steps over which the weight of the KL term rises to 1.
-        learn_prior_scale: empirical Bayes: one factor on the prior scale of each parameter group, by the same free energy.
+        learn_prior_scale: empirical Bayes: one factor on the prior scale of each parameter group, by the same free
+            energy.
     """
 
     name: ClassVar[str] = "bbb"
@@ -152,9 +153,9 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return training that clips harder where the network predicts the variance, which noisy weights bring near zero.
+        """Return training that clips harder if the network predicts the variance.
 
-        Elsewhere a norm of 10 would already hold a precise fit back.
+        Noisy weights bring a predicted variance near zero. Elsewhere a norm of 10 would already hold a precise fit back.
         """
         settings = super().table_settings(layers, noise)
         return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})
@@ -182,13 +183,16 @@ class FreeEnergy(Objective):
         self._scoring = self._normal((self._draws(8, stream(seed, "scoring", device=problem.device)),))[0]
 
     def controls(self, step: int) -> tuple[float, ...]:
-        """Return the weight of the KL term: that of this minibatch (times their number, for a mean loss) and the warm-up."""
+        """Return the weight of the KL term.
+
+        That of this minibatch (times their number, for a mean loss) and the warm-up.
+        """
         weight = kl_weight(self.options.kl_weights, step % self.per_epoch, self.per_epoch) * self.per_epoch
         warmup = min(1.0, (step + 1) / (self.options.kl_warmup + 1))
         return (weight * warmup,)
 
     def noise(self, step: int) -> tuple[Tensor, ...]:
-        """Draw standard normal numbers for the weights (M, K, .), and for the layers if the estimator uses noise there."""
+        """Draw standard normal numbers for the weights (M, K, .), and for the layers if the estimator needs them."""
         generator = stream(self.seed, "variational noise", step, device=self.problem.device)
         samples = self.options.samples
         # With layer noise alone and a closed-form KL no weight is ever drawn.
@@ -294,7 +298,10 @@ def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, m
 
 
 def kl_weight(kind: str, index: int, batches: int) -> float:
-    """Return the weight of the KL term in minibatch `index` (from 0) of an epoch; the weights of an epoch sum to one."""
+    """Return the weight of the KL term in minibatch `index` (from 0) of an epoch.
+
+    The weights of an epoch sum to one.
+    """
     if kind == "uniform":
         return 1 / batches
     return 2.0 ** -(index + 1) / (1 - 2.0**-batches)

@@ -4,11 +4,12 @@ q(w) masks the inputs of a weight matrix, W = diag(z) M with z ~ Bernoulli(keep)
 
     KL(q || p) = keep / (2 s^2) ||M||^2 + 1/(2 s^2) ||b||^2 + const
 
-and torch's dropout divides by keep, so the trained weights are W = keep M and the penalty on them is ||W||^2 / (2 s^2 keep).
-Minimising -ELBO is dropout training with that weight decay: it follows from N, the prior, the noise and the rates, so the user
-never chooses it. The loss is -ELBO / N (with the problem's temperatures):
+and torch's dropout divides by keep, so the trained weights are W = keep M and the penalty on them is ||W||^2 / (2 s^2
+keep). Minimising -ELBO is dropout training with that weight decay: it follows from N, the prior, the noise and the
+rates, so the user never chooses it. The loss is -ELBO / N (with the problem's temperatures):
 
-    (1/N) [ -(1/T_lik) sum_i log p(y_i | x_i, W, z_i) + (1/T_prior) ( sum_l ||W_l||^2 / (2 s^2 keep_l) + ||b||^2 / (2 s^2) ) ]
+    (1/N) [ -(1/T_lik) sum_i log p(y_i | x_i, W, z_i) + (1/T_prior) ( sum_l ||W_l||^2 / (2 s^2 keep_l) + ||b||^2 / (2
+    s^2) ) ]
 
 For a Gaussian likelihood of precision tau, dividing it by tau gives (1/N) sum 1/2 ||y - f||^2 + lambda ||.||^2 with
 lambda = keep l^2 / (2 N tau) on M and l = 1/s.
@@ -62,14 +63,16 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
     """MC-Dropout: dropout kept on at prediction, as draws of the weights; the weight decay follows from the prior.
 
     Args:
-        rate: dropout probability; None keeps the rates of the network's own layers (0.05 for inserted ones). Or rates by layer,
-            {"0": 0.0, "*": 0.1}: the first pattern that matches a layer's name counts, and 0 exempts it. Several rates are
-            compared by held-out log-likelihood, trained as one batch, and the best is fitted again on all rows.
+        rate: dropout probability; None keeps the rates of the network's own layers (0.05 for inserted ones). Or rates
+            by layer, {"0": 0.0, "*": 0.1}: the first pattern that matches a layer's name counts, and 0 exempts it.
+            Several rates are compared by held-out log-likelihood, trained as one batch, and the best is fitted again on
+            all rows.
         insert: name patterns of Linear and convolution layers before which dropout is inserted, "*" for all of them.
-        tau: observation precision for a Gaussian likelihood with learned scale: a number fixes it, several are compared as
-            the rates are. None learns it with the weights, or takes the likelihood's own fixed scale. "held-out" takes, for
-            each rate, the one with the highest density on held-out rows, and fits again with it: a noise learned with the
-            weights is that of the training rows, which is too small where the network has fitted some of it.
+        tau: observation precision for a Gaussian likelihood with learned scale: a number fixes it, several are compared
+            as the rates are. None learns it with the weights, or takes the likelihood's own fixed scale. "held-out"
+            takes, for each rate, the one with the highest density on held-out rows, and fits again with it: a noise
+            learned with the weights is that of the training rows, which is too small where the network has fitted some
+            of it.
         folds: folds for that comparison. 1 holds out the fraction `validation`, a fifth by default, once.
         concrete: learn the rate of each layer by Concrete Dropout; `rate` is then the initial value.
         init: "network", "fresh", "prior" or a (1, D) tensor.
@@ -136,8 +139,8 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
         Args:
             net: the trained network, with dropout layers (or name with `insert` where dropout was applied).
-            data: (x, y), preferably rows that it was not trained on. They give the shapes and, if the likelihood's scale is
-                "learned", the noise scale with the highest log-likelihood under dropout.
+            data: (x, y), preferably rows that it was not trained on. They give the shapes and, if the likelihood's
+                scale is "learned", the noise scale with the highest log-likelihood under dropout.
             likelihood: of y given the network's output.
             rate, insert: as in the settings.
         """
@@ -221,7 +224,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
     def _search(
         self, fit: Fit, network: Dropped, choices: list[Choice], start: Tensor
     ) -> tuple[Choice, dict[str, Any]]:
-        """Train every pair of rate and tau side by side on a part of the rows, for every fold, and score it on the rest."""
+        """Train every pair of rate and tau as one batch, for every fold, and score it on the held-out rows."""
         problem = fit.problem
         parts = self._parts(problem, fit.seed)
         data = Data(parts[0].rows, None)
@@ -279,7 +282,10 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
     @classmethod
     def demo_settings(cls, quick: bool) -> dict[str, Any]:
-        """Return dropout before the last layer, which the demo's networks do not have: the toys have one or two inputs."""
+        """Return dropout before the last layer, which the demo's networks do not have.
+
+        The toys have one or two inputs.
+        """
         return super().demo_settings(quick) | {"insert": "2", "rate": 0.1}
 
 

@@ -1,8 +1,9 @@
 """Deep ensembles: M fits from different starting points, trained together as one (M, D) computation.
 
-With anchored=True each member m solves its own randomised problem: its prior is centred at a draw a_m from the prior and, for a
-Gaussian likelihood of fixed scale, its targets are y + e_m with e_m from the noise. For a linear-Gaussian model the minimiser is
-then an exact draw from the posterior (and from the tempered one: both perturbations carry their temperature).
+With anchored=True each member m solves its own randomised problem: its prior is centred at a draw a_m from the prior
+and, for a Gaussian likelihood of fixed scale, its targets are y + e_m with e_m from the noise. For a linear-Gaussian
+model the minimiser is then an exact draw from the posterior (and from the tempered one: both perturbations carry their
+temperature).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
 
     Args:
         members: number of members.
-        rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False holds out
-            the same rows for all.
+        rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False
+            holds out the same rows for all.
         bootstrap: each member sees N rows resampled with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
@@ -90,8 +91,8 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
         """Return anchored members that start at draws from the prior and stop by held-out rows.
 
-        Members that start alike and share one prior mean would mostly agree. Held-out rows stop each of them before it fits the
-        noise of its rows, which would make its intervals too narrow.
+        Members that start alike and share one prior mean would mostly agree. Held-out rows stop each of them before it
+        fits the noise of its rows, which would make its intervals too narrow.
         """
         anchored = {"members": 10, "anchored": True, "init": "prior", "validation": 0.2}
         return super().table_settings(layers, noise) | anchored

@@ -2,9 +2,9 @@
 
     m ~ N(0, M);   L = ceil(tau / Delta) leapfrog steps of size Delta;   accept with probability min(1, exp(H - H'))
 
-The default trajectory length is tau = pi sigma / 2, with sigma the prior's standard deviation: on a Gaussian of that width such a
-trajectory forgets where it started. Where the prior scales differ, or the mass is adapted, lengths are in units of the scaled
-coordinates and tau = pi / 2.
+The default trajectory length is tau = pi sigma / 2, with sigma the prior's standard deviation: on a Gaussian of that
+width such a trajectory forgets where it started. Where the prior scales differ, or the mass is adapted, lengths are in
+units of the scaled coordinates and tau = pi / 2.
 
 The sampler itself is in `credibly.inference.sampling.hmc`.
 """
@@ -42,14 +42,15 @@ class HMC(SamplingMethod):
         chains, draws: number of chains, and of draws per chain.
         warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards.
         step_size: Delta; None finds it during warm-up.
-        trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter or an
-            eighth of it, whichever gave the most effective predictions per gradient during warm-up.
+        trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter
+            or an eighth of it, whichever gave the most effective predictions per gradient during warm-up.
         target_accept: acceptance that the step size is adapted to.
-        pooled: one step size for all chains; False gives each its own (chains then wait for the one with the most steps).
-        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted to the variance during warm-up), or "auto":
-            identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
-        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if the
-            trajectory length is given.
+        pooled: one step size for all chains; False gives each its own (chains then wait for the one with the most
+            steps).
+        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted to the variance during warm-up), or
+            "auto": identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
+        jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
+            the trajectory length is given.
         refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
         max_steps: most steps per trajectory when the step size is adapted; longer ones are cut, and the record says so.
@@ -149,8 +150,9 @@ class HMC(SamplingMethod):
     def jitter_fraction(self) -> float:
         """The jitter in use.
 
-        Orbits are periodic in every direction of a Gaussian, so trajectories of a fixed length may return to where they started.
-        With 0.2 the effective sample size of a linear model rises from a twentieth of the draws to most of them.
+        Orbits are periodic in every direction of a Gaussian, so trajectories of a fixed length may return to where they
+        started. With 0.2 the effective sample size of a linear model rises from a twentieth of the draws to most of
+        them.
         """
         if self.jitter is not None:
             return self.jitter

@@ -2,8 +2,9 @@
 
     q(w) = N(w*, P^-1),   P = (1/T_lik) sum_i J_i' F_i J_i + (1/T_prior) diag(-d^2 log p(w*))
 
-w* is the mode (a MAP fit first), or a network that is trained already. J_i is the Jacobian of the output of row i and F_i the
-Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, which is positive semi-definite.
+w* is the mode (a MAP fit first), or a network that is trained already. J_i is the Jacobian of the output of row i and
+F_i the Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, which is positive
+semi-definite.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     """Laplace approximation: a Gaussian around a trained network, from the curvature at its weights.
 
     Args:
-        structure: of the curvature: "kron" (Kronecker factors of each Linear layer and convolution, K-FAC), "diag" or "full"
-            (small networks). Parameters of other kinds are diagonal unless it is full.
-        random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob patterns on
-            their names. The others stay at their trained values.
-        start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which makes a
-            network trained elsewhere Bayesian; or a (D,) tensor of weights.
+        structure: of the curvature: "kron" (Kronecker factors of each Linear layer and convolution, K-FAC), "diag" or
+            "full" (small networks). Parameters of other kinds are diagonal unless it is full.
+        random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob
+            patterns on their names. The others stay at their trained values.
+        start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which
+            makes a network trained elsewhere Bayesian; or a (D,) tensor of weights.
         init: starting point of the MAP fit: "network", "fresh", "prior" or a (1, D) tensor.
         tune: "evidence" chooses one factor on the scale of all Normal priors by the Laplace evidence, after the fit.
         tune_noise: with `tune`, also choose a factor on a Gaussian likelihood's fixed scale.

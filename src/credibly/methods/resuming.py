@@ -36,13 +36,13 @@ def resume(
 ) -> SampledPosterior:
     """Run a stopped sampler to its end; the draws are bit-for-bit those of an uninterrupted run.
 
-    That holds on the same kind of machine with the same torch version and number of threads. Otherwise rounding may differ, and
-    a log line reports it. A finished run is loaded.
+    That holds on the same kind of machine with the same torch version and number of threads. Otherwise rounding may
+    differ, and a log line reports it. A finished run is loaded.
 
     Args:
         path: the folder that a sampler's `fit(..., out=path)` wrote to.
-        problem: the problem it was started with. None rebuilds it from the folder, which works for networks made of layers that
-            torch and credibly provide; a network of your own class, or a `Density`, must be passed.
+        problem: the problem it was started with. None rebuilds it from the folder, which works for networks made of
+            layers that torch and credibly provide; a network of your own class, or a `Density`, must be passed.
         progress: whether to show a progress bar; None shows it on a terminal.
     """
     return resume_with_problem(path, problem, progress=progress)[0]
@@ -117,7 +117,7 @@ def _log_differences(problem: Problem | Density, manifest: dict[str, Any]) -> No
     for what in {**then, **now}:
         if then.get(what) != now.get(what):
             log.warning(
-                "the run was started with %s %s and resumes with %s: draws may differ from an uninterrupted run in rounding",
+                "the run was started with %s %s and resumes with %s: draws may differ in rounding",
                 what,
                 then.get(what),
                 now.get(what),
@@ -127,7 +127,8 @@ def _log_differences(problem: Problem | Density, manifest: dict[str, Any]) -> No
 def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
     """Rebuild the problem of a folder from the description of its network and the stored data.
 
-    The values of its random parameters do not matter: a sampler that has not started restores those it was started with.
+    The values of its random parameters do not matter: a sampler that has not started restores those it was started
+    with.
     """
     name = os.fspath(folder)
     command = f"{resume_command(name)[:-1]} --problem your_script.py:problem`"
@@ -153,7 +154,8 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise StoreError(
-            f"path: {name!r} was started on {manifest['arithmetic']['device']}, which is not available ({reason}). {how}"
+            f"path: {name!r} was started on {manifest['arithmetic']['device']}, which is not available ({reason}). "
+            f"{how}"
         ) from error
     # Copied: tensors in a file start at any byte, and products of unaligned operands round differently.
     data = {name: values.clone() for name, values in load_tensors(folder / "data.safetensors", device).items()}

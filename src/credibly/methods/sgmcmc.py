@@ -1,14 +1,14 @@
 """SG-MCMC: SGLD and SGHMC with minibatches, in preconditioned and cyclical forms.
 
-Neither has a Metropolis step, so both sample a distribution near the posterior: the step size and the noise of minibatch gradients
-heat it. The default step size keeps that to about 5 % of the variance in the stiffest direction, from the largest curvature a at
-the start and the rule that minibatch noise has about N/B times the covariance a:
+Neither has a Metropolis step, so both sample a distribution near the posterior: the step size and the noise of
+minibatch gradients heat it. The default step size keeps that to about 5 % of the variance in the stiffest direction,
+from the largest curvature a at the start and the rule that minibatch noise has about N/B times the covariance a:
 
     SGLD    eps   = 0.2 / (a (1 + N/B))
     SGHMC   eps^2 = 0.1 ln(1/c) / (a (1 + N/B)),      c the fraction of momentum kept per step
 
-Such steps are small and mixing is slow in flat directions: these methods are not the HMC posterior, and `diagnostics` reports how
-far the chains agree.
+Such steps are small and mixing is slow in flat directions: these methods are not the HMC posterior, and `diagnostics`
+reports how far the chains agree.
 
 The sampler itself is in `credibly.inference.sampling.sgmcmc`.
 """
@@ -46,13 +46,14 @@ class _SGMCMC(SamplingMethod):
         thin: steps per draw.
         batch_size: rows per minibatch; None takes 64, or all rows if there are fewer.
         step_size: eps; None applies the rule above, and the record keeps its value.
-        schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its end).
+        schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its
+            end).
         cycles: number of cycles of the cyclical schedule.
         exploration: fraction of a cycle spent looking for a mode, without noise and without draws.
         preconditioner: None or "rmsprop": every weight's step is scaled by the root of its mean squared gradient.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
-        start_steps: training steps of the MAP fits of "ensemble" and "map". These chains move slowly from where they start: a
-            network that is hard to fit needs more.
+        start_steps: training steps of the MAP fits of "ensemble" and "map". These chains move slowly from where they
+            start: a network that is hard to fit needs more.
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
     """
@@ -149,7 +150,10 @@ class _SGMCMC(SamplingMethod):
 
     @classmethod
     def demo_settings(cls, quick: bool) -> dict[str, Any]:
-        """Return chains with the default step size, which is small: on the wave they hardly leave their starting points."""
+        """Return chains with the default step size, which is small.
+
+        On the wave they hardly leave their starting points.
+        """
         if quick:
             return {"chains": 4, "warmup": 100, "draws": 20, "thin": 5}
         return {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}

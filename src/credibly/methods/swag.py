@@ -2,9 +2,10 @@
 
     q(w) = N(mean, (diag(variance) + D D' / (K - 1)) / 2)
 
-mean and variance are those of all T recorded iterates; the K columns of D are the last iterates minus the running mean at their
-time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches, so the width of q depends on
-learning rate, batch size and curvature. It describes the region that training moves in, not the posterior.
+mean and variance are those of all T recorded iterates; the K columns of D are the last iterates minus the running mean
+at their time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches, so the width
+of q depends on learning rate, batch size and curvature. It describes the region that training moves in, not the
+posterior.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         rank: K, the number of last iterates in the low-rank part; from 2 to `iterates`.
         iterates: T, the number of recorded iterates.
         every: steps between two of them; None takes an epoch, but at least 10.
-        sgd_lr: the constant learning rate, on the loss -(1/N) log p. None takes a fifth of the largest stable rate, from the
-            largest curvature at the start and the momentum; if SGD diverges all the same, it restarts with a quarter of that.
-        init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior around a
-            network that is trained already) or a (1, D) tensor.
+        sgd_lr: the constant learning rate, on the loss -(1/N) log p. None takes a fifth of the largest stable rate,
+            from the largest curvature at the start and the momentum; if SGD diverges all the same, it restarts with a
+            quarter of that.
+        init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior
+            around a network that is trained already) or a (1, D) tensor.
 
-    SGD has the momentum, batch size and clipping of the training settings; without a batch size, minibatches have 128 rows, or an
-    eighth of the rows if there are few.
+    SGD has the momentum, batch size and clipping of the training settings; without a batch size, minibatches have 128
+    rows, or an eighth of the rows if there are few.
     """
 
     name: ClassVar[str] = "swag"
@@ -155,7 +157,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         mesh: Mesh,
         progress: bool | None,
     ) -> Iterates:
-        """Run SGD at a constant rate from theta (1, D), which is changed in place, and record an iterate at intervals."""
+        """Run SGD at a constant rate from theta (1, D), in place, and record iterates."""
         every = self.every or max(LEAST_STEPS, data.count // batch)
         steps = every * self.iterates
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0)

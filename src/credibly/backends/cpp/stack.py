@@ -39,7 +39,7 @@ class Stack:
 
     @staticmethod
     def of(module: nn.Module, layout: Layout, max_width: float = MAX_WIDTH) -> Stack | None:
-        """Return the stack of a module, or None for other networks, layers wider than `max_width` or fixed parameters."""
+        """Return the stack of a module, None if it is not one, has fixed parameters or layers above `max_width`."""
         if layout.dtype not in api.SUFFIX:
             return None
         offsets = {e.name: e.start for e in layout.entries if e.name not in layout.extra}

@@ -5,15 +5,15 @@
     leapfrog        kick 1/2, drift 1, kick 1/2                                one gradient per step
     minimum error   kick b, drift 1/2, kick 1-2b, drift 1/2, kick b            two gradients per step, for larger steps
 
-Both integrators are reversible, preserve volume, and have an energy error of second order in the step size. The gradient at the end
-of a step is the one at the start of the next, so a step takes one gradient per drift.
+Both integrators are reversible, preserve volume, and have an energy error of second order in the step size. The
+gradient at the end of a step is the one at the start of the next, so a step takes one gradient per drift.
 
     H(w, m) = -log p(w) + 1/2 m' M^-1 m          accept with probability min(1, exp(H(w, m) - H(w', m')))
 
-Energy differences are taken in float64, for likelihood, prior and kinetic energy separately: they are small differences of large
-sums. A proposal whose energy is not finite, or has grown by more than a thousand, is a divergence and is rejected. A rejected
-proposal repeats the current point. With a partial refresh (Horowitz 1991) the momentum persists from one trajectory to the next
-and is reversed at a rejection.
+Energy differences are taken in float64, for likelihood, prior and kinetic energy separately: they are small differences
+of large sums. A proposal whose energy is not finite, or has grown by more than a thousand, is a divergence and is
+rejected. A rejected proposal repeats the current point. With a partial refresh (Horowitz 1991) the momentum persists
+from one trajectory to the next and is reversed at a rejection.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Integrator:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Take one step from theta, momentum (C, D) and the gradient at theta.
 
-        `size` is (C, 1), `inverse_mass` (D,) or None for 1. Returns theta, momentum, gradient and log likelihood (C,) at the end.
+        `size` is (C, 1), `inverse_mass` (D,) or None for 1. Returns theta, momentum, gradient and log likelihood (C,)
+        at the end.
         """
         momentum = momentum + (self.kicks[0] * size) * gradient
         for drift, kick in zip(self.drifts, self.kicks[1:]):
@@ -112,7 +113,10 @@ def kinetic(momentum: Tensor, inverse_mass: Tensor | None) -> Tensor:
 
 
 def refresh(momentum: Tensor, noise: Tensor, inverse_mass: Tensor | None, fraction: float) -> Tensor:
-    """Return sqrt(1 - fraction) of the old momentum plus noise ~ N(0, M) for the rest; fraction 1 forgets the old one."""
+    """Return sqrt(1 - fraction) of the old momentum plus noise ~ N(0, M) for the rest.
+
+    Fraction 1 forgets the old one.
+    """
     fresh = noise if inverse_mass is None else noise * inverse_mass.rsqrt()
     return fresh if fraction >= 1 else (1 - fraction) ** 0.5 * momentum + fraction**0.5 * fresh
 

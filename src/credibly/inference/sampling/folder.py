@@ -121,11 +121,12 @@ def own_state(parts: list[dict[str, Tensor]], sampler: Sampler, recorder: Folder
     state, own = join_state(parts, axis_of), recorder.own
     if len(own) == recorder.chains:
         return state
-    axes = {key: axis_of(key) for key in state}
-    return {
-        key: values if axes[key] is None else values.narrow(axes[key], own.start, len(own)).clone()  # type: ignore[arg-type]
-        for key, values in state.items()
-    }
+
+    def of_own_chains(key: str, values: Tensor) -> Tensor:
+        axis = axis_of(key)
+        return values if axis is None else values.narrow(axis, own.start, len(own)).clone()
+
+    return {key: of_own_chains(key, values) for key, values in state.items()}
 
 
 def _create(

@@ -86,7 +86,7 @@ class HMCSampler(Sampler):
         # Consecutive iterations in which every chain diverged, steps of the last trajectory, gradients in total.
         self.lost = self.steps = self.gradients = 0
 
-    # -- state -----------------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
     @property
     def theta(self) -> Tensor:  # type: ignore[override]
         """Current positions (C, D)."""
@@ -149,7 +149,7 @@ class HMCSampler(Sampler):
         """Gather a per-chain tensor from all processes."""
         return self.mesh.all_chains(own, self.plan.chains, axis)
 
-    # -- one iteration ---------------------------------------------------------------------------------------------------
+    # -- one iteration -------------------------------------------------------------------------------------------------
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Refresh the momentum, run a trajectory, accept or reject; adapt during warm-up."""
         t = self.done
@@ -188,7 +188,7 @@ class HMCSampler(Sampler):
         return self.done > self.warmup and (self.done - self.warmup) % self.plan.thin == 0
 
     def _steps(self, t: int) -> list[int]:
-        """Return the steps of this trajectory per chain: its length over the step size, jittered alike for all chains."""
+        """Return the steps of this trajectory per chain; the jitter is the same for all chains."""
         length = self.length
         if self.plan.tuned and t < self.warmup:
             length *= 0.25 if self.trial is None else self.trial.part
@@ -202,12 +202,12 @@ class HMCSampler(Sampler):
         return self.trajectories.propose(current, self._sizes(), self.inverse_mass, steps, stop)
 
     def _sizes(self) -> Tensor:
-        """Return the step sizes on the target's device, copied only on change: a copy makes the host wait for the GPU."""
+        """Return the step sizes on the target's device, copied only on change: a copy waits for the GPU."""
         if self._placed[0] is not self.size:
             self._placed = self.size, self.size.to(self.target.device, self.target.dtype)
         return self._placed[1]
 
-    # -- adaptation ------------------------------------------------------------------------------------------------------
+    # -- adaptation ----------------------------------------------------------------------------------------------------
     def phase(self) -> tuple[str, int, int]:
         """Return the phase of the next iteration: its name, first iteration and end."""
         for phase in self.phases:
@@ -253,7 +253,7 @@ class HMCSampler(Sampler):
         self.size = self.dual.size.expand(self.chains).clone()
 
     def _search(self, size: Tensor) -> Tensor:
-        """Return a rough step size for all chains (1,), or one for each (C,), which then does not depend on the others."""
+        """Return a rough step size for all chains (1,), or one for each (C,), independent of the others."""
         return search_step_size(
             lambda sizes, trial: self._pooled(self._one_step(sizes.expand(self.chains), trial)),
             size,
@@ -289,11 +289,11 @@ class HMCSampler(Sampler):
             hint = float(self._search(torch.full_like(self.dual.log_size, used / 4)).min())
             raise SamplingError(
                 f"step_size: every trajectory diverged in the first {PATIENCE} iterations with step size {used:.3g} "
-                f"(median energy error {float(error.median()):.3g} over {self.steps} steps). Try step_size={hint:.1g} or "
-                f"less, or let warm-up find it with step_size=None and warmup={max(100, self.warmup)}"
+                f"(median energy error {float(error.median()):.3g} over {self.steps} steps). Try step_size={hint:.1g} "
+                f"or less, or let warm-up find it with step_size=None and warmup={max(100, self.warmup)}"
             )
 
-    # -- reporting -------------------------------------------------------------------------------------------------------
+    # -- reporting -----------------------------------------------------------------------------------------------------
     def live_values(self) -> dict[str, float | str]:
         """Return phase, acceptance, divergences, step size and steps per trajectory."""
         counted = self.sums[3].max()

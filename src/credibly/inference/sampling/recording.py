@@ -1,8 +1,8 @@
 """Recording draws: in memory, or in shards of a run folder together with the state to resume from.
 
-In a folder, memory does not grow with the number of draws: one block is held, written when it is full, and reused. Every few
-seconds the sampler's state and the current block are written with a new manifest. A run that is killed resumes from there and
-repeats what came after.
+In a folder, memory does not grow with the number of draws: one block is held, written when it is full, and reused.
+Every few seconds the sampler's state and the current block are written with a new manifest. A run that is killed
+resumes from there and repeats what came after.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class SGMCMCSampler(Sampler):
         on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
         self.replayed = Replayed(self.step, target.device) if on_gpu else None
 
-    # -- one step --------------------------------------------------------------------------------------------------------
+    # -- one step ------------------------------------------------------------------------------------------------------
     def _step(self, *tensors: Any) -> None:
         """Take one step in place: the five buffers, then rows (C, B), noise (C, D) and controls (4,)."""
         buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
@@ -116,7 +116,7 @@ class SGMCMCSampler(Sampler):
             buffer.copy_(new)
 
     def _unrolled(self, *tensors: Any) -> None:
-        """Take K steps per call, for networks whose step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
+        """Take K steps per call, where a step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
         buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
         after = buffers
         for k in range(len(controls)):
@@ -152,7 +152,7 @@ class SGMCMCSampler(Sampler):
         scale = 1 / (FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
         return scale / scale.log().mean(-1, keepdim=True).exp()
 
-    # -- many steps ------------------------------------------------------------------------------------------------------
+    # -- many steps ----------------------------------------------------------------------------------------------------
     def _controls(self, t: int) -> list[float]:
         """Return step size, noise scale, kept momentum and learning rate of the preconditioner at step t."""
         size, heat = self.schedule.at(t, self.size)
@@ -234,7 +234,7 @@ class SGMCMCSampler(Sampler):
         """Return whether the point after the last step is a draw."""
         return self.schedule.is_draw(self.done)
 
-    # -- start -----------------------------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------------------------
     def start(self, theta: Tensor) -> None:
         """Check the starting points, initialise the preconditioner, and choose a step size unless one is given."""
         length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
@@ -292,7 +292,7 @@ class SGMCMCSampler(Sampler):
         least = (root.square() / self.target.scale.square().to(root)).amax(-1)
         return max(found, float(self.mesh.all_chains(least, self.plan.chains).max()))
 
-    # -- state and reporting ---------------------------------------------------------------------------------------------
+    # -- state and reporting -------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
         """Return positions, momenta, gradients, preconditioner and counts."""
         counts = torch.tensor([self.done, self.size, self.curvature], dtype=torch.float64)

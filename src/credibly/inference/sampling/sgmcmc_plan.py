@@ -1,4 +1,4 @@
-"""What an SG-MCMC run is to do: its schedule of steps and draws, and the settings of SGLD or SGHMC resolved for a target."""
+"""The plan of an SG-MCMC run: its schedule of steps and draws, and the settings resolved for a target."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Schedule:
     """When draws are taken, and the step size and noise of every step.
 
     Attributes:
-        kind: "constant", "polynomial" (the step size decays as t^-0.55) or "cyclical" (a cosine per cycle, with draws from
-            its end; Zhang et al. 2020).
+        kind: "constant", "polynomial" (the step size decays as t^-0.55) or "cyclical" (a cosine per cycle, with draws
+            from its end; Zhang et al. 2020).
         warmup, draws, thin: steps before the first draw, draws, and steps per draw.
         cycles, exploration: number of cycles, and the fraction of a cycle without noise and without draws.
     """

@@ -41,9 +41,9 @@ def starts(
 ) -> Tensor:
     """Return the starting points (C, D) of all chains, or of the chains in `own`.
 
-    "prior": draws from the prior, which are more dispersed than the posterior, as R-hat requires. "map": all chains at one MAP
-    fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of its own. `steps`
-    is the length of those fits, which need not reach the mode.
+    "prior": draws from the prior, which are more dispersed than the posterior, as R-hat requires. "map": all chains at
+    one MAP fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of
+    its own. `steps` is the length of those fits, which need not reach the mode.
     """
     chosen = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):
@@ -96,7 +96,7 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
             raise InputError(
                 "init",
                 f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
-                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for non-finite values',
+                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for NaN and infinity',
             )
     if bool(gap > 1e-4 * (1 + log_lik.abs().max())):
         raise InputError(
@@ -118,6 +118,6 @@ def refuse_random_layers(problem: Problem) -> None:
         raise InputError(
             "net",
             f"has active dropout ({', '.join(active[:5])})",
-            "Remove it or set its rate to 0: a sampler explores the posterior of the weights. MCDropout is the method that "
-            "uses dropout",
+            "Remove it or set its rate to 0: a sampler explores the posterior of the weights. "
+            "MCDropout is the method that uses dropout",
         )

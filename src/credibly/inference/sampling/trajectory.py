@@ -30,9 +30,9 @@ Stop = Callable[[], bool]
 class Trajectory:
     """Integrator steps of C chains, in place on buffers of its own.
 
-    In C++ or CUDA a whole trajectory is one call. In torch, a step (or a few) is one compiled function if the target is evaluated
-    in one piece; otherwise the target compiles its pieces. On a GPU the steps are captured as a CUDA graph and replayed, which
-    saves the kernel launches of small networks.
+    In C++ or CUDA a whole trajectory is one call. In torch, a step (or a few) is one compiled function if the target is
+    evaluated in one piece; otherwise the target compiles its pieces. On a GPU the steps are captured as a CUDA graph
+    and replayed, which saves the kernel launches of small networks.
 
     Args:
         target: the density; its backend has been selected.
@@ -254,7 +254,10 @@ class ChunkedTrajectories:
 
 
 def even_chunk(chains: int, most: int) -> int:
-    """Return how many chains to evaluate at once: at most `most`, in equal chunks unless those would be much smaller."""
+    """Return how many chains to evaluate at once.
+
+    At most `most`, in equal chunks unless those would be much smaller.
+    """
     fewest = math.ceil(chains / most)
     even = next(k for k in range(fewest, chains + 1) if chains % k == 0)
     return chains // even if even <= 1.5 * fewest else math.ceil(chains / fewest)

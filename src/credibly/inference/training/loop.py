@@ -1,7 +1,7 @@
 """The training loop: M parameter vectors as one computation.
 
-It minimises -(1/N) log p_T(w | D), so that a learning rate means the same for any N. The M members share the step and nothing else:
-each has its own minibatches, clipping and early stopping.
+It minimises -(1/N) log p_T(w | D), so that a learning rate means the same for any N. The M members share the step and
+nothing else: each has its own minibatches, clipping and early stopping.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def train(
         shared_batches: whether all members see the same minibatches.
         progress: whether to show a progress bar; None shows it on a terminal.
         first: index of the first member, where other processes train other members.
-        mesh: processes that share the rows of each minibatch. The result is bit-for-bit identical in all of them, and that of
-            one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).
-        peers: processes that train the other members. Where members stop early, all continue, idle, until the last is done, so
-            that their histories are those of one process.
+        mesh: processes that share the rows of each minibatch. The result is bit-for-bit identical in all of them, and
+            that of one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).
+        peers: processes that train the other members. Where members stop early, all continue, idle, until the last is
+            done, so that their histories are those of one process.
     """
     steps, batch, per_epoch = options.plan(data.count)
     members = 0 if shared_batches else len(theta)

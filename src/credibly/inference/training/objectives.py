@@ -16,12 +16,12 @@ class Objective(ABC):
     """A loss of M independent parameter vectors, with its gradient: all that the training loop needs of a method.
 
     Attributes:
-        own: tensors of the members, with first axis M. They are passed back to `evaluate`, sliced if members are evaluated one
-            at a time.
+        own: tensors of the members, with first axis M. They are passed back to `evaluate`, sliced if members are
+            evaluated one at a time.
         part_names: the terms that the loss is the sum of, for the progress bar and the history.
         looped: whether members must be evaluated one at a time.
-        shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise of a step
-            is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
+        shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise
+            of a step is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
     """
 
     own: tuple[Tensor, ...] = ()

@@ -1,9 +1,10 @@
 """A training step whose rows are shared by several processes.
 
-Each process evaluates its part of the minibatch. The gradient and the loss of a batch of B rows are means over its rows, so they
-are the sum over processes of (their rows / B) times their own. The prior, or the complexity term, which every process adds to its
-own, enters once, because these weights sum to one. One buffer is summed over processes per step, and the update is then
-bit-for-bit identical everywhere. Against a single process it differs by the rounding of that sum.
+Each process evaluates its part of the minibatch. The gradient and the loss of a batch of B rows are means over its
+rows, so they are the sum over processes of (their rows / B) times their own. The prior, or the complexity term, which
+every process adds to its own, enters once, because these weights sum to one. One buffer is summed over processes per
+step, and the update is then bit-for-bit identical everywhere. Against a single process it differs by the rounding of
+that sum.
 """
 
 from __future__ import annotations
