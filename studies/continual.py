@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from credibly import plot
-from credibly.continual.coresets import joined
 from credibly.continual.learning import learn
 from credibly.core.rng import stream_seed
 from credibly.errors import InputError
@@ -102,7 +101,7 @@ def fitted(way: str, puzzle: Puzzle, size: Size, seed: int) -> Posterior:
         problems = [Problem(puzzle.net, task, likelihood, prior) for task in puzzle.tasks]
         if way == "joint":
             steps = size.steps * size.tasks  # as many as the others take over all tasks
-            return replace(method, steps=steps).fit(joined(problems), seed=seed, progress=False)
+            return replace(method, steps=steps).fit(problems[0].with_rows(*((p.x, p.y) for p in problems[1:])), seed=seed, progress=False)
         theta: Tensor | str = "network"
         for t, problem in enumerate(problems):
             posterior = replace(method, init=theta).fit(problem, seed=stream_seed(seed, "task", t), progress=False)

@@ -143,6 +143,16 @@ class Problem:
         part.n = len(rows)
         return part
 
+    def with_rows(self, *more: tuple[Inputs, Tensor]) -> Self:
+        """Return the same problem with the rows of further (x, y), in the problem's own layout, appended."""
+        columns = [[t for _, t in tensors_of(x)] for x in (self.x, *(x for x, _ in more))]
+        stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
+        whole = copy.copy(self)
+        whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.y = torch.cat([self.y, *(y for _, y in more)])
+        whole.n = len(whole.y)
+        return whole
+
     # -- the density ---------------------------------------------------------------------------------------------------
     def log_likelihood_rows(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> Tensor:
         """Return the log likelihood per row, (C, N, ...); x and y are (C, N, ...) with shared=False."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, map_inputs, tensors_of, to_tensor
+from credibly.core.inputs import to_tensor
 from credibly.errors import InputError
 from credibly.problem import Problem
-
-
-def append_rows(problem: Problem, x: Inputs, y: Tensor) -> Problem:
-    """Return a copy of the problem with more rows."""
-    more = [value for _, value in tensors_of(x)]
-    joined = iter([torch.cat([old, new]) for (_, old), new in zip(tensors_of(problem.x), more, strict=True)])
-    whole = copy.copy(problem)
-    whole.x = map_inputs(lambda _: next(joined), problem.x)
-    whole.y = torch.cat([problem.y, y])
-    whole.n = len(whole.y)
-    return whole
 
 
 def restore_labels(problem: Problem, y: Tensor) -> Tensor:

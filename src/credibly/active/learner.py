@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from credibly.active.acquisition import ACQUISITIONS, FITS, acquisition_name, check_fits, epig, random
 from credibly.active.batch import batch_bald, stochastic, top
 from credibly.active.folder import LoopFolder, check_absent, check_same_loop, describe_loop
-from credibly.active.labels import append_rows, errors_about, prepare_labels, restore_labels
+from credibly.active.labels import errors_about, prepare_labels, restore_labels
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.progress import Progress
@@ -149,7 +149,7 @@ class ActiveLearner:
     @property
     def problem(self) -> Problem:
         """The problem with all labels so far."""
-        return append_rows(self.start, self._inputs(self.labelled), self._y) if len(self.labelled) else self.start
+        return self.start.with_rows((self._inputs(self.labelled), self._y)) if len(self.labelled) else self.start
 
     @property
     def posterior(self) -> Posterior:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, map_inputs, tensors_of
+from credibly.core.inputs import Inputs, tensors_of
 from credibly.core.rng import stream
 from credibly.problem import Problem
 
@@ -36,14 +34,3 @@ def other_rows(n: int, rows: Tensor) -> Tensor:
     kept = torch.ones(n, dtype=torch.bool, device=rows.device)
     kept[rows] = False
     return kept.nonzero().squeeze(1)
-
-
-def joined(problems: list[Problem]) -> Problem:
-    """Return one problem with the rows of all of them."""
-    whole = copy.copy(problems[0])
-    columns = [[t for _, t in tensors_of(p.x)] for p in problems]
-    stacked = iter([torch.cat(column) for column in zip(*columns)])
-    whole.x = map_inputs(lambda _: next(stacked), problems[0].x)
-    whole.y = torch.cat([p.y for p in problems])
-    whole.n = len(whole.y)
-    return whole

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from credibly.continual.coresets import choose_rows, joined, other_rows
+from credibly.continual.coresets import choose_rows, other_rows
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.progress import Progress
 from credibly.core.rng import check_seed, stream_seed
@@ -137,7 +137,8 @@ def learn(
             line.update(t + 1, final=not coreset and t + 1 == len(tasks))
         last = posteriors[-1]
         if coreset:
-            rows = joined([p.subset(k) for p, k in zip(problems, kept)])
+            first, *others = [p.subset(k) for p, k in zip(problems, kept)]
+            rows = first.with_rows(*((p.x, p.y) for p in others))
             path = None if folder is None else folder / "coreset"
             last = _fit(rows, method, last, family, stream_seed(seed, "coreset fit"), None, [], path)
             line.update(len(tasks) + 1, final=True)
