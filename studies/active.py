@@ -109,9 +109,10 @@ def tell(cells: Cells, size: Size, seeds: int) -> Result:
     """The answer, the table and the picture, from the runs alone."""
     saved = {
         (method, rule): [a - b for a, b in zip(needs(cells, "random", method, size), needs(cells, rule, method, size))]
-        for method in METHODS for rule in ("bald", "batch")
+        for method in METHODS
+        for rule in ("bald", "batch")
         if f"random-{method}" in cells and f"{rule}-{method}" in cells
-    }  # fmt: skip
+    }
     sentences, held = judge(saved, cells, size)
     numbers = {
         "needed": {arm: [cell["needed"] for cell in found] for arm, found in cells.items()},
@@ -158,9 +159,13 @@ def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -
 
 def _table(cells: Cells, saved: dict[tuple[str, str], list[float]], size: Size) -> Table:
     columns = (
-        Column("Method"), Column("Labels by"), Column(f"Labels for {size.target:.0%}", digits=0, best="low"),
-        Column("Standard error", digits=1), Column("Saved against chance"), Column("Runs that got there"),
-    )  # fmt: skip
+        Column("Method"),
+        Column("Labels by"),
+        Column(f"Labels for {size.target:.0%}", digits=0, best="low"),
+        Column("Standard error", digits=1),
+        Column("Saved against chance"),
+        Column("Runs that got there"),
+    )
     rows: list[tuple[Value, ...]] = []
     for arm, found in cells.items():
         rule, method = arm.split("-")
@@ -186,10 +191,14 @@ def _curves(cells: Cells, size: Size) -> Picture:
         axes[0].set_ylim(max(0.0, min(lowest) - 0.02), 1.0)
 
     return side.panels(
-        "active-mnist", paint, columns=len(methods), size=(3.1 * len(methods) + 0.4, 3.8), legend=len(RULES),
+        "active-mnist",
+        paint,
+        columns=len(methods),
+        size=(3.1 * len(methods) + 0.4, 3.8),
+        legend=len(RULES),
         alt="Test accuracy against the number of labels, for labels chosen by BALD, by its batch form and by chance",
         caption=f"Each line is one seed, from {10 * size.each} labels until {size.target:.0%} (dotted) or {size.most} labels.",
-    )  # fmt: skip
+    )
 
 
 def _notes(size: Size, seeds: int) -> tuple[str, ...]:

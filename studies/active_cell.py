@@ -114,9 +114,16 @@ def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu
         return {"accuracy": float((found == y_test).double().mean())}
 
     learner = ActiveLearner(
-        problem, digits.x[rest].to(device), "batch_bald" if rule == "batch" else rule, batch=size.batch,
-        method=method_of(name, size), oracle=lambda rows, x: truth[rows], draws=DRAWS, seed=seed, progress=False,
-    )  # fmt: skip
+        problem,
+        digits.x[rest].to(device),
+        "batch_bald" if rule == "batch" else rule,
+        batch=size.batch,
+        method=method_of(name, size),
+        oracle=lambda rows, x: truth[rows],
+        draws=DRAWS,
+        seed=seed,
+        progress=False,
+    )
     with side.one_thread():
         history = learner.run(
             labels=size.most - len(start), evaluate=accuracy, until=lambda figures: figures["accuracy"] >= size.target

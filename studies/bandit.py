@@ -111,8 +111,15 @@ class FreeEnergies(Objective):
         return (draw_noise((self.agents, 1, self.problem.dim), generator, self.problem.layout.dtype),)
 
     def evaluate(
-        self, theta: Tensor, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None, noise: tuple[Tensor, ...], controls: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        theta: Tensor,
+        own: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """Misfit and complexity of each agent, and the gradient of their sum."""
         assert rows is not None
         x, y = map_inputs(lambda t: t[rows], x), y[rows]
@@ -244,16 +251,25 @@ def told(regret: Tensor, sizes: Sizes, table_size: tuple[int, int]) -> Result:
         f"{side.listed([f'{mean:,.0f} ± {error:,.0f} ({name})' for name, (mean, error) in gaps.items()])}, repeat by repeat.",
         f"Regret a mushroom, in the first {window:,} and the last {window:,}: "
         f"{side.listed([f'{name} {side.told(first[name])} and {side.told(late[name])}' for name in POLICIES])}.",
-    )  # fmt: skip
+    )
     table = Table(
-        tuple(Column(c) for c in ("policy", "cumulative regret", f"a mushroom, first {window:,}", f"a mushroom, last {window:,}")),
+        tuple(
+            Column(c)
+            for c in ("policy", "cumulative regret", f"a mushroom, first {window:,}", f"a mushroom, last {window:,}")
+        ),
         tuple((name, side.told(last[name], 0), side.told(first[name]), side.told(late[name])) for name in POLICIES),
-    )  # fmt: skip
+    )
     marks = sorted({round(sizes.steps * i / 20) for i in range(1, 21)} - {0})
     numbers = {
-        "cumulative_regret": last, "late_regret_a_step": late, "early_regret_a_step": first, "difference": gaps,
-        "curve": {"mushrooms": marks, **{n: sums[i][:, [m - 1 for m in marks]].mean(0).tolist() for i, n in enumerate(POLICIES)}},
-    }  # fmt: skip
+        "cumulative_regret": last,
+        "late_regret_a_step": late,
+        "early_regret_a_step": first,
+        "difference": gaps,
+        "curve": {
+            "mushrooms": marks,
+            **{n: sums[i][:, [m - 1 for m in marks]].mean(0).tolist() for i, n in enumerate(POLICIES)},
+        },
+    }
     return Result(sentences, held, table, (_curves(sums),), numbers, notes(sizes, *table_size))
 
 
@@ -274,7 +290,7 @@ def notes(sizes: Sizes, mushrooms: int, inputs: int) -> tuple[str, ...]:
         "Published (Blundell et al. 2015, a figure only; settings as remembered): 50,000 steps with 64 minibatches each; Bayes by "
         "Backprop's regret flattens well below that of the three others. Here there are "
         f"{minibatches:,} minibatches in all, 1 for {50_000 * 64 / minibatches:,.0f} of theirs, and a normal prior.",
-    )  # fmt: skip
+    )
 
 
 def _curves(sums: Tensor) -> Picture:
@@ -292,10 +308,13 @@ def _curves(sums: Tensor) -> Picture:
         axes[0].set_ylim(bottom=0)
 
     return side.panels(
-        "mushroom-bandit", paint, size=(7.6, 4.2), legend=4,
+        "mushroom-bandit",
+        paint,
+        size=(7.6, 4.2),
+        legend=4,
         alt="Cumulative regret against mushrooms met, for Thompson sampling and three greedy policies",
         caption="Lower is better; a flat curve makes no more mistakes. Bands are one standard error over repeats.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

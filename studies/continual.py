@@ -110,8 +110,16 @@ def fitted(way: str, puzzle: Puzzle, size: Size, seed: int) -> Posterior:
         return posterior
     coreset = size.coreset if way == "vcl-coreset" else 0
     return learn(
-        puzzle.tasks, method, puzzle.net, likelihood, prior, coreset=coreset, heads=puzzle.heads, seed=seed, progress=False
-    ).posterior  # fmt: skip
+        puzzle.tasks,
+        method,
+        puzzle.net,
+        likelihood,
+        prior,
+        coreset=coreset,
+        heads=puzzle.heads,
+        seed=seed,
+        progress=False,
+    ).posterior
 
 
 def accuracies(posterior: Posterior, puzzle: Puzzle) -> list[float]:
@@ -205,7 +213,7 @@ def judge(figures: Figures) -> tuple[tuple[str, ...], bool]:
         f"{side.first_words(held)}: accuracy over all tasks after the last one is, on {'; on '.join(told)}.",
         f"Above plain fine-tuning: {side.listed(more)}.",
         f"The coreset changes VCL by {side.listed(core)}.",
-    ), held  # fmt: skip
+    ), held
 
 
 def _table(figures: Figures) -> Table:
@@ -238,10 +246,14 @@ def _bars(figures: Figures) -> Picture:
             axis.grid(axis="y", alpha=0.3)
 
     return side.panels(
-        "continual", paint, columns=2, size=(8.4, 4.2), legend=0,
+        "continual",
+        paint,
+        columns=2,
+        size=(8.4, 4.2),
+        legend=0,
         alt="Accuracy over all tasks after the last one, of each way on each puzzle",
         caption="After the last task. Bars are two standard errors over seeds.",
-    )  # fmt: skip
+    )
 
 
 def _by_task(figures: Figures) -> Picture:
@@ -258,10 +270,15 @@ def _by_task(figures: Figures) -> Picture:
             axis.grid(axis="y", alpha=0.3)
 
     return side.panels(
-        "continual-tasks", paint, columns=2, size=(8.4, 4.0), legend=3, shared=False,
+        "continual-tasks",
+        paint,
+        columns=2,
+        size=(8.4, 4.0),
+        legend=3,
+        shared=False,
         alt="Accuracy on each task after the last one",
         caption="What is left of each task; the mean over seeds. Forgetting is a fall to the left.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -88,8 +88,14 @@ def figures(task: Task, scale: float, quick: bool = False) -> dict[str, float]:
     bbb = BayesByBackprop(**longer).fit(problem, seed=task.seed, progress=False)
     # Short trajectories that keep most of their momentum, from members of an ensemble: a bounded cost on every table.
     settings: dict[str, Any] = {
-        "chains": 6, "warmup": 60, "draws": 100, "trajectory_length": 0.5, "refresh": 0.3, "max_steps": 30, "init": "ensemble",
-    }  # fmt: skip
+        "chains": 6,
+        "warmup": 60,
+        "draws": 100,
+        "trajectory_length": 0.5,
+        "refresh": 0.3,
+        "max_steps": 30,
+        "init": "ensemble",
+    }
     if quick:
         settings = {"chains": 2, "warmup": 20, "draws": 20, "max_steps": 5}
     sampled = hmc(problem, task.seed, compile=False, **settings)
@@ -156,20 +162,31 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0) -> 
         said.append(
             f"{name}: rank correlation with the test log density {told}. The model it picks is behind the best of the grid by {lost} "
             f"nats a test row; one taken at random would be by {usual}."
-        )  # fmt: skip
+        )
         for g, cells in groups.items():
             best, picked = top(cells, f"{c}_test"), top(cells, c)
             rows.append(
                 (
-                    f"{g}, {name}", _interval(found[g][c]), picked, plus_minus(*summary(cells, picked, f"{c}_test")), best,
-                    plus_minus(*summary(cells, best, f"{c}_test")), loss(cells, c), typical_loss(cells, c),
+                    f"{g}, {name}",
+                    _interval(found[g][c]),
+                    picked,
+                    plus_minus(*summary(cells, picked, f"{c}_test")),
+                    best,
+                    plus_minus(*summary(cells, best, f"{c}_test")),
+                    loss(cells, c),
+                    typical_loss(cells, c),
                 )
-            )  # fmt: skip
+            )
     columns = (
-        Column("data, criterion"), Column("rank correlation", note="With its 90 % bootstrap interval over splits"),
-        Column("picked (units, scale)"), Column("its test log density"), Column("best (units, scale)"),
-        Column("its test log density"), Column("behind", digits=3), Column("behind, at random", digits=3),
-    )  # fmt: skip
+        Column("data, criterion"),
+        Column("rank correlation", note="With its 90 % bootstrap interval over splits"),
+        Column("picked (units, scale)"),
+        Column("its test log density"),
+        Column("best (units, scale)"),
+        Column("its test log density"),
+        Column("behind", digits=3),
+        Column("behind, at random", digits=3),
+    )
     numbers = {"groups": groups, "correlations": found, "held_by_group": each}
     wide = {g: wider(cells) for g, cells in groups.items()}
     if all(len(cells) > 2 for cells in wide.values()):
@@ -237,9 +254,14 @@ def _scatter(groups: Mapping[str, Cells]) -> Picture:
             for m in models:
                 width, scale = m.split(", ")
                 axis.plot(
-                    x[m] - max(x.values()), y[m] - max(y.values()), "osD^v"[scales.index(scale) % 5], ms=5.5, linestyle="none",
-                    color=plot.PALETTE[widths.index(width) % len(plot.PALETTE)], label=f"{width} units, scale {scale}",
-                )  # fmt: skip
+                    x[m] - max(x.values()),
+                    y[m] - max(y.values()),
+                    "osD^v"[scales.index(scale) % 5],
+                    ms=5.5,
+                    linestyle="none",
+                    color=plot.PALETTE[widths.index(width) % len(plot.PALETTE)],
+                    label=f"{width} units, scale {scale}",
+                )
             axis.set_title(f"{g}, {CRITERIA[c]}")
             if number >= len(places) - len(CRITERIA):
                 axis.set_xlabel("criterion a training row")
@@ -247,11 +269,17 @@ def _scatter(groups: Mapping[str, Cells]) -> Picture:
                 axis.set_ylabel("test log density")
 
     return side.panels(
-        "evidence", paint, rows=len(groups), columns=len(CRITERIA), size=(9.0, 2.5 * len(groups) + 1.0), shared=False, legend=3,
+        "evidence",
+        paint,
+        rows=len(groups),
+        columns=len(CRITERIA),
+        size=(9.0, 2.5 * len(groups) + 1.0),
+        shared=False,
+        legend=3,
         alt="Test log density against each criterion for models over widths and prior scales, a panel for each data set and criterion",
         caption="A mark is a width and a prior scale, averaged over splits, both figures less those of the best; further up and to the "
         "right is better.",
-    )  # fmt: skip
+    )
 
 
 def _notes(groups: Mapping[str, Cells], tasks: Sequence[Task], quick: bool) -> tuple[str, ...]:
@@ -269,14 +297,17 @@ def _notes(groups: Mapping[str, Cells], tasks: Sequence[Task], quick: bool) -> t
         f"{RHAT:g}: those chains have not mixed, so that LOO and the test density are of these draws, not of the posterior, and with so many "
         "rows over the limit LOO may be too high.",
         "With few splits a bootstrap over them is coarse; Laplace and Bayes by Backprop are one fit each, from one start.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {
     "evidence-picks-the-model": Study(
-        "evidence-picks-the-model", "Does the evidence pick the model?",
+        "evidence-picks-the-model",
+        "Does the evidence pick the model?",
         "The evidence of a model, or its leave-one-out density, is computed from training rows alone and prefers the model that "
         "predicts best (MacKay 1992, A practical Bayesian framework for backpropagation networks, for evidence; Vehtari, Gelman "
-        "& Gabry 2017 for leave-one-out).", run, FILES,
-    ),
-}  # fmt: skip
+        "& Gabry 2017 for leave-one-out).",
+        run,
+        FILES,
+    )
+}

@@ -85,9 +85,14 @@ def run_one(options: Options) -> Result:
             chains = 4 if options.quick else 8
             warmup, draws = (20, 12) if options.quick else (50, 100)
             posterior = hmc(
-                problem, task.seed, chains=chains, warmup=warmup, draws=draws,
-                compile=not (options.quick or task.labels), **_small(options),
-            )  # fmt: skip
+                problem,
+                task.seed,
+                chains=chains,
+                warmup=warmup,
+                draws=draws,
+                compile=not (options.quick or task.labels),
+                **_small(options),
+            )
             point = MAP(steps=steps, compile=False).fit(problem, seed=task.seed, progress=False)
             tally.add(task.group, "MAP", task.judge(point.predict(task.x_test)))
             _each_chain(task, posterior, tally)
@@ -111,7 +116,7 @@ def run_one(options: Options) -> Result:
         "R-hat is rank-normalised and split; of images it is that of the class probabilities, of tables that of the means.",
         "Published: three chains of 240 draws of ResNet-20-FRN on CIFAR-10; R-hat of most predictions below 1.1 with a tail up to "
         "4, that of the weights with a tail up to about 55.",
-    )  # fmt: skip
+    )
     return tell_one(tally.groups, notes, [_histogram(g, found) for g, found in histograms.items()])
 
 
@@ -168,9 +173,11 @@ def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: li
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         kept = share_kept(cells)
-        share = "MAP is no worse than HMC in some repeat, so that there is no gain to keep" if math.isnan(kept[0]) else (
-            f"one chain keeps {plus_minus(100 * kept[0], 100 * kept[1], 1)} % of what all chains gain over MAP"
-        )  # fmt: skip
+        share = (
+            "MAP is no worse than HMC in some repeat, so that there is no gain to keep"
+            if math.isnan(kept[0])
+            else (f"one chain keeps {plus_minus(100 * kept[0], 100 * kept[1], 1)} % of what all chains gain over MAP")
+        )
         mixed = {s: 100 * summary(cells, s, "mixed")[0] for s in ("predictions", "weights")}
         most = {s: summary(cells, s, "most")[0] for s in ("predictions", "weights")}
         said.append(
@@ -182,21 +189,32 @@ def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: li
         for name in ("one draw", "MAP", "one chain", "all"):
             apart = summary(cells, name, "total_variation")[0] if name == "one chain" else ""
             rows.append(
-                (f"{g}, {name}", plus_minus(*summary(cells, name, "log_density")), plus_minus(*summary(cells, name, key), digits), apart)
-            )  # fmt: skip
+                (
+                    f"{g}, {name}",
+                    plus_minus(*summary(cells, name, "log_density")),
+                    plus_minus(*summary(cells, name, key), digits),
+                    apart,
+                )
+            )
     rows += [
         (f"published (CIFAR-10), {name}", f"{ll:.3f}", f"{accuracy:.3f}", "")
-        for name, (accuracy, ll) in (("SGD", PUBLISHED_SGD), ("1 chain", PUBLISHED_CHAINS[1]), ("3 chains", PUBLISHED_CHAINS[3]))
-    ]  # fmt: skip
+        for name, (accuracy, ll) in (
+            ("SGD", PUBLISHED_SGD),
+            ("1 chain", PUBLISHED_CHAINS[1]),
+            ("3 chains", PUBLISHED_CHAINS[3]),
+        )
+    ]
     (a3, l3), (a1, l1), (a0, l0) = PUBLISHED_CHAINS[3], PUBLISHED_CHAINS[1], PUBLISHED_SGD
     said.append(
         f"Published (CIFAR-10, read off a figure): one of three chains keeps {(l1 - l0) / (l3 - l0):.0%} of the gain in log density "
         f"and {(a1 - a0) / (a3 - a0):.0%} of that in accuracy."
     )
     columns = (
-        Column("data and average over"), Column("log density"), Column("RMSE or accuracy"),
+        Column("data and average over"),
+        Column("log density"),
+        Column("RMSE or accuracy"),
         Column("total variation from the other chains"),
-    )  # fmt: skip
+    )
     numbers = {"groups": groups, "held_by_group": each, "kept": {g: share_kept(c) for g, c in groups.items()}}
     return Result(tuple(said), held, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
 
@@ -291,35 +309,53 @@ def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             accuracy, ll = PUBLISHED_CHAINS.get(int(k), ("", "")) if g == "mnist" else ("", "")
             rows.append(
                 (
-                    f"{g}, {k}", plus_minus(*summary(cells, k, "log_density"), 4), told(gains[k], 4) if k in gains else "",
-                    plus_minus(*summary(cells, k, key), digits + 1), str(accuracy), str(ll),
+                    f"{g}, {k}",
+                    plus_minus(*summary(cells, k, "log_density"), 4),
+                    told(gains[k], 4) if k in gains else "",
+                    plus_minus(*summary(cells, k, key), digits + 1),
+                    str(accuracy),
+                    str(ll),
                 )
-            )  # fmt: skip
+            )
     said.append("Published (CIFAR-10, read off a figure): accuracy 0.896, 0.904, 0.907 for 1, 2, 3 chains.")
     columns = (
-        Column("data, chains"), Column("log density"), Column("less that of one chain"), Column("RMSE or accuracy"),
-        Column("published accuracy (CIFAR-10)"), Column("published LL (CIFAR-10)"),
-    )  # fmt: skip
+        Column("data, chains"),
+        Column("log density"),
+        Column("less that of one chain"),
+        Column("RMSE or accuracy"),
+        Column("published accuracy (CIFAR-10)"),
+        Column("published LL (CIFAR-10)"),
+    )
     zero = {g: [(0.0, math.nan), *(gap(c, str(k), "1", "log_density") for k in COUNTS[1:])] for g, c in groups.items()}
     zero["published, CIFAR-10"] = [(PUBLISHED_CHAINS[k][1] - PUBLISHED_CHAINS[1][1], math.nan) for k in (1, 2, 3)] + [
         (math.nan, math.nan)
     ]
     shown = curves(
-        "chains-cost", [float(k) for k in COUNTS], zero, xlabel="chains that share the budget",
-        ylabel="log density less that of one chain", log=False,
+        "chains-cost",
+        [float(k) for k in COUNTS],
+        zero,
+        xlabel="chains that share the budget",
+        ylabel="log density less that of one chain",
+        log=False,
         alt="Gain in log density over a single chain, against the number of chains that share the budget",
-    )  # fmt: skip
+    )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_CHAINS.items()}}
     return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {
     "one-long-chain": Study(
-        "one-long-chain", "Is one long chain enough?",
-        f"Finding 2: one long chain of HMC is a good approximation; functions mix better than weights ({SOURCE}).", run_one, FILES,
+        "one-long-chain",
+        "Is one long chain enough?",
+        f"Finding 2: one long chain of HMC is a good approximation; functions mix better than weights ({SOURCE}).",
+        run_one,
+        FILES,
     ),
     "chains-at-equal-cost": Study(
-        "chains-at-equal-cost", "Two or three chains for the price of one",
-        f"Finding 9: at equal cost two or three chains beat one ({SOURCE}).", run_cost, FILES,
+        "chains-at-equal-cost",
+        "Two or three chains for the price of one",
+        f"Finding 9: at equal cost two or three chains beat one ({SOURCE}).",
+        run_cost,
+        FILES,
     ),
-}  # fmt: skip
+}

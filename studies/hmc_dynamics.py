@@ -91,9 +91,15 @@ def run_length(options: Options) -> Result:
             for factor in FACTORS:
                 options.tell(f"{task.group} {task.repeat}: {factor:g} times the rule", done, total)
                 posterior = hmc(
-                    task.problem(), task.seed + 1, chains=chains, warmup=burn, draws=draws, step_size=step,
-                    trajectory_length=factor * rule, compile=_pays(task, options),
-                )  # fmt: skip
+                    task.problem(),
+                    task.seed + 1,
+                    chains=chains,
+                    warmup=burn,
+                    draws=draws,
+                    step_size=step,
+                    trajectory_length=factor * rule,
+                    compile=_pays(task, options),
+                )
                 tally.add(task.group, f"{factor:g}", _efficiency(task, posterior, factor * rule / step * draws))
                 done += 1
     return tell_length(tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws a chain"))
@@ -104,10 +110,12 @@ def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float
     chains, draws = found.chains, found.draws
     ess = found.functions.ess_bulk_median
     return task.judge(posterior.predict(task.x_test)) | {
-        "ess_share": ess / (chains * draws), "ess_weights": found.weights.ess_bulk_median / (chains * draws),
-        "per_1000_gradients": 1000 * ess / (chains * gradients), "rhat": found.functions.rhat_most,
+        "ess_share": ess / (chains * draws),
+        "ess_weights": found.weights.ess_bulk_median / (chains * draws),
+        "per_1000_gradients": 1000 * ess / (chains * gradients),
+        "rhat": found.functions.rhat_most,
         "acceptance": acceptance_of(posterior),
-    }  # fmt: skip
+    }
 
 
 def judge_length(cells: Cells) -> bool | None:
@@ -131,8 +139,9 @@ def against_length(cells: Cells) -> list[str]:
     ]
     found += [
         f"a log density higher by {plus_minus(*gap(cells, f, '1', 'log_density'))} at {f} times it"
-        for f in cells if f != "1" and clear(gap(cells, f, "1", "log_density"))
-    ]  # fmt: skip
+        for f in cells
+        if f != "1" and clear(gap(cells, f, "1", "log_density"))
+    ]
     if clear(mean_error([0.5 * b - one for b, one in costs])):
         found.append(f"less than half of the effective draws a gradient of {best} times it")
     return found
@@ -153,8 +162,9 @@ def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             f"{plus_minus(*share['0.5'], 2)} at half and {plus_minus(*share['0.25'], 2)} at a quarter of it. An effective draw "
             f"costs least at {best} times the rule ({per[best]:.2f} for 1,000 gradients; {per['1']:.2f} at the rule). Log density "
             f"at the rule less that at 0.25, 0.5 and 1.5: "
-            + ", ".join(told(gap(cells, "1", f, "log_density")) for f in cells if f != "1") + "."
-        )  # fmt: skip
+            + ", ".join(told(gap(cells, "1", f, "log_density")) for f in cells if f != "1")
+            + "."
+        )
         if each[g] is False:
             said.append(f"{g}: what speaks against the rule's length is {' and '.join(against_length(cells))}.")
         key, _, digits = score_of(g)
@@ -162,31 +172,59 @@ def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             published = PUBLISHED_LENGTH[float(f)] if g == "mnist" else ("", "")
             rows.append(
                 (
-                    f"{g}, {f}", plus_minus(*summary(cells, f, "log_density")), plus_minus(*summary(cells, f, key), digits),
-                    share[f][0], summary(cells, f, "ess_weights")[0], per[f], summary(cells, f, "rhat")[0], *map(str, published),
+                    f"{g}, {f}",
+                    plus_minus(*summary(cells, f, "log_density")),
+                    plus_minus(*summary(cells, f, key), digits),
+                    share[f][0],
+                    summary(cells, f, "ess_weights")[0],
+                    per[f],
+                    summary(cells, f, "rhat")[0],
+                    *map(str, published),
                 )
-            )  # fmt: skip
+            )
     said.append(
         "Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 times the rule."
     )
     columns = (
-        Column("data, times pi sigma/2"), Column("log density"), Column("RMSE or accuracy"),
+        Column("data, times pi sigma/2"),
+        Column("log density"),
+        Column("RMSE or accuracy"),
         Column("effective share of draws", digits=2, note="Median bulk ESS of the predictions over the draws"),
-        Column("the same, weights", digits=2), Column("effective draws in 1,000 gradients", digits=2),
+        Column("the same, weights", digits=2),
+        Column("effective draws in 1,000 gradients", digits=2),
         Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"),
-        Column("published accuracy (CIFAR-10)"), Column("published LL (CIFAR-10)"),
-    )  # fmt: skip
+        Column("published accuracy (CIFAR-10)"),
+        Column("published LL (CIFAR-10)"),
+    )
     x = list(FACTORS)
     names = [f"{f:g}" for f in x]
     lines = {g: [summary(c, f, "ess_share") for f in names] for g, c in groups.items()}
     cost = {g: [summary(c, f, "per_1000_gradients") for f in names] for g, c in groups.items()}
     label = "trajectory length / (pi sigma / 2)"
     pictures = (
-        curves("length-draws", x, lines, xlabel=label, ylabel="effective share of draws", mark=1.0, log=False,
-               title="At equal draws", alt="Effective share of the draws against trajectory length"),
-        curves("length-gradients", x, cost, xlabel=label, ylabel="effective draws in 1,000 gradients", mark=1.0, log=False,
-               title="At equal cost", alt="Effective draws a gradient against trajectory length"),
-    )  # fmt: skip
+        curves(
+            "length-draws",
+            x,
+            lines,
+            xlabel=label,
+            ylabel="effective share of draws",
+            mark=1.0,
+            log=False,
+            title="At equal draws",
+            alt="Effective share of the draws against trajectory length",
+        ),
+        curves(
+            "length-gradients",
+            x,
+            cost,
+            xlabel=label,
+            ylabel="effective draws in 1,000 gradients",
+            mark=1.0,
+            log=False,
+            title="At equal cost",
+            alt="Effective draws a gradient against trajectory length",
+        ),
+    )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_LENGTH.items()}}
     return Result(tuple(said), held, Table(columns, tuple(rows)), pictures, numbers, notes)
 
@@ -216,9 +254,17 @@ def _acceptance(task: Task, step: float, at: Tensor, chains: int, draws: int, op
     length = 5 * step if options.quick else LENGTH
     try:
         posterior = hmc(
-            task.problem(), task.seed + 1, chains=chains, warmup=0, draws=draws, step_size=step, init=at,
-            trajectory_length=length, jitter=0.0, compile=_pays(task, options),
-        )  # fmt: skip
+            task.problem(),
+            task.seed + 1,
+            chains=chains,
+            warmup=0,
+            draws=draws,
+            step_size=step,
+            init=at,
+            trajectory_length=length,
+            jitter=0.0,
+            compile=_pays(task, options),
+        )
     except SamplingError:  # every trajectory of every chain diverged
         return {"acceptance": 0.0, "divergent": 1.0, "steps": length / step, "step_size": step}
     divergent = float(posterior.statistics["divergent"].double().mean())
@@ -254,21 +300,34 @@ def tell_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         for f in names:
             size = summary(cells, f, "step_size")[0]
             rows.append(
-                (f"{g}, {f}", f"{size:.2g}", f"{summary(cells, f, 'steps')[0]:,.0f}",
-                 plus_minus(*summary(cells, f, "acceptance")), summary(cells, f, "divergent")[0])
-            )  # fmt: skip
+                (
+                    f"{g}, {f}",
+                    f"{size:.2g}",
+                    f"{summary(cells, f, 'steps')[0]:,.0f}",
+                    plus_minus(*summary(cells, f, "acceptance")),
+                    summary(cells, f, "divergent")[0],
+                )
+            )
         lines[f"{g}, by theory"] = _theory(names, lines[g])
     rows += [(f"published, step {s:g}", f"{s:g}", "", f"{a:.3f}", "") for s, a in PUBLISHED_ACCEPTANCE.items()]
     columns = (
-        Column("data, times the adapted step"), Column("step size", note="In units of the prior's scales"),
-        Column("leapfrog steps"), Column("acceptance"), Column("share divergent"),
-    )  # fmt: skip
+        Column("data, times the adapted step"),
+        Column("step size", note="In units of the prior's scales"),
+        Column("leapfrog steps"),
+        Column("acceptance"),
+        Column("share divergent"),
+    )
     x = sorted(float(f) for f in next(iter(groups.values())))
     shown = curves(
-        "step-acceptance", x, lines, xlabel="step size / adapted step size", ylabel="acceptance", mark=1.0,
+        "step-acceptance",
+        x,
+        lines,
+        xlabel="step size / adapted step size",
+        ylabel="acceptance",
+        mark=1.0,
         alt="Acceptance against step size: it falls as the step grows",
         caption="By theory: erfc(c step^2), the limit for many parameters, with c from the acceptance at the adapted step.",
-    )  # fmt: skip
+    )
     numbers = {
         "groups": groups,
         "held_by_group": each,
@@ -297,12 +356,18 @@ def _notes(tasks: list[Task], sizes: Mapping[str, float], said: str) -> tuple[st
 
 STUDIES = {
     "trajectory-length": Study(
-        "trajectory-length", "How long should an HMC trajectory be?",
-        f"Finding 7: pi sigma / 2, sigma the prior's deviation, is a good trajectory length ({SOURCE}).", run_length, FILES,
+        "trajectory-length",
+        "How long should an HMC trajectory be?",
+        f"Finding 7: pi sigma / 2, sigma the prior's deviation, is a good trajectory length ({SOURCE}).",
+        run_length,
+        FILES,
     ),
     "step-size-acceptance": Study(
-        "step-size-acceptance", "Smaller steps, higher acceptance",
+        "step-size-acceptance",
+        "Smaller steps, higher acceptance",
         f"Finding 8: the smaller the leapfrog step, the higher the acceptance: 72, 46, 22, 12 % for steps of 1e-5, 5e-5, "
-        f"1e-4, 5e-4 ({SOURCE}).", run_steps, FILES,
+        f"1e-4, 5e-4 ({SOURCE}).",
+        run_steps,
+        FILES,
     ),
-}  # fmt: skip
+}

@@ -52,9 +52,13 @@ TABLES = ("boston", "concrete", "energy", "yacht")
 SAMPLERS = ("SGHMC", "SGLD", "BBB")
 # In the order of the article (agreement in per cent and total variation on CIFAR-10); the names are those used here.
 PUBLISHED_DISTANCE = {
-    "HMC": (94.01, 0.074), "SGHMC": (91.98, 0.109), "SGLD": (91.54, 0.110), "ensemble": (91.52, 0.115),
-    "BBB": (88.75, 0.136), "MAP": (85.48, 0.190),
-}  # fmt: skip
+    "HMC": (94.01, 0.074),
+    "SGHMC": (91.98, 0.109),
+    "SGLD": (91.54, 0.110),
+    "ensemble": (91.52, 0.115),
+    "BBB": (88.75, 0.136),
+    "MAP": (85.48, 0.190),
+}
 # Accuracy and log likelihood on CIFAR-10, read off a figure; RMSE and log likelihood of HMC and SGD on other splits of the tables.
 PUBLISHED_SCORE = {"HMC": (0.906, -0.307), "ensemble": (0.893, -0.32), "MAP": (0.833, -0.795)}
 PUBLISHED_TABLES = {"concrete": (-2.67, -3.37), "yacht": (0.56, -2.9), "boston": (-2.39, -2.71), "energy": (-1.1, -1.5)}
@@ -98,7 +102,7 @@ def run_distance(options: Options) -> Result:
         "after 44,000 steps either (R-hat above).",
         "SGLD and SGHMC take the step size of this library's rule, which holds their bias down, with a constant schedule. The "
         "article's runs were longer. The published column is ResNet-20-FRN on CIFAR-10, read from a table.",
-    )  # fmt: skip
+    )
     return tell_distance(tally.groups["mnist"], notes)
 
 
@@ -158,33 +162,46 @@ def tell_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
     said = (
         verdict(held, "SG-MCMC and VI are not the HMC posterior"),
         f"Total variation from one half of HMC's chains: {plus_minus(*floor)} for the other half, "
-        + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC") + ".",
+        + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
+        + ".",
         f"In the order of total variation: {', '.join(order)}. Of {pairs} pairs of methods {right} stand in the published order "
         f"({', '.join(PUBLISHED_DISTANCE)}).",
-    )  # fmt: skip
+    )
     rows = tuple(
         (
-            "HMC, other half" if m == "HMC" else m, plus_minus(*summary(cells, m, "total_variation")),
-            plus_minus(*_per_cent(summary(cells, m, "agreement")), 1), plus_minus(*summary(cells, m, "accuracy")),
-            plus_minus(*summary(cells, m, "log_density")), f"{PUBLISHED_DISTANCE[m][1]:.3f}", f"{PUBLISHED_DISTANCE[m][0]:.1f}",
+            "HMC, other half" if m == "HMC" else m,
+            plus_minus(*summary(cells, m, "total_variation")),
+            plus_minus(*_per_cent(summary(cells, m, "agreement")), 1),
+            plus_minus(*summary(cells, m, "accuracy")),
+            plus_minus(*summary(cells, m, "log_density")),
+            f"{PUBLISHED_DISTANCE[m][1]:.3f}",
+            f"{PUBLISHED_DISTANCE[m][0]:.1f}",
         )
         for m in PUBLISHED_DISTANCE
-    )  # fmt: skip
+    )
     columns = (
-        Column("method"), Column("total variation", note="From the first half of HMC's chains"), Column("agreement %"),
-        Column("accuracy"), Column("log density"), Column("published total variation (CIFAR-10)"),
+        Column("method"),
+        Column("total variation", note="From the first half of HMC's chains"),
+        Column("agreement %"),
+        Column("accuracy"),
+        Column("log density"),
+        Column("published total variation (CIFAR-10)"),
         Column("published agreement % (CIFAR-10)"),
-    )  # fmt: skip
+    )
     names = list(PUBLISHED_DISTANCE)
     lines = {
         "here": [summary(cells, m, "total_variation") for m in names],
         "published, CIFAR-10": [(PUBLISHED_DISTANCE[m][1], 0.0) for m in names],
     }
     shown = dots(
-        "distance", ["HMC, other half", *names[1:]], lines, xlabel="total variation from HMC",
-        alt="Total variation of each method from HMC, here and as published", size=(5.0, 3.4),
+        "distance",
+        ["HMC, other half", *names[1:]],
+        lines,
+        xlabel="total variation from HMC",
+        alt="Total variation of each method from HMC, here and as published",
+        size=(5.0, 3.4),
         caption="From top to bottom in the published order: dots further right are further from HMC.",
-    )  # fmt: skip
+    )
     numbers = {
         "methods": cells,
         "order": order,
@@ -227,7 +244,7 @@ def run_scores(options: Options) -> Result:
         f"Prior scales that MAP and ensemble chose inside the training part: {scales}.",
         "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on splits other than the standard ones, with a noise "
         "that depends on the inputs. Here the noise is one learned number, and repeats are few.",
-    )  # fmt: skip
+    )
     return tell_scores(tally.groups, notes)
 
 
@@ -294,8 +311,9 @@ def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         key, name, digits = score_of(g)
         said.append(
             f"{g}: HMC less MAP {told(gaps['MAP'])}, less the ensemble {told(gaps['ensemble'])} in log density; {name} "
-            + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP")) + "."
-        )  # fmt: skip
+            + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
+            + "."
+        )
         for m in gaps:
             lines[f"less {m}"].append(gaps[m])
         for m in ("HMC", "ensemble", "MAP"):
@@ -305,27 +323,41 @@ def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             elif g in PUBLISHED_TABLES and m != "ensemble":
                 published = f"LL {PUBLISHED_TABLES[g][0 if m == 'HMC' else 1]:.2f} (other splits)"
             rows.append(
-                (f"{g}, {m}", plus_minus(*summary(cells, m, "log_density")), plus_minus(*summary(cells, m, key), digits), published)
-            )  # fmt: skip
+                (
+                    f"{g}, {m}",
+                    plus_minus(*summary(cells, m, "log_density")),
+                    plus_minus(*summary(cells, m, key), digits),
+                    published,
+                )
+            )
     columns = (Column("data, method"), Column("log density"), Column("RMSE or accuracy"), Column("published"))
     shown = dots(
-        "bma-gain", list(groups), lines, xlabel="log density of HMC less that of the other", zero=True,
-        alt="Gain of HMC in log density over MAP and over the ensemble on each data set", size=(5.0, 3.4),
+        "bma-gain",
+        list(groups),
+        lines,
+        xlabel="log density of HMC less that of the other",
+        zero=True,
+        alt="Gain of HMC in log density over MAP and over the ensemble on each data set",
+        size=(5.0, 3.4),
         caption="Right of the line HMC predicts better. Bars are one standard error.",
-    )  # fmt: skip
+    )
     numbers = {"groups": groups, "overall": over, "published": PUBLISHED_SCORE, "published_tables": PUBLISHED_TABLES}
     return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {
     "sgmcmc-vs-hmc": Study(
-        "sgmcmc-vs-hmc", "How far are other methods from HMC?",
+        "sgmcmc-vs-hmc",
+        "How far are other methods from HMC?",
         f"Finding 6: SG-MCMC and variational inference differ from HMC; in the order HMC, SGHMC, SGLD, ensemble, MFVI, SGD ({SOURCE}).",
-        run_distance, (MNIST,),
+        run_distance,
+        (MNIST,),
     ),
     "bma-vs-sgd-vs-ensemble": Study(
-        "bma-vs-sgd-vs-ensemble", "Does averaging over the posterior predict better?",
+        "bma-vs-sgd-vs-ensemble",
+        "Does averaging over the posterior predict better?",
         f"Finding 1: a Bayesian model average over HMC beats plain training and deep ensembles ({SOURCE}).",
-        run_scores, (*(f"uci/{name}.npz" for name in TABLES), MNIST),
+        run_scores,
+        (*(f"uci/{name}.npz" for name in TABLES), MNIST),
     ),
-}  # fmt: skip
+}

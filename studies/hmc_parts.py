@@ -79,9 +79,13 @@ class Task:
             net = mlp(self.x.shape[1], (self.hidden,), 10 if self.labels else 1)
         x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
         return Problem(
-            net, data=(x, y), likelihood=Categorical() if self.labels else Gaussian("learned"),
-            prior=Normal(scale or self.scale, fan_in=True), temperature=temperature, device=self.device,
-        )  # fmt: skip
+            net,
+            data=(x, y),
+            likelihood=Categorical() if self.labels else Gaussian("learned"),
+            prior=Normal(scale or self.scale, fan_in=True),
+            temperature=temperature,
+            device=self.device,
+        )
 
     def judge(self, predictive: Predictive, y: Tensor | None = None) -> dict[str, float]:
         """Log density of a test row in the units of the data, and accuracy or root mean squared error."""
@@ -100,9 +104,19 @@ def table_task(options: Options, name: str, split: int) -> Task:
     assert options.root is not None
     d = uci(options.root, name, split)
     return Task(
-        name, split, d.x_train, d.y_train[:, 0], d.x_test, d.y_test[:, 0], False, d.n_hidden or 50, TABLE_SCALE,
-        options.seed, d.y_std, options.device,
-    )  # fmt: skip
+        name,
+        split,
+        d.x_train,
+        d.y_train[:, 0],
+        d.x_test,
+        d.y_test[:, 0],
+        False,
+        d.n_hidden or 50,
+        TABLE_SCALE,
+        options.seed,
+        d.y_std,
+        options.device,
+    )
 
 
 def image_task(
@@ -118,10 +132,20 @@ def image_task(
     small = shrunk(x[order], side)
     mean, deviation = small.mean(0), small.std()
     return Task(
-        "mnist", part, (small - mean) / deviation, labels_of(y[order]), (shrunk(x_test[:test], side) - mean) / deviation,
-        labels_of(y_test[:test]), True, hidden, IMAGE_SCALE, options.seed, device=options.device, mean=mean,
+        "mnist",
+        part,
+        (small - mean) / deviation,
+        labels_of(y[order]),
+        (shrunk(x_test[:test], side) - mean) / deviation,
+        labels_of(y_test[:test]),
+        True,
+        hidden,
+        IMAGE_SCALE,
+        options.seed,
+        device=options.device,
+        mean=mean,
         deviation=deviation,
-    )  # fmt: skip
+    )
 
 
 def mnist(options: Options, part: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -240,10 +264,20 @@ def size_note(tasks: Sequence[Task]) -> str:
 
 # -- pictures ------------------------------------------------------------------------------------------------------------
 def curves(
-    name: str, x: Sequence[float], lines: Mapping[str, Sequence[Gap]], *, xlabel: str, ylabel: str, alt: str,
-    title: str = "", caption: str = "", log: bool = True, mark: float | None = None, ticks: Sequence[str] | None = None,
+    name: str,
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[Gap]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    log: bool = True,
+    mark: float | None = None,
+    ticks: Sequence[str] | None = None,
     size: tuple[float, float] = (4.6, 3.4),
-) -> Picture:  # fmt: skip
+) -> Picture:
     """Lines with error bars of one standard error over the settings of a study; `mark` is the setting in question."""
 
     def paint(ax: Any) -> None:
@@ -265,9 +299,17 @@ def curves(
 
 
 def dots(
-    name: str, rows: Sequence[str], lines: Mapping[str, Sequence[Gap]], *, xlabel: str, alt: str, title: str = "",
-    caption: str = "", size: tuple[float, float] = (4.6, 3.4), zero: bool = False,
-) -> Picture:  # fmt: skip
+    name: str,
+    rows: Sequence[str],
+    lines: Mapping[str, Sequence[Gap]],
+    *,
+    xlabel: str,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    size: tuple[float, float] = (4.6, 3.4),
+    zero: bool = False,
+) -> Picture:
     """A row for each name, with a dot and its error bar for each line."""
 
     def paint(ax: Any) -> None:

@@ -48,9 +48,16 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": zoo.mlp,
 }
 DEFAULTS = {
-    "network": "cnn_lstm", "data": "imdb_100.npz", "reference": "hmc_reference/imdb_cnnlstm.npz", "prior_variance": "0.025",
-    "train_rows": "20000", "test_rows": "0", "activation": "silu", "methods": "map,dropout,bbb,ensemble,sgld,sghmc,hmc", "plan": "batched",
-}  # fmt: skip
+    "network": "cnn_lstm",
+    "data": "imdb_100.npz",
+    "reference": "hmc_reference/imdb_cnnlstm.npz",
+    "prior_variance": "0.025",
+    "train_rows": "20000",
+    "test_rows": "0",
+    "activation": "silu",
+    "methods": "map,dropout,bbb,ensemble,sgld,sghmc,hmc",
+    "plan": "batched",
+}
 # CIFAR-10 as the reference's network had it; other images are only brought to 0 to 1 and standardised by the training rows.
 CIFAR = ((0.49, 0.48, 0.44), 0.2)
 
@@ -108,9 +115,12 @@ def run(options: Options) -> Result:
         started = time.perf_counter()
         with global_stream(options.seed, "reference network"):
             problem = Problem(
-                net.to(options.device), data=(x, y), likelihood=Categorical(), plan=_plan(said["plan"], name),
+                net.to(options.device),
+                data=(x, y),
+                likelihood=Categorical(),
+                plan=_plan(said["plan"], name),
                 prior=Normal(math.sqrt(float(said["prior_variance"]))),
-            )  # fmt: skip
+            )
         settings = settings_for(name, options.quick) | _own(options, name)
         if name == "dropout" and "insert" not in settings:
             settings["insert"] = _last_linear(net)
@@ -215,22 +225,32 @@ def _probabilities(posterior: Posterior, x: Tensor) -> Array:
 
 
 def _result(
-    found: dict[str, Array], seconds: dict[str, float], reference: Array, floor: Array | None, said: dict[str, str], rows: int
-) -> Result:  # fmt: skip
+    found: dict[str, Array],
+    seconds: dict[str, float],
+    reference: Array,
+    floor: Array | None,
+    said: dict[str, str],
+    rows: int,
+) -> Result:
     distances = {name: _distance(probs, reference) for name, probs in found.items()}
     numbers: dict[str, Any] = {
         name: {
             "agreement": float(metrics.agreement(torch.from_numpy(p), torch.from_numpy(reference))),
-            "total_variation": float(distances[name].mean()), "total_variation_error": _error(distances[name]), "seconds": seconds[name],
+            "total_variation": float(distances[name].mean()),
+            "total_variation_error": _error(distances[name]),
+            "seconds": seconds[name],
         }
         for name, p in found.items()
-    }  # fmt: skip
+    }
     if floor is not None:
         far = _distance(floor, reference)
         same = float(metrics.agreement(torch.from_numpy(floor), torch.from_numpy(reference)))
         numbers["reference, earlier"] = {
-            "agreement": same, "total_variation": float(far.mean()), "total_variation_error": _error(far), "seconds": 0.0,
-        }  # fmt: skip
+            "agreement": same,
+            "total_variation": float(far.mean()),
+            "total_variation_error": _error(far),
+            "seconds": 0.0,
+        }
     held, sentences = judge(distances)
     best = max(found, key=lambda name: numbers[name]["agreement"])
     top = numbers[best]
@@ -240,13 +260,18 @@ def _result(
         f"variation of {top['total_variation']:.3f} ± {top['total_variation_error']:.3f}"
         + (
             f" (two versions of the reference: {numbers['reference, earlier']['agreement']:.1%} and "
-            f"{numbers['reference, earlier']['total_variation']:.3f})." if floor is not None else "."
+            f"{numbers['reference, earlier']['total_variation']:.3f})."
+            if floor is not None
+            else "."
         ),
-    )  # fmt: skip
+    )
     columns = (
-        Column("Method"), Column("Agreement", "high", 4, "share of rows with the reference's class"),
-        Column("Total variation", "low", 4, "mean over rows"), Column("± standard error", None, 4), Column("Seconds", None, 0),
-    )  # fmt: skip
+        Column("Method"),
+        Column("Agreement", "high", 4, "share of rows with the reference's class"),
+        Column("Total variation", "low", 4, "mean over rows"),
+        Column("± standard error", None, 4),
+        Column("Seconds", None, 0),
+    )
     table = Table(columns, tuple((name, *row.values()) for name, row in numbers.items()))
     notes = (
         f"Network {said['network']}, {rows:,} training rows, prior variance {said['prior_variance']}, reference {said['reference']}.",
@@ -301,16 +326,21 @@ def _picture(numbers: dict[str, Any]) -> Picture:
 
     told = "; ".join(f"{name} {row['agreement']:.3f} and {row['total_variation']:.3f}" for name, row in numbers.items())
     return picture(
-        "hmc-reference", paint, title="Distance from published HMC", alt=f"Agreement and total variation: {told}.",
-        caption="Up and to the left is closer to HMC.", size=(5.0, 4.0),
-    )  # fmt: skip
+        "hmc-reference",
+        paint,
+        title="Distance from published HMC",
+        alt=f"Agreement and total variation: {told}.",
+        caption="Up and to the left is closer to HMC.",
+        size=(5.0, 4.0),
+    )
 
 
 STUDIES = {
     "hmc-reference": Study(
-        "hmc-reference", "Against a public HMC reference",
+        "hmc-reference",
+        "Against a public HMC reference",
         "Izmailov et al. (2021) compared scalable methods with full-batch HMC by agreement and total variation, and found the order"
         " HMC, SGHMC, SGLD, deep ensembles, mean-field variational inference, SGD.",
         run,
     )
-}  # fmt: skip
+}

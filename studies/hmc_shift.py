@@ -99,8 +99,12 @@ def _moved(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
-    "noise": noise, "blur": blur, "contrast": contrast, "rotation": rotation, "shift": shift,
-}  # fmt: skip
+    "noise": noise,
+    "blur": blur,
+    "contrast": contrast,
+    "rotation": rotation,
+    "shift": shift,
+}
 
 
 # -- the study -----------------------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ def run(options: Options) -> Result:
         f"99 of 100 predictions have R-hat within {max(mixing):.2f} in the worst repeat. MAP and ensemble ({plain['ensemble'].members} "  # type: ignore[attr-defined]
         f"members): {steps['steps']:,} steps of Adam, the same prior.",
         "The same corrupted test images for all methods and repeats. Published: ResNet-20-FRN on CIFAR-10-C, 16 corruptions.",
-    )  # fmt: skip
+    )
     return tell(tally.groups, notes)
 
 
@@ -185,39 +189,63 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         + f"; HMC's fall less MAP's is {told(gap(lost, 'HMC', 'MAP', 'loss'))}, less the ensemble's {told(gap(lost, 'HMC', 'ensemble', 'loss'))}.",
         f"By corruption, HMC clearly loses more than both on {', '.join(worse) or 'none'}, and clearly less than one of them on "
         f"{', '.join(better) or 'none'}. In log density the falls are "
-        + ", ".join(f"{plus_minus(*summary(nats, m, 'loss'))} ({m})" for m in METHODS) + ".",
+        + ", ".join(f"{plus_minus(*summary(nats, m, 'loss'))} ({m})" for m in METHODS)
+        + ".",
         "Published (CIFAR-10 to CIFAR-10-C, accuracy in per cent): HMC 89.6 to 70.9, ensemble 88.5 to 77.0, SGD 83.4 to 71.0.",
-    )  # fmt: skip
+    )
     rows: list[tuple[Value, ...]] = [
         ("clean", *(plus_minus(*summary(groups["clean"], m, "accuracy")) for m in METHODS), "", "")
     ]
     for kind, c in by_kind.items():
         rows.append(
-            (kind, *(plus_minus(*summary(c, m, "corrupted")) for m in METHODS),
-             *(told(gap(c, "HMC", m, "loss")) for m in ("ensemble", "MAP")))
-        )  # fmt: skip
+            (
+                kind,
+                *(plus_minus(*summary(c, m, "corrupted")) for m in METHODS),
+                *(told(gap(c, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
+            )
+        )
     rows.append(
-        ("all corruptions", *(plus_minus(*summary(lost, m, "corrupted")) for m in METHODS),
-         *(told(gap(lost, "HMC", m, "loss")) for m in ("ensemble", "MAP")))
-    )  # fmt: skip
+        (
+            "all corruptions",
+            *(plus_minus(*summary(lost, m, "corrupted")) for m in METHODS),
+            *(told(gap(lost, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
+        )
+    )
     falls = {m: (clean - corrupted) / 100 for m, (clean, corrupted) in PUBLISHED.items()}
     for place, name in ((0, "published, CIFAR-10"), (1, "published, CIFAR-10-C")):
         extra = [f"+{falls['HMC'] - falls[m]:.3f}" if place else "" for m in ("ensemble", "MAP")]
         rows.append((name, *(f"{PUBLISHED[m][place] / 100:.3f}" for m in METHODS), *extra))
     columns = (
-        Column("test images"), *(Column(f"accuracy, {m}") for m in METHODS), Column("HMC's fall less the ensemble's"),
+        Column("test images"),
+        *(Column(f"accuracy, {m}") for m in METHODS),
+        Column("HMC's fall less the ensemble's"),
         Column("HMC's fall less MAP's"),
-    )  # fmt: skip
+    )
     by_severity = {m: [_at(groups, m, s) for s in (0, *SEVERITIES)] for m in METHODS}
     falls_by = {f"less {m}": [gap(c, "HMC", m, "loss") for c in by_kind.values()] for m in ("ensemble", "MAP")}
     pictures = (
-        curves("shift-severity", [0.0, *map(float, SEVERITIES)], by_severity, xlabel="severity (0 is clean)", ylabel="accuracy",
-               log=False, title="Accuracy by severity", alt="Accuracy of HMC, ensemble and MAP against severity of corruption",
-               caption="Mean over the five corruptions."),
-        dots("shift-kinds", list(by_kind), falls_by, xlabel="HMC's fall in accuracy less the other's", zero=True,
-             title="By corruption", alt="How much more accuracy HMC loses than ensemble and MAP under each corruption",
-             caption="Right of the line HMC loses more."),
-    )  # fmt: skip
+        curves(
+            "shift-severity",
+            [0.0, *map(float, SEVERITIES)],
+            by_severity,
+            xlabel="severity (0 is clean)",
+            ylabel="accuracy",
+            log=False,
+            title="Accuracy by severity",
+            alt="Accuracy of HMC, ensemble and MAP against severity of corruption",
+            caption="Mean over the five corruptions.",
+        ),
+        dots(
+            "shift-kinds",
+            list(by_kind),
+            falls_by,
+            xlabel="HMC's fall in accuracy less the other's",
+            zero=True,
+            title="By corruption",
+            alt="How much more accuracy HMC loses than ensemble and MAP under each corruption",
+            caption="Right of the line HMC loses more.",
+        ),
+    )
     numbers = {"groups": groups, "losses": lost, "published": PUBLISHED}
     return Result(said, held, Table(columns, tuple(rows)), pictures, numbers, notes)
 
@@ -232,8 +260,10 @@ def _at(groups: Mapping[str, Cells], method: str, severity: int) -> Gap:
 
 STUDIES = {
     "covariate-shift": Study(
-        "covariate-shift", "Does averaging over the posterior help under covariate shift?",
+        "covariate-shift",
+        "Does averaging over the posterior help under covariate shift?",
         f"Finding 5: Bayesian neural networks are not robust to covariate shift: HMC loses more than plain training ({SOURCE}).",
-        run, (MNIST,),
-    ),
-}  # fmt: skip
+        run,
+        (MNIST,),
+    )
+}

@@ -52,8 +52,13 @@ APART = 1.2
 
 # IMDB: accuracy and log likelihood, read off a figure.
 PUBLISHED_TEMPERATURE = {
-    0.03: (0.77, -0.47), 0.1: (0.80, -0.43), 0.3: (0.83, -0.38), 1.0: (0.865, -0.31), 3.0: (0.83, -0.42), 10.0: (0.67, -0.66),
-}  # fmt: skip
+    0.03: (0.77, -0.47),
+    0.1: (0.80, -0.43),
+    0.3: (0.83, -0.38),
+    1.0: (0.865, -0.31),
+    3.0: (0.83, -0.42),
+    10.0: (0.67, -0.66),
+}
 PUBLISHED_SCALE = "CIFAR-10, variance 1/40 to 1: accuracy 0.867 to 0.880, log likelihood about -0.41 to -0.38"
 
 
@@ -77,8 +82,9 @@ def _fitted(task: Task, options: Options, scale: float, temperature: float = 1.0
     posterior = hmc(problem, task.seed, trajectory_length=length, **_settings(task, options.quick))
     found = posterior.diagnostics(task.x_test[:500]).functions
     return task.judge(posterior.predict(task.x_test)) | {
-        "rhat": math.nan if found is None else found.rhat_most, "acceptance": acceptance_of(posterior)
-    }  # fmt: skip
+        "rhat": math.nan if found is None else found.rhat_most,
+        "acceptance": acceptance_of(posterior),
+    }
 
 
 def unmixed(groups: Mapping[str, Cells]) -> list[str]:
@@ -90,7 +96,7 @@ def unmixed(groups: Mapping[str, Cells]) -> list[str]:
     return [
         f"Chains have not mixed (99 of 100 predictions have R-hat within {APART} or more, on average) in {said}: there the figures are "
         "those of the chains as they were run, not of the density itself."
-    ]  # fmt: skip
+    ]
 
 
 def _how(groups: Mapping[str, Cells], quick: bool) -> str:
@@ -116,10 +122,11 @@ def run_temperature(options: Options) -> Result:
                 tally.add(task.group, f"{t:g}", _fitted(task, options, task.scale, t))
                 done += 1
     notes = (
-        size_note(tasks), _how(tally.groups, options.quick),
+        size_note(tasks),
+        _how(tally.groups, options.quick),
         "The published figures are of a CNN-LSTM on IMDB, read off a figure. Test log densities alone do not choose T here: the "
         "question is whether T = 1, which was fixed, is beaten.",
-    )  # fmt: skip
+    )
     return tell_temperature(tally.groups, notes)
 
 
@@ -143,29 +150,43 @@ def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         said.append(
             f"{g}: the highest log density is at T = {best} ({plus_minus(*summary(cells, best, 'log_density'))}{against}); less that of "
             "T = 1: " + ", ".join(f"{told(gap(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1") + "."
-        )  # fmt: skip
+        )
         key, _, digits = score_of(g)
         for t in cells:
             published = "accuracy {:.3f}, LL {:.2f}".format(*PUBLISHED_TEMPERATURE[float(t)]) if g == "mnist" else ""
             rows.append(
                 (
-                    f"{g}, {t}", plus_minus(*summary(cells, t, "log_density")), plus_minus(*summary(cells, t, key), digits),
-                    summary(cells, t, "acceptance")[0], summary(cells, t, "rhat")[0], published,
+                    f"{g}, {t}",
+                    plus_minus(*summary(cells, t, "log_density")),
+                    plus_minus(*summary(cells, t, key), digits),
+                    summary(cells, t, "acceptance")[0],
+                    summary(cells, t, "rhat")[0],
+                    published,
                 )
-            )  # fmt: skip
+            )
     said += unmixed(groups)
     said.append("Published (IMDB, read off a figure): T = 1 is best in accuracy and log likelihood.")
     columns = (
-        Column("data, T"), Column("log density"), Column("RMSE or accuracy"), Column("acceptance", digits=2),
-        Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"), Column("published (IMDB)"),
-    )  # fmt: skip
+        Column("data, T"),
+        Column("log density"),
+        Column("RMSE or accuracy"),
+        Column("acceptance", digits=2),
+        Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"),
+        Column("published (IMDB)"),
+    )
     lines = {g: [gap(c, f"{t:g}", "1", "log_density") for t in TEMPERATURES] for g, c in groups.items()}
     at_one = PUBLISHED_TEMPERATURE[1.0][1]
     lines["published, IMDB"] = [(PUBLISHED_TEMPERATURE[t][1] - at_one, math.nan) for t in TEMPERATURES]
     shown = curves(
-        "temperature", TEMPERATURES, lines, xlabel="temperature T", ylabel="log density less that at T = 1", mark=1.0,
-        alt="Log density against temperature, relative to T = 1", caption="Below zero is worse than the posterior itself (T = 1).",
-    )  # fmt: skip
+        "temperature",
+        TEMPERATURES,
+        lines,
+        xlabel="temperature T",
+        ylabel="log density less that at T = 1",
+        mark=1.0,
+        alt="Log density against temperature, relative to T = 1",
+        caption="Below zero is worse than the posterior itself (T = 1).",
+    )
     numbers = {
         "groups": groups,
         "held_by_group": each,
@@ -189,10 +210,11 @@ def run_scale(options: Options) -> Result:
                 points.add(task.group, f"{v:g}", task.judge(point.predict(task.x_test)))
                 done += 1
     notes = (
-        size_note(tasks), _how(tally.groups, options.quick),
+        size_note(tasks),
+        _how(tally.groups, options.quick),
         f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images); the article's range "
         "around its own prior. It trains on 40,960 images or 20,000 texts, here it is a few hundred rows, where a prior counts for more.",
-    )  # fmt: skip
+    )
     return tell_scale(tally.groups, points.groups, notes)
 
 
@@ -224,15 +246,18 @@ def tell_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: 
         said.append(
             f"{g}: from the worst ({worst} times the variance) to the best scale HMC gains {plus_minus(*spread(cells))} in log density, "
             f"MAP {plus_minus(*spread(points[g]))}; {name} of HMC from {min(means):.{digits}f} to {max(means):.{digits}f}."
-        )  # fmt: skip
+        )
         for v in cells:
             rows.append(
                 (
-                    f"{g}, {v}", plus_minus(*summary(cells, v, "log_density")), plus_minus(*summary(cells, v, key), digits),
-                    plus_minus(*summary(points[g], v, "log_density")), plus_minus(*summary(points[g], v, key), digits),
+                    f"{g}, {v}",
+                    plus_minus(*summary(cells, v, "log_density")),
+                    plus_minus(*summary(cells, v, key), digits),
+                    plus_minus(*summary(points[g], v, "log_density")),
+                    plus_minus(*summary(points[g], v, key), digits),
                     summary(cells, v, "rhat")[0],
                 )
-            )  # fmt: skip
+            )
         for label, found in ((f"{g}, HMC", cells), (f"{g}, MAP", points[g])):
             lines[label] = [
                 (m - summary(cells, "1", "log_density")[0], e)
@@ -241,27 +266,45 @@ def tell_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: 
     said += unmixed(groups)
     said.append(f"Published (read off a figure): {PUBLISHED_SCALE}.")
     columns = (
-        Column("data, times the variance"), Column("log density, HMC"), Column("RMSE or accuracy, HMC"), Column("log density, MAP"),
-        Column("RMSE or accuracy, MAP"), Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"),
-    )  # fmt: skip
+        Column("data, times the variance"),
+        Column("log density, HMC"),
+        Column("RMSE or accuracy, HMC"),
+        Column("log density, MAP"),
+        Column("RMSE or accuracy, MAP"),
+        Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"),
+    )
     shown = curves(
-        "prior-scale", VARIANCES, lines, xlabel="prior variance / the fixed one", mark=1.0,
-        ylabel="log density less HMC's\nat the fixed prior", alt="Log density of HMC and MAP against the prior's variance",
-    )  # fmt: skip
+        "prior-scale",
+        VARIANCES,
+        lines,
+        xlabel="prior variance / the fixed one",
+        mark=1.0,
+        ylabel="log density less HMC's\nat the fixed prior",
+        alt="Log density of HMC and MAP against the prior's variance",
+    )
     numbers = {
-        "groups": groups, "map": points, "held_by_group": each, "spread": {g: spread(c) for g, c in groups.items()},
+        "groups": groups,
+        "map": points,
+        "held_by_group": each,
+        "spread": {g: spread(c) for g, c in groups.items()},
         "published": PUBLISHED_SCALE,
-    }  # fmt: skip
+    }
     return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {
     "temperature": Study(
-        "temperature", "Does a cold posterior predict better?",
-        f"Finding 3: tempering is hardly needed without data augmentation ({SOURCE}).", run_temperature, FILES,
+        "temperature",
+        "Does a cold posterior predict better?",
+        f"Finding 3: tempering is hardly needed without data augmentation ({SOURCE}).",
+        run_temperature,
+        FILES,
     ),
     "prior-scale": Study(
-        "prior-scale", "Does the scale of the prior matter?",
-        f"Finding 4: the Bayesian model average is robust to the prior's scale ({SOURCE}).", run_scale, FILES,
+        "prior-scale",
+        "Does the scale of the prior matter?",
+        f"Finding 4: the Bayesian model average is robust to the prior's scale ({SOURCE}).",
+        run_scale,
+        FILES,
     ),
-}  # fmt: skip
+}

@@ -86,7 +86,11 @@ def run(options: Options) -> Result:
     noise = float(pixels.noise_levels().square().mean())
     numbers = {"mean_variance": figures, "noise_variance": {CURVE: noise_variance(grid(0, 2)), PIXELS: noise}}
     return Result(
-        sentences, held, _table(figures), pictures, numbers,
+        sentences,
+        held,
+        _table(figures),
+        pictures,
+        numbers,
         (
             f"Regression: {repeats[CURVE]} sets of {rows[CURVE]} points of the wave sin(2x) + 0.3x on [-2, 2]; the deviation of the "
             "noise is 0.05 + 0.25 sin²(πx/2), so that on average it is the same on [-2, 2] and beyond it, for 2 < |x| <= 4. One "
@@ -103,7 +107,7 @@ def run(options: Options) -> Result:
             "The paper has dense networks on Make3D and NYUv2 depth and MC-Dropout only; there epistemic variance falls from 7.73 to "
             "2.78 with four times the data while the aleatoric stays near 0.5 (figures quoted from memory).",
         ),
-    )  # fmt: skip
+    )
 
 
 # -- the two tasks
@@ -240,9 +244,13 @@ def _summary(figures: Figures) -> Picture:
                     for part in (slice(0, len(by_size)), slice(len(by_size), None)):
                         at = range(len(bars))[part]
                         axis.errorbar(
-                            at, [m for m, _ in found[part]], yerr=[e for _, e in found[part]], label=kind if part.start == 0 else None,
-                            linestyle="-" if part.start == 0 else "none", **look,
-                        )  # fmt: skip
+                            at,
+                            [m for m, _ in found[part]],
+                            yerr=[e for _, e in found[part]],
+                            label=kind if part.start == 0 else None,
+                            linestyle="-" if part.start == 0 else "none",
+                            **look,
+                        )
                 axis.axvspan(
                     len(by_size) - 0.5, len(bars) - 0.5, color=plot.INK, alpha=0.12, linewidth=0, label="strange inputs"
                 )
@@ -252,10 +260,16 @@ def _summary(figures: Figures) -> Picture:
                 axis.yaxis.set_minor_formatter(lambda *_: "")
 
     return side.panels(
-        "kinds", paint, rows=2, columns=2, size=(8.4, 6.0), shared=False, legend=3,
+        "kinds",
+        paint,
+        rows=2,
+        columns=2,
+        size=(8.4, 6.0),
+        shared=False,
+        legend=3,
         alt="Mean epistemic and aleatoric variance against the number of rows, and on strange inputs, for two tasks and methods",
         caption="On white: rows of the training. On grey: inputs of another kind, by the fit to all rows.",
-    )  # fmt: skip
+    )
 
 
 def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
@@ -272,10 +286,14 @@ def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
             axis.set(title=side.NAMES[method], xlabel="x", ylabel="standard deviation", ylim=(0, 1.5))
 
     return side.panels(
-        "kinds-curve", paint, columns=2, size=(8.4, 4.0), legend=3,
+        "kinds-curve",
+        paint,
+        columns=2,
+        size=(8.4, 4.0),
+        legend=3,
         alt="Aleatoric and epistemic deviation over x: the first follows the noise, the second grows beyond the data",
         caption="The regression task, first data set.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

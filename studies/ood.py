@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 METHODS = ("map", "dropout", "bbb", "ensemble", "sghmc")
 SCORES = {"max_probability": "max. probability", "total": "total entropy", "epistemic": "epistemic"}
 HOME = "mnist.npz"
-FAR = {
-    "Fashion-MNIST": "fashion_mnist_test.npz", "KMNIST": "kmnist_test.npz", "notMNIST": "notmnist_test.npz",
-}  # fmt: skip
+FAR = {"Fashion-MNIST": "fashion_mnist_test.npz", "KMNIST": "kmnist_test.npz", "notMNIST": "notmnist_test.npz"}
 HIDDEN = 200
 ROWS, TEST = 5000, 2000
 SCALES = (1.5, 5.0, 15.0)  # deviations of the weights before division by the root of the fan-in, to choose from
@@ -85,15 +83,20 @@ def run(options: Options) -> Result:
         kept[method] = {"": scores_of(here)} | {k: scores_of(posterior.predict(v)) for k, v in far.items()}
         auroc[method] = {
             name: {
-                kind: (float(metrics.auroc(kept[method][""][kind], kept[method][name][kind])), math.nan) for kind in SCORES
+                kind: (float(metrics.auroc(kept[method][""][kind], kept[method][name][kind])), math.nan)
+                for kind in SCORES
             }
             for name in FAR
-        }  # fmt: skip
+        }
     gains = bootstrap(kept, auroc, options.seed, 20 if options.quick else RESAMPLES)
     sentences, held = judge(auroc, gains)
     numbers = {"auroc": auroc, "test": figures, "gain_of_mean_auroc_over_map": gains, "held_out_by_prior": held_out}
     return Result(
-        sentences, held, _table(auroc, figures), (_bars(auroc), _spread(kept)), numbers,
+        sentences,
+        held,
+        _table(auroc, figures),
+        (_bars(auroc), _spread(kept)),
+        numbers,
         (
             f"Training: {rows:,} MNIST training images; test: {test:,} test images of each of the four sets, all drawn by the seed. "
             f"Network: 784-{HIDDEN}-10 with SiLU, prior N(0, {scale:g}²) divided by the fan-in: of the scales "
@@ -109,7 +112,7 @@ def run(options: Options) -> Result:
             "Smaller than published experiments (Lakshminarayanan et al. 2017 train a larger network on all 60,000 digits, and show "
             "histograms of the entropy on notMNIST, not AUROC).",
         ),
-    )  # fmt: skip
+    )
 
 
 def problem_of(x: Tensor, y: Tensor, scale: float, options: Options) -> Problem:
@@ -207,7 +210,7 @@ def judge(auroc: Table3, gains: dict[str, dict[str, tuple[float, float]]]) -> tu
         f"Highest is {side.NAMES[best[0]]} by {SCORES[best[1]]} ({mean[best]:.3f}), lowest {side.NAMES[worst[0]]} by "
         f"{SCORES[worst[1]]} ({mean[worst]:.3f}).",
         f"The epistemic part alone tells strange images better than the total entropy for {said}.",
-    ), held  # fmt: skip
+    ), held
 
 
 def _told(pair: tuple[float, float]) -> str:
@@ -247,10 +250,14 @@ def _bars(auroc: Table3) -> Picture:
             axis.grid(axis="y", alpha=0.3)
 
     return side.panels(
-        "ood", paint, columns=len(FAR), size=(9.4, 4.2), legend=3,
+        "ood",
+        paint,
+        columns=len(FAR),
+        size=(9.4, 4.2),
+        legend=3,
         alt="AUROC of each method and score against the three strange sets",
         caption="1 tells every strange image from every digit, 0.5 is chance. Bars are two standard errors.",
-    )  # fmt: skip
+    )
 
 
 def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
@@ -267,10 +274,14 @@ def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
         axes[0].set_ylim(0, 1.2 * top)  # the panels share it
 
     return side.panels(
-        "ood-entropy", paint, columns=2, size=(8.4, 3.8), legend=4,
+        "ood-entropy",
+        paint,
+        columns=2,
+        size=(8.4, 3.8),
+        legend=4,
         alt="Histograms of the entropy on digits and on the strange sets, for MAP and the deep ensemble",
         caption="The further right the strange sets, the better. Bars of the digits may run out of the picture.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -103,7 +103,11 @@ def run(options: Options) -> Result:
     ordered = {method: figures[method] for method in METHODS}
     numbers = {"methods": ordered, "distance_between_halves_of_hmc": floor, "median_rhat_of_predictions": rhat}
     return Result(
-        sentences, held, _table(ordered, floor), (_picture(points, {m: shown[m] for m in METHODS}),), numbers,
+        sentences,
+        held,
+        _table(ordered, floor),
+        (_picture(points, {m: shown[m] for m in METHODS}),),
+        numbers,
         (
             f"Data: the paper's {len(points.x)} points in three clusters. Model: the paper's, 3 hidden layers of 100 ReLU units on "
             f"(x, x²), N(0, 0.1²) on every weight, noise 0.02.",
@@ -115,7 +119,7 @@ def run(options: Options) -> Result:
             "hidden and the last layer; mean-field Bayes by Backprop; SGHMC with 4 chains and the step size of its own rule. "
             "Total variation is averaged over the grid; its floor is that of two of HMC's chains from the other two.",
         ),
-    )  # fmt: skip
+    )
 
 
 def _fit(method: str, points: Points, options: Options, seed: int) -> Posterior:
@@ -128,10 +132,21 @@ def _fit(method: str, points: Points, options: Options, seed: int) -> Posterior:
     own: dict[str, dict[str, Any]] = {
         "dropout": training | {"insert": ("2", "4", "6"), "rate": 0.1},
         "ensemble": training | {"members": 3 if quick else 10, "anchored": False, "init": "fresh"},
-        "hmc": {"init": "ensemble", "trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "chains": 4, "mass": "prior"}
-        | ({"warmup": 20, "draws": 10, "max_steps": 10, "thin": 1} if quick else {"warmup": 80, "draws": 80, "thin": 1, "max_steps": 200}),
+        "hmc": {
+            "init": "ensemble",
+            "trajectory_length": 0.5,
+            "refresh": 0.3,
+            "jitter": 0.2,
+            "chains": 4,
+            "mass": "prior",
+        }
+        | (
+            {"warmup": 20, "draws": 10, "max_steps": 10, "thin": 1}
+            if quick
+            else {"warmup": 80, "draws": 80, "thin": 1, "max_steps": 200}
+        ),
         "sghmc": {},
-    }  # fmt: skip
+    }
     return side.fit(method, problem, seed=seed, quick=quick, **own.get(method, training))
 
 
@@ -182,12 +197,17 @@ def judge(figures: dict[str, dict[str, list[float]]], floor: float) -> tuple[tup
     return (
         f"{side.first_words(held)}: HMC's epistemic deviation is {side.told(factors['between'], 1)} times as large between the "
         f"clusters and {side.told(factors['beyond'], 1)} times beyond them as on them, and "
-        + (f"{side.listed(alike)} cannot be told from it" if alike else "every other method's predictive is told from HMC's")
+        + (
+            f"{side.listed(alike)} cannot be told from it"
+            if alike
+            else "every other method's predictive is told from HMC's"
+        )
         + f" (total variation above {floor:.3f}, that between halves of its chains).",
         f"Nearest to HMC is {side.NAMES[order[0]]}; total variation: "
-        + side.listed([f"{side.NAMES[m]} {side.told(others[m], 3)}" for m in order]) + ".",
+        + side.listed([f"{side.NAMES[m]} {side.told(others[m], 3)}" for m in order])
+        + ".",
         f"Width of the epistemic band between the clusters as a share of HMC's: {side.listed(narrow)}; MAP has none.",
-    ), held  # fmt: skip
+    ), held
 
 
 def _table(figures: dict[str, dict[str, list[float]]], floor: float) -> Table:
@@ -226,10 +246,14 @@ def _picture(points: Points, shown: dict[str, Predictive]) -> Picture:
             axis.set(title=side.NAMES[method], ylim=(-0.45, 0.45))
 
     return side.panels(
-        "synthetic-regression", paint, rows=2, columns=3, legend=5,
+        "synthetic-regression",
+        paint,
+        rows=2,
+        columns=3,
+        legend=5,
         alt="Six panels: bands of the methods over three clusters of points, HMC's the reference",
         caption="Light: 90 % interval of y. Strong: epistemic deviation. Every other point is shown.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -59,7 +59,10 @@ def gap(options: Options) -> Result:
                     figures[method][key].append(value)
     sentences, held = judge_gap(figures)
     return Result(
-        sentences, held, gap_table(figures), (gap_picture(first, shown),),
+        sentences,
+        held,
+        gap_table(figures),
+        (gap_picture(first, shown),),
         {"data_sets": sets, "methods": figures},
         (
             f"Data: {sets} sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise of deviation "
@@ -70,7 +73,7 @@ def gap(options: Options) -> Result:
             "articles show one picture of one data set, without figures; the size of a band in the gap depends on the prior, "
             "which is the same for all methods here.",
         ),
-    )  # fmt: skip
+    )
 
 
 def wave_problem(toy: data.Toy, seed: int) -> Problem:
@@ -143,15 +146,20 @@ def judge_gap(figures: Figures) -> tuple[tuple[str, ...], bool]:
         f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.told(far, 0)} nats above MAP's."
         if mean_error(far)[0] > 0
         else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.told(far, 0)}).",
-    ), held  # fmt: skip
+    ), held
 
 
 def gap_table(figures: Figures) -> Table:
     """A row a method."""
     titles = (
-        "method", "epistemic sd on data", "in the gap", "gap / data", "log density in gap", "90 % coverage in gap",
+        "method",
+        "epistemic sd on data",
+        "in the gap",
+        "gap / data",
+        "log density in gap",
+        "90 % coverage in gap",
         "log density beyond",
-    )  # fmt: skip
+    )
     rows = [
         (
             side.NAMES[m],
@@ -175,10 +183,14 @@ def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
             axis.set(title=side.NAMES[method], ylim=(-3.5, 3.5))
 
     return side.panels(
-        "gap", paint, rows=2, columns=3, legend=6,
+        "gap",
+        paint,
+        rows=2,
+        columns=3,
+        legend=6,
         alt="Six panels: bands of MLE and MAP have the same width everywhere, those of model averages may widen in the gap",
         caption="The first data set. Light: 90 % interval of y. Strong: epistemic deviation. Grey: where there are no data.",
-    )  # fmt: skip
+    )
 
 
 # -- a star far away
@@ -214,7 +226,11 @@ def star(options: Options) -> Result:
     )
     rows = tuple((side.NAMES[m], *(side.told(f[k]) for k in f)) for m, f in figures.items())
     return Result(
-        sentences, held, Table(columns, rows), (star_picture(first, shown),), {"data_sets": sets, "methods": figures},
+        sentences,
+        held,
+        Table(columns, rows),
+        (star_picture(first, shown),),
+        {"data_sets": sets, "methods": figures},
         (
             f"Data: {sets} sets of 20 points in two clusters, and a star ten cluster widths above them. Network: one hidden layer "
             f"of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence is the probability of the "
@@ -222,7 +238,7 @@ def star(options: Options) -> Result:
             side.SETTINGS,
             "The article's picture is of one data set and gives 0.6 to 0.4 for the model average.",
         ),
-    )  # fmt: skip
+    )
 
 
 def judge_star(figures: Figures) -> tuple[tuple[str, ...], bool]:
@@ -246,7 +262,7 @@ def judge_star(figures: Figures) -> tuple[tuple[str, ...], bool]:
         f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} as good as certain at the star."
         if certain
         else f"No model average is certain (confidence of {CERTAIN} or more) at the star.",
-    ), held  # fmt: skip
+    ), held
 
 
 def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
@@ -260,10 +276,15 @@ def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
             axis.set_title(side.NAMES[method])
 
     return side.panels(
-        "star", paint, rows=2, columns=3, size=(9.0, 6.4), legend=2,
+        "star",
+        paint,
+        rows=2,
+        columns=3,
+        size=(9.0, 6.4),
+        legend=2,
         alt="Six panels: the probability of class 1 over the plane; far above the data point estimates stay certain",
         caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5; the star was never seen.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -86,10 +86,12 @@ def problem_of(train: Pair, size: int, seed: int, device: str) -> Problem:
     """The first so many pairs for a network of three convolutions, which predicts a mean and a log-variance a pixel."""
     with global_stream(seed, "study network"):
         net = nn.Sequential(
-            nn.Conv2d(2, CHANNELS, 3, padding=1), nn.SiLU(),
-            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(2, CHANNELS, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+            nn.SiLU(),
             nn.Conv2d(CHANNELS, 2, 3, padding=1),
-        )  # fmt: skip
+        )
     data, prior = (train.x[:size], train.y[:size]), Normal(PRIOR, fan_in=True)
     return Problem(net.to(device), data=data, likelihood=HeteroscedasticGaussian(axis=1), prior=prior)
 
@@ -116,11 +118,17 @@ def maps(posterior: Posterior, places: dict[str, Pair], method: str) -> Picture:
                     axis.figure.colorbar(image, ax=[axes[4 * k + c] for k in range(len(rows))], shrink=0.6)
 
     return side.panels(
-        "pixels", paint, rows=len(places), columns=4, size=(8.2, 1.9 * len(places) + 0.5), shared=False, legend=0,
+        "pixels",
+        paint,
+        rows=len(places),
+        columns=4,
+        size=(8.2, 1.9 * len(places) + 0.5),
+        shared=False,
+        legend=0,
         alt="Maps of aleatoric and epistemic deviation for a digit, a piece of clothing and a Japanese character",
         caption=f"One image of each kind, by {side.NAMES[method]} trained on all digits of the study: noise grows from left to "
         f"right (deviation {LEAST} to {MOST}), and doubt is at what digits do not have.",
-    )  # fmt: skip
+    )
 
 
 __all__ = ["FAR", "FILES", "HERE", "Pair", "maps", "noise_levels", "pairs", "problem_of", "read"]

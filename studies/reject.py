@@ -102,10 +102,13 @@ def told(found: dict[str, Answers], accuracy: dict[str, float], scale: float, op
         f"On the images that were not used to find the threshold, mistakes were above the limit in {_sum(bounds, 'above')} of "
         f"{_sum(bounds, 'splits')} splits, and by more than two standard errors in {_sum(bounds, 'broken')}; the true risk may be above it in "
         f"{1 - CONFIDENCE:.0%} of them.",
-    )  # fmt: skip
+    )
     numbers = {
-        "aurc": _nested(areas), "gain_over_map": _nested(gains), "promise": _nested(bounds), "accuracy_on_digits": accuracy,
-    }  # fmt: skip
+        "aurc": _nested(areas),
+        "gain_over_map": _nested(gains),
+        "promise": _nested(bounds),
+        "accuracy_on_digits": accuracy,
+    }
     table = _table(areas, gains, bounds, accuracy)
     return Result(sentences, held, table, (_pictures(curves),), numbers, notes(found, scale, options))
 
@@ -170,7 +173,7 @@ def notes(found: dict[str, Answers], scale: float, options: Options) -> tuple[st
         f"The promise: thresholds by `decide.selective_threshold` on a random half of the mixture (risk {RISK:g}, confidence "
         f"{CONFIDENCE:g}), checked on the other half, for {3 if options.quick else HALVES} halvings, which overlap and so are no independent "
         "trials. It needs calibration images of the same mixture: it does not hold for kinds of images that they lack.",
-    )  # fmt: skip
+    )
 
 
 def _most(bounds: dict[Pair, dict[str, float]]) -> str:
@@ -219,11 +222,25 @@ def _table(
         risk = _percent(kept["risk"]) if kept["coverage"] else "none answered"
         gain = "-" if (method, score) == ("map", "max_probability") else _told(gains[method, score])
         rows.append(
-            (side.NAMES[method], SCORES[score], f"{area:.3f}", gain, _percent(kept["coverage"]), risk, f"{accuracy[method]:.3f}")
-        )  # fmt: skip
+            (
+                side.NAMES[method],
+                SCORES[score],
+                f"{area:.3f}",
+                gain,
+                _percent(kept["coverage"]),
+                risk,
+                f"{accuracy[method]:.3f}",
+            )
+        )
     columns = (
-        "method", "score", "area", "gain over MAP", f"answered at {RISK:.0%}", "mistakes there", "accuracy on digits",
-    )  # fmt: skip
+        "method",
+        "score",
+        "area",
+        "gain over MAP",
+        f"answered at {RISK:.0%}",
+        "mistakes there",
+        "accuracy on digits",
+    )
     return Table(tuple(Column(c) for c in columns), tuple(rows))
 
 
@@ -237,18 +254,26 @@ def _pictures(curves: dict[Pair, metrics.RiskCoverage]) -> Picture:
                     curve = curves[method, kind]
                     at = np.unique(np.linspace(0.02 * len(curve.risk), len(curve.risk) - 1, 150).round().astype(int))
                     axis.plot(
-                        curve.coverage.numpy()[at], curve.risk.numpy()[at], color=plot.PALETTE[place],
-                        linestyle=plot.DASHES[place % len(plot.DASHES)], linewidth=1.5, label=side.NAMES[method],
-                    )  # fmt: skip
+                        curve.coverage.numpy()[at],
+                        curve.risk.numpy()[at],
+                        color=plot.PALETTE[place],
+                        linestyle=plot.DASHES[place % len(plot.DASHES)],
+                        linewidth=1.5,
+                        label=side.NAMES[method],
+                    )
             axis.axhline(RISK, color="0.5", linewidth=0.8, linestyle=":")
             axis.set(title=title, xlabel="share answered", ylabel="mistakes among the answers", xlim=(0, 1))
             axis.set_ylim(bottom=0)
 
     return side.panels(
-        "reject-option", paint, columns=3, size=(9.4, 3.9), legend=5,
+        "reject-option",
+        paint,
+        columns=3,
+        size=(9.4, 3.9),
+        legend=5,
         alt="Share of mistakes among the answers against the share answered, for each method and score",
         caption=f"Lower is better. The dotted line is the risk of {RISK:.0%} that is promised.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -18,8 +18,11 @@ PAUSE = 0.2  # seconds between two looks at whether the others have ended
 
 
 def share_out(
-    everyone: World, cells: Sequence[Cell], work: Callable[[Cell], None], progress: Callable[[Cell, int], None] | None = None
-) -> None:  # fmt: skip
+    everyone: World,
+    cells: Sequence[Cell],
+    work: Callable[[Cell], None],
+    progress: Callable[[Cell, int], None] | None = None,
+) -> None:
     """Does every cell once, in some process, and ends in all of them when the last is done.
 
     Args:

@@ -58,7 +58,11 @@ def run(options: Options) -> Result:
     sentences, held = judge(doubt, slopes, distance["map"])
     numbers: dict[str, Any] = {"epistemic_deviation": doubt, "slope": slopes, "distance_to_hmc": distance}
     return Result(
-        sentences, held, _table(doubt, slopes), (_curves(doubt, slopes), _bands(options.seed, shown)), numbers,
+        sentences,
+        held,
+        _table(doubt, slopes),
+        (_curves(doubt, slopes), _bands(options.seed, shown)),
+        numbers,
         (
             f"Data: {sets} sequences of points of the wave sin(2x) + 0.3x on [-2, 2] with known noise of deviation 0.2; the first "
             f"{', '.join(map(str, sizes))} points of each are used, so the sets are nested. Deviations are averages over [-2, 2]; "
@@ -68,7 +72,7 @@ def run(options: Options) -> Result:
             "the prior still speaks.",
             side.SETTINGS,
         ),
-    )  # fmt: skip
+    )
 
 
 def _hmc(method: str, options: Options) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def judge(
         f"The posterior {'sharpens towards' if last < first else 'does not come nearer to'} MAP: its mean is "
         f"{side.told(to_map[small], 3)} from MAP's line at {small} points and {side.told(to_map[large], 3)} at {large}.",
         "MLE and MAP have no epistemic part at any N: one line, whatever it rests on.",
-    ), held  # fmt: skip
+    ), held
 
 
 def _table(doubt: ByMethod, slopes: dict[str, list[float]]) -> Table:
@@ -146,10 +150,13 @@ def _curves(doubt: ByMethod, slopes: dict[str, list[float]]) -> Picture:
         axis.minorticks_off()
 
     return side.panels(
-        "sharpening", paint, size=(6.4, 4.4), legend=2,
+        "sharpening",
+        paint,
+        size=(6.4, 4.4),
+        legend=2,
         alt="Epistemic deviation against the number of points, both on logarithmic axes, a line for each method",
         caption="Bars are standard errors over the sequences of points.",
-    )  # fmt: skip
+    )
 
 
 def _bands(seed: int, shown: dict[int, Predictive]) -> Picture:
@@ -161,10 +168,14 @@ def _bands(seed: int, shown: dict[int, Predictive]) -> Picture:
             axis.set(title=f"HMC, {size} points", ylim=(-3.5, 3.5))
 
     return side.panels(
-        "sharpening-bands", paint, columns=len(shown), size=(2.6 * len(shown), 3.2), legend=5,
+        "sharpening-bands",
+        paint,
+        columns=len(shown),
+        size=(2.6 * len(shown), 3.2),
+        legend=5,
         alt="HMC's bands for more and more points: they close in on the truth where there are data",
         caption="The first sequence. Light: 90 % interval of y. Strong: epistemic deviation.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {

@@ -48,9 +48,18 @@ def fit(method: str, problem: Problem, *, seed: int, quick: bool, **settings: An
 
 
 def panels(
-    name: str, paint: Callable[[list[Axes]], Any], *, alt: str, title: str = "", caption: str = "",
-    rows: int = 1, columns: int = 1, size: tuple[float, float] = (9.0, 5.6), shared: bool = True, legend: int = 4,
-) -> Picture:  # fmt: skip
+    name: str,
+    paint: Callable[[list[Axes]], Any],
+    *,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    rows: int = 1,
+    columns: int = 1,
+    size: tuple[float, float] = (9.0, 5.6),
+    shared: bool = True,
+    legend: int = 4,
+) -> Picture:
     """Several panels in one picture, so that methods are compared at a glance.
 
     Args:

@@ -151,9 +151,14 @@ def write_result(study: Study, result: Result, options: Options, seconds: float,
         (folder / f"{picture.name}.svg").write_text(standalone(picture), encoding="utf-8")
     (folder / "README.md").write_text(markdown_of(study, result, options, seconds), encoding="utf-8")
     told = {
-        "study": study.name, "seed": options.seed, "quick": options.quick, "held": result.held,
-        "sentences": list(result.sentences), "seconds": round(seconds, 1), "numbers": finite(result.numbers),
-    }  # fmt: skip
+        "study": study.name,
+        "seed": options.seed,
+        "quick": options.quick,
+        "held": result.held,
+        "sentences": list(result.sentences),
+        "seconds": round(seconds, 1),
+        "numbers": finite(result.numbers),
+    }
     (folder / "results.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     return write(page_of(study, result, options, seconds), folder / "index.html")
 

@@ -53,8 +53,10 @@ def check(plan: Plan) -> None:
     there = data.uci_names(plan.root)
     if not there:
         raise InputError(
-            "--root", f"{plan.root} has no data sets", "Name a folder with uci/NAME.npz that hold X, y, train_idx and test_idx"
-        )  # fmt: skip
+            "--root",
+            f"{plan.root} has no data sets",
+            "Name a folder with uci/NAME.npz that hold X, y, train_idx and test_idx",
+        )
     for name in plan.names:
         if name not in there:
             raise InputError("--data", f"found {name!r}", f"{plan.root} has {', '.join(there)}")
@@ -300,9 +302,14 @@ def _picture(cells: Cells) -> Picture:
                 reference = mean_error(_numbers(cells, name, methods[-1], "log_likelihood"))[0]
                 mean, error = mean_error(_numbers(cells, name, method, "log_likelihood"))
                 ax.errorbar(
-                    mean - reference, len(names) - 1 - i + (j - len(methods) / 2) * 0.12, xerr=error if math.isfinite(error) else 0, fmt="o",
-                    color=f"C{j}", markersize=4, label=method if i == 0 else None,
-                )  # fmt: skip
+                    mean - reference,
+                    len(names) - 1 - i + (j - len(methods) / 2) * 0.12,
+                    xerr=error if math.isfinite(error) else 0,
+                    fmt="o",
+                    color=f"C{j}",
+                    markersize=4,
+                    label=method if i == 0 else None,
+                )
         ax.set_yticks(range(len(names)), names[::-1])
         ax.axvline(0, lw=0.8, ls=":")
         ax.set(xlabel=f"log-likelihood of a test row, less that of {methods[-1]}")
@@ -310,7 +317,10 @@ def _picture(cells: Cells) -> Picture:
             ax.legend()
 
     return picture(
-        "uci", paint, title="Log-likelihood by method", size=(6.0, 1.5 + 0.7 * len(names)),
+        "uci",
+        paint,
+        title="Log-likelihood by method",
+        size=(6.0, 1.5 + 0.7 * len(names)),
         alt=f"Log-likelihood of {', '.join(methods)} on {', '.join(names)}, as differences from {methods[-1]}.",
         caption="Further right is better; bars are standard errors over splits.",
-    )  # fmt: skip
+    )

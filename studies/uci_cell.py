@@ -103,16 +103,28 @@ def choose(root: Path, name: str, split: int, *, seed: int = 0, quick: bool = Fa
 
 
 def run_cell(
-    root: Path, name: str, split: int, method: str, chosen: dict[str, Any], *, seed: int = 0, quick: bool = False, device: str = "cpu"
-) -> dict[str, Any]:  # fmt: skip
+    root: Path,
+    name: str,
+    split: int,
+    method: str,
+    chosen: dict[str, Any],
+    *,
+    seed: int = 0,
+    quick: bool = False,
+    device: str = "cpu",
+) -> dict[str, Any]:
     """Fits and measures; plain values."""
     known = data.uci(root, name, split)
     noise = PUBLISHED_NOISE.get(method, chosen["noise"])
     scale = PUBLISHED_SCALE.get(method, chosen["prior_scale"])
     recipe = Recipe(
-        hidden=(known.n_hidden or 50,), activation=PUBLISHED_ACTIVATION.get(method, "silu"), prior_scale=scale, noise=noise,
-        method=method, settings=settings_of(method, len(known.x_train), quick),
-    )  # fmt: skip
+        hidden=(known.n_hidden or 50,),
+        activation=PUBLISHED_ACTIVATION.get(method, "silu"),
+        prior_scale=scale,
+        noise=noise,
+        method=method,
+        settings=settings_of(method, len(known.x_train), quick),
+    )
     problem = recipe.problem(known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed, device=device)
     started = time.perf_counter()
     if method == "dropout":
@@ -127,11 +139,17 @@ def run_cell(
     errors, densities = predictive.mean - y, predictive.log_prob(y)
     lower, upper = predictive.interval(0.9)
     found: dict[str, Any] = {
-        "data": name, "split": split, "method": method, "seed": seed,
-        "rmse": float(errors.square().mean().sqrt()), "log_likelihood": float(densities.mean()),
-        "coverage": float(((lower <= y) & (y <= upper)).double().mean()), "seconds": round(seconds, 2),
-        "prior_scale": scale, "noise": noise,
-    }  # fmt: skip
+        "data": name,
+        "split": split,
+        "method": method,
+        "seed": seed,
+        "rmse": float(errors.square().mean().sqrt()),
+        "log_likelihood": float(densities.mean()),
+        "coverage": float(((lower <= y) & (y <= upper)).double().mean()),
+        "seconds": round(seconds, 2),
+        "prior_scale": scale,
+        "noise": noise,
+    }
     if isinstance(posterior, SampledPosterior) and posterior.statistics:
         judged = posterior.diagnostics(known.x_test[:100].to(device)).functions
         assert judged is not None

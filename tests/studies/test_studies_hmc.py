@@ -14,9 +14,16 @@ from studies import MODULES, find, hmc_chains, hmc_dynamics, hmc_methods, hmc_pa
 from studies.study import Options
 
 NAMES = [
-    "bma-vs-sgd-vs-ensemble", "one-long-chain", "temperature", "prior-scale", "covariate-shift", "sgmcmc-vs-hmc",
-    "trajectory-length", "step-size-acceptance", "chains-at-equal-cost",
-]  # fmt: skip
+    "bma-vs-sgd-vs-ensemble",
+    "one-long-chain",
+    "temperature",
+    "prior-scale",
+    "covariate-shift",
+    "sgmcmc-vs-hmc",
+    "trajectory-length",
+    "step-size-acceptance",
+    "chains-at-equal-cost",
+]
 TABLES = ("boston", "concrete", "energy", "yacht")
 
 
@@ -30,9 +37,13 @@ def root(tmp_path_factory):
         x = rng.standard_normal((60, 3))
         order = [rng.permutation(60) for _ in range(2)]
         np.savez(
-            folder / "uci" / f"{name}.npz", X=x, y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(60),
-            train_idx=np.stack([o[:50] for o in order]), test_idx=np.stack([o[50:] for o in order]), n_hidden=np.int32(5),
-        )  # fmt: skip
+            folder / "uci" / f"{name}.npz",
+            X=x,
+            y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(60),
+            train_idx=np.stack([o[:50] for o in order]),
+            test_idx=np.stack([o[50:] for o in order]),
+            n_hidden=np.int32(5),
+        )
     arrays = {}
     for part, count in (("train", 150), ("test", 110)):
         y = rng.integers(0, 10, count)
@@ -211,9 +222,17 @@ def test_differences_are_paired_and_clear_beyond_two_errors():
 
 def length_cells(share, density, cost):
     names = ("_0p25", "_0p5", "_1", "_1p5")
-    made = [cells(k, **dict(zip(names, v, strict=True))) for k, v in
-            (("ess_share", share), ("log_density", density), ("per_1000_gradients", cost), ("ess_weights", share),
-             ("rhat", (1, 1, 1, 1)), ("accuracy", (0.8, 0.8, 0.8, 0.8)))]  # fmt: skip
+    made = [
+        cells(k, **dict(zip(names, v, strict=True)))
+        for k, v in (
+            ("ess_share", share),
+            ("log_density", density),
+            ("per_1000_gradients", cost),
+            ("ess_weights", share),
+            ("rhat", (1, 1, 1, 1)),
+            ("accuracy", (0.8, 0.8, 0.8, 0.8)),
+        )
+    ]
     return joined(*made)
 
 

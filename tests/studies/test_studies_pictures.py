@@ -68,9 +68,10 @@ def gap_figures(ratio, gain, beyond=1.0):
     base = {m: flat | {"log_density": [0.0] * 4, "log_density_beyond": [0.0] * 4} for m in SIX}
     shifts = np.array([-0.1, 0.0, 0.1, 0.05])
     base["hmc"] = base["hmc"] | {
-        "ratio": (ratio + shifts).tolist(), "log_density": (gain + shifts).tolist(),
+        "ratio": (ratio + shifts).tolist(),
+        "log_density": (gain + shifts).tolist(),
         "log_density_beyond": (beyond + shifts).tolist(),
-    }  # fmt: skip
+    }
     return base
 
 
@@ -143,9 +144,13 @@ def paper_file(root, **changes):
     x = np.concatenate([np.linspace(a, a + 4, 8) for a in (-10, 6, 14)]).astype(np.float32)
     grid = np.linspace(-14, 22, 30).astype(np.float32)
     arrays = {
-        "x": x, "f": np.stack([x, x**2], 1), "y": (0.02 * rng.standard_normal((24, 1)) + x[:, None] / 50).astype(np.float32),
-        "x_": grid, "f_": np.stack([grid, grid**2], 1), "y_": grid[:, None] / 50,
-    } | changes  # fmt: skip
+        "x": x,
+        "f": np.stack([x, x**2], 1),
+        "y": (0.02 * rng.standard_normal((24, 1)) + x[:, None] / 50).astype(np.float32),
+        "x_": grid,
+        "f_": np.stack([grid, grid**2], 1),
+        "y_": grid[:, None] / 50,
+    } | changes
     (root / "hmc_reference").mkdir(parents=True, exist_ok=True)
     np.savez(root / "hmc_reference" / "synth_reg_data.npz", **{k: v for k, v in arrays.items() if v is not None})
     return root

@@ -161,8 +161,9 @@ def test_kinds_rule(change, claim):
 
 def ood_numbers(gain, error):
     auroc = {
-        m: {name: dict.fromkeys(ood.SCORES, (0.9, 0.01)) for name in ood.FAR} for m in ("map", "dropout", "bbb", "ensemble", "sghmc")
-    }  # fmt: skip
+        m: {name: dict.fromkeys(ood.SCORES, (0.9, 0.01)) for name in ood.FAR}
+        for m in ("map", "dropout", "bbb", "ensemble", "sghmc")
+    }
     for name in ood.FAR:
         auroc["ensemble"][name] = dict.fromkeys(ood.SCORES, (0.9 + gain, 0.01))
     return auroc, {m: dict.fromkeys(ood.SCORES, (gain if m == "ensemble" else 0.0, error)) for m in auroc}

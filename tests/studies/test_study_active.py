@@ -94,9 +94,12 @@ def test_edges_know_directions_and_places():
 def made_up(needed):
     """Cells with given needs; each curve rises to the target at its need."""
     return {
-        arm: [{"seed": s, "labels": [20, n or 800], "accuracy": [0.5, 0.96 if n else 0.9], "needed": n} for s, n in enumerate(values)]
+        arm: [
+            {"seed": s, "labels": [20, n or 800], "accuracy": [0.5, 0.96 if n else 0.9], "needed": n}
+            for s, n in enumerate(values)
+        ]
         for arm, values in needed.items()
-    }  # fmt: skip
+    }
 
 
 def test_the_judgement_follows_the_numbers():

@@ -22,9 +22,13 @@ def root(tmp_path_factory):
         x = rng.standard_normal((50, 3))
         order = [rng.permutation(50) for _ in range(2)]
         np.savez(
-            folder / "uci" / f"{name}.npz", X=x, y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(50),
-            train_idx=np.stack([o[:40] for o in order]), test_idx=np.stack([o[40:] for o in order]), n_hidden=np.int32(5),
-        )  # fmt: skip
+            folder / "uci" / f"{name}.npz",
+            X=x,
+            y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(50),
+            train_idx=np.stack([o[:40] for o in order]),
+            test_idx=np.stack([o[40:] for o in order]),
+            n_hidden=np.int32(5),
+        )
     return folder
 
 
