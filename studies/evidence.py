@@ -28,7 +28,7 @@ from credibly.methods import BayesByBackprop, Laplace
 from credibly.report.page import Column, Table, Value
 from credibly.report.pictures import Picture
 from studies import side_by_side as side
-from studies.hmc_parts import Cells, Tally, Task, all_held, hmc, one_thread, summary, table_task, verdict
+from studies.hmc_parts import Cells, Tally, Task, all_reproduced, hmc, one_thread, summary, table_task, verdict
 from studies.study import Options, Result, Study, plus_minus
 
 if TYPE_CHECKING:
@@ -58,11 +58,11 @@ def run(options: Options) -> Result:
             for width in widths:
                 for scale in scales:
                     said = f"{task.group} {task.repeat}: {width} units, scale {scale:g}"
-                    options.tell(said, done, len(tasks) * len(widths) * len(scales))
+                    options.report(said, done, len(tasks) * len(widths) * len(scales))
                     one = dataclasses.replace(task, hidden=width)
                     tally.add(task.group, f"{width}, {scale:g}", figures(one, scale, options.quick))
                     done += 1
-    return tell(tally.groups, _notes(tally.groups, tasks, options.quick), options.seed)
+    return result_of(tally.groups, _notes(tally.groups, tasks, options.quick), options.seed)
 
 
 def _splits(options: Options) -> int:
@@ -148,12 +148,12 @@ def judge(found: tuple[float, float, float]) -> bool | None:
     return True if value >= LEAST and low > 0 else None
 
 
-def tell(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0) -> Result:
+def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0) -> Result:
     """The result from the figures."""
     found = {g: {c: correlation(cells, c, seed) for c in CRITERIA} for g, cells in groups.items()}
     each = {g: {c: judge(v) for c, v in of.items()} for g, of in found.items()}
-    held = all_held([each[g][c] for g in groups for c in JUDGED])
-    said = [verdict(held, "evidence and leave-one-out rank models as test rows do (rank correlation of 0.5 or more)")]
+    reproduced = all_reproduced([each[g][c] for g in groups for c in JUDGED])
+    said = [verdict(reproduced, "evidence and leave-one-out rank models as test rows do (rank correlation of 0.5 or more)")]
     rows: list[tuple[Value, ...]] = []
     for c, name in CRITERIA.items():
         told = "; ".join(f"{g} {_interval(found[g][c])}" for g in groups)
@@ -199,7 +199,7 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0) -> 
     said.append(
         f"In {edge} of {len(rows)} rows the best model has the widest prior of the grid: still wider ones were not tried."
     )
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (_scatter(groups),), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (_scatter(groups),), numbers, notes)
 
 
 def wider(cells: Cells) -> Cells:

@@ -31,14 +31,14 @@ from studies.hmc_parts import (
     MNIST,
     SOURCE,
     Cells,
-    Gap,
+    Estimate,
     Tally,
     Task,
-    all_held,
+    all_reproduced,
     clear,
     clearly_below,
     curves,
-    gap,
+    difference,
     hmc,
     image_task,
     one_thread,
@@ -47,7 +47,7 @@ from studies.hmc_parts import (
     size_note,
     summary,
     table_task,
-    told,
+    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -80,7 +80,7 @@ def run_one(options: Options) -> Result:
     steps = 50 if options.quick else 1500
     with one_thread():
         for done, task in enumerate(tasks):
-            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            options.report(f"{task.group} {task.repeat}", done, len(tasks))
             problem = task.problem()
             chains = 4 if options.quick else 8
             warmup, draws = (20, 12) if options.quick else (50, 100)
@@ -117,7 +117,7 @@ def run_one(options: Options) -> Result:
         "Published: three chains of 240 draws of ResNet-20-FRN on CIFAR-10; R-hat of most predictions below 1.1 with a tail up to "
         "4, that of the weights with a tail up to about 55.",
     )
-    return tell_one(tally.groups, notes, [_histogram(g, found) for g, found in histograms.items()])
+    return result_of_one(tally.groups, notes, [_histogram(g, found) for g, found in histograms.items()])
 
 
 def _each_chain(task: Task, posterior: DrawsPosterior, tally: Tally) -> None:
@@ -146,7 +146,7 @@ def _rhats(task: Task, posterior: DrawsPosterior) -> dict[str, Tensor]:
     }
 
 
-def share_kept(cells: Cells) -> Gap:
+def share_kept(cells: Cells) -> Estimate:
     """What of the gain of all chains over MAP one chain keeps, by repeat; mean and standard error."""
     one, all_, point = (cells[name]["log_density"] for name in ("one chain", "all", "MAP"))
     gains = [a - p for a, p in zip(all_, point, strict=True)]
@@ -156,7 +156,7 @@ def share_kept(cells: Cells) -> Gap:
 
 
 def judge_one(cells: Cells) -> bool | None:
-    """Whether the finding held on one data set, by the rule above."""
+    """Whether the finding reproduced on one data set, by the rule above."""
     kept, mixed = share_kept(cells), summary(cells, "predictions", "mixed")
     if math.isnan(kept[0]):
         return None
@@ -165,11 +165,11 @@ def judge_one(cells: Cells) -> bool | None:
     return True if clear((kept[0] - KEPT, kept[1])) and mixed[0] >= 0.9 else None
 
 
-def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: list[Picture]) -> Result:
+def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: list[Picture]) -> Result:
     """The result from the figures."""
     each = {g: judge_one(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, "one long chain is a good approximation of many")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, "one long chain is a good approximation of many")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         kept = share_kept(cells)
@@ -181,7 +181,7 @@ def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: li
         mixed = {s: 100 * summary(cells, s, "mixed")[0] for s in ("predictions", "weights")}
         most = {s: summary(cells, s, "most")[0] for s in ("predictions", "weights")}
         said.append(
-            f"{g}: {share} in log density (all less one chain {told(gap(cells, 'all', 'one chain', 'log_density'), 4)}); R-hat is "
+            f"{g}: {share} in log density (all less one chain {signed(difference(cells, 'all', 'one chain', 'log_density'), 4)}); R-hat is "
             f"under 1.1 for {mixed['predictions']:.1f} % of the predictions and {mixed['weights']:.1f} % of the weights, and 99 of "
             f"100 are within {most['predictions']:.2f} and {most['weights']:.2f}."
         )
@@ -216,7 +216,7 @@ def tell_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histograms: li
         Column("total variation from the other chains"),
     )
     numbers = {"groups": groups, "held_by_group": each, "kept": {g: share_kept(c) for g, c in groups.items()}}
-    return Result(tuple(said), held, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
 
 
 def _histogram(group: str, values: Mapping[str, Tensor]) -> Picture:
@@ -244,7 +244,7 @@ def run_cost(options: Options) -> Result:
     budget, burn = (24, 4) if options.quick else (96, 12)
     with one_thread():
         for done, task in enumerate(tasks):
-            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            options.report(f"{task.group} {task.repeat}", done, len(tasks))
             problem, pays = task.problem(), not (options.quick or task.labels)
             pilot = hmc(
                 problem,
@@ -270,7 +270,7 @@ def run_cost(options: Options) -> Result:
         "all sharings: k chains are the first iterations of k of them, averaged over all groups of k.",
         "Published: 1, 2, 3 chains on CIFAR-10 and IMDB, at the best strategy for a given cost.",
     )
-    return tell_cost(tally.groups, notes)
+    return result_of_cost(tally.groups, notes)
 
 
 def shared(task: Task, posterior: DrawsPosterior, count: int, budget: int, burn: int) -> dict[str, float]:
@@ -284,24 +284,24 @@ def shared(task: Task, posterior: DrawsPosterior, count: int, budget: int, burn:
 
 
 def judge_cost(cells: Cells) -> bool | None:
-    """Whether the finding held on one data set, by the rule above."""
-    gains = [gap(cells, k, "1", "log_density") for k in ("2", "3")]
+    """Whether the finding reproduced on one data set, by the rule above."""
+    gains = [difference(cells, k, "1", "log_density") for k in ("2", "3")]
     if any(map(clear, gains)):
         return True
     return False if all(map(clearly_below, gains)) else None
 
 
-def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     each = {g: judge_cost(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, "at equal cost two or three chains beat one")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, "at equal cost two or three chains beat one")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
-        gains = {k: gap(cells, k, "1", "log_density") for k in cells if k != "1"}
+        gains = {k: difference(cells, k, "1", "log_density") for k in cells if k != "1"}
         said.append(
             f"{g}: log density of "
-            + ", ".join(f"{k} chains less that of one {told(v, 4)}" for k, v in gains.items())
+            + ", ".join(f"{k} chains less that of one {signed(v, 4)}" for k, v in gains.items())
             + "."
         )
         key, _, digits = score_of(g)
@@ -311,7 +311,7 @@ def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
                 (
                     f"{g}, {k}",
                     plus_minus(*summary(cells, k, "log_density"), 4),
-                    told(gains[k], 4) if k in gains else "",
+                    signed(gains[k], 4) if k in gains else "",
                     plus_minus(*summary(cells, k, key), digits + 1),
                     str(accuracy),
                     str(ll),
@@ -326,7 +326,7 @@ def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         Column("published accuracy (CIFAR-10)"),
         Column("published LL (CIFAR-10)"),
     )
-    zero = {g: [(0.0, math.nan), *(gap(c, str(k), "1", "log_density") for k in COUNTS[1:])] for g, c in groups.items()}
+    zero = {g: [(0.0, math.nan), *(difference(c, str(k), "1", "log_density") for k in COUNTS[1:])] for g, c in groups.items()}
     zero["published, CIFAR-10"] = [(PUBLISHED_CHAINS[k][1] - PUBLISHED_CHAINS[1][1], math.nan) for k in (1, 2, 3)] + [
         (math.nan, math.nan)
     ]
@@ -340,7 +340,7 @@ def tell_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         alt="Gain in log density over a single chain, against the number of chains that share the budget",
     )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_CHAINS.items()}}
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

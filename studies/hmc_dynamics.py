@@ -31,11 +31,11 @@ from studies.hmc_parts import (
     Tally,
     Task,
     acceptance_of,
-    all_held,
+    all_reproduced,
     clear,
     clearly_below,
     curves,
-    gap,
+    difference,
     hmc,
     image_task,
     one_thread,
@@ -43,7 +43,7 @@ from studies.hmc_parts import (
     size_note,
     summary,
     table_task,
-    told,
+    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -85,11 +85,11 @@ def run_length(options: Options) -> Result:
     total, done, sizes = len(tasks) * len(FACTORS), 0, {}
     with one_thread():
         for task in tasks:
-            options.tell(f"{task.group} {task.repeat}: step size", done, total)
+            options.report(f"{task.group} {task.repeat}: step size", done, total)
             step, _, chains = _pilot(task, options)
             sizes[task.group], rule = step, 8 * step if options.quick else LENGTH
             for factor in FACTORS:
-                options.tell(f"{task.group} {task.repeat}: {factor:g} times the rule", done, total)
+                options.report(f"{task.group} {task.repeat}: {factor:g} times the rule", done, total)
                 posterior = hmc(
                     task.problem(),
                     task.seed + 1,
@@ -102,7 +102,7 @@ def run_length(options: Options) -> Result:
                 )
                 tally.add(task.group, f"{factor:g}", _efficiency(task, posterior, factor * rule / step * draws))
                 done += 1
-    return tell_length(tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws a chain"))
+    return result_of_length(tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws a chain"))
 
 
 def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float]:
@@ -119,10 +119,10 @@ def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float
 
 
 def judge_length(cells: Cells) -> bool | None:
-    """Whether the finding held on one data set, by the rule above."""
+    """Whether the finding reproduced on one data set, by the rule above."""
     if against_length(cells):
         return False
-    more = [gap(cells, "1", f, "ess_share") for f in ("0.25", "0.5")]
+    more = [difference(cells, "1", f, "ess_share") for f in ("0.25", "0.5")]
     per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
     return True if all(map(clear, more)) and per["1"] >= 0.5 * max(per.values()) else None
 
@@ -135,23 +135,23 @@ def against_length(cells: Cells) -> list[str]:
     found = [
         f"more effective draws at {f} times it"
         for f in ("0.25", "0.5")
-        if clearly_below(gap(cells, "1", f, "ess_share"))
+        if clearly_below(difference(cells, "1", f, "ess_share"))
     ]
     found += [
-        f"a log density higher by {plus_minus(*gap(cells, f, '1', 'log_density'))} at {f} times it"
+        f"a log density higher by {plus_minus(*difference(cells, f, '1', 'log_density'))} at {f} times it"
         for f in cells
-        if f != "1" and clear(gap(cells, f, "1", "log_density"))
+        if f != "1" and clear(difference(cells, f, "1", "log_density"))
     ]
     if clear(mean_error([0.5 * b - one for b, one in costs])):
         found.append(f"less than half of the effective draws a gradient of {best} times it")
     return found
 
 
-def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     each = {g: judge_length(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, "pi sigma / 2 is a good trajectory length")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, "pi sigma / 2 is a good trajectory length")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         share = {f: summary(cells, f, "ess_share") for f in cells}
@@ -162,7 +162,7 @@ def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             f"{plus_minus(*share['0.5'], 2)} at half and {plus_minus(*share['0.25'], 2)} at a quarter of it. An effective draw "
             f"costs least at {best} times the rule ({per[best]:.2f} for 1,000 gradients; {per['1']:.2f} at the rule). Log density "
             f"at the rule less that at 0.25, 0.5 and 1.5: "
-            + ", ".join(told(gap(cells, "1", f, "log_density")) for f in cells if f != "1")
+            + ", ".join(signed(difference(cells, "1", f, "log_density")) for f in cells if f != "1")
             + "."
         )
         if each[g] is False:
@@ -226,7 +226,7 @@ def tell_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         ),
     )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_LENGTH.items()}}
-    return Result(tuple(said), held, Table(columns, tuple(rows)), pictures, numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
 
 
 # -- step size -----------------------------------------------------------------------------------------------------------
@@ -237,17 +237,17 @@ def run_steps(options: Options) -> Result:
     total, done = len(tasks) * len(STEPS), 0
     with one_thread():
         for task in tasks:
-            options.tell(f"{task.group} {task.repeat}: step size", done, total)
+            options.report(f"{task.group} {task.repeat}: step size", done, total)
             step, at, chains = _pilot(task, options)
             sizes[task.group] = step
             for factor in STEPS:
-                options.tell(f"{task.group} {task.repeat}: {factor:g} times the step", done, total)
+                options.report(f"{task.group} {task.repeat}: {factor:g} times the step", done, total)
                 tally.add(task.group, f"{factor:g}", _acceptance(task, step * factor, at, chains, draws, options))
                 done += 1
     notes = _notes(
         tasks, sizes, f"{draws} trajectories a chain for each step size, of length pi/2, from the same points"
     )
-    return tell_steps(tally.groups, notes)
+    return result_of_steps(tally.groups, notes)
 
 
 def _acceptance(task: Task, step: float, at: Tensor, chains: int, draws: int, options: Options) -> dict[str, float]:
@@ -273,28 +273,28 @@ def _acceptance(task: Task, step: float, at: Tensor, chains: int, draws: int, op
 
 
 def judge_steps(cells: Cells) -> bool | None:
-    """Whether the finding held on one data set: settings are in the order of their steps."""
+    """Whether the finding reproduced on one data set: settings are in the order of their steps."""
     names = sorted(cells, key=float)
-    rises = [gap(cells, b, a, "acceptance") for a, b in itertools.pairwise(names)]
-    whole = gap(cells, names[0], names[-1], "acceptance")
+    rises = [difference(cells, b, a, "acceptance") for a, b in itertools.pairwise(names)]
+    whole = difference(cells, names[0], names[-1], "acceptance")
     if any(map(clear, rises)) or clearly_below(whole):
         return False
     return True if clear(whole) else None
 
 
-def tell_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     each = {g: judge_steps(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, "smaller steps are accepted more often")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, "smaller steps are accepted more often")]
     rows: list[tuple[Value, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {}
     for g, cells in groups.items():
         names = sorted(cells, key=float)
         found = ", ".join(f"{100 * summary(cells, f, 'acceptance')[0]:.0f} %" for f in names)
-        whole = gap(cells, names[0], names[-1], "acceptance")
+        whole = difference(cells, names[0], names[-1], "acceptance")
         said.append(
-            f"{g}: acceptance {found} for {', '.join(names)} times the adapted step; smallest less largest {told(whole)}."
+            f"{g}: acceptance {found} for {', '.join(names)} times the adapted step; smallest less largest {signed(whole)}."
         )
         lines[g] = [summary(cells, f, "acceptance") for f in names]
         for f in names:
@@ -333,7 +333,7 @@ def tell_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         "held_by_group": each,
         "published": {str(k): v for k, v in PUBLISHED_ACCEPTANCE.items()},
     }
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 def _theory(names: list[str], found: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -34,7 +34,7 @@ from studies.hmc_parts import (
     clear,
     clearly_below,
     dots,
-    gap,
+    difference,
     hmc,
     image_task,
     one_thread,
@@ -43,7 +43,7 @@ from studies.hmc_parts import (
     size_note,
     summary,
     table_task,
-    told,
+    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -74,7 +74,7 @@ def run_distance(options: Options) -> Result:
     with one_thread():
         for repeat, task in enumerate(tasks):
             problem, done = task.problem(), repeat * len(PUBLISHED_DISTANCE)
-            options.tell(f"{task.group} {task.repeat}: HMC", done, total)
+            options.report(f"{task.group} {task.repeat}: HMC", done, total)
             size = (
                 {"chains": 4, "warmup": 20, "draws": 8, "max_steps": 10}
                 if quick
@@ -85,7 +85,7 @@ def run_distance(options: Options) -> Result:
             mixing.add("rhat", "HMC", {"most": _rhat(task, posterior)})
             tally.add(task.group, "HMC", evaluation.compare(second, first) | task.judge(second))
             for place, (name, method) in enumerate(_others(quick).items(), 1):
-                options.tell(f"{task.group} {task.repeat}: {name}", done + place, total)
+                options.report(f"{task.group} {task.repeat}: {name}", done + place, total)
                 fitted = method.fit(problem, seed=task.seed, progress=False)
                 predictive = fitted.predict(task.x_test)
                 tally.add(task.group, name, evaluation.compare(predictive, first) | task.judge(predictive))
@@ -103,7 +103,7 @@ def run_distance(options: Options) -> Result:
         "SGLD and SGHMC take the step size of this library's rule, which holds their bias down, with a constant schedule. The "
         "article's runs were longer. The published column is ResNet-20-FRN on CIFAR-10, read from a table.",
     )
-    return tell_distance(tally.groups["mnist"], notes)
+    return result_of_distance(tally.groups["mnist"], notes)
 
 
 def _others(quick: bool) -> dict[str, Any]:
@@ -147,20 +147,20 @@ def pairs_in_order(cells: Cells) -> tuple[int, int]:
 
 def judge_distance(cells: Cells) -> bool | None:
     """Whether SG-MCMC and VI differ from HMC by more than HMC from itself, by the rule above."""
-    beyond = [gap(cells, name, "HMC", "total_variation") for name in SAMPLERS]
+    beyond = [difference(cells, name, "HMC", "total_variation") for name in SAMPLERS]
     if any(map(clearly_below, beyond)):
         return False
     return True if all(map(clear, beyond)) else None
 
 
-def tell_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
+def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
-    held = judge_distance(cells)
+    reproduced = judge_distance(cells)
     right, pairs = pairs_in_order(cells)
     order = sorted(cells, key=lambda m: summary(cells, m, "total_variation")[0])
     floor = summary(cells, "HMC", "total_variation")
     said = (
-        verdict(held, "SG-MCMC and VI are not the HMC posterior"),
+        verdict(reproduced, "SG-MCMC and VI are not the HMC posterior"),
         f"Total variation from one half of HMC's chains: {plus_minus(*floor)} for the other half, "
         + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
         + ".",
@@ -209,7 +209,7 @@ def tell_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
         "pairs": pairs,
         "published": PUBLISHED_DISTANCE,
     }
-    return Result(said, held, Table(columns, rows), (shown,), numbers, notes)
+    return Result(said, reproduced, Table(columns, rows), (shown,), numbers, notes)
 
 
 # -- whether the average predicts better ---------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def run_scores(options: Options) -> Result:
     tally, chosen, mixing = Tally(), Tally(), Tally()
     with one_thread():
         for done, task in enumerate(tasks):
-            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            options.report(f"{task.group} {task.repeat}", done, len(tasks))
             scale = best_scale(task, _trial(options.quick))
             chosen.add(task.group, "scale", {"scale": scale})
             for name, method in _plain(options.quick).items():
@@ -245,7 +245,7 @@ def run_scores(options: Options) -> Result:
         "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on splits other than the standard ones, with a noise "
         "that depends on the inputs. Here the noise is one learned number, and repeats are few.",
     )
-    return tell_scores(tally.groups, notes)
+    return result_of_scores(tally.groups, notes)
 
 
 def _trial(quick: bool) -> Any:
@@ -283,7 +283,7 @@ def judge_scores(groups: Mapping[str, Cells]) -> bool | None:
     over = overall(groups)
     if any(mean <= 0 for mean, _ in over.values()):
         return False
-    every = all(gap(c, "HMC", m, "log_density")[0] > 0 for c in groups.values() for m in ("MAP", "ensemble"))
+    every = all(difference(c, "HMC", m, "log_density")[0] > 0 for c in groups.values() for m in ("MAP", "ensemble"))
     return True if every and all(map(clear, over.values())) else None
 
 
@@ -296,21 +296,21 @@ def overall(groups: Mapping[str, Cells]) -> dict[str, tuple[float, float]]:
     return {m: mean_error(found) for m, found in gaps.items()}
 
 
-def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
-    held, over = judge_scores(groups), overall(groups)
+    reproduced, over = judge_scores(groups), overall(groups)
     said = [
-        verdict(held, "the average over HMC beats plain training and a deep ensemble"),
-        f"Over all data sets and repeats, its log density less that of MAP is {told(over['MAP'])}, less that of the ensemble "
-        f"{told(over['ensemble'])}.",
+        verdict(reproduced, "the average over HMC beats plain training and a deep ensemble"),
+        f"Over all data sets and repeats, its log density less that of MAP is {signed(over['MAP'])}, less that of the ensemble "
+        f"{signed(over['ensemble'])}.",
     ]
     rows: list[tuple[Value, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {"less MAP": [], "less ensemble": []}
     for g, cells in groups.items():
-        gaps = {m: gap(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
+        gaps = {m: difference(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
         key, name, digits = score_of(g)
         said.append(
-            f"{g}: HMC less MAP {told(gaps['MAP'])}, less the ensemble {told(gaps['ensemble'])} in log density; {name} "
+            f"{g}: HMC less MAP {signed(gaps['MAP'])}, less the ensemble {signed(gaps['ensemble'])} in log density; {name} "
             + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
             + "."
         )
@@ -342,7 +342,7 @@ def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         caption="Right of the line HMC predicts better. Bars are one standard error.",
     )
     numbers = {"groups": groups, "overall": over, "published": PUBLISHED_SCORE, "published_tables": PUBLISHED_TABLES}
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

@@ -40,7 +40,7 @@ MNIST = "mnist.npz"
 LAST_ROW = 50_000  # training images from here on served to choose the prior's scale
 
 Cells = Mapping[str, Mapping[str, Sequence[float]]]  # setting -> measure -> a value for each repeat
-Gap = tuple[float, float]  # a mean difference and its standard error
+Estimate = tuple[float, float]  # a mean difference and its standard error
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,44 +203,44 @@ class Tally:
             row.setdefault(key, []).append(float(value))
 
 
-def summary(cells: Cells, setting: str, measure: str) -> Gap:
+def summary(cells: Cells, setting: str, measure: str) -> Estimate:
     """Mean and standard error over repeats."""
     return mean_error(list(cells[setting][measure]))
 
 
-def gap(cells: Cells, setting: str, other: str, measure: str) -> Gap:
+def difference(cells: Cells, setting: str, other: str, measure: str) -> Estimate:
     """Mean of setting minus other, paired over repeats, and its standard error."""
     pairs = zip(cells[setting][measure], cells[other][measure], strict=True)
     return mean_error([a - b for a, b in pairs])
 
 
-def clear(difference: Gap) -> bool:
+def clear(difference: Estimate) -> bool:
     """Whether a difference is above zero by more than two standard errors; with a single repeat none is."""
     return difference[0] > 2 * difference[1]
 
 
-def clearly_below(difference: Gap) -> bool:
+def clearly_below(difference: Estimate) -> bool:
     """Whether a difference is below zero by more than two standard errors."""
     return clear((-difference[0], difference[1]))
 
 
-def told(difference: Gap, digits: int = 3) -> str:
+def signed(estimate: Estimate, digits: int = 3) -> str:
     """A difference with its sign and standard error."""
     sign = "+" if difference[0] > 0 else ""
     return sign + plus_minus(*difference, digits)
 
 
-def verdict(held: bool | None, finding: str) -> str:
+def verdict(reproduced: bool | None, finding: str) -> str:
     """The first sentence."""
     words = {
-        True: f"The finding that {finding} held at this size.",
+        True: f"The finding that {finding} reproduced at this size.",
         False: f"The finding that {finding} did not hold at this size.",
         None: f"At this size the numbers cannot tell whether {finding}.",
     }
-    return words[held]
+    return words[reproduced]
 
 
-def all_held(each: Sequence[bool | None]) -> bool | None:
+def all_reproduced(each: Sequence[bool | None]) -> bool | None:
     """True where all are, False where one is, None otherwise."""
     return False if False in each else None if None in each else True
 
@@ -266,7 +266,7 @@ def size_note(tasks: Sequence[Task]) -> str:
 def curves(
     name: str,
     x: Sequence[float],
-    lines: Mapping[str, Sequence[Gap]],
+    lines: Mapping[str, Sequence[Estimate]],
     *,
     xlabel: str,
     ylabel: str,
@@ -301,7 +301,7 @@ def curves(
 def dots(
     name: str,
     rows: Sequence[str],
-    lines: Mapping[str, Sequence[Gap]],
+    lines: Mapping[str, Sequence[Estimate]],
     *,
     xlabel: str,
     alt: str,

@@ -5,7 +5,7 @@ same form can be used: an npz with `probs` (M, classes) for the first M test row
 version of the same, whose distance from the first is the floor. The defaults are the CNN-LSTM on IMDB of Izmailov et al. (2021):
 the first 20,000 training rows, the paper's prior variance 1/40.
 
-The rule: the finding is the paper's order by total variation (HMC, SGHMC, SGLD, ensemble, MFVI, SGD). It held if the
+The rule: the finding is the paper's order by total variation (HMC, SGHMC, SGLD, ensemble, MFVI, SGD). It reproduced if the
 samplers that were run are closer than the ensemble, the ensemble closer than Bayes by Backprop, and that closer than the single
 network, each by more than twice the standard error of the paired difference over rows; it did not hold if any is farther by as
 much; otherwise the numbers cannot tell.
@@ -111,7 +111,7 @@ def run(options: Options) -> Result:
     ensemble: Posterior | None = None
     # The ensemble first: the samplers start from it.
     for done, name in enumerate(sorted(names, key=lambda n: n != "ensemble")):
-        options.tell(name, done, len(names))
+        options.report(name, done, len(names))
         started = time.perf_counter()
         with global_stream(options.seed, "reference network"):
             problem = Problem(
@@ -251,7 +251,7 @@ def _result(
             "total_variation_error": _error(far),
             "seconds": 0.0,
         }
-    held, sentences = judge(distances)
+    reproduced, sentences = judge(distances)
     best = max(found, key=lambda name: numbers[name]["agreement"])
     top = numbers[best]
     sentences = (
@@ -277,11 +277,11 @@ def _result(
         f"Network {said['network']}, {rows:,} training rows, prior variance {said['prior_variance']}, reference {said['reference']}.",
         "The published runs took far longer: 10,000 epochs for SGLD, 24,000 leapfrog steps for each HMC draw.",
     )
-    return Result(sentences, held, table, (_picture(numbers),), numbers, notes)
+    return Result(sentences, reproduced, table, (_picture(numbers),), numbers, notes)
 
 
 def judge(distances: dict[str, Array]) -> tuple[bool | None, tuple[str, ...]]:
-    """Whether the published order held, by paired differences over rows, and what to say about it."""
+    """Whether the published order reproduced, by paired differences over rows, and what to say about it."""
     groups = [[name for name in group if name in distances] for group in RANKED]
     pairs = [(a, b) for first, second in itertools.pairwise([g for g in groups if g]) for a in first for b in second]
     verdicts, sentences = [], []
@@ -292,13 +292,13 @@ def judge(distances: dict[str, Array]) -> tuple[bool | None, tuple[str, ...]]:
         word = {True: "closer", False: "farther", None: "not to be told apart"}[verdicts[-1]]
         tail = "from" if verdicts[-1] is None else "than"
         sentences.append(f"{near} is {word} {tail} {far}: a difference of {mean:.4f} ± {error:.4f} in total variation.")
-    held = None if not verdicts or (None in verdicts and False not in verdicts) else all(v is True for v in verdicts)
+    reproduced = None if not verdicts or (None in verdicts and False not in verdicts) else all(v is True for v in verdicts)
     head = {
-        True: "The published order held.",
+        True: "The published order reproduced.",
         False: "The published order did not hold.",
         None: "The order cannot be told.",
     }
-    return held, (head[held], *sentences)
+    return reproduced, (head[reproduced], *sentences)
 
 
 def _distance(p: Array, q: Array) -> Array:

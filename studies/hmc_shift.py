@@ -25,13 +25,13 @@ from studies.hmc_parts import (
     MNIST,
     SOURCE,
     Cells,
-    Gap,
+    Estimate,
     Tally,
     clear,
     clearly_below,
     curves,
     dots,
-    gap,
+    difference,
     hmc,
     image_task,
     mnist,
@@ -39,7 +39,7 @@ from studies.hmc_parts import (
     shrunk,
     size_note,
     summary,
-    told,
+    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -124,7 +124,7 @@ def run(options: Options) -> Result:
         for task in tasks:
             problem = task.problem()
             for name in METHODS:
-                options.tell(f"part {task.repeat}: {name}", done, len(tasks) * len(METHODS))
+                options.report(f"part {task.repeat}: {name}", done, len(tasks) * len(METHODS))
                 if name == "HMC":
                     posterior: Any = hmc(problem, task.seed, compile=False, **size)
                     found = posterior.diagnostics(task.x_test[:200]).functions
@@ -145,7 +145,7 @@ def run(options: Options) -> Result:
         f"members): {steps['steps']:,} steps of Adam, the same prior.",
         "The same corrupted test images for all methods and repeats. Published: ResNet-20-FRN on CIFAR-10-C, 16 corruptions.",
     )
-    return tell(tally.groups, notes)
+    return result_of(tally.groups, notes)
 
 
 def losses(
@@ -163,30 +163,30 @@ def losses(
 
 def judge(lost: Cells) -> bool | None:
     """Whether HMC loses more than both, by the rule above."""
-    more = [gap(lost, "HMC", m, "loss") for m in ("MAP", "ensemble")]
+    more = [difference(lost, "HMC", m, "loss") for m in ("MAP", "ensemble")]
     if any(map(clearly_below, more)):
         return False
     return True if all(map(clear, more)) else None
 
 
-def tell(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     lost, nats = losses(groups), losses(groups, "log_density")
-    held = judge(lost)
+    reproduced = judge(lost)
     by_kind = {kind: losses(groups, kinds=(kind,)) for kind in CORRUPTIONS}
     worse = [
         k
         for k, c in by_kind.items()
-        if clear(gap(c, "HMC", "MAP", "loss")) and clear(gap(c, "HMC", "ensemble", "loss"))
+        if clear(difference(c, "HMC", "MAP", "loss")) and clear(difference(c, "HMC", "ensemble", "loss"))
     ]
     better = [
-        k for k, c in by_kind.items() if any(clearly_below(gap(c, "HMC", m, "loss")) for m in ("MAP", "ensemble"))
+        k for k, c in by_kind.items() if any(clearly_below(difference(c, "HMC", m, "loss")) for m in ("MAP", "ensemble"))
     ]
     said = (
-        verdict(held, "the average over HMC is less robust to covariate shift than plain training and ensembles"),
+        verdict(reproduced, "the average over HMC is less robust to covariate shift than plain training and ensembles"),
         "From clean to corrupted images accuracy falls by "
         + ", ".join(f"{plus_minus(*summary(lost, m, 'loss'))} ({m})" for m in METHODS)
-        + f"; HMC's fall less MAP's is {told(gap(lost, 'HMC', 'MAP', 'loss'))}, less the ensemble's {told(gap(lost, 'HMC', 'ensemble', 'loss'))}.",
+        + f"; HMC's fall less MAP's is {signed(difference(lost, 'HMC', 'MAP', 'loss'))}, less the ensemble's {signed(difference(lost, 'HMC', 'ensemble', 'loss'))}.",
         f"By corruption, HMC clearly loses more than both on {', '.join(worse) or 'none'}, and clearly less than one of them on "
         f"{', '.join(better) or 'none'}. In log density the falls are "
         + ", ".join(f"{plus_minus(*summary(nats, m, 'loss'))} ({m})" for m in METHODS)
@@ -201,14 +201,14 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             (
                 kind,
                 *(plus_minus(*summary(c, m, "corrupted")) for m in METHODS),
-                *(told(gap(c, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
+                *(signed(difference(c, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
             )
         )
     rows.append(
         (
             "all corruptions",
             *(plus_minus(*summary(lost, m, "corrupted")) for m in METHODS),
-            *(told(gap(lost, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
+            *(signed(difference(lost, "HMC", m, "loss")) for m in ("ensemble", "MAP")),
         )
     )
     falls = {m: (clean - corrupted) / 100 for m, (clean, corrupted) in PUBLISHED.items()}
@@ -222,7 +222,7 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         Column("HMC's fall less MAP's"),
     )
     by_severity = {m: [_at(groups, m, s) for s in (0, *SEVERITIES)] for m in METHODS}
-    falls_by = {f"less {m}": [gap(c, "HMC", m, "loss") for c in by_kind.values()] for m in ("ensemble", "MAP")}
+    falls_by = {f"less {m}": [difference(c, "HMC", m, "loss") for c in by_kind.values()] for m in ("ensemble", "MAP")}
     pictures = (
         curves(
             "shift-severity",
@@ -247,10 +247,10 @@ def tell(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         ),
     )
     numbers = {"groups": groups, "losses": lost, "published": PUBLISHED}
-    return Result(said, held, Table(columns, tuple(rows)), pictures, numbers, notes)
+    return Result(said, reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
 
 
-def _at(groups: Mapping[str, Cells], method: str, severity: int) -> Gap:
+def _at(groups: Mapping[str, Cells], method: str, severity: int) -> Estimate:
     """Accuracy at a severity, over corruptions and repeats; 0 is clean."""
     if severity == 0:
         return summary(groups["clean"], method, "accuracy")

@@ -24,14 +24,14 @@ from studies.hmc_parts import (
     SOURCE,
     TABLE_SCALE,
     Cells,
-    Gap,
+    Estimate,
     Tally,
     Task,
     acceptance_of,
-    all_held,
+    all_reproduced,
     clear,
     curves,
-    gap,
+    difference,
     hmc,
     image_task,
     one_thread,
@@ -39,7 +39,7 @@ from studies.hmc_parts import (
     size_note,
     summary,
     table_task,
-    told,
+    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, plus_minus
@@ -118,7 +118,7 @@ def run_temperature(options: Options) -> Result:
     with one_thread():
         for task in tasks:
             for t in TEMPERATURES:
-                options.tell(f"{task.group} {task.repeat}: T = {t:g}", done, len(tasks) * len(TEMPERATURES))
+                options.report(f"{task.group} {task.repeat}: T = {t:g}", done, len(tasks) * len(TEMPERATURES))
                 tally.add(task.group, f"{t:g}", _fitted(task, options, task.scale, t))
                 done += 1
     notes = (
@@ -127,29 +127,29 @@ def run_temperature(options: Options) -> Result:
         "The published figures are of a CNN-LSTM on IMDB, read off a figure. Test log densities alone do not choose T here: the "
         "question is whether T = 1, which was fixed, is beaten.",
     )
-    return tell_temperature(tally.groups, notes)
+    return result_of_temperature(tally.groups, notes)
 
 
 def judge_temperature(cells: Cells) -> bool | None:
     """Whether no cold posterior is clearly better on one data set; with one repeat nothing is clear."""
-    colder = [gap(cells, t, "1", "log_density") for t in cells if float(t) < 1]
+    colder = [difference(cells, t, "1", "log_density") for t in cells if float(t) < 1]
     if any(map(clear, colder)):
         return False
     return None if any(math.isnan(error) for _, error in colder) else True
 
 
-def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     each = {g: judge_temperature(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, "without data augmentation tempering is hardly needed (T = 1 is best or tied)")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, "without data augmentation tempering is hardly needed (T = 1 is best or tied)")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         best = max(cells, key=lambda t: summary(cells, t, "log_density")[0])
-        against = "" if best == "1" else f", {told(gap(cells, best, '1', 'log_density'), 4)} over T = 1"
+        against = "" if best == "1" else f", {signed(difference(cells, best, '1', 'log_density'), 4)} over T = 1"
         said.append(
             f"{g}: the highest log density is at T = {best} ({plus_minus(*summary(cells, best, 'log_density'))}{against}); less that of "
-            "T = 1: " + ", ".join(f"{told(gap(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1") + "."
+            "T = 1: " + ", ".join(f"{signed(difference(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1") + "."
         )
         key, _, digits = score_of(g)
         for t in cells:
@@ -174,7 +174,7 @@ def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         Column("R-hat", digits=2, note="What 99 of 100 predictions stay within"),
         Column("published (IMDB)"),
     )
-    lines = {g: [gap(c, f"{t:g}", "1", "log_density") for t in TEMPERATURES] for g, c in groups.items()}
+    lines = {g: [difference(c, f"{t:g}", "1", "log_density") for t in TEMPERATURES] for g, c in groups.items()}
     at_one = PUBLISHED_TEMPERATURE[1.0][1]
     lines["published, IMDB"] = [(PUBLISHED_TEMPERATURE[t][1] - at_one, math.nan) for t in TEMPERATURES]
     shown = curves(
@@ -192,7 +192,7 @@ def tell_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         "held_by_group": each,
         "published": {str(t): v for t, v in PUBLISHED_TEMPERATURE.items()},
     }
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 # -- prior scale ---------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def run_scale(options: Options) -> Result:
     with one_thread():
         for task in tasks:
             for v in VARIANCES:
-                options.tell(f"{task.group} {task.repeat}: {v:g} times the variance", done, len(tasks) * len(VARIANCES))
+                options.report(f"{task.group} {task.repeat}: {v:g} times the variance", done, len(tasks) * len(VARIANCES))
                 scale = task.scale * math.sqrt(v)
                 tally.add(task.group, f"{v:g}", _fitted(task, options, scale))
                 point = MAP(steps=steps, compile=False).fit(task.problem(scale), seed=task.seed, progress=False)
@@ -215,13 +215,13 @@ def run_scale(options: Options) -> Result:
         f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images); the article's range "
         "around its own prior. It trains on 40,960 images or 20,000 texts, here it is a few hundred rows, where a prior counts for more.",
     )
-    return tell_scale(tally.groups, points.groups, notes)
+    return result_of_scale(tally.groups, points.groups, notes)
 
 
-def spread(cells: Cells) -> Gap:
+def spread(cells: Cells) -> Estimate:
     """The log density at the best scale less that at the worst, by their means, paired over repeats."""
     order = sorted(cells, key=lambda v: summary(cells, v, "log_density")[0])
-    return gap(cells, order[-1], order[0], "log_density")
+    return difference(cells, order[-1], order[0], "log_density")
 
 
 def judge_scale(cells: Cells) -> bool | None:
@@ -232,13 +232,13 @@ def judge_scale(cells: Cells) -> bool | None:
     return True if found[0] <= ROBUST and not math.isnan(found[1]) else None
 
 
-def tell_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """The result from the figures."""
     each = {g: judge_scale(cells) for g, cells in groups.items()}
-    held = all_held(list(each.values()))
-    said = [verdict(held, f"the average is robust to the prior's scale (within {ROBUST} nats a row)")]
+    reproduced = all_reproduced(list(each.values()))
+    said = [verdict(reproduced, f"the average is robust to the prior's scale (within {ROBUST} nats a row)")]
     rows: list[tuple[Value, ...]] = []
-    lines: dict[str, list[Gap]] = {}
+    lines: dict[str, list[Estimate]] = {}
     for g, cells in groups.items():
         key, name, digits = score_of(g)
         means = [summary(cells, v, key)[0] for v in cells]
@@ -289,7 +289,7 @@ def tell_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], notes: 
         "spread": {g: spread(c) for g, c in groups.items()},
         "published": PUBLISHED_SCALE,
     }
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

@@ -59,7 +59,7 @@ def run(options: Options) -> Result:
                 train, places = pixels.pairs(raw, seed, rows[task], 20 if options.quick else 200)
             for method in METHODS:
                 for size in sizes:
-                    options.tell(f"{TASKS[task]}, {size} rows: {method}", done, total)
+                    options.report(f"{TASKS[task]}, {size} rows: {method}", done, total)
                     done += 1
                     if task == CURVE:
                         with side.one_thread():
@@ -81,13 +81,13 @@ def run(options: Options) -> Result:
                         for kind, values in parts.items():
                             values.append(float(getattr(predictive, kind).double().mean()))
     assert keep is not None
-    sentences, held = judge(figures)
+    sentences, reproduced = judge(figures)
     pictures = (_summary(figures), _curves(curves), pixels.maps(*keep, METHODS[0]))
     noise = float(pixels.noise_levels().square().mean())
     numbers = {"mean_variance": figures, "noise_variance": {CURVE: noise_variance(grid(0, 2)), PIXELS: noise}}
     return Result(
         sentences,
-        held,
+        reproduced,
         _table(figures),
         pictures,
         numbers,
@@ -193,28 +193,28 @@ def judge(figures: Figures) -> tuple[tuple[str, ...], bool]:
     """The answer in words, by a rule fixed before the runs: the finding holds when every claim of `checks` does."""
     claims = {(t, m): checks(by_size) for t, by_method in figures.items() for m, by_size in by_method.items()}
     failed = [
-        f"{claim} ({TASKS[t]}, {side.NAMES[m]})" for (t, m), c in claims.items() for claim, ok in c.items() if not ok
+        f"{claim} ({TASKS[t]}, {side.label(m)})" for (t, m), c in claims.items() for claim, ok in c.items() if not ok
     ]
     count = sum(len(c) for c in claims.values())
-    held = not failed
+    reproduced = not failed
     sentences = [
-        f"{side.first_words(held)}{'' if held else ' in full'}: {count - len(failed)} of {count} claims (epistemic falls with data and "
+        f"{side.verdict(reproduced)}{'' if reproduced else ' in full'}: {count - len(failed)} of {count} claims (epistemic falls with data and "
         "rises on strange inputs, aleatoric does neither) hold, over two tasks and two methods."
-        + ("" if held else f" Not so: {'; '.join(failed)}.")
+        + ("" if reproduced else f" Not so: {'; '.join(failed)}.")
     ]
     for task, by_method in figures.items():
         for method, by_size in by_method.items():
             found = factors(by_size)
             far = [
-                f"{place}: epistemic {side.told(f['epistemic'])}, aleatoric {side.told(f['aleatoric'])}"
+                f"{place}: epistemic {side.mean_text(f['epistemic'])}, aleatoric {side.mean_text(f['aleatoric'])}"
                 for place, f in list(found.items())[1:]
             ]
             sentences.append(
-                f"{TASKS[task].capitalize()}, {side.NAMES[method]}: with four times the rows the epistemic variance is multiplied by "
-                f"{side.told(found['rows']['epistemic'])}, the aleatoric by {side.told(found['rows']['aleatoric'])}. Factors out of "
+                f"{TASKS[task].capitalize()}, {side.label(method)}: with four times the rows the epistemic variance is multiplied by "
+                f"{side.mean_text(found['rows']['epistemic'])}, the aleatoric by {side.mean_text(found['rows']['aleatoric'])}. Factors out of "
                 f"distribution, {'; '.join(far)}."
             )
-    return tuple(sentences), held
+    return tuple(sentences), reproduced
 
 
 def _table(figures: Figures) -> Table:
@@ -224,8 +224,8 @@ def _table(figures: Figures) -> Table:
             for size, by_place in by_size.items():
                 last = size == max(by_size)
                 for place, parts in list(by_place.items()) if last else list(by_place.items())[:1]:
-                    told = [side.told(parts[kind], 4) for kind in ("epistemic", "aleatoric")]
-                    rows.append((TASKS[task], side.NAMES[method], str(size), place, *told))
+                    told = [side.mean_text(parts[kind], 4) for kind in ("epistemic", "aleatoric")]
+                    rows.append((TASKS[task], side.label(method), str(size), place, *told))
     titles = ("task", "method", "rows", "predicted at", "epistemic variance", "aleatoric variance")
     return Table(tuple(Column(t) for t in titles), tuple(rows))
 
@@ -255,7 +255,7 @@ def _summary(figures: Figures) -> Picture:
                     len(by_size) - 0.5, len(bars) - 0.5, color=plot.INK, alpha=0.12, linewidth=0, label="strange inputs"
                 )
                 axis.set_xticks(range(len(bars)), [name for name, _ in bars])
-                axis.set(yscale="log", title=f"{TASKS[task]}, {side.NAMES[method]}", ylabel="mean variance")
+                axis.set(yscale="log", title=f"{TASKS[task]}, {side.label(method)}", ylabel="mean variance")
                 axis.set_xlabel("rows of the training, and kinds of strange inputs")
                 axis.yaxis.set_minor_formatter(lambda *_: "")
 
@@ -283,7 +283,7 @@ def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
                     axis.plot(at.flatten(), sd, color=colour, linestyle=line, label=f"{kind}, {size} points")
             axis.plot(at.flatten(), _deviation(at.numpy()).ravel(), color=plot.INK, linestyle=":", label="true noise")
             axis.axvspan(-2, 2, color=plot.INK, alpha=0.12, linewidth=0, label="where there are data")
-            axis.set(title=side.NAMES[method], xlabel="x", ylabel="standard deviation", ylim=(0, 1.5))
+            axis.set(title=side.label(method), xlabel="x", ylabel="standard deviation", ylim=(0, 1.5))
 
     return side.panels(
         "kinds-curve",

@@ -67,11 +67,11 @@ def run(options: Options) -> Result:
     auroc: Table3 = {}
     figures: dict[str, dict[str, float]] = {}
     kept: dict[str, dict[str, dict[str, Tensor]]] = {}  # scores by method, set ("" for digits) and kind
-    options.tell("prior", 0, len(METHODS) + 1)
+    options.report("prior", 0, len(METHODS) + 1)
     held_out = held_out_densities(x[chosen], y[chosen], options)
     scale = max(held_out, key=held_out.__getitem__)
     for place, method in enumerate(METHODS):
-        options.tell(method, place + 1, len(METHODS) + 1)
+        options.report(method, place + 1, len(METHODS) + 1)
         problem = problem_of(x[chosen], y[chosen], scale, options)
         posterior = side.fit(method, problem, seed=options.seed, quick=options.quick, **settings(method, options))
         here = posterior.predict(x_test[test_rows])
@@ -89,11 +89,11 @@ def run(options: Options) -> Result:
             for name in FAR
         }
     gains = bootstrap(kept, auroc, options.seed, 20 if options.quick else RESAMPLES)
-    sentences, held = judge(auroc, gains)
+    sentences, reproduced = judge(auroc, gains)
     numbers = {"auroc": auroc, "test": figures, "gain_of_mean_auroc_over_map": gains, "held_out_by_prior": held_out}
     return Result(
         sentences,
-        held,
+        reproduced,
         _table(auroc, figures),
         (_bars(auroc), _spread(kept)),
         numbers,
@@ -195,25 +195,25 @@ def judge(auroc: Table3, gains: dict[str, dict[str, tuple[float, float]]]) -> tu
     max. probability of MAP, by more than two standard errors of the difference (bootstrap over the same test images).
     """
     gain, error = gains["ensemble"]["total"]
-    held = gain - 2 * error > 0
+    reproduced = gain - 2 * error > 0
     mean = {(m, k): float(np.mean([auroc[m][name][k][0] for name in auroc[m]])) for m in auroc for k in SCORES}
     usable = {key: value for key, value in mean.items() if key != ("map", "epistemic")}
     best, worst = max(usable, key=usable.__getitem__), min(usable, key=usable.__getitem__)
-    others = [f"{side.NAMES[m]} {_told(gains[m]['total'])}" for m in auroc if m not in ("map", "ensemble")]
+    others = [f"{side.label(m)} {_signed(gains[m]['total'])}" for m in auroc if m not in ("map", "ensemble")]
     doubt = [m for m in auroc if m != "map" and mean[m, "epistemic"] > mean[m, "total"]]
-    said = side.listed([side.NAMES[m] for m in doubt]) if doubt else "no method"
+    said = side.listed([side.label(m) for m in doubt]) if doubt else "no method"
     return (
-        f"{side.first_words(held)}: averaged over the three strange sets the deep ensemble's total entropy has an AUROC of "
+        f"{side.verdict(reproduced)}: averaged over the three strange sets the deep ensemble's total entropy has an AUROC of "
         f"{mean['ensemble', 'total']:.3f}, and MAP's max. probability one of {mean['map', 'max_probability']:.3f}; the difference is "
-        f"{_told((gain, error))}.",
+        f"{_signed((gain, error))}.",
         f"The same difference for the total entropy of the others: {side.listed(others)}.",
-        f"Highest is {side.NAMES[best[0]]} by {SCORES[best[1]]} ({mean[best]:.3f}), lowest {side.NAMES[worst[0]]} by "
+        f"Highest is {side.label(best[0])} by {SCORES[best[1]]} ({mean[best]:.3f}), lowest {side.label(worst[0])} by "
         f"{SCORES[worst[1]]} ({mean[worst]:.3f}).",
         f"The epistemic part alone tells strange images better than the total entropy for {said}.",
-    ), held
+    ), reproduced
 
 
-def _told(pair: tuple[float, float]) -> str:
+def _signed(pair: tuple[float, float]) -> str:
     return f"{pair[0]:+.3f} ± {pair[1]:.3f}"
 
 
@@ -224,7 +224,7 @@ def _table(auroc: Table3, figures: dict[str, dict[str, float]]) -> Table:
             if (method, kind) != ("map", "epistemic"):
                 values = [f"{by_set[name][kind][0]:.3f} ± {by_set[name][kind][1]:.3f}" for name in FAR]
                 about = (f"{figures[method]['accuracy']:.3f}", f"{figures[method]['nll']:.3f}")
-                rows.append((side.NAMES[method], title, *values, *about))
+                rows.append((side.label(method), title, *values, *about))
     columns = ("method", "score", *(f"AUROC, {name}" for name in FAR), "accuracy on digits", "NLL on digits")
     return Table(tuple(Column(c) for c in columns), tuple(rows))
 
@@ -245,7 +245,7 @@ def _bars(auroc: Table3) -> Picture:
                     color=plot.PALETTE[place],
                     **look,
                 )
-            axis.set_xticks(range(len(auroc)), [side.NAMES[m] for m in auroc], rotation=35, ha="right")
+            axis.set_xticks(range(len(auroc)), [side.label(m) for m in auroc], rotation=35, ha="right")
             axis.set(title=f"against {name}", ylabel="AUROC")
             axis.grid(axis="y", alpha=0.3)
 
@@ -270,7 +270,7 @@ def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
                 look: dict[str, Any] = {"linewidth": 1.6, "color": plot.PALETTE[place], "linestyle": plot.DASHES[place]}
                 axis.stairs(share, edges, label=name or "digits", **look)
                 top = max(top, float(share.max()) if name else 0.0)
-            axis.set(title=side.NAMES[method], xlabel="total entropy, nats", ylabel="share of images")
+            axis.set(title=side.label(method), xlabel="total entropy, nats", ylabel="share of images")
         axes[0].set_ylim(0, 1.2 * top)  # the panels share it
 
     return side.panels(

@@ -83,28 +83,28 @@ def run(options: Options) -> Result:
     figures: dict[str, dict[str, list[float]]] = {}
     shown: dict[str, Predictive] = {}
     with side.one_thread():
-        options.tell("hmc", 0, len(METHODS))
+        options.report("hmc", 0, len(METHODS))
         reference = _fit("hmc", points, options, options.seed)
         assert isinstance(reference, DrawsPosterior)
         exact = shown["hmc"] = reference.predict(points.grid_features)
         floor, mixed = _floor(reference, points), reference.diagnostics(points.grid_features)
         figures["hmc"] = _by_chain(reference, points)
         for place, method in enumerate(METHODS[:-1]):
-            options.tell(method, place + 1, len(METHODS))
+            options.report(method, place + 1, len(METHODS))
             rows = []
             for repeat in range(seeds):
                 predictive = _fit(method, points, options, options.seed + repeat).predict(points.grid_features)
                 shown.setdefault(method, predictive)
                 rows.append(measure(predictive, points) | {"distance": compare(predictive, exact)["total_variation"]})
             figures[method] = {key: [row[key] for row in rows] for key in rows[0]}
-    sentences, held = judge(figures, floor)
+    sentences, reproduced = judge(figures, floor)
     assert mixed.functions is not None
     rhat = float(np.median(mixed.functions.rhat))
     ordered = {method: figures[method] for method in METHODS}
     numbers = {"methods": ordered, "distance_between_halves_of_hmc": floor, "median_rhat_of_predictions": rhat}
     return Result(
         sentences,
-        held,
+        reproduced,
         _table(ordered, floor),
         (_picture(points, {m: shown[m] for m in METHODS}),),
         numbers,
@@ -189,25 +189,25 @@ def judge(figures: dict[str, dict[str, list[float]]], floor: float) -> tuple[tup
     factors = {k: [a / b for a, b in zip(hmc[k], hmc["on_data"], strict=True)] for k in ("between", "beyond")}
     wider = all(side.above(values, 1.0) for values in factors.values())
     others = {m: f["distance"] for m, f in figures.items() if m != "hmc"}
-    alike = [side.NAMES[m] for m, d in others.items() if not side.above(d, floor)]
-    held = wider and not alike
+    alike = [side.label(m) for m, d in others.items() if not side.above(d, floor)]
+    reproduced = wider and not alike
     order = sorted(others, key=lambda m: mean_error(others[m])[0])
     away = {m: mean_error(figures[m]["between"])[0] / mean_error(hmc["between"])[0] for m in others if m != "map"}
-    narrow = [f"{side.NAMES[m]} {away[m]:.2f}" for m in sorted(away, key=away.__getitem__)]
+    narrow = [f"{side.label(m)} {away[m]:.2f}" for m in sorted(away, key=away.__getitem__)]
     return (
-        f"{side.first_words(held)}: HMC's epistemic deviation is {side.told(factors['between'], 1)} times as large between the "
-        f"clusters and {side.told(factors['beyond'], 1)} times beyond them as on them, and "
+        f"{side.verdict(reproduced)}: HMC's epistemic deviation is {side.mean_text(factors['between'], 1)} times as large between the "
+        f"clusters and {side.mean_text(factors['beyond'], 1)} times beyond them as on them, and "
         + (
             f"{side.listed(alike)} cannot be told from it"
             if alike
             else "every other method's predictive is told from HMC's"
         )
         + f" (total variation above {floor:.3f}, that between halves of its chains).",
-        f"Nearest to HMC is {side.NAMES[order[0]]}; total variation: "
-        + side.listed([f"{side.NAMES[m]} {side.told(others[m], 3)}" for m in order])
+        f"Nearest to HMC is {side.label(order[0])}; total variation: "
+        + side.listed([f"{side.label(m)} {side.mean_text(others[m], 3)}" for m in order])
         + ".",
         f"Width of the epistemic band between the clusters as a share of HMC's: {side.listed(narrow)}; MAP has none.",
-    ), held
+    ), reproduced
 
 
 def _table(figures: dict[str, dict[str, list[float]]], floor: float) -> Table:
@@ -221,9 +221,9 @@ def _table(figures: dict[str, dict[str, list[float]]], floor: float) -> Table:
     )
     rows = [
         (
-            side.NAMES[m],
-            *(side.told(f[key], 4) for key in ("on_data", "between", "beyond", "rmse")),
-            side.told(f["distance"], 3) if "distance" in f else f"{floor:.3f} between halves",
+            side.label(m),
+            *(side.mean_text(f[key], 4) for key in ("on_data", "between", "beyond", "rmse")),
+            side.mean_text(f["distance"], 3) if "distance" in f else f"{floor:.3f} between halves",
         )
         for m, f in figures.items()
     ]
@@ -243,7 +243,7 @@ def _picture(points: Points, shown: dict[str, Predictive]) -> Picture:
                 legend=False,
                 ax=axis,
             )
-            axis.set(title=side.NAMES[method], ylim=(-0.45, 0.45))
+            axis.set(title=side.label(method), ylim=(-0.45, 0.45))
 
     return side.panels(
         "synthetic-regression",

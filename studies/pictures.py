@@ -48,7 +48,7 @@ def gap(options: Options) -> Result:
         for repeat in range(sets):
             toy = data.gap_regression(seed=options.seed + repeat)
             for place, method in enumerate(side.SIX):
-                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                options.report(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
                 problem = wave_problem(toy, options.seed + repeat)
                 posterior = side.fit(
                     method, problem, seed=options.seed + repeat, quick=options.quick, **hmc_settings(method, options)
@@ -57,10 +57,10 @@ def gap(options: Options) -> Result:
                     shown[method] = posterior
                 for key, value in in_gap(toy, posterior, options.seed + repeat).items():
                     figures[method][key].append(value)
-    sentences, held = judge_gap(figures)
+    sentences, reproduced = judge_gap(figures)
     return Result(
         sentences,
-        held,
+        reproduced,
         gap_table(figures),
         (gap_picture(first, shown),),
         {"data_sets": sets, "methods": figures},
@@ -123,30 +123,30 @@ def judge_gap(figures: Figures) -> tuple[tuple[str, ...], bool]:
     hmc = figures["hmc"]
     gain = [a - b for a, b in zip(hmc["log_density"], figures["map"]["log_density"], strict=True)]
     wider, better = side.above(hmc["ratio"], 1.0), side.above(gain, 0.0)
-    held = wider and better
-    start = side.first_words(held) + (" in full" if wider != better else "")
+    reproduced = wider and better
+    start = side.verdict(reproduced) + (" in full" if wider != better else "")
     far = [a - b for a, b in zip(hmc["log_density_beyond"], figures["map"]["log_density_beyond"], strict=True)]
     means = {m: mean_error(figures[m]["ratio"])[0] for m in side.AVERAGES}
     density = {m: mean_error(f["log_density"])[0] for m, f in figures.items()}
-    flat = [side.NAMES[m] for m in side.AVERAGES if not side.above(figures[m]["ratio"], 1.0)]
+    flat = [side.label(m) for m in side.AVERAGES if not side.above(figures[m]["ratio"], 1.0)]
     widest, best = max(means, key=means.__getitem__), max(density, key=density.__getitem__)
-    ratios = [f"{side.NAMES[m]} {side.told(figures[m]['ratio'])}" for m in side.AVERAGES]
+    ratios = [f"{side.label(m)} {side.mean_text(figures[m]['ratio'])}" for m in side.AVERAGES]
     count = len(hmc["ratio"])
     return (
-        f"{start}: in the gap HMC's epistemic deviation is {side.told(hmc['ratio'])} times that on the data, so its band "
+        f"{start}: in the gap HMC's epistemic deviation is {side.mean_text(hmc['ratio'])} times that on the data, so its band "
         f"{'widens' if wider else 'does not widen'}; the log density of new observations there is HMC's minus MAP's "
-        f"{side.told(gain)} nats, so MAP's band, which is the noise alone, "
+        f"{side.mean_text(gain)} nats, so MAP's band, which is the noise alone, "
         f"{'is overconfident' if better else 'is not shown to be overconfident'} ({count} data sets).",
-        f"Gap over data, method by method: {side.listed(ratios)}; the largest is that of {side.NAMES[widest]}.",
+        f"Gap over data, method by method: {side.listed(ratios)}; the largest is that of {side.label(widest)}.",
         "The band of every model average is wider in the gap by more than two standard errors."
         if not flat
         else f"The band of {side.listed(flat)} is not wider in the gap by more than two standard errors.",
-        f"New observations in the gap are best predicted by {side.NAMES[best]} (log density "
-        f"{side.told(figures[best]['log_density'])}; HMC {side.told(hmc['log_density'])}).",
-        f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.told(far, 0)} nats above MAP's."
+        f"New observations in the gap are best predicted by {side.label(best)} (log density "
+        f"{side.mean_text(figures[best]['log_density'])}; HMC {side.mean_text(hmc['log_density'])}).",
+        f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.mean_text(far, 0)} nats above MAP's."
         if mean_error(far)[0] > 0
-        else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.told(far, 0)}).",
-    ), held
+        else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.mean_text(far, 0)}).",
+    ), reproduced
 
 
 def gap_table(figures: Figures) -> Table:
@@ -162,8 +162,8 @@ def gap_table(figures: Figures) -> Table:
     )
     rows = [
         (
-            side.NAMES[m],
-            *("none" if key == "ratio" and not any(f["on_data"]) else side.told(f[key]) for key in GAP_KEYS),
+            side.label(m),
+            *("none" if key == "ratio" and not any(f["on_data"]) else side.mean_text(f[key]) for key in GAP_KEYS),
         )
         for m, f in figures.items()
     ]
@@ -180,7 +180,7 @@ def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
             predictive = posterior.predict(grid)
             plot.bands(predictive, grid, data=seen, truth=toy.truth[::EVERY], levels=(0.9,), legend=False, ax=axis)
             axis.axvspan(*(toy.gap or (0, 0)), color=plot.INK, alpha=0.15, linewidth=0, zorder=0, label="the gap")
-            axis.set(title=side.NAMES[method], ylim=(-3.5, 3.5))
+            axis.set(title=side.label(method), ylim=(-3.5, 3.5))
 
     return side.panels(
         "gap",
@@ -207,7 +207,7 @@ def star(options: Options) -> Result:
         for repeat in range(sets):
             toy = data.star_classification(seed=options.seed + repeat)
             for place, method in enumerate(side.SIX):
-                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                options.report(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
                 with global_stream(options.seed + repeat, "study network"):
                     net = mlp(2, (HIDDEN,), 1)
                 prior = Normal(STAR_PRIOR, fan_in=True)
@@ -220,14 +220,14 @@ def star(options: Options) -> Result:
                 figures[method]["probability"].append(p)
                 figures[method]["confidence"].append(max(p, 1 - p))
                 figures[method]["epistemic"].append(float(there.epistemic))
-    sentences, held = judge_star(figures)
+    sentences, reproduced = judge_star(figures)
     columns = tuple(
         Column(t) for t in ("method", "P(1) at the star", "confidence at the star", "epistemic there, nats")
     )
-    rows = tuple((side.NAMES[m], *(side.told(f[k]) for k in f)) for m, f in figures.items())
+    rows = tuple((side.label(m), *(side.mean_text(f[k]) for k in f)) for m, f in figures.items())
     return Result(
         sentences,
-        held,
+        reproduced,
         Table(columns, rows),
         (star_picture(first, shown),),
         {"data_sets": sets, "methods": figures},
@@ -250,19 +250,19 @@ def judge_star(figures: Figures) -> tuple[tuple[str, ...], bool]:
     sure, doubt = figures["map"]["confidence"], figures["hmc"]["confidence"]
     gap_ = [a - b for a, b in zip(sure, doubt, strict=True)]
     certain_, doubtful = mean_error(sure)[0] >= CERTAIN, mean_error(doubt)[0] <= DOUBTFUL
-    held = certain_ and doubtful and side.above(gap_, 0.0)
-    start = side.first_words(held) + (" in full" if certain_ != doubtful else "")
-    other = [f"{side.NAMES[m]} {side.told(figures[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")]
-    certain = [side.NAMES[m] for m in side.AVERAGES if mean_error(figures[m]["confidence"])[0] >= CERTAIN]
+    reproduced = certain_ and doubtful and side.above(gap_, 0.0)
+    start = side.verdict(reproduced) + (" in full" if certain_ != doubtful else "")
+    other = [f"{side.label(m)} {side.mean_text(figures[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")]
+    certain = [side.label(m) for m in side.AVERAGES if mean_error(figures[m]["confidence"])[0] >= CERTAIN]
     return (
-        f"{start}: at the far-away star MAP has a confidence of {side.told(sure)} (certain is {CERTAIN} or more) and HMC's model "
-        f"average one of {side.told(doubt)} (in doubt is {DOUBTFUL} or less); the difference is {side.told(gap_)} ({len(sure)} data "
+        f"{start}: at the far-away star MAP has a confidence of {side.mean_text(sure)} (certain is {CERTAIN} or more) and HMC's model "
+        f"average one of {side.mean_text(doubt)} (in doubt is {DOUBTFUL} or less); the difference is {side.mean_text(gap_)} ({len(sure)} data "
         "sets).",
         f"The others there: {side.listed(other)}.",
         f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} as good as certain at the star."
         if certain
         else f"No model average is certain (confidence of {CERTAIN} or more) at the star.",
-    ), held
+    ), reproduced
 
 
 def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
@@ -273,7 +273,7 @@ def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
             seen = (toy.x, toy.y)
             plot.decision(posterior.predict, toy.grid, data=seen, marks=toy.star, colorbar=False, ax=axis)
             axis.images[0].set_interpolation("none")  # the cells as they are: a tenth of the file
-            axis.set_title(side.NAMES[method])
+            axis.set_title(side.label(method))
 
     return side.panels(
         "star",

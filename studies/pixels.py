@@ -126,7 +126,7 @@ def maps(posterior: Posterior, places: dict[str, Pair], method: str) -> Picture:
         shared=False,
         legend=0,
         alt="Maps of aleatoric and epistemic deviation for a digit, a piece of clothing and a Japanese character",
-        caption=f"One image of each kind, by {side.NAMES[method]} trained on all digits of the study: noise grows from left to "
+        caption=f"One image of each kind, by {side.label(method)} trained on all digits of the study: noise grows from left to "
         f"right (deviation {LEAST} to {MOST}), and doubt is at what digits do not have.",
     )
 

@@ -52,18 +52,18 @@ def run(options: Options) -> Result:
     rows, digits, strange = (200, 60, 20) if options.quick else (ROWS, DIGITS, STRANGE)
     few, answered = (torch.randperm(len(x), generator=stream(options.seed, "ood rows"))[:rows]), slice(0, digits)
     far = {name: _some(ood.arrays(options, file, "x_test")[0], strange, name, options) for name, file in FAR.items()}
-    options.tell("prior", 0, len(METHODS) + 1)
+    options.report("prior", 0, len(METHODS) + 1)
     held_out = ood.held_out_densities(x[few], y[few], options)
     scale = max(held_out, key=held_out.__getitem__)
     found: dict[str, Answers] = {}
     accuracy: dict[str, float] = {}
     for place, method in enumerate(METHODS):
-        options.tell(method, place + 1, len(METHODS) + 1)
+        options.report(method, place + 1, len(METHODS) + 1)
         problem = ood.problem_of(x[few], y[few], scale, options)
         posterior = side.fit(method, problem, seed=options.seed, quick=options.quick, **ood.settings(method, options))
         found[method] = answers(posterior, x_test[answered], y_test[answered], far)
         accuracy[method] = 1 - float(found[method].wrong[: len(x_test[answered])].double().mean())
-    return told(found, accuracy, scale, options)
+    return result_of(found, accuracy, scale, options)
 
 
 def answers(posterior: Posterior, x: Tensor, y: Tensor, far: Mapping[str, Tensor]) -> Answers:
@@ -78,7 +78,7 @@ def answers(posterior: Posterior, x: Tensor, y: Tensor, far: Mapping[str, Tensor
     )
 
 
-def told(found: dict[str, Answers], accuracy: dict[str, float], scale: float, options: Options) -> Result:
+def result_of(found: dict[str, Answers], accuracy: dict[str, float], scale: float, options: Options) -> Result:
     """The answer, by a rule fixed before the runs.
 
     The finding holds when the area under the risk-coverage curve of the deep ensemble's total entropy is below that of MAP's max.
@@ -90,14 +90,14 @@ def told(found: dict[str, Answers], accuracy: dict[str, float], scale: float, op
     gains = bootstrap(found, pairs, options.seed, 20 if options.quick else RESAMPLES)
     bounds = {pair: promise(found, pair, options) for pair in pairs}
     gain, error = gains["ensemble", "total"]
-    held = gain - 2 * error > 0
+    reproduced = gain - 2 * error > 0
     best = min(areas, key=areas.__getitem__)
-    others = [f"{side.NAMES[m]} {_told(gains[m, 'total'])}" for m in found if m not in ("map", "ensemble")]
+    others = [f"{side.label(m)} {_signed(gains[m, 'total'])}" for m in found if m not in ("map", "ensemble")]
     sentences = (
-        f"{side.first_words(held)}: the area under the risk-coverage curve is {areas['ensemble', 'total']:.3f} for the deep ensemble's total "
-        f"entropy and {areas['map', 'max_probability']:.3f} for MAP's max. probability; the gain is {_told((gain, error))}.",
+        f"{side.verdict(reproduced)}: the area under the risk-coverage curve is {areas['ensemble', 'total']:.3f} for the deep ensemble's total "
+        f"entropy and {areas['map', 'max_probability']:.3f} for MAP's max. probability; the gain is {_signed((gain, error))}.",
         f"The same gain for the total entropy of the others: {side.listed(others)}.",
-        f"Lowest is {side.NAMES[best[0]]} by {SCORES[best[1]]} ({areas[best]:.3f}).",
+        f"Lowest is {side.label(best[0])} by {SCORES[best[1]]} ({areas[best]:.3f}).",
         _most(bounds),
         f"On the images that were not used to find the threshold, mistakes were above the limit in {_sum(bounds, 'above')} of "
         f"{_sum(bounds, 'splits')} splits, and by more than two standard errors in {_sum(bounds, 'broken')}; the true risk may be above it in "
@@ -110,7 +110,7 @@ def told(found: dict[str, Answers], accuracy: dict[str, float], scale: float, op
         "accuracy_on_digits": accuracy,
     }
     table = _table(areas, gains, bounds, accuracy)
-    return Result(sentences, held, table, (_pictures(curves),), numbers, notes(found, scale, options))
+    return Result(sentences, reproduced, table, (_pictures(curves),), numbers, notes(found, scale, options))
 
 
 def curve_of(found: dict[str, Answers], pair: Pair, rows: Tensor | None = None) -> metrics.RiskCoverage:
@@ -182,7 +182,7 @@ def _most(bounds: dict[Pair, dict[str, float]]) -> str:
     if not kept["coverage"]:
         return f"No method can promise at most {RISK:.0%} mistakes among its answers."
     return (
-        f"With a promise of at most {RISK:.0%} mistakes among what is answered, {side.NAMES[method]} by {SCORES[score]} answers most: "
+        f"With a promise of at most {RISK:.0%} mistakes among what is answered, {side.label(method)} by {SCORES[score]} answers most: "
         f"{kept['coverage']:.0%} of the images, with {_percent(kept['risk'])} mistakes."
     )
 
@@ -195,7 +195,7 @@ def _some(images: Tensor, count: int, name: str, options: Options) -> Tensor:
     return images[torch.randperm(len(images), generator=stream(options.seed, f"strange rows of {name}"))[:count]]
 
 
-def _told(pair: tuple[float, float]) -> str:
+def _signed(pair: tuple[float, float]) -> str:
     return f"{pair[0]:+.3f} ± {pair[1]:.3f}"
 
 
@@ -220,10 +220,10 @@ def _table(
     for (method, score), area in areas.items():
         kept = bounds[method, score]
         risk = _percent(kept["risk"]) if kept["coverage"] else "none answered"
-        gain = "-" if (method, score) == ("map", "max_probability") else _told(gains[method, score])
+        gain = "-" if (method, score) == ("map", "max_probability") else _signed(gains[method, score])
         rows.append(
             (
-                side.NAMES[method],
+                side.label(method),
                 SCORES[score],
                 f"{area:.3f}",
                 gain,
@@ -259,7 +259,7 @@ def _pictures(curves: dict[Pair, metrics.RiskCoverage]) -> Picture:
                         color=plot.PALETTE[place],
                         linestyle=plot.DASHES[place % len(plot.DASHES)],
                         linewidth=1.5,
-                        label=side.NAMES[method],
+                        label=side.label(method),
                     )
             axis.axhline(RISK, color="0.5", linewidth=0.8, linestyle=":")
             axis.set(title=title, xlabel="share answered", ylabel="mistakes among the answers", xlim=(0, 1))

@@ -41,7 +41,7 @@ def run(options: Options) -> Result:
                 lines = {}
                 for method in side.SIX:
                     done = sum(len(v) for by_size in doubt.values() for v in by_size.values())
-                    options.tell(f"{size} points: {method}", done, total)
+                    options.report(f"{size} points: {method}", done, total)
                     problem = wave_problem(toy, options.seed + repeat)
                     posterior = side.fit(
                         method, problem, seed=options.seed + repeat, quick=options.quick, **_hmc(method, options)
@@ -55,11 +55,11 @@ def run(options: Options) -> Result:
                     gap = (lines[method] - lines["hmc"]).double().square().mean().sqrt()
                     distance[method][size].append(float(gap))
     slopes = {m: slopes_of(doubt[m]) for m in side.AVERAGES}
-    sentences, held = judge(doubt, slopes, distance["map"])
+    sentences, reproduced = judge(doubt, slopes, distance["map"])
     numbers: dict[str, Any] = {"epistemic_deviation": doubt, "slope": slopes, "distance_to_hmc": distance}
     return Result(
         sentences,
-        held,
+        reproduced,
         _table(doubt, slopes),
         (_curves(doubt, slopes), _bands(options.seed, shown)),
         numbers,
@@ -96,29 +96,29 @@ def judge(
     standard errors.
     """
     mean, _ = mean_error(slopes["hmc"])
-    held = abs(mean - SLOPE) <= ABOUT and side.above([-s for s in slopes["hmc"]], 0.0)
+    reproduced = abs(mean - SLOPE) <= ABOUT and side.above([-s for s in slopes["hmc"]], 0.0)
     small, large = min(doubt["hmc"]), max(doubt["hmc"])
-    other = [f"{side.NAMES[m]} {side.told(slopes[m])}" for m in side.AVERAGES if m != "hmc"]
-    near = [side.NAMES[m] for m in side.AVERAGES if abs(mean_error(slopes[m])[0] - SLOPE) <= ABOUT]
-    far = [side.NAMES[m] for m in side.AVERAGES if side.NAMES[m] not in near]
+    other = [f"{side.label(m)} {side.mean_text(slopes[m])}" for m in side.AVERAGES if m != "hmc"]
+    near = [side.label(m) for m in side.AVERAGES if abs(mean_error(slopes[m])[0] - SLOPE) <= ABOUT]
+    far = [side.label(m) for m in side.AVERAGES if side.label(m) not in near]
     said = f"Within {ABOUT} of -1/2: {side.listed(near) if near else 'none'}."
     first, last = mean_error(to_map[small])[0], mean_error(to_map[large])[0]
     return (
-        f"{side.first_words(held)}: HMC's epistemic deviation falls as N to the power {side.told(slopes['hmc'])}, from "
-        f"{side.told(doubt['hmc'][small], 3)} at {small} points to {side.told(doubt['hmc'][large], 3)} at {large}; 1/sqrt(N) is the "
+        f"{side.verdict(reproduced)}: HMC's epistemic deviation falls as N to the power {side.mean_text(slopes['hmc'])}, from "
+        f"{side.mean_text(doubt['hmc'][small], 3)} at {small} points to {side.mean_text(doubt['hmc'][large], 3)} at {large}; 1/sqrt(N) is the "
         f"power -0.5 ({len(slopes['hmc'])} sequences).",
         f"The powers of the others: {side.listed(other)}. {said}" + (f" Not so: {side.listed(far)}." if far else ""),
         f"The posterior {'sharpens towards' if last < first else 'does not come nearer to'} MAP: its mean is "
-        f"{side.told(to_map[small], 3)} from MAP's line at {small} points and {side.told(to_map[large], 3)} at {large}.",
+        f"{side.mean_text(to_map[small], 3)} from MAP's line at {small} points and {side.mean_text(to_map[large], 3)} at {large}.",
         "MLE and MAP have no epistemic part at any N: one line, whatever it rests on.",
-    ), held
+    ), reproduced
 
 
 def _table(doubt: ByMethod, slopes: dict[str, list[float]]) -> Table:
     sizes = list(doubt["hmc"])
     columns = ("method", *(f"epistemic sd, N = {n}" for n in sizes), "power of N")
     rows = [
-        (side.NAMES[m], *(side.told(doubt[m][n], 3) for n in sizes), side.told(slopes[m]) if m in slopes else "none")
+        (side.label(m), *(side.mean_text(doubt[m][n], 3) for n in sizes), side.mean_text(slopes[m]) if m in slopes else "none")
         for m in doubt
     ]
     return Table(tuple(Column(c) for c in columns), tuple(rows))
@@ -130,7 +130,7 @@ def _curves(doubt: ByMethod, slopes: dict[str, list[float]]) -> Picture:
         sizes = list(doubt["hmc"])
         for place, method in enumerate(side.AVERAGES):
             means = [mean_error(doubt[method][n]) for n in sizes]
-            label = f"{side.NAMES[method]}: power {mean_error(slopes[method])[0]:.2f}"
+            label = f"{side.label(method)}: power {mean_error(slopes[method])[0]:.2f}"
             look: dict[str, Any] = {
                 "color": plot.PALETTE[place],
                 "marker": "os^D"[place],

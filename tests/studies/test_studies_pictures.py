@@ -78,11 +78,11 @@ def gap_figures(ratio, gain, beyond=1.0):
 @pytest.mark.parametrize(
     "ratio, gain, held", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
 )
-def test_gap_rule(ratio, gain, held):
+def test_gap_rule(ratio, gain, reproduced):
     sentences, found = pictures.judge_gap(gap_figures(ratio, gain))
-    assert found is held
-    assert sentences[0].startswith("The finding held:" if held else "The finding did not hold")
-    assert side.told(gap_figures(ratio, gain)["hmc"]["ratio"]) in sentences[0]
+    assert found is reproduced
+    assert sentences[0].startswith("The finding reproduced:" if reproduced else "The finding did not hold")
+    assert side.mean_text(gap_figures(ratio, gain)["hmc"]["ratio"]) in sentences[0]
     assert ("in full" in sentences[0]) == ((ratio > 2) != (gain > 1))
     assert "MC-Dropout, Bayes by Backprop" in sentences[2]  # their ratio is 1: not wider
 
@@ -107,16 +107,16 @@ def star_figures(point, average):
 @pytest.mark.parametrize(
     "point, average, held", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
 )
-def test_star_rule(point, average, held):
+def test_star_rule(point, average, reproduced):
     sentences, found = pictures.judge_star(star_figures(point, average))
-    assert found is held
+    assert found is reproduced
     assert f"MAP has a confidence of {point:.2f}" in sentences[0]
     assert f"average one of {average:.2f}" in sentences[0]
     assert ("are as good as certain" in sentences[2]) == (average >= 0.9)
 
 
 @pytest.mark.parametrize("power, held", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
-def test_sharpening_rule(power, held):
+def test_sharpening_rule(power, reproduced):
     sizes = (10, 100, 1000)
     doubt = {m: {n: [0.0, 0.0] for n in sizes} for m in ("mle", "map")}
     doubt |= {m: {n: [n**power, 1.02 * n ** (power - 0.01)] for n in sizes} for m in side.AVERAGES}
@@ -124,8 +124,8 @@ def test_sharpening_rule(power, held):
     assert slopes["hmc"] == pytest.approx([power, power - 0.01])
     to_map = {10: [0.3, 0.31], 100: [0.2, 0.2], 1000: [0.1, 0.1]}
     sentences, found = sharpening.judge(doubt, slopes, to_map)
-    assert found is held
-    assert f"N to the power {side.told(slopes['hmc'])}" in sentences[0]
+    assert found is reproduced
+    assert f"N to the power {side.mean_text(slopes['hmc'])}" in sentences[0]
     assert "sharpens towards MAP" in sentences[2]
     backwards = dict(zip(sizes, reversed(to_map.values())))
     assert "does not come nearer to MAP" in sharpening.judge(doubt, slopes, backwards)[0][2]
@@ -187,11 +187,11 @@ def paper_figures(between, distance):
 
 
 @pytest.mark.parametrize("between, distance, held", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
-def test_synthetic_rule(between, distance, held):
+def test_synthetic_rule(between, distance, reproduced):
     sentences, found = paper_regression.judge(paper_figures(between, distance), floor=0.1)
-    assert found is held
+    assert found is reproduced
     assert ("cannot be told from it" in sentences[0]) == (distance < 0.2)
-    assert side.told([b / 0.01 for b in (between - 0.001, between, between + 0.001)], 1) in sentences[0]
+    assert side.mean_text([b / 0.01 for b in (between - 0.001, between, between + 0.001)], 1) in sentences[0]
 
 
 def test_missing_files_are_named(tmp_path):

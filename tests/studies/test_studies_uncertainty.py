@@ -147,16 +147,16 @@ def made(epistemic_rows=0.4, aleatoric_rows=1.0, epistemic_far=3.0, aleatoric_fa
 )
 def test_kinds_rule(change, claim):
     figures = made(**change)
-    sentences, held = kinds.judge(figures)
-    assert held is (claim is None)
+    sentences, reproduced = kinds.judge(figures)
+    assert reproduced is (claim is None)
     failed = {name for name, ok in kinds.checks(figures["curve"]["dropout"]).items() if not ok}
     assert failed == ({claim} if claim else set())
     assert sentences[0].startswith(
-        "The finding held: 16 of 16" if held else "The finding did not hold in full: 12 of 16"
+        "The finding reproduced: 16 of 16" if reproduced else "The finding did not hold in full: 12 of 16"
     )
     if claim:
         assert f"{claim} (pixels, MC-Dropout)" in sentences[0]
-    assert side.told(kinds.factors(figures["curve"]["dropout"])["far"]["epistemic"]) in sentences[1]
+    assert side.mean_text(kinds.factors(figures["curve"]["dropout"])["far"]["epistemic"]) in sentences[1]
 
 
 def ood_numbers(gain, error):
@@ -170,9 +170,9 @@ def ood_numbers(gain, error):
 
 
 @pytest.mark.parametrize("gain, error, held", [(0.03, 0.005, True), (0.03, 0.02, False), (-0.03, 0.005, False)])
-def test_ood_rule(gain, error, held):
+def test_ood_rule(gain, error, reproduced):
     sentences, found = ood.judge(*ood_numbers(gain, error))
-    assert found is held
+    assert found is reproduced
     assert f"{gain:+.3f} ± {error:.3f}" in sentences[0]
     best = "Highest is deep ensemble" if gain > 0 else "lowest deep ensemble"
     assert best in sentences[2]

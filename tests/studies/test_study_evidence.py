@@ -79,15 +79,15 @@ def test_the_rule():
     good, bad = made_up(1.0), made_up(-1.0)
     assert evidence.correlation(good, "loo")[0] == pytest.approx(1.0)
     assert evidence.correlation(bad, "loo")[0] == pytest.approx(-1.0)
-    held = evidence.tell({"a": good, "b": good}, ())
-    assert held.held is True
-    assert held.sentences[0].startswith("The finding that evidence")
-    failed = evidence.tell({"a": good, "b": bad}, ())
-    assert failed.held is False
+    reproduced = evidence.result_of({"a": good, "b": good}, ())
+    assert reproduced.reproduced is True
+    assert reproduced.sentences[0].startswith("The finding that evidence")
+    failed = evidence.result_of({"a": good, "b": bad}, ())
+    assert failed.reproduced is False
     assert evidence.judge((0.9, -0.1, 1.0)) is None  # the lower end is below 0
     assert evidence.judge((0.4, 0.1, 0.6)) is None
     assert evidence.judge((0.9, np.nan, np.nan)) is None  # one split
-    assert evidence.tell({"a": made_up(1.0, splits=1)}, ()).held is None
+    assert evidence.result_of({"a": made_up(1.0, splits=1)}, ()).reproduced is None
 
 
 def test_what_a_pick_loses():

@@ -64,8 +64,8 @@ def made(seed=0, n=3000, skill=1.0):
 
 def test_gains_and_promises():
     found = {m: made(skill=1.0 if m == "ensemble" else 0.5) for m in reject.METHODS}
-    result = reject.told(found, dict.fromkeys(found, 0.9), 1.0, Options(quick=True))
-    assert result.held is True
+    result = reject.result_of(found, dict.fromkeys(found, 0.9), 1.0, Options(quick=True))
+    assert result.reproduced is True
     areas = result.numbers["aurc"]
     mine = found["ensemble"]
     expected = metrics.risk_coverage(mine.uncertainty["total"], mine.wrong.double()).area
@@ -79,7 +79,7 @@ def test_gains_and_promises():
     assert kept["risk"] < reject.RISK + 0.01
     assert kept["broken"] == 0
     alike = {m: made(skill=0.5) for m in reject.METHODS}
-    assert reject.told(alike, dict.fromkeys(alike, 0.9), 1.0, Options(quick=True)).held is False
+    assert reject.result_of(alike, dict.fromkeys(alike, 0.9), 1.0, Options(quick=True)).reproduced is False
 
 
 def test_strange_images_are_mistakes(root):
