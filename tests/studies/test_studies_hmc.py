@@ -106,7 +106,7 @@ def test_a_file_without_its_arrays_and_too_few_images_are_refused(root, tmp_path
 def test_parts_of_the_images_are_disjoint_and_share_their_test_images(root):
     options = Options(root)
     one, other = (hmc_parts.image_task(options, i, 50, side=4, test=20) for i in range(2))
-    images = [{tuple(np.round(row, 4)) for row in (t.x * t.deviation + t.mean).tolist()} for t in (one, other)]
+    images = [{tuple(np.round(row, 4)) for row in (t.x * t.std + t.mean).tolist()} for t in (one, other)]
     assert len(images[0] | images[1]) == 100
     assert torch.equal(one.y_test, other.y_test)
 
