@@ -1,4 +1,4 @@
-"""The study against a public HMC reference, on data and a reference made here: forms of data, distances, the order's rule."""
+"""The study against a public HMC reference, on synthetic data: data formats, distances, and the rule for the order."""
 
 import json
 
@@ -15,7 +15,7 @@ from studies.study import Options
 
 @pytest.fixture
 def root(tmp_path):
-    """Two classes of 6 x 6 images, bright above or below, and a reference that is nearly sure of the right one."""
+    """Two classes of 6 x 6 images, bright above or below, and a reference that is nearly certain of the right one."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 80).astype(np.uint8)
     x = rng.integers(0, 100, (80, 6, 6)).astype(np.uint8)
@@ -99,7 +99,7 @@ def test_the_command_and_what_it_refuses(root, tmp_path):
     assert {"index.html", "README.md", "results.json", "hmc-reference.svg"} == {p.name for p in out.iterdir()}
     with pytest.raises(InputError, match="has no nothing.npz"):
         hmc_reference.run(options(root, data="nothing.npz"))
-    with pytest.raises(InputError, match="network is 'big'"):
+    with pytest.raises(InputError, match="--set network must be one of .*, got 'big'"):
         hmc_reference.run(options(root, network="big"))
-    with pytest.raises(InputError, match="found wrong"):
+    with pytest.raises(InputError, match="--set must name one of .*, got wrong"):
         hmc_reference.run(options(root, wrong="1"))

@@ -1,4 +1,4 @@
-"""The study of evidence and leave-one-out: end to end at a tiny size, and that what it says follows from its figures."""
+"""The study of marginal likelihood and leave-one-out: end to end at a tiny size, and conclusions from known numbers."""
 
 import json
 
@@ -49,7 +49,7 @@ def test_it_runs_from_the_command_line(root, tmp_path):
 
 def test_what_cannot_be_asked_for(root):
     for extra in ({"splits": "0"}, {"splits": "x"}, {"data": "protein"}):
-        with pytest.raises(InputError, match="--set"):
+                with pytest.raises(InputError, match="--set (splits|data) must be"):
             evidence.run(Options(root=root, quick=True, extra=extra))
 
 
@@ -63,7 +63,7 @@ def test_ranks_are_those_of_scipy():
 
 
 def made_up(relation, splits=6, noise=0.05, seed=0):
-    """Cells of nine models whose criterion follows the test log density, or does not, or runs against it."""
+    """Return nine models whose criterion follows the test log density (1), is unrelated to it (0) or opposes it (-1)."""
     rng = np.random.default_rng(seed)
     cells = {}
     for i in range(9):
@@ -79,9 +79,9 @@ def test_the_rule():
     good, bad = made_up(1.0), made_up(-1.0)
     assert evidence.correlation(good, "loo")[0] == pytest.approx(1.0)
     assert evidence.correlation(bad, "loo")[0] == pytest.approx(-1.0)
-    reproduced = evidence.result_of({"a": good, "b": good}, ())
-    assert reproduced.reproduced is True
-    assert reproduced.sentences[0].startswith("The finding that evidence")
+    passed = evidence.result_of({"a": good, "b": good}, ())
+    assert passed.reproduced is True
+    assert passed.sentences[0].startswith("Reproduced at this size: marginal likelihood")
     failed = evidence.result_of({"a": good, "b": bad}, ())
     assert failed.reproduced is False
     assert evidence.judge((0.9, -0.1, 1.0)) is None  # the lower end is below 0
@@ -91,7 +91,7 @@ def test_the_rule():
 
 
 def test_what_a_pick_loses():
-    """On each split the picked model against that split's best, and against the mean of all."""
+    """The loss of the picked model against the best of each split, and that of a random model."""
     cells = made_up(-1.0, noise=0.0)  # it picks the worst of 0 to 8
     assert evidence.loss(cells, "elbo") == pytest.approx(8.0)
     assert evidence.typical_loss(cells, "elbo") == pytest.approx(4.0)
@@ -101,7 +101,7 @@ def test_what_a_pick_loses():
 
 
 def test_the_interval_covers_splits(monkeypatch):
-    """Splits that disagree widen it: with a criterion that is noise, 0 is inside."""
+    """Splits that disagree widen the interval: for a criterion that is pure noise it contains 0."""
     monkeypatch.setattr(evidence, "SAMPLES", 400)
     value, low, high = evidence.correlation(made_up(0.0, noise=1.0, seed=3), "laplace")
     assert low < 0 < high
