@@ -82,7 +82,7 @@ def edges(images: Tensor) -> Tensor:
         for number in range(DIRECTIONS):
             angle = 2 * math.pi * number / DIRECTIONS
             along = (across * math.cos(angle) + down * math.sin(angle)).clamp_min_(0)
-                        # The third power of the cosine: a narrower range of directions.
+            # The third power of the cosine: a narrower range of directions.
             maps.append(along * (along / length).square_())
         stacked = torch.cat(maps, 1)
         smooth = nn.functional.avg_pool2d(stacked, 5, stride=1, padding=2)

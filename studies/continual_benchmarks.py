@@ -65,7 +65,9 @@ def split(data: list[Tensor], size: Size, seed: int, device: str) -> Benchmark:
         for images, labels, most, kept in ((x, y, size.rows, tasks), (x_test, y_test, size.test, tests)):
             mine = ((labels == 2 * t) | (labels == 2 * t + 1)).nonzero().squeeze(1)
             if not len(mine):
-                raise InputError("--root", f"{HOME} has no digits {2 * t} and {2 * t + 1}", "Pass the complete data set")
+                raise InputError(
+                    "--root", f"{HOME} has no digits {2 * t} and {2 * t + 1}", "Pass the complete data set"
+                )
             rows = mine[torch.randperm(len(mine), generator=generator)[:most]]
             task = torch.full((len(rows),), t)
             kept.append(((images[rows].to(device), task.to(device)), (labels[rows] - 2 * t).to(device)))

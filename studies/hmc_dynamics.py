@@ -31,18 +31,17 @@ from studies.hmc_parts import (
     Tally,
     Task,
     acceptance_of,
-        all_reproduced,
+    all_reproduced,
     boston_and_mnist,
     clear,
     clearly_below,
     curves,
     difference,
     hmc,
-        one_thread,
+    one_thread,
     score_of,
     size_note,
     summary,
-    
     signed,
     verdict,
 )
@@ -55,9 +54,6 @@ LENGTH = math.pi / 2  # in units of the prior scales
 
 PUBLISHED_LENGTH = {0.25: (0.83, -0.50), 0.5: (0.86, -0.42), 1.0: (0.889, -0.35), 1.5: (0.887, -0.35)}
 PUBLISHED_ACCEPTANCE = {1e-5: 0.722, 5e-5: 0.463, 1e-4: 0.222, 5e-4: 0.125}
-
-
-
 
 
 def _pilot(task: Task, options: Options) -> tuple[float, Tensor, int]:
@@ -98,7 +94,9 @@ def run_length(options: Options) -> Result:
                 )
                 tally.add(task.group, f"{factor:g}", _efficiency(task, posterior, factor * rule / step * draws))
                 done += 1
-    return result_of_length(tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws per chain"))
+    return result_of_length(
+        tally.groups, _notes(tasks, sizes, f"{burn} burn-in iterations and {draws} draws per chain")
+    )
 
 
 def _efficiency(task: Task, posterior: Any, gradients: float) -> dict[str, float]:
@@ -129,12 +127,10 @@ def against_length(cells: Cells) -> list[str]:
     best = max(per, key=lambda f: per[f])
     costs = zip(cells[best]["per_1000_gradients"], cells["1"]["per_1000_gradients"], strict=True)
     found = [
-                f"a higher ESS at {f} tau"
-        for f in ("0.25", "0.5")
-        if clearly_below(difference(cells, "1", f, "ess_share"))
+        f"a higher ESS at {f} tau" for f in ("0.25", "0.5") if clearly_below(difference(cells, "1", f, "ess_share"))
     ]
     found += [
-                f"a log density higher by {plus_minus(*difference(cells, f, '1', 'log_density'))} at {f} tau"
+        f"a log density higher by {plus_minus(*difference(cells, f, '1', 'log_density'))} at {f} tau"
         for f in cells
         if f != "1" and clear(difference(cells, f, "1", "log_density"))
     ]
@@ -154,7 +150,7 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
         best = max(per, key=lambda f: per[f])
         said.append(
-                        f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*share['1'], 2)} at tau, "
+            f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*share['1'], 2)} at tau, "
             f"{plus_minus(*share['0.5'], 2)} at 0.5 tau and {plus_minus(*share['0.25'], 2)} at 0.25 tau. An effective draw "
             f"is cheapest at {best} tau (ESS per 1,000 gradients {per[best]:.2f}; {per['1']:.2f} at tau). Log density "
             "at tau minus that at 0.25, 0.5 and 1.5 tau: "
@@ -178,9 +174,7 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
                     *map(str, published),
                 )
             )
-    said.append(
-        "Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 tau."
-    )
+    said.append("Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 tau.")
     columns = (
         Column("data, length / tau"),
         Column("log density"),
@@ -240,9 +234,7 @@ def run_steps(options: Options) -> Result:
                 options.report(f"{task.group} {task.repeat}: {factor:g} times the step", done, total)
                 tally.add(task.group, f"{factor:g}", _acceptance(task, step * factor, at, chains, draws, options))
                 done += 1
-    notes = _notes(
-        tasks, sizes, f"{draws} trajectories of length pi/2 per chain and step size, from the same points"
-    )
+    notes = _notes(tasks, sizes, f"{draws} trajectories of length pi/2 per chain and step size, from the same points")
     return result_of_steps(tally.groups, notes)
 
 
@@ -344,7 +336,7 @@ def _notes(tasks: list[Task], sizes: Mapping[str, float], said: str) -> tuple[st
     steps = ", ".join(f"{g} {s:.2g}" for g, s in sizes.items())
     return (
         size_note(tasks),
-                f"{said}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
+        f"{said}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
         "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks have about "
         "a thousand weights and trajectories some hundred steps, so only the direction of the effects is comparable.",
     )
@@ -361,7 +353,7 @@ STUDIES = {
     "step-size-acceptance": Study(
         "step-size-acceptance",
         "Smaller steps, higher acceptance",
-                "Finding 8: the smaller the leapfrog step size, the higher the acceptance: 72, 46, 22, 12 % at step sizes 1e-5, 5e-5, "
+        "Finding 8: the smaller the leapfrog step size, the higher the acceptance: 72, 46, 22, 12 % at step sizes 1e-5, 5e-5, "
         f"1e-4, 5e-4 ({SOURCE}).",
         run_steps,
         FILES,

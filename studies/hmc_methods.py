@@ -95,7 +95,7 @@ def run_distance(options: Options) -> Result:
     settings = "; ".join(f"{n}: {_settings_text(m)}" for n, m in _others(quick).items())
     notes = (
         size_note(tasks),
-                f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} warm-up iterations, randomly initialised. "
+        f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} warm-up iterations, randomly initialised. "
         f"{settings}. 99 % quantile of R-hat over predictions in the worst repeat: {worst}.",
         "How close SG-MCMC comes depends on the length of its chains: a first run with 5,000 steps per chain instead of 44,000 left "
         "SGHMC and SGLD at a total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 pairs in the published order. The "
@@ -161,10 +161,10 @@ def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
     floor = summary(cells, "HMC", "total_variation")
     said = (
         verdict(reproduced, "SG-MCMC and VI do not match the HMC posterior"),
-                f"Total variation from one half of the HMC chains: {plus_minus(*floor)} for the other half, "
+        f"Total variation from one half of the HMC chains: {plus_minus(*floor)} for the other half, "
         + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
         + ".",
-                f"In order of total variation: {', '.join(order)}. {right} of {pairs} pairs of methods are in the published order "
+        f"In order of total variation: {', '.join(order)}. {right} of {pairs} pairs of methods are in the published order "
         f"({', '.join(PUBLISHED_DISTANCE)}).",
     )
     rows = tuple(
@@ -237,7 +237,7 @@ def run_scores(options: Options) -> Result:
     notes = (
         size_note(tasks),
         ("Quick: two short chains, 60 steps and 2 members. At full size " if options.quick else "")
-                + "HMC on tables: 6 chains, 50 warm-up iterations, 40 draws, trajectories of length 0.5 that keep 70 % of their momentum; on "
+        + "HMC on tables: 6 chains, 50 warm-up iterations, 40 draws, trajectories of length 0.5 that keep 70 % of their momentum; on "
         "images: 4 chains, 40 warm-up iterations, 40 draws, trajectories of length pi/2. 99 % quantile of R-hat over predictions in "
         f"the worst repeat: {worst}; above 1.1 the chains have not mixed, and the average is over separated chains. "
         "MAP and ensemble (10 members): 1,200 Adam steps, cosine schedule.",
@@ -301,7 +301,7 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
     reproduced, over = judge_scores(groups), overall(groups)
     said = [
         verdict(reproduced, "the HMC model average beats plain training and a deep ensemble"),
-                f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus that of the "
+        f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus that of the "
         f"ensemble {signed(over['ensemble'])}.",
     ]
     rows: list[tuple[Value, ...]] = []
@@ -310,7 +310,7 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         gaps = {m: difference(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
         key, name, digits = score_of(g)
         said.append(
-                        f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; {name} "
+            f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; {name} "
             + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
             + "."
         )

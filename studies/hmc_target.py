@@ -29,17 +29,16 @@ from studies.hmc_parts import (
     Tally,
     Task,
     acceptance_of,
-        all_reproduced,
+    all_reproduced,
     boston_and_mnist,
     clear,
     curves,
     difference,
     hmc,
-        one_thread,
+    one_thread,
     score_of,
     size_note,
     summary,
-    
     signed,
     verdict,
 )
@@ -61,9 +60,6 @@ PUBLISHED_TEMPERATURE = {
     10.0: (0.67, -0.66),
 }
 PUBLISHED_SCALE = "CIFAR-10, variance 1/40 to 1: accuracy 0.867 to 0.880, log likelihood about -0.41 to -0.38"
-
-
-
 
 
 def _settings(task: Task, quick: bool) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def unmixed(groups: Mapping[str, Cells]) -> list[str]:
     if not said:
         return []
     return [
-                f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {said}: there the metrics describe "
+        f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {said}: there the metrics describe "
         "the chains as run, not the target density."
     ]
 
@@ -99,13 +95,9 @@ def unmixed(groups: Mapping[str, Cells]) -> list[str]:
 def _how(groups: Mapping[str, Cells], quick: bool) -> str:
     worst = ", ".join(f"{g} {max(max(row['rhat']) for row in c.values()):.2f}" for g, c in groups.items())
     size = (
-        "2 chains of 8 draws"
-        if quick
-        else "6 chains on tables, 4 on images, 25 warm-up iterations and 25 draws each"
+        "2 chains of 8 draws" if quick else "6 chains on tables, 4 on images, 25 warm-up iterations and 25 draws each"
     )
-    return (
-                f"HMC: {size}, randomly initialised. 99 % quantile of R-hat over predictions in the worst setting: {worst}."
-    )
+    return f"HMC: {size}, randomly initialised. 99 % quantile of R-hat over predictions in the worst setting: {worst}."
 
 
 # -- temperature ---------------------------------------------------------------------------------------------------------
@@ -121,7 +113,7 @@ def run_temperature(options: Options) -> Result:
     notes = (
         size_note(tasks),
         _how(tally.groups, options.quick),
-                "The published values are for a CNN-LSTM on IMDB, read off a figure. Test log densities are not used to choose T: the "
+        "The published values are for a CNN-LSTM on IMDB, read off a figure. Test log densities are not used to choose T: the "
         "question is whether any T beats T = 1, which was fixed in advance.",
     )
     return result_of_temperature(tally.groups, notes)
@@ -145,8 +137,10 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
         best = max(cells, key=lambda t: summary(cells, t, "log_density")[0])
         against = "" if best == "1" else f", {signed(difference(cells, best, '1', 'log_density'), 4)} over T = 1"
         said.append(
-                        f"{g}: the highest log density is at T = {best} ({plus_minus(*summary(cells, best, 'log_density'))}{against}); "
-            "relative to T = 1: " + ", ".join(f"{signed(difference(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1") + "."
+            f"{g}: the highest log density is at T = {best} ({plus_minus(*summary(cells, best, 'log_density'))}{against}); "
+            "relative to T = 1: "
+            + ", ".join(f"{signed(difference(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1")
+            + "."
         )
         key, _, digits = score_of(g)
         for t in cells:
@@ -200,7 +194,9 @@ def run_scale(options: Options) -> Result:
     with one_thread():
         for task in tasks:
             for v in VARIANCES:
-                options.report(f"{task.group} {task.repeat}: {v:g} times the variance", done, len(tasks) * len(VARIANCES))
+                options.report(
+                    f"{task.group} {task.repeat}: {v:g} times the variance", done, len(tasks) * len(VARIANCES)
+                )
                 scale = task.scale * math.sqrt(v)
                 tally.add(task.group, f"{v:g}", _fitted(task, options, scale))
                 point = MAP(steps=steps, compile=False).fit(task.problem(scale), seed=task.seed, progress=False)
@@ -209,7 +205,7 @@ def run_scale(options: Options) -> Result:
     notes = (
         size_note(tasks),
         _how(tally.groups, options.quick),
-                f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images), over the article's "
+        f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images), over the article's "
         "range around its own prior. The article trains on 40,960 images or 20,000 texts; with a few hundred rows, as here, the prior "
         "matters more.",
     )
@@ -242,7 +238,7 @@ def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], no
         means = [summary(cells, v, key)[0] for v in cells]
         worst = min(cells, key=lambda v: summary(cells, v, "log_density")[0])
         said.append(
-                        f"{g}: from the worst ({worst} times the variance) to the best scale HMC gains "
+            f"{g}: from the worst ({worst} times the variance) to the best scale HMC gains "
             f"{plus_minus(*best_minus_worst(cells))} in log density, MAP {plus_minus(*best_minus_worst(points[g]))}; the {name} of "
             f"HMC ranges from {min(means):.{digits}f} to {max(means):.{digits}f}."
         )

@@ -32,7 +32,7 @@ def share_out(
         progress: called with a cell and its index when this process starts it.
     """
     everyone.barrier()
-        # The number of collective calls is the same in all processes and grows, so this key prefix is shared and unused.
+    # The number of collective calls is the same in all processes and grows, so this key prefix is shared and unused.
     prefix = f"credibly/cells/{everyone.collective_calls}"
     failure: Exception | None = None
     try:
@@ -47,7 +47,7 @@ def share_out(
         failure = error
     everyone.store.set(f"{prefix}/{everyone.rank}", "ended" if failure is None else "failed")
     ends = [f"{prefix}/{rank}" for rank in range(everyone.size)]
-        # No timeout: a cell may take long, and the launcher ends this process if another one is lost.
+    # No timeout: a cell may take long, and the launcher ends this process if another one is lost.
     while not everyone.store.check(ends):
         time.sleep(PAUSE)
     if failure is not None:

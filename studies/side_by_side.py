@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SIX = ("mle", "map", "dropout", "bbb", "ensemble", "hmc")
 AVERAGES = ("dropout", "bbb", "ensemble", "hmc")  # the methods that average over models
 SETTINGS = (
-        "Settings, fixed in advance and the same for every data set: 1,500 Adam steps for the methods that train; dropout rate 0.1 "
+    "Settings, fixed in advance and the same for every data set: 1,500 Adam steps for the methods that train; dropout rate 0.1 "
     "before the last layer; 10 anchored ensemble members initialised at prior draws; mean-field Bayes by Backprop; HMC with short "
     "trajectories and partial momentum refreshment."
 )

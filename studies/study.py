@@ -102,7 +102,7 @@ class Study:
 def page_of(study: Study, result: Result, options: Options, seconds: float) -> Page:
     """Return the HTML page of a study."""
     verdict = {
-                True: "The finding was reproduced.",
+        True: "The finding was reproduced.",
         False: "The finding was not reproduced.",
         None: "The result is inconclusive.",
     }

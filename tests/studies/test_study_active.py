@@ -108,8 +108,9 @@ def test_the_judgement_follows_the_numbers():
     result = active.result_of(made_up(fewer), size, 3)
     assert result.reproduced is True
     assert result.numbers["saved_against_random"]["bald-dropout"] == [200, 190, 205]
-    assert "BALD needs fewer labels than random acquisition for 95% accuracy (212 against 410; 198 ± 4 saved" in (
-        result.sentences[1]
+    assert (
+        "BALD needs fewer labels than random acquisition for 95% accuracy (212 against 410; 198 ± 4 saved"
+        in (result.sentences[1])
     )
     worse = {"random-dropout": [200, 230, 205], "bald-dropout": [400, 420, None]}
     result = active.result_of(made_up(worse), size, 3)
@@ -122,7 +123,7 @@ def test_the_judgement_follows_the_numbers():
 
 def test_what_the_study_refuses(root, tmp_path):
     for extra, said in (
-                ({"arms": "bald-hmc"}, "--set arms must be some of .*, got 'bald-hmc'"),
+        ({"arms": "bald-hmc"}, "--set arms must be some of .*, got 'bald-hmc'"),
         ({"seeds": "none"}, "--set seeds must be a positive integer, got 'none'"),
         ({"colour": "red"}, "--set must name one of arms, seeds, cells, got 'colour'"),
     ):

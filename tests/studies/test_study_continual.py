@@ -72,7 +72,7 @@ def test_permuted_tasks_have_the_same_pixels_in_other_places(root):
     benchmark = continual_benchmarks.permuted(data, continual.Size(3, 50, 20, 1, 0), 0, "cpu")
     assert [x.shape for x, _ in benchmark.tasks] == [(50, 784)] * 3
     for (x, y), (x_test, y_test) in zip(benchmark.tasks, benchmark.tests):
-                # A row is a permuted training image with its label.
+        # A row is a permuted training image with its label.
         sums = data[0].sort(1).values
         match = (sums.unsqueeze(0) == x[:1].sort(1).values.unsqueeze(1)).all(-1).nonzero()[:, 1]
         assert int(data[1][match[0]]) == int(y[0])
@@ -103,7 +103,8 @@ def test_fine_tuning_forgets_and_joint_training_does_not(root, monkeypatch):
     size = continual.Size(3, 250, 100, 80, 0)
     benchmark = continual_benchmarks.permuted(data_of(root), size, 1, "cpu")
     tuned, both = (
-        continual.accuracies(continual.fitted(strategy, benchmark, size, 1), benchmark) for strategy in ("fine-tuning", "joint")
+        continual.accuracies(continual.fitted(strategy, benchmark, size, 1), benchmark)
+        for strategy in ("fine-tuning", "joint")
     )
     assert tuned[-1] > 0.95
     assert min(both) > 0.95
