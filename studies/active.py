@@ -53,20 +53,20 @@ def run(options: Options) -> Result:
     return result_of(cells, size, len(seeds))
 
 
-# -- options and data ----------------------------------------------------------------------------------------------------
+# -- options and data --------------------------------------------------------------------------------------------------
 def _plan(options: Options) -> tuple[Size, list[int], tuple[str, ...], Path | None]:
     known = ("arms", "seeds", "cells")
     for key in options.extra:
         if key not in known:
-                        raise InputError("--set", f"must name one of {', '.join(known)}, got {key!r}")
+            raise InputError("--set", f"must name one of {', '.join(known)}, got {key!r}")
     size = QUICK if options.quick else Size()
     asked = tuple(a.strip() for a in options.extra.get("arms", ",".join(ARMS)).split(","))
     for arm in asked:
         if arm not in ARMS:
-                        raise InputError("--set arms", f"must be some of {', '.join(ARMS)}, got {arm!r}")
+            raise InputError("--set arms", f"must be some of {', '.join(ARMS)}, got {arm!r}")
     count = options.extra.get("seeds", str(2 if options.quick else SEEDS))
     if not count.isdigit() or int(count) < 1:
-                raise InputError("--set seeds", f"must be a positive integer, got {count!r}")
+        raise InputError("--set seeds", f"must be a positive integer, got {count!r}")
     folder = Path(options.extra["cells"]) if "cells" in options.extra else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
         part.unlink(missing_ok=True)
 
 
-# -- the result ----------------------------------------------------------------------------------------------------------
+# -- the result --------------------------------------------------------------------------------------------------------
 def result_of(cells: Cells, size: Size, seeds: int) -> Result:
     """Return the conclusions, the table and the picture of the given cells."""
     saved = {
@@ -121,11 +121,13 @@ def result_of(cells: Cells, size: Size, seeds: int) -> Result:
             arm: [{k: c[k] for k in ("seed", "labels", "accuracy")} for c in found] for arm, found in cells.items()
         },
     }
-    return Result(sentences, reproduced, _table(cells, saved, size), (_curves(cells, size),), numbers, _notes(size, seeds))
+    return Result(
+        sentences, reproduced, _table(cells, saved, size), (_curves(cells, size),), numbers, _notes(size, seeds)
+    )
 
 
 def needs(cells: Cells, rule: str, method: str, size: Size) -> list[float]:
-    """Return the labels needed per seed; a run that never reached the target counts with its maximum number of labels."""
+    """Return the labels needed per seed; a run that never reached the target counts with its maximum."""
     return [float(c["needed"] if c["needed"] is not None else size.most) for c in cells[f"{rule}-{method}"]]
 
 
@@ -137,25 +139,32 @@ def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -
     reproduced = None if not plain else True if len(fewer) == len(plain) else False if len(more) == len(plain) else None
     said = []
     for method, values in plain.items():
-                word = "fewer labels than" if method in fewer else "more labels than" if method in more else "about as many labels as"
+        word = (
+            "fewer labels than"
+            if method in fewer
+            else "more labels than"
+            if method in more
+            else "about as many labels as"
+        )
         mean = mean_error(values)[0]
         own = mean_error(needs(cells, "bald", method, size))[0]
         said.append(
-                        f"{side.label(method)}: BALD needs {word} random acquisition for {size.target:.0%} accuracy ({own:.0f} against "
-            f"{own + mean:.0f}; {side.mean_text(values, 0)} saved, paired over seeds)."
+            f"{side.label(method)}: BALD needs {word} random acquisition for {size.target:.0%} accuracy ({own:.0f} "
+            f"against {own + mean:.0f}; {side.mean_text(values, 0)} saved, paired over seeds)."
         )
     for (method, rule), values in saved.items():
         if rule == "batch":
-                        said.append(
-                f"{side.label(method)}: BatchBALD saves {side.mean_text(values, 0)} labels compared with random acquisition."
+            said.append(
+                f"{side.label(method)}: BatchBALD saves {side.mean_text(values, 0)} labels compared with random "
+                "acquisition."
             )
     short = [arm for arm, found in cells.items() if any(c["needed"] is None for c in found)]
     if short:
         said.append(
-                        f"Not every run of {side.listed(short)} reached the target within {size.most} labels; such a run counts as "
+            f"Not every run of {side.listed(short)} reached the target within {size.most} labels; such a run counts as "
             f"{size.most}, which understates the labels it needs."
         )
-        tested = side.listed([side.label(m) for m in plain]) or "no method"
+    tested = side.listed([side.label(m) for m in plain]) or "no method"
     first = f"{side.verdict(reproduced)}: BALD against random acquisition, with {tested}."
     return (first, *said), reproduced
 
@@ -163,10 +172,10 @@ def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -
 def _table(cells: Cells, saved: dict[tuple[str, str], list[float]], size: Size) -> Table:
     columns = (
         Column("Method"),
-                Column("Acquisition"),
+        Column("Acquisition"),
         Column(f"Labels for {size.target:.0%}", digits=0, best="low"),
         Column("Standard error", digits=1),
-                Column("Saved against random"),
+        Column("Saved against random"),
         Column("Runs that reached it"),
     )
     rows: list[tuple[Value, ...]] = []
@@ -199,38 +208,42 @@ def _curves(cells: Cells, size: Size) -> Picture:
         columns=len(methods),
         size=(3.1 * len(methods) + 0.4, 3.8),
         legend=len(RULES),
-                alt="Test accuracy against the number of labels, for labels acquired by BALD, by BatchBALD and at random",
-        caption=f"Each line is one seed, from {10 * size.each} labels to {size.target:.0%} accuracy (dotted) or {size.most} labels.",
+        alt="Test accuracy against the number of labels, for labels acquired by BALD, by BatchBALD and at random",
+        caption=f"Each line is one seed, from {10 * size.each} labels to {size.target:.0%} accuracy (dotted) or "
+        f"{size.most} labels.",
     )
 
 
 def _notes(size: Size, seeds: int) -> tuple[str, ...]:
     return (
-                f"{seeds} seeds, each with a pool of {size.pool:,} MNIST training images. All arms of a seed start from the same "
-        f"{size.each} labelled images per class and acquire {size.batch} more per round; after every round the network is refitted "
-        f"and evaluated on all test images. A run ends at {size.target:.0%} accuracy or at {size.most} labels.",
-        "The features are fixed: edges in eight directions on a 7 x 7 grid (392 values). A 392-64-10 network is trained on them, "
-        f"with prior N(0, {PRIOR:g}²) divided by the fan-in. MC-Dropout: rate 0.5 before both layers, {2 * size.steps} Adam steps, "
-        f"{DRAWS} passes. Ensemble: {size.members} randomly initialised members, {size.steps} steps at a constant learning rate of "
-        "0.02 (with a decaying rate the members came out alike and had nothing to disagree about). Bayes by Backprop: mean field, "
-        f"{8 * size.steps // 3} steps, {DRAWS} draws.",
-        "Most settings were chosen with random acquisition: the features by ridge regression, evaluated on 4,000 of the test images; "
-        "rates, steps and the prior in a few trials on training images. Three choices were made after single runs of BALD: dropout "
-        "before both layers, as in published networks, since with dropout before the last layer only BALD saved nothing (250 labels "
-        "against 230, seed 0, batches of 10), although this change costs random acquisition labels as well (400, seed 0); a constant "
-        "learning rate for the ensemble, since members trained on resampled rows needed more labels with BALD than with random "
-        "acquisition (500 against 380, seed 100, batches of 10); and batches of 20 instead of 10, to save time.",
-        "The published experiments (Gal, Islam & Ghahramani 2017; Kirsch et al. 2019) train a convolutional network on pixels with "
-        "MC-Dropout; their label counts are for that network and are not comparable with these.",
+        f"{seeds} seeds, each with a pool of {size.pool:,} MNIST training images. All arms of a seed start from the "
+        f"same {size.each} labelled images per class and acquire {size.batch} more per round; after every round the "
+        f"network is refitted and evaluated on all test images. A run ends at {size.target:.0%} accuracy or at "
+        f"{size.most} labels.",
+        "The features are fixed: edges in eight directions on a 7 x 7 grid (392 values). A 392-64-10 network is "
+        f"trained on them, with prior N(0, {PRIOR:g}²) divided by the fan-in. MC-Dropout: rate 0.5 before both "
+        f"layers, {2 * size.steps} Adam steps, {DRAWS} passes. Ensemble: {size.members} randomly initialised members, "
+        f"{size.steps} steps at a constant learning rate of 0.02 (with a decaying rate the members came out alike and "
+        f"had nothing to disagree about). Bayes by Backprop: mean field, {8 * size.steps // 3} steps, {DRAWS} draws.",
+        "Most settings were chosen with random acquisition: the features by ridge regression, evaluated on 4,000 of "
+        "the test images; rates, steps and the prior in a few trials on training images. Three choices were made "
+        "after single runs of BALD: dropout before both layers, as in published networks, since with dropout before "
+        "the last layer only BALD saved nothing (250 labels against 230, seed 0, batches of 10), although this "
+        "change costs random acquisition labels as well (400, seed 0); a constant learning rate for the ensemble, "
+        "since members trained on resampled rows needed more labels with BALD than with random acquisition (500 "
+        "against 380, seed 100, batches of 10); and batches of 20 instead of 10, to save time.",
+        "The published experiments (Gal, Islam & Ghahramani 2017; Kirsch et al. 2019) train a convolutional network "
+        "on pixels with MC-Dropout; their label counts are for that network and are not comparable with these.",
     )
 
 
 STUDIES = {
     "active-mnist": Study(
         "active-mnist",
-                "Active learning: BALD against random acquisition",
-        "Acquiring the labels that are most informative about the weights (BALD) reaches 95 % accuracy on MNIST with fewer labels than "
-        "random acquisition (Gal, Islam & Ghahramani 2017; Kirsch, van Amersfoort & Gal 2019 for batches).",
+        "Active learning: BALD against random acquisition",
+        "Acquiring the labels that are most informative about the weights (BALD) reaches 95 % accuracy on MNIST with "
+        "fewer labels than random acquisition (Gal, Islam & Ghahramani 2017; Kirsch, van Amersfoort & Gal 2019 for "
+        "batches).",
         run,
         (FILE,),
     )

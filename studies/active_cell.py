@@ -1,8 +1,8 @@
 """One run of `active-mnist`: one method with one acquisition rule, from twenty labels until the target accuracy.
 
-The features of a digit are fixed: edges in eight directions, averaged over overlapping squares on a 7 x 7 grid and normalised to
-unit length. A 392-64-10 network is trained on them; a fit takes a fraction of a second on a CPU, so every batch of labels can
-have one.
+The features of a digit are fixed: edges in eight directions, averaged over overlapping squares on a 7 x 7 grid and
+normalised to unit length. A 392-64-10 network is trained on them; a fit takes a fraction of a second on a CPU, so every
+batch of labels can have one.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def edges(images: Tensor) -> Tensor:
 
 
 def prepared(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Digits:
-    """Return standardised features: centred and scaled by the overall standard deviation of the pool. Uses no labels."""
+    """Return features centred and scaled by the overall standard deviation of the pool. Uses no labels."""
     pool, test = edges(x), edges(x_test)
     centre, scale = pool.mean(0), pool.std()
     return Digits((pool - centre) / scale, y, (test - centre) / scale, y_test)
 
 
 def method_of(name: str, size: Size) -> Method:
-    """Return the method with this study's settings. The ensemble has a constant learning rate: decayed, its members are alike."""
+    """Return the method with this study's settings. With a decaying learning rate the members would be alike."""
     if name == "dropout":
         return MCDropout(rate=0.5, insert="*", steps=2 * size.steps, compile=False)
     if name == "ensemble":
@@ -108,7 +108,7 @@ def method_of(name: str, size: Size) -> Method:
 
 
 def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu") -> dict[str, Any]:
-    """Run one arm. Returns the accuracy after every batch of labels and the labels needed (None if the target was not reached)."""
+    """Run one arm. Return the accuracy after every batch and the labels needed (None if the target was missed)."""
     rule, name = arm.split("-")
     start, rest = _beginning(digits, seed, size)
     with global_stream(seed, "study network"):

@@ -1,8 +1,9 @@
 """`mushroom-bandit`: does Thompson sampling with Bayes by Backprop have less regret than epsilon-greedy agents?
 
-An agent sees one mushroom at a time. It eats it (reward +5 if edible; +5 or -35 with equal probability if poisonous) or passes
-(reward 0). A network with two hidden layers of 100 units predicts the reward from the mushroom and the action; between decisions
-it is trained on the last 4,096 mushrooms. Agents of all policies and repeats are trained in parallel, as rows of two tensors.
+An agent sees one mushroom at a time. It eats it (reward +5 if edible; +5 or -35 with equal probability if poisonous) or
+passes (reward 0). A network with two hidden layers of 100 units predicts the reward from the mushroom and the action;
+between decisions it is trained on the last 4,096 mushrooms. Agents of all policies and repeats are trained in parallel,
+as rows of two tensors.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ def sizes_of(options: Options) -> Sizes:
     chosen = []
     for name, value in zip(Sizes._fields, usual):
         text = given.pop(name, str(value))
-                least = 2 if name == "repeats" else 1
+        least = 2 if name == "repeats" else 1
         if not text.isdecimal() or int(text) < least:
             raise InputError(f"--set {name}", f"must be an integer of at least {least}, got {text!r}")
         chosen.append(int(text))
     if given:
-                raise InputError("--set", f"must name one of {', '.join(Sizes._fields)}, got {', '.join(given)}")
+        raise InputError("--set", f"must name one of {', '.join(Sizes._fields)}, got {', '.join(given)}")
     return Sizes(*chosen)
 
 
@@ -76,14 +77,16 @@ def load(options: Options) -> tuple[Tensor, Tensor]:
     """Return the one-hot encoded mushrooms, and which ones are poisonous."""
     with np.load(options.file(FILE), allow_pickle=False) as archive:
         if not {"X", "y"} <= set(archive.files):
-            raise InputError("--root", f"{FILE} has no X or no y", f"It contains {', '.join(archive.files) or 'nothing'}")
+            raise InputError(
+                "--root", f"{FILE} has no X or no y", f"It contains {', '.join(archive.files) or 'nothing'}"
+            )
         letters, poisonous = archive["X"], archive["y"]
     columns = [letters[:, j : j + 1] == np.unique(letters[:, j])[None] for j in range(letters.shape[1])]
     return torch.from_numpy(np.concatenate(columns, 1)).float(), torch.from_numpy(poisonous == 1)
 
 
 def problem_of(mushrooms: Tensor, options: Options) -> Problem:
-    """Return a problem with one row per possible experience (mushroom, action, reward), so the replay buffer is row indices."""
+    """Return a problem with one row per possible (mushroom, action, reward): the replay buffer holds row indices."""
     count = len(mushrooms)
     eaten = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]).repeat_interleave(count, 0)
     x = torch.cat([mushrooms.repeat(3, 1), eaten], 1)
@@ -94,7 +97,7 @@ def problem_of(mushrooms: Tensor, options: Options) -> Problem:
 
 
 class FreeEnergies(Objective):
-    """Variational free energy / N of several mean-field Gaussians, each on its own minibatch; N is the size of the replay buffer."""
+    """Variational free energy / N of mean-field Gaussians, each on its own minibatch; N is the replay buffer's size."""
 
     part_names = ("misfit", "complexity")
 
@@ -181,7 +184,7 @@ class Agents:
             return self.problem.forward(weights, x, shared=False)[..., 0].cpu()
 
     def learn(self, t: int, rows: Tensor) -> None:
-        """Store the outcome of mushroom t (a row of the problem per agent) and train on minibatches of the replay buffer."""
+        """Store the outcome of mushroom t, one row of the problem per agent, and train on the replay buffer."""
         self.memory[:, t % MEMORY] = rows
         stored, (_, updates, _) = min(t + 1, MEMORY), self.sizes
         generator = stream(self.seed, f"replay of {len(self.memory)}", t)
@@ -202,7 +205,7 @@ def run(options: Options) -> Result:
 
 
 def play(problem: Problem, poisonous: Tensor, sizes: Sizes, options: Options) -> Tensor:
-    """Return the expected regret of every decision, (policies, repeats, steps). All policies of a repeat see the same sequence."""
+    """Return the expected regret, (policies, repeats, steps). All policies of a repeat see the same sequence."""
     steps, _, repeats = sizes
     count, known = len(poisonous), problem.x
     assert isinstance(known, Tensor)
@@ -218,7 +221,7 @@ def play(problem: Problem, poisonous: Tensor, sizes: Sizes, options: Options) ->
         if t % every == 0:
             options.report("mushrooms", t, steps)
         now, bad = met[:, t], poisonous[met[:, t]]
-                # The input columns of eating do not depend on the outcome.
+        # The input columns of eating do not depend on the outcome.
         pairs = torch.stack([now + PASSED * count, now + GOOD * count], 1)
         x = known[pairs.to(problem.device)]
         by_draw = kinds[0].values(t, x).argmax(-1)
@@ -237,8 +240,8 @@ def play(problem: Problem, poisonous: Tensor, sizes: Sizes, options: Options) ->
 def result_of(regret: Tensor, sizes: Sizes, table_size: tuple[int, int]) -> Result:
     """Return the result, by a rule fixed before the runs.
 
-    The finding is reproduced if the final cumulative regret of Thompson sampling is below that of each of the three other policies
-    by more than two standard errors of the difference over repeats.
+    The finding is reproduced if the final cumulative regret of Thompson sampling is below that of each of the three
+    other policies by more than two standard errors of the difference over repeats.
     """
     sums = regret.double().cumsum(-1)
     last = {name: sums[place, :, -1].tolist() for place, name in enumerate(POLICIES)}
@@ -249,21 +252,29 @@ def result_of(regret: Tensor, sizes: Sizes, table_size: tuple[int, int]) -> Resu
     gaps = {name: side.difference(last[name], last[ours]) for name in others}
     reproduced = all(mean - 2 * error > 0 for mean, error in gaps.values())
     sentences = (
-                f"{side.verdict(reproduced)}: after {sizes.steps:,} mushrooms the cumulative regret of Thompson sampling with Bayes by "
-        f"Backprop is {side.mean_text(last[ours], 0)}; of the other policies, "
+        f"{side.verdict(reproduced)}: after {sizes.steps:,} mushrooms the cumulative regret of Thompson sampling with "
+        f"Bayes by Backprop is {side.mean_text(last[ours], 0)}; of the other policies, "
         f"{side.listed([f'{name} {side.mean_text(last[name], 0)}' for name in others])} (mean ± standard error over "
         f"{sizes.repeats} repeats).",
         "Regret of the other policies minus that of Thompson sampling, paired by repeat: "
         f"{side.listed([f'{mean:,.0f} ± {error:,.0f} ({name})' for name, (mean, error) in gaps.items()])}.",
         f"Regret per mushroom, in the first {window:,} and the last {window:,}: "
-        f"{side.listed([f'{name} {side.mean_text(first[name])} and {side.mean_text(late[name])}' for name in POLICIES])}.",
+        f"{side.listed([f'{n} {side.mean_text(first[n])} and {side.mean_text(late[n])}' for n in POLICIES])}.",
     )
     table = Table(
         tuple(
             Column(c)
-            for c in ("policy", "cumulative regret", f"per mushroom, first {window:,}", f"per mushroom, last {window:,}")
+            for c in (
+                "policy",
+                "cumulative regret",
+                f"per mushroom, first {window:,}",
+                f"per mushroom, last {window:,}",
+            )
         ),
-        tuple((name, side.mean_text(last[name], 0), side.mean_text(first[name]), side.mean_text(late[name])) for name in POLICIES),
+        tuple(
+            (name, side.mean_text(last[name], 0), side.mean_text(first[name]), side.mean_text(late[name]))
+            for name in POLICIES
+        ),
     )
     marks = sorted({round(sizes.steps * i / 20) for i in range(1, 21)} - {0})
     numbers = {
@@ -283,20 +294,23 @@ def notes(sizes: Sizes, mushrooms: int, inputs: int) -> tuple[str, ...]:
     """Return the setup, and where it falls short of the published one."""
     minibatches = sizes.steps * sizes.updates
     return (
-                f"{mushrooms:,} mushrooms, {sizes.steps:,} of them sampled at random; a {inputs}-100-100-1 ReLU network of the one-hot "
-        f"encoded mushroom and action; a replay buffer of the last {MEMORY:,}; {sizes.updates} minibatches of {BATCH} between "
-        f"decisions, Adam at a constant learning rate of 0.001; rewards divided by {UNIT:g}; noise standard deviation {NOISE:g} before "
-        "that division; prior N(0, 1) divided by the fan-in. Thompson sampling acts on one draw of the weights. The greedy networks "
-        "are trained by maximum likelihood and act at random in 0, 1 or 5 % of cases.",
-        "The noise of Thompson sampling was chosen from 10, 1, 0.5 and 0.3 by two repeats of 1,000 mushrooms with another seed; with "
-        "10 its posterior stays at the prior for 1,500 mushrooms and it learns nothing. A learning rate of 0.003 and, with noise 1, a "
-        "scale-mixture prior were tried as well and were no better late in those runs. Adam's steps for the greedy networks do not "
-        "depend on the noise, and nothing was tuned for them.",
-        "Regret is in expectation: 15 for eating a poisonous mushroom, 5 for passing an edible one. All agents of a repeat see the "
-        "same mushrooms in the same order.",
-        "Published (Blundell et al. 2015, as a figure only; settings quoted from memory): 50,000 steps with 64 minibatches each; the "
-        "regret of Bayes by Backprop flattens well below that of the three other policies. Here there are "
-        f"{minibatches:,} minibatches in total, 1 for {50_000 * 64 / minibatches:,.0f} of theirs, and a normal prior.",
+        f"{mushrooms:,} mushrooms, {sizes.steps:,} of them sampled at random; a {inputs}-100-100-1 ReLU network of "
+        f"the one-hot encoded mushroom and action; a replay buffer of the last {MEMORY:,}; {sizes.updates} "
+        f"minibatches of {BATCH} between decisions, Adam at a constant learning rate of 0.001; rewards divided by "
+        f"{UNIT:g}; noise standard deviation {NOISE:g} before that division; prior N(0, 1) divided by the fan-in. "
+        "Thompson sampling acts on one draw of the weights. The greedy networks are trained by maximum likelihood "
+        "and act at random in 0, 1 or 5 % of cases.",
+        "The noise of Thompson sampling was chosen from 10, 1, 0.5 and 0.3 by two repeats of 1,000 mushrooms with "
+        "another seed; with 10 its posterior stays at the prior for 1,500 mushrooms and it learns nothing. A "
+        "learning rate of 0.003 and, with noise 1, a scale-mixture prior were tried as well and were no better late "
+        "in those runs. Adam's steps for the greedy networks do not depend on the noise, and nothing was tuned for "
+        "them.",
+        "Regret is in expectation: 15 for eating a poisonous mushroom, 5 for passing an edible one. All agents of a "
+        "repeat see the same mushrooms in the same order.",
+        "Published (Blundell et al. 2015, as a figure only; settings quoted from memory): 50,000 steps with 64 "
+        "minibatches each; the regret of Bayes by Backprop flattens well below that of the three other policies. "
+        f"Here there are {minibatches:,} minibatches in total, 1 for {50_000 * 64 / minibatches:,.0f} of theirs, and "
+        "a normal prior.",
     )
 
 
@@ -320,16 +334,18 @@ def _curves(sums: Tensor) -> Picture:
         size=(7.6, 4.2),
         legend=4,
         alt="Cumulative regret against mushrooms seen, for Thompson sampling and three greedy policies",
-        caption="Lower is better; where a curve is flat the agent makes no mistakes. Bands are one standard error over repeats.",
+        caption="Lower is better; where a curve is flat the agent makes no mistakes. Bands are one standard error "
+        "over repeats.",
     )
 
 
 STUDIES = {
     "mushroom-bandit": Study(
         "mushroom-bandit",
-                "Mushroom bandit: what does exploration cost?",
-        "In the mushroom contextual bandit, Thompson sampling with Bayes by Backprop explores at lower cost than epsilon-greedy "
-        "agents: its cumulative regret flattens well below that of epsilon = 0, 1 and 5 % (Blundell et al. 2015).",
+        "Mushroom bandit: what does exploration cost?",
+        "In the mushroom contextual bandit, Thompson sampling with Bayes by Backprop explores at lower cost than "
+        "epsilon-greedy agents: its cumulative regret flattens well below that of epsilon = 0, 1 and 5 % (Blundell "
+        "et al. 2015).",
         run,
         (FILE,),
     )

@@ -1,4 +1,4 @@
-"""`continual-mnist`: how much of earlier tasks is left after the last one, with and without the posterior as the next prior?"""
+"""`continual-mnist`: does using the posterior as the next prior reduce forgetting of earlier tasks?"""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def size_of(benchmark: str, options: Options) -> Size:
 def _number(options: Options, name: str, default: int) -> int:
     text = options.extra.get(name, str(default))
     if not text.isdigit() or int(text) < 1:
-                raise InputError(f"--set {name}", f"must be a positive integer, got {text!r}")
+        raise InputError(f"--set {name}", f"must be a positive integer, got {text!r}")
     return int(text)
 
 
@@ -164,47 +164,56 @@ def _notes(big: Size, small: Size, seeds: int) -> tuple[str, ...]:
     chosen = [f"{STRATEGIES[strategy]} {s.lr:g}" for strategy, s in SETTINGS.items() if strategy != "vcl-coreset"]
     scales = [f"{SETTINGS[strategy].prior:g} for {STRATEGIES[strategy]}" for strategy in ("vcl", "laplace", "joint")]
     return (
-                f"Permuted MNIST: {big.tasks} tasks, each with its own random permutation of the pixels, ten classes, one shared head. Split "
-        f"MNIST: {small.tasks} tasks of two digits each, one head per task (the task of an image is known at test time). A task has at "
-        f"most {big.rows:,} training images and {big.test:,} test images. {seeds} seeds vary the permutations, images, initialisation "
-        "and minibatches.",
-        f"Network: 784-{big.hidden}-{big.hidden} with ReLU; prior N(0, s²) divided by the fan-in. Each task is trained for "
-        f"{big.steps} Adam steps with batches of 128, starting from the end of the previous one.",
-        "VCL: mean-field Bayes by Backprop whose prior is the posterior of the previous task. With a "
-        f"coreset, {big.coreset} ({small.coreset} for split) random images per task are left out of its training and fitted at the "
-        "end, all tasks together, for as many steps as a task. Online Laplace: the same with Kronecker-factored Laplace approximations, "
-        f"of which the next prior keeps the diagonal. Both predict with {DRAWS} draws. Fine-tuning: maximum likelihood, without a "
-        "prior. Joint: MAP on all tasks at once, for as many steps as the others take in total.",
+        f"Permuted MNIST: {big.tasks} tasks, each with its own random permutation of the pixels, ten classes, one "
+        f"shared head. Split MNIST: {small.tasks} tasks of two digits each, one head per task (the task of an image "
+        f"is known at test time). A task has at most {big.rows:,} training images and {big.test:,} test images. "
+        f"{seeds} seeds vary the permutations, images, initialisation and minibatches.",
+        f"Network: 784-{big.hidden}-{big.hidden} with ReLU; prior N(0, s²) divided by the fan-in. Each task is "
+        f"trained for {big.steps} Adam steps with batches of 128, starting from the end of the previous one.",
+        "VCL: mean-field Bayes by Backprop whose prior is the posterior of the previous task. With a coreset, "
+        f"{big.coreset} ({small.coreset} for split) random images per task are left out of its training and fitted at "
+        "the end, all tasks together, for as many steps as a task. Online Laplace: the same with Kronecker-factored "
+        f"Laplace approximations, of which the next prior keeps the diagonal. Both predict with {DRAWS} draws. "
+        "Fine-tuning: maximum likelihood, without a prior. Joint: MAP on all tasks at once, for as many steps as the "
+        "others take in total.",
         f"Learning rates: {side.listed(chosen)}. Scale s: {side.listed(scales)}. Initial standard deviation of VCL: "
-        f"{SETTINGS['vcl'].init_scale:g}. These are the best of small grids on three permuted tasks of 800 steps, built from the "
-        f"training images from index {LAST_ROW:,} on, which the study does not use, by accuracy on 2,000 of them that were held out. "
-        "Test images were not used. Split MNIST uses the same settings.",
-        "Published: Nguyen et al. 2018, who train on all 60,000 images per task for 100 epochs, with 256 units per layer for split "
-        "MNIST. The split MNIST values (random coreset) are read off a plot in the authors' code repository, accurate to about 0.002; "
-        "there the k-centre coreset has 0.984. The permuted MNIST values after ten tasks are quoted from the article, rounded to 0.01, "
-        "next to 0.86 for SI, 0.84 for EWC and 0.82 for Laplace propagation; they were not checked against its text.",
+        f"{SETTINGS['vcl'].init_scale:g}. These are the best of small grids on three permuted tasks of 800 steps, "
+        f"built from the training images from index {LAST_ROW:,} on, which the study does not use, by accuracy on "
+        "2,000 of them that were held out. Test images were not used. Split MNIST uses the same settings.",
+        "Published: Nguyen et al. 2018, who train on all 60,000 images per task for 100 epochs, with 256 units per "
+        "layer for split MNIST. The split MNIST values (random coreset) are read off a plot in the authors' code "
+        "repository, accurate to about 0.002; there the k-centre coreset has 0.984. The permuted MNIST values after "
+        "ten tasks are quoted from the article, rounded to 0.01, next to 0.86 for SI, 0.84 for EWC and 0.82 for "
+        "Laplace propagation; they were not checked against its text.",
     )
 
 
 def judge(accuracy: Accuracies) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if on both benchmarks the average accuracy after the last task of VCL, and of VCL with a coreset, is
-    above that of plain fine-tuning by more than two standard errors over seeds (paired).
+    The finding is reproduced if on both benchmarks the average accuracy after the last task of VCL, and of VCL with a
+    coreset, is above that of plain fine-tuning by more than two standard errors over seeds (paired).
     """
     means = {
-        name: {strategy: [sum(s) / len(s) for s in seeds] for strategy, seeds in strategies.items()} for name, strategies in accuracy.items()
+        name: {strategy: [sum(s) / len(s) for s in seeds] for strategy, seeds in strategies.items()}
+        for name, strategies in accuracy.items()
     }
     gains = {
         name: {
-            strategy: side.difference(means[name][strategy], means[name]["fine-tuning"]) for strategy in STRATEGIES if strategy != "fine-tuning"
+            strategy: side.difference(means[name][strategy], means[name]["fine-tuning"])
+            for strategy in STRATEGIES
+            if strategy != "fine-tuning"
         }
         for name in means
     }
-    reproduced = all(gains[name][strategy][0] - 2 * gains[name][strategy][1] > 0 for name in gains for strategy in ("vcl", "vcl-coreset"))
-    listed = [
-        f"{BENCHMARKS[name]}: {side.listed([f'{STRATEGIES[strategy]} {side.mean_text(values, 3)}' for strategy, values in strategies.items()])}"
-        for name, strategies in means.items()
+    reproduced = all(
+        gains[name][strategy][0] - 2 * gains[name][strategy][1] > 0
+        for name in gains
+        for strategy in ("vcl", "vcl-coreset")
+    )
+    lines = [
+        f"{BENCHMARKS[name]}: {side.listed([f'{STRATEGIES[k]} {side.mean_text(v, 3)}' for k, v in by_strategy.items()])}"
+        for name, by_strategy in means.items()
     ]
     more = [
         f"{STRATEGIES[strategy]} {mean:+.3f} ± {error:.3f} on {BENCHMARKS[name]}"
@@ -217,7 +226,7 @@ def judge(accuracy: Accuracies) -> tuple[tuple[str, ...], bool]:
         for name in means
     ]
     return (
-        f"{side.verdict(reproduced)}: average accuracy after the last task is, on {'; on '.join(listed)}.",
+        f"{side.verdict(reproduced)}: average accuracy after the last task is, on {'; on '.join(lines)}.",
         f"Difference from plain fine-tuning: {side.listed(more)}.",
         f"The coreset changes VCL by {side.listed(core)}.",
     ), reproduced
@@ -230,7 +239,14 @@ def _table(accuracy: Accuracies) -> Table:
             first, last = [s[0] for s in seeds], [s[-1] for s in seeds]
             every = [sum(s) / len(s) for s in seeds]
             published = PUBLISHED.get((name, strategy), "–")
-            rows.append((BENCHMARKS[name], STRATEGIES[strategy], *(side.mean_text(v, 3) for v in (every, first, last)), published))
+            rows.append(
+                (
+                    BENCHMARKS[name],
+                    STRATEGIES[strategy],
+                    *(side.mean_text(v, 3) for v in (every, first, last)),
+                    published,
+                )
+            )
     titles = ("benchmark", "strategy", "average accuracy", "first task", "last task", "published average")
     return Table(tuple(Column(title) for title in titles), tuple(rows))
 
@@ -240,7 +256,7 @@ def _bars(accuracy: Accuracies) -> Picture:
         for axis, (name, strategies) in zip(axes, accuracy.items()):
             for place, seeds in enumerate(strategies.values()):
                 mean, error = mean_error([sum(s) / len(s) for s in seeds])
-                                bar = 2 * error if math.isfinite(error) else 0.0
+                bar = 2 * error if math.isfinite(error) else 0.0
                 look: dict[str, Any] = {
                     "color": plot.PALETTE[place],
                     "marker": "os^Dv"[place],
@@ -248,7 +264,9 @@ def _bars(accuracy: Accuracies) -> Picture:
                     "linestyle": "none",
                 }
                 axis.errorbar([place], [mean], yerr=[bar], **look)
-            axis.set_xticks(range(len(strategies)), [STRATEGIES[strategy] for strategy in strategies], rotation=30, ha="right")
+            axis.set_xticks(
+                range(len(strategies)), [STRATEGIES[strategy] for strategy in strategies], rotation=30, ha="right"
+            )
             axis.set(title=BENCHMARKS[name], ylabel="average accuracy")
             axis.grid(axis="y", alpha=0.3)
 
@@ -272,7 +290,14 @@ def _by_task(accuracy: Accuracies) -> Picture:
                     "color": plot.PALETTE[place],
                     "linestyle": plot.DASHES[place % len(plot.DASHES)],
                 }
-                axis.plot(range(1, len(mean) + 1), mean, label=STRATEGIES[strategy], linewidth=1.6, marker="os^Dv"[place], **look)
+                axis.plot(
+                    range(1, len(mean) + 1),
+                    mean,
+                    label=STRATEGIES[strategy],
+                    linewidth=1.6,
+                    marker="os^Dv"[place],
+                    **look,
+                )
             axis.set(title=BENCHMARKS[name], xlabel="task", ylabel="accuracy after the last task")
             axis.grid(axis="y", alpha=0.3)
 
@@ -291,10 +316,10 @@ def _by_task(accuracy: Accuracies) -> Picture:
 STUDIES = {
     "continual-mnist": Study(
         "continual-mnist",
-                "Continual learning: how much of the first task is left?",
-        "Using the posterior of the tasks so far as the prior of the next, a network forgets less than with plain fine-tuning; a "
-        "coreset of a few old images helps further (Nguyen et al. 2018, variational continual learning; Ritter et al. 2018, online "
-        "Laplace).",
+        "Continual learning: how much of the first task is left?",
+        "Using the posterior of the tasks so far as the prior of the next, a network forgets less than with plain "
+        "fine-tuning; a coreset of a few old images helps further (Nguyen et al. 2018, variational continual "
+        "learning; Ritter et al. 2018, online Laplace).",
         run,
         (HOME,),
     )

@@ -19,7 +19,7 @@ HIDDEN = 100  # units of each of the two hidden layers
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a benchmark: tasks, training and test images per task, steps per task, coreset images per task, hidden units."""
+    """The size of a benchmark: tasks; training images, test images, steps and coreset images per task; hidden units."""
 
     tasks: int
     rows: int

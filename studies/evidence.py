@@ -1,14 +1,16 @@
 """`evidence-picks-the-model`: does the marginal likelihood, or leave-one-out, pick the model that predicts best?
 
-Networks with one hidden layer over a grid of widths and prior scales, on splits of three tables. For each: the Laplace log
-marginal likelihood (full curvature), the ELBO of Bayes by Backprop (mean field) and PSIS-LOO of HMC, all from the training rows
-alone; and the test log density of the same method. A criterion works if it ranks the models as the test rows do.
+Networks with one hidden layer over a grid of widths and prior scales, on splits of three tables. For each: the Laplace
+log marginal likelihood (full curvature), the ELBO of Bayes by Backprop (mean field) and PSIS-LOO of HMC, all from the
+training rows alone; and the test log density of the same method. A criterion works if it ranks the models as the test
+rows do.
 
-Values of a model are averaged over splits before ranking; intervals are from 2,000 bootstrap samples of the splits. The rule was
-fixed before any run; the lengths of chains and fits were chosen to limit run time, after a look at a few models on yacht and
-Boston. On a data set a criterion passes if Spearman's rank correlation is at least 0.5 and the lower end of its 90 % interval is
-above 0; it fails if the upper end is below 0.5; otherwise it is inconclusive. The finding is reproduced if both the Laplace
-marginal likelihood and LOO pass on all data sets, and not reproduced if one of them fails on one. The ELBO is reported as well.
+Values of a model are averaged over splits before ranking; intervals are from 2,000 bootstrap samples of the splits. The
+rule was fixed before any run; the lengths of chains and fits were chosen to limit run time, after a look at a few
+models on yacht and Boston. On a data set a criterion passes if Spearman's rank correlation is at least 0.5 and the
+lower end of its 90 % interval is above 0; it fails if the upper end is below 0.5; otherwise it is inconclusive. The
+finding is reproduced if both the Laplace marginal likelihood and LOO pass on all data sets, and not reproduced if one
+of them fails on one. The ELBO is reported as well.
 """
 
 from __future__ import annotations
@@ -68,14 +70,14 @@ def run(options: Options) -> Result:
 def _splits(options: Options) -> int:
     text = options.extra.get("splits", "1" if options.quick else "3")
     if not text.isdigit() or int(text) < 1:
-                raise InputError("--set splits", f"must be a positive integer, got {text!r}")
+        raise InputError("--set splits", f"must be a positive integer, got {text!r}")
     return int(text)
 
 
 def _names(options: Options) -> tuple[str, ...]:
     chosen = tuple(options.extra.get("data", ",".join(NAMES)).split(","))
     if any(name not in NAMES for name in chosen):
-                raise InputError("--set data", f"must be some of {','.join(NAMES)}, got {','.join(chosen)!r}")
+        raise InputError("--set data", f"must be some of {','.join(NAMES)}, got {','.join(chosen)!r}")
     return chosen
 
 
@@ -86,7 +88,7 @@ def criteria_of(task: Task, scale: float, quick: bool = False) -> dict[str, floa
     laplace = Laplace(structure="full", **training).fit(problem, seed=task.seed, progress=False)
     longer = training | ({} if quick else {"steps": 2000})
     bbb = BayesByBackprop(**longer).fit(problem, seed=task.seed, progress=False)
-        # Short trajectories with partial momentum refreshment, started at ensemble members: a bounded cost on every table.
+    # Short trajectories with partial momentum refreshment, started at ensemble members: a bounded cost on every table.
     settings: dict[str, Any] = {
         "chains": 6,
         "warmup": 60,
@@ -110,12 +112,12 @@ def criteria_of(task: Task, scale: float, quick: bool = False) -> dict[str, floa
     return per_row | tests | {"bad_k": found.bad_k / n, "rhat": rhat}
 
 
-# -- from criteria to conclusions ----------------------------------------------------------------------------------------
+# -- from criteria to conclusions --------------------------------------------------------------------------------------
 def spearman(a: Sequence[float] | Array, b: Sequence[float] | Array) -> Array:
     """Return the rank correlation along the last axis, with ties at their mean rank; NaN if one side is constant."""
     x, y = (_ranks(np.asarray(v, dtype=np.float64)) for v in (a, b))
     x, y = (v - v.mean(-1, keepdims=True) for v in (x, y))
-        norm = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+    norm = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
     found: Array = np.where(norm > 0, (x * y).sum(-1) / np.where(norm > 0, norm, 1.0), np.nan)
     return found
 
@@ -127,7 +129,7 @@ def _ranks(values: Array) -> Array:
 
 
 def correlation(cells: Cells, criterion: str, seed: int = 0) -> tuple[float, float, float]:
-    """Return Spearman's correlation of a criterion with the test log density over models, and its 90 % bootstrap interval."""
+    """Return Spearman's correlation of a criterion with the test log density, and its 90 % bootstrap interval."""
     given = np.array([list(cells[model][criterion]) for model in cells])  # (models, splits)
     tested = np.array([list(cells[model][f"{criterion}_test"]) for model in cells])
     splits = given.shape[1]
@@ -153,15 +155,20 @@ def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0
     found = {g: {c: correlation(cells, c, seed) for c in CRITERIA} for g, cells in groups.items()}
     each = {g: {c: judge(v) for c, v in of.items()} for g, of in found.items()}
     reproduced = all_reproduced([each[g][c] for g in groups for c in JUDGED])
-    sentences = [verdict(reproduced, "marginal likelihood and leave-one-out rank models as test rows do (rank correlation of 0.5 or more)")]
+    sentences = [
+        verdict(
+            reproduced,
+            "marginal likelihood and leave-one-out rank models as test rows do (rank correlation of 0.5 or more)",
+        )
+    ]
     rows: list[tuple[Value, ...]] = []
     for c, name in CRITERIA.items():
-                correlations = "; ".join(f"{g} {_interval(found[g][c])}" for g in groups)
+        correlations = "; ".join(f"{g} {_interval(found[g][c])}" for g in groups)
         lost = "; ".join(f"{g} {loss(cells, c):.3f}" for g, cells in groups.items())
         usual = "; ".join(f"{g} {typical_loss(cells, c):.3f}" for g, cells in groups.items())
         sentences.append(
-                        f"{name}: rank correlation with the test log density {correlations}. Loss of the picked model against the best of the "
-            f"grid, in nats per test row: {lost}; of a random model: {usual}."
+            f"{name}: rank correlation with the test log density {correlations}. Loss of the picked model against the "
+            f"best of the grid, in nats per test row: {lost}; of a random model: {usual}."
         )
         for g, cells in groups.items():
             best, picked = top(cells, f"{c}_test"), top(cells, c)
@@ -190,7 +197,7 @@ def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...], seed: int = 0
     numbers = {"groups": groups, "correlations": found, "held_by_group": each}
     wide = {g: wider(cells) for g, cells in groups.items()}
     if all(len(cells) > 2 for cells in wide.values()):
-                correlations = "; ".join(
+        correlations = "; ".join(
             f"{name} {', '.join(f'{g} {correlation(cells, c, seed)[0]:.2f}' for g, cells in wide.items())}"
             for c, name in CRITERIA.items()
         )
@@ -276,9 +283,10 @@ def _scatter(groups: Mapping[str, Cells]) -> Picture:
         size=(9.0, 2.5 * len(groups) + 1.0),
         shared=False,
         legend=3,
-        alt="Test log density against each criterion for models over widths and prior scales, one panel per data set and criterion",
-                caption="Each mark is a width and a prior scale, averaged over splits; both axes are relative to the best model. Up and to the "
-        "right is better.",
+        alt="Test log density against each criterion for models over widths and prior scales, one panel per data set "
+        "and criterion",
+        caption="Each mark is a width and a prior scale, averaged over splits; both axes are relative to the best "
+        "model. Up and to the right is better.",
     )
 
 
@@ -290,23 +298,25 @@ def _notes(groups: Mapping[str, Cells], tasks: Sequence[Task], quick: bool) -> t
     sizes = "; ".join(f"{g}: {len(t.x)} training and {len(t.x_test)} test rows" for g, t in first.items())
     count = len({t.repeat for t in tasks})
     return (
-                f"{sizes}; {count} of the standard splits; one hidden layer, SiLU, learned noise, prior scale divided by the square root of "
-        "the fan-in. Each criterion is compared with the predictions of its own method.",
-        f"HMC: {'2 chains of 20' if quick else '6 chains of 100'} draws. 99 % quantile of R-hat over predictions for the worst model: "
-        f"{worst}. Rows whose Pareto k is above its limit: {high}. In {sum(v > RHAT for v in values)} of {len(values)} fits that "
-        f"quantile is above {RHAT:g}: those chains have not mixed, so LOO and the test density describe these draws, not the "
-        "posterior, and with so many rows above the limit LOO may be too high.",
-        "With few splits the bootstrap is coarse; Laplace and Bayes by Backprop are single fits from one initialisation.",
+        f"{sizes}; {count} of the standard splits; one hidden layer, SiLU, learned noise, prior scale divided by the "
+        "square root of the fan-in. Each criterion is compared with the predictions of its own method.",
+        f"HMC: {'2 chains of 20' if quick else '6 chains of 100'} draws. 99 % quantile of R-hat over predictions for "
+        f"the worst model: {worst}. Rows whose Pareto k is above its limit: {high}. In "
+        f"{sum(v > RHAT for v in values)} of {len(values)} fits that quantile is above {RHAT:g}: those chains have "
+        "not mixed, so LOO and the test density describe these draws, not the posterior, and with so many rows above "
+        "the limit LOO may be too high.",
+        "With few splits the bootstrap is coarse; Laplace and Bayes by Backprop are single fits from one "
+        "initialisation.",
     )
 
 
 STUDIES = {
     "evidence-picks-the-model": Study(
         "evidence-picks-the-model",
-                "Does the marginal likelihood pick the best model?",
-        "The marginal likelihood of a model, or its leave-one-out density, needs training rows only and prefers the model that "
-        "predicts best (MacKay 1992, A practical Bayesian framework for backpropagation networks, for the marginal likelihood; "
-        "Vehtari, Gelman & Gabry 2017 for leave-one-out).",
+        "Does the marginal likelihood pick the best model?",
+        "The marginal likelihood of a model, or its leave-one-out density, needs training rows only and prefers the "
+        "model that predicts best (MacKay 1992, A practical Bayesian framework for backpropagation networks, for the "
+        "marginal likelihood; Vehtari, Gelman & Gabry 2017 for leave-one-out).",
         run,
         FILES,
     )

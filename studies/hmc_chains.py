@@ -1,15 +1,16 @@
-"""Two findings on the number of HMC chains: whether one long chain is enough, and whether several are better at equal cost.
+"""Two findings on the number of HMC chains: is one long chain enough, and are several better at equal cost?
 
-`one-long-chain`. Each of many HMC chains alone against all of them. Rule, fixed before any run: on a data set the finding is
-reproduced if one chain retains at least 90 % of the gain in log density of all chains over a single fit (MAP), with two standard
-errors to spare, and at least 90 % of the predictions have R-hat below 1.1. It is not reproduced if the retained fraction, or the
-fraction of mixed predictions, is significantly below 90 %. Overall it must be reproduced on all data sets. R-hat of the weights is
-reported as well: the claim is that functions mix even if weights do not.
+`one-long-chain`. Each of many HMC chains alone against all of them. Rule, fixed before any run: on a data set the
+finding is reproduced if one chain retains at least 90 % of the gain in log density of all chains over a single fit
+(MAP), with two standard errors to spare, and at least 90 % of the predictions have R-hat below 1.1. It is not
+reproduced if the retained fraction, or the fraction of mixed predictions, is significantly below 90 %. Overall it must
+be reproduced on all data sets. R-hat of the weights is reported as well: the claim is that functions mix even if
+weights do not.
 
-`chains-at-equal-cost`. A budget of iterations is spent on one chain or divided among 2, 3 or 4, each of which discards its own
-burn-in. Rule: on a data set the finding is reproduced if 2 or 3 chains have a significantly higher log density than one, not
-reproduced if 2 and 3 chains are both significantly worse, and inconclusive otherwise. Overall it must be reproduced on all data
-sets.
+`chains-at-equal-cost`. A budget of iterations is spent on one chain or divided among 2, 3 or 4, each of which discards
+its own burn-in. Rule: on a data set the finding is reproduced if 2 or 3 chains have a significantly higher log density
+than one, not reproduced if 2 and 3 chains are both significantly worse, and inconclusive otherwise. Overall it must be
+reproduced on all data sets.
 """
 
 from __future__ import annotations
@@ -35,20 +36,19 @@ from studies.hmc_parts import (
     Estimate,
     Tally,
     Task,
-        all_reproduced,
+    all_reproduced,
     boston_and_mnist,
     clear,
     clearly_below,
     curves,
     difference,
     hmc,
-        one_thread,
+    one_thread,
     part_of,
     score_of,
+    signed,
     size_note,
     summary,
-    
-    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -63,14 +63,11 @@ PUBLISHED_CHAINS = {1: (0.896, -0.322), 2: (0.904, -0.310), 3: (0.907, -0.307)}
 PUBLISHED_SGD = (0.833, -0.795)
 
 
-
-
-
 def _small(options: Options) -> dict[str, Any]:
     return {"max_steps": 10} if options.quick else {}
 
 
-# -- one long chain ------------------------------------------------------------------------------------------------------
+# -- one long chain ----------------------------------------------------------------------------------------------------
 def run_one(options: Options) -> Result:
     """Run many chains on every task, and compare each with all of them."""
     tasks, tally = boston_and_mnist(options, 3, 3), Tally()
@@ -107,13 +104,13 @@ def run_one(options: Options) -> Result:
     histograms = {g: {s: torch.cat(v) for s, v in spaces.items()} for g, spaces in values.items()}
     notes = (
         size_note(tasks),
-                f"{chains} chains from random initialisation, {draws} draws each after {warmup} warm-up iterations; MAP with the same prior, "
-        f"{steps:,} steps.",
-        "One chain has only a fraction of the draws of all (an eighth at full size), so the retained fraction reflects the cost of "
-        "fewer draws as well as what a single chain misses.",
+        f"{chains} chains from random initialisation, {draws} draws each after {warmup} warm-up iterations; MAP with "
+        f"the same prior, {steps:,} steps.",
+        "One chain has only a fraction of the draws of all (an eighth at full size), so the retained fraction "
+        "reflects the cost of fewer draws as well as what a single chain misses.",
         "R-hat is rank-normalised and split; for images it is computed on class probabilities, for tables on means.",
-        "Published: three chains of 240 draws of ResNet-20-FRN on CIFAR-10; R-hat of most predictions is below 1.1 with a tail up to "
-        "4, R-hat of the weights has a tail up to about 55.",
+        "Published: three chains of 240 draws of ResNet-20-FRN on CIFAR-10; R-hat of most predictions is below 1.1 "
+        "with a tail up to 4, R-hat of the weights has a tail up to about 55.",
     )
     return result_of_one(tally.groups, notes, [_histogram(g, found) for g, found in histograms.items()])
 
@@ -145,10 +142,10 @@ def _rhats(task: Task, posterior: DrawsPosterior) -> dict[str, Tensor]:
 
 
 def fraction_retained(cells: Cells) -> Estimate:
-    """Return the fraction of the gain of all chains over MAP that one chain retains; mean and standard error over repeats."""
+    """Return the fraction of the gain of all chains over MAP that one chain retains, with its standard error."""
     one, all_, point = (cells[name]["log_density"] for name in ("one chain", "all", "MAP"))
     gains = [a - p for a, p in zip(all_, point, strict=True)]
-        if any(g <= 0 for g in gains):  # no gain, so no fraction of it
+    if any(g <= 0 for g in gains):  # no gain, so no fraction of it
         return math.nan, math.nan
     return mean_error([(o - p) / g for o, p, g in zip(one, point, gains, strict=True)])
 
@@ -174,15 +171,17 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
         share = (
             "MAP is no worse than HMC in some repeat, so there is no gain to retain"
             if math.isnan(kept[0])
-            else (f"one chain retains {plus_minus(100 * kept[0], 100 * kept[1], 1)} % of the gain of all chains over MAP")
+            else (
+                f"one chain retains {plus_minus(100 * kept[0], 100 * kept[1], 1)} % of the gain of all chains over MAP"
+            )
         )
         mixed = {s: 100 * summary(cells, s, "mixed")[0] for s in ("predictions", "weights")}
         most = {s: summary(cells, s, "most")[0] for s in ("predictions", "weights")}
         said.append(
-                        f"{g}: {share} in log density (all chains minus one: "
+            f"{g}: {share} in log density (all chains minus one: "
             f"{signed(difference(cells, 'all', 'one chain', 'log_density'), 4)}). R-hat is below 1.1 for "
-            f"{mixed['predictions']:.1f} % of the predictions and {mixed['weights']:.1f} % of the weights; its 99 % quantiles are "
-            f"{most['predictions']:.2f} and {most['weights']:.2f}."
+            f"{mixed['predictions']:.1f} % of the predictions and {mixed['weights']:.1f} % of the weights; its 99 % "
+            f"quantiles are {most['predictions']:.2f} and {most['weights']:.2f}."
         )
         key, _, digits = score_of(g)
         for name in ("one draw", "MAP", "one chain", "all"):
@@ -205,8 +204,8 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
     ]
     (a3, l3), (a1, l1), (a0, l0) = PUBLISHED_CHAINS[3], PUBLISHED_CHAINS[1], PUBLISHED_SGD
     said.append(
-                f"Published (CIFAR-10, read off a figure): one of three chains retains {(l1 - l0) / (l3 - l0):.0%} of the gain in log "
-        f"density and {(a1 - a0) / (a3 - a0):.0%} of the gain in accuracy."
+        f"Published (CIFAR-10, read off a figure): one of three chains retains {(l1 - l0) / (l3 - l0):.0%} of the gain "
+        f"in log density and {(a1 - a0) / (a3 - a0):.0%} of the gain in accuracy."
     )
     columns = (
         Column("data, average over"),
@@ -235,7 +234,7 @@ def _histogram(group: str, values: Mapping[str, Tensor]) -> Picture:
     return picture(f"rhat-{group}", paint, alt=alt, title=f"{group}: R-hat", caption="The dashed line is at 1.1.")
 
 
-# -- chains at equal cost ------------------------------------------------------------------------------------------------
+# -- chains at equal cost ----------------------------------------------------------------------------------------------
 def run_cost(options: Options) -> Result:
     """Run one set of long chains; every division of the budget is a part of them."""
     tasks, tally = boston_and_mnist(options, 3, 3), Tally()
@@ -263,10 +262,10 @@ def run_cost(options: Options) -> Result:
                 tally.add(task.group, str(count), shared(task, posterior, count, budget, burn))
     notes = (
         size_note(tasks),
-                f"A budget of {budget} iterations, with {burn} burn-in iterations per chain: "
+        f"A budget of {budget} iterations, with {burn} burn-in iterations per chain: "
         + ", ".join(f"{k} x {budget // k - burn}" for k in COUNTS)
-        + f" draws. All divisions come from {chains} chains of {budget} iterations, randomly initialised, with a step size from "
-        "a separate run: k chains are the first iterations of k of them, averaged over all groups of k.",
+        + f" draws. All divisions come from {chains} chains of {budget} iterations, randomly initialised, with a step "
+        "size from a separate run: k chains are the first iterations of k of them, averaged over all groups of k.",
         "Published: 1, 2 and 3 chains on CIFAR-10 and IMDB, with the best strategy for a given cost.",
     )
     return result_of_cost(tally.groups, notes)
@@ -299,7 +298,7 @@ def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resul
     for g, cells in groups.items():
         gains = {k: difference(cells, k, "1", "log_density") for k in cells if k != "1"}
         said.append(
-                        f"{g}: log density relative to one chain: "
+            f"{g}: log density relative to one chain: "
             + ", ".join(f"{signed(v, 4)} with {k} chains" for k, v in gains.items())
             + "."
         )
@@ -325,7 +324,10 @@ def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resul
         Column("published accuracy (CIFAR-10)"),
         Column("published LL (CIFAR-10)"),
     )
-    zero = {g: [(0.0, math.nan), *(difference(c, str(k), "1", "log_density") for k in COUNTS[1:])] for g, c in groups.items()}
+    zero = {
+        g: [(0.0, math.nan), *(difference(c, str(k), "1", "log_density") for k in COUNTS[1:])]
+        for g, c in groups.items()
+    }
     zero["published, CIFAR-10"] = [(PUBLISHED_CHAINS[k][1] - PUBLISHED_CHAINS[1][1], math.nan) for k in (1, 2, 3)] + [
         (math.nan, math.nan)
     ]

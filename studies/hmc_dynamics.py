@@ -1,15 +1,17 @@
 """Two findings on running HMC: the best trajectory length, and how the step size affects acceptance.
 
-`trajectory-length`. Trajectories of 0.25, 0.5, 1 and 1.5 times tau = pi sigma / 2 (in units of the prior scales), all with the
-same step size, burn-in and number of draws. Rule, fixed before any run: on a data set the finding is reproduced if length tau has
-a significantly higher effective sample size (median bulk ESS of the predictions) than 0.25 tau and 0.5 tau, no other length has
-a significantly higher log density, and its ESS per gradient is at least half of the best length's. It is not reproduced if a
-shorter length has a significantly higher ESS, another length a significantly higher log density, or if the ESS per gradient is
-significantly below half of the best. Otherwise it is inconclusive. Overall it must be reproduced on all data sets.
+`trajectory-length`. Trajectories of 0.25, 0.5, 1 and 1.5 times tau = pi sigma / 2 (in units of the prior scales), all
+with the same step size, burn-in and number of draws. Rule, fixed before any run: on a data set the finding is
+reproduced if length tau has a significantly higher effective sample size (median bulk ESS of the predictions) than 0.25
+tau and 0.5 tau, no other length has a significantly higher log density, and its ESS per gradient is at least half of
+the best length's. It is not reproduced if a shorter length has a significantly higher ESS, another length a
+significantly higher log density, or if the ESS per gradient is significantly below half of the best. Otherwise it is
+inconclusive. Overall it must be reproduced on all data sets.
 
-`step-size-acceptance`. Step sizes of 1/4 to 3 times the one adapted for an acceptance of 0.7, each run from the draws of one
-short chain. Rule: the finding is reproduced if on every data set no step size has a significantly higher acceptance than the next
-smaller one, and the smallest a significantly higher one than the largest. It is not reproduced if either is significantly reversed.
+`step-size-acceptance`. Step sizes of 1/4 to 3 times the one adapted for an acceptance of 0.7, each run from the draws
+of one short chain. Rule: the finding is reproduced if on every data set no step size has a significantly higher
+acceptance than the next smaller one, and the smallest a significantly higher one than the largest. It is not reproduced
+if either is significantly reversed.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from studies.hmc_parts import (
     hmc,
     one_thread,
     score_of,
+    signed,
     size_note,
     summary,
-    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -69,7 +71,7 @@ def _pays(task: Task, options: Options) -> bool:
     return not options.quick and not task.labels
 
 
-# -- trajectory length ---------------------------------------------------------------------------------------------------
+# -- trajectory length -------------------------------------------------------------------------------------------------
 def run_length(options: Options) -> Result:
     """Run four trajectory lengths on every task."""
     tasks, tally = boston_and_mnist(options, 3, 3), Tally()
@@ -151,9 +153,9 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         best = max(per, key=lambda f: per[f])
         said.append(
             f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*share['1'], 2)} at tau, "
-            f"{plus_minus(*share['0.5'], 2)} at 0.5 tau and {plus_minus(*share['0.25'], 2)} at 0.25 tau. An effective draw "
-            f"is cheapest at {best} tau (ESS per 1,000 gradients {per[best]:.2f}; {per['1']:.2f} at tau). Log density "
-            "at tau minus that at 0.25, 0.5 and 1.5 tau: "
+            f"{plus_minus(*share['0.5'], 2)} at 0.5 tau and {plus_minus(*share['0.25'], 2)} at 0.25 tau. An effective "
+            f"draw is cheapest at {best} tau (ESS per 1,000 gradients {per[best]:.2f}; {per['1']:.2f} at tau). Log "
+            "density at tau minus that at 0.25, 0.5 and 1.5 tau: "
             + ", ".join(signed(difference(cells, "1", f, "log_density")) for f in cells if f != "1")
             + "."
         )
@@ -219,7 +221,7 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
     return Result(tuple(said), reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
 
 
-# -- step size -----------------------------------------------------------------------------------------------------------
+# -- step size ---------------------------------------------------------------------------------------------------------
 def run_steps(options: Options) -> Result:
     """Run six step sizes on every task."""
     tasks, tally, sizes = boston_and_mnist(options, 3, 3), Tally(), {}
@@ -282,7 +284,8 @@ def result_of_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resu
         found = ", ".join(f"{100 * summary(cells, f, 'acceptance')[0]:.0f} %" for f in names)
         whole = difference(cells, names[0], names[-1], "acceptance")
         said.append(
-            f"{g}: acceptance {found} at {', '.join(names)} times the adapted step size; smallest minus largest {signed(whole)}."
+            f"{g}: acceptance {found} at {', '.join(names)} times the adapted step size; smallest minus largest "
+            f"{signed(whole)}."
         )
         lines[g] = [summary(cells, f, "acceptance") for f in names]
         for f in names:
@@ -314,7 +317,8 @@ def result_of_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resu
         ylabel="acceptance",
         mark=1.0,
         alt="Acceptance against step size: it falls as the step grows",
-        caption="Theory: erfc(c step^2), the limit for many parameters, with c from the acceptance at the adapted step size.",
+        caption="Theory: erfc(c step^2), the limit for many parameters, with c from the acceptance at the adapted "
+        "step size.",
     )
     numbers = {
         "groups": groups,
@@ -337,8 +341,9 @@ def _notes(tasks: list[Task], sizes: Mapping[str, float], said: str) -> tuple[st
     return (
         size_note(tasks),
         f"{said}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
-        "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks have about "
-        "a thousand weights and trajectories some hundred steps, so only the direction of the effects is comparable.",
+        "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks "
+        "have about a thousand weights and trajectories some hundred steps, so only the direction of the effects is "
+        "comparable.",
     )
 
 
@@ -346,15 +351,16 @@ STUDIES = {
     "trajectory-length": Study(
         "trajectory-length",
         "How long should an HMC trajectory be?",
-        f"Finding 7: tau = pi sigma / 2, where sigma is the prior's standard deviation, is a good trajectory length ({SOURCE}).",
+        "Finding 7: tau = pi sigma / 2, where sigma is the prior's standard deviation, is a good trajectory length "
+        f"({SOURCE}).",
         run_length,
         FILES,
     ),
     "step-size-acceptance": Study(
         "step-size-acceptance",
         "Smaller steps, higher acceptance",
-        "Finding 8: the smaller the leapfrog step size, the higher the acceptance: 72, 46, 22, 12 % at step sizes 1e-5, 5e-5, "
-        f"1e-4, 5e-4 ({SOURCE}).",
+        "Finding 8: the smaller the leapfrog step size, the higher the acceptance: 72, 46, 22, 12 % at step sizes "
+        f"1e-5, 5e-5, 1e-4, 5e-4 ({SOURCE}).",
         run_steps,
         FILES,
     ),

@@ -1,16 +1,16 @@
 """Two findings on HMC and other methods: how far the others are from it, and whether its model average predicts better.
 
-`sgmcmc-vs-hmc`. The HMC chains are divided into two halves: the first is the reference; the second and every other method (same
-network, same prior) are compared with it by agreement and total variation. Rule, fixed before any run: the finding (SG-MCMC and
-VI do not match the HMC posterior) is reproduced if SGHMC, SGLD and Bayes by Backprop each have a significantly larger total
-variation from the reference than the second half of HMC, and not reproduced if one of them has a significantly smaller one. The
-number of method pairs in the published order is reported as well.
+`sgmcmc-vs-hmc`. The HMC chains are divided into two halves: the first is the reference; the second and every other
+method (same network, same prior) are compared with it by agreement and total variation. Rule, fixed before any run: the
+finding (SG-MCMC and VI do not match the HMC posterior) is reproduced if SGHMC, SGLD and Bayes by Backprop each have a
+significantly larger total variation from the reference than the second half of HMC, and not reproduced if one of them
+has a significantly smaller one. The number of method pairs in the published order is reported as well.
 
-`bma-vs-sgd-vs-ensemble`. The HMC model average against MAP (plain training with weight decay) and a deep ensemble of ten. HMC
-uses the prior fixed in advance; the prior scale of MAP and the ensemble is chosen from half, one and two times that scale, by the
-predictions of an ensemble of three on a held-out fifth of the training rows. Rule: the finding is reproduced if over all repeats
-the log density of HMC is significantly above that of both, and its mean is above both on every data set. It is not reproduced if
-over all repeats it is not above one of them. Otherwise it is inconclusive.
+`bma-vs-sgd-vs-ensemble`. The HMC model average against MAP (plain training with weight decay) and a deep ensemble of
+ten. HMC uses the prior fixed in advance; the prior scale of MAP and the ensemble is chosen from half, one and two times
+that scale, by the predictions of an ensemble of three on a held-out fifth of the training rows. Rule: the finding is
+reproduced if over all repeats the log density of HMC is significantly above that of both, and its mean is above both on
+every data set. It is not reproduced if over all repeats it is not above one of them. Otherwise it is inconclusive.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from studies.hmc_parts import (
     Task,
     clear,
     clearly_below,
-    dots,
     difference,
+    dots,
     hmc,
     image_task,
     one_thread,
     part_of,
     score_of,
+    signed,
     size_note,
     summary,
     table_task,
-    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -59,12 +59,13 @@ PUBLISHED_DISTANCE = {
     "BBB": (88.75, 0.136),
     "MAP": (85.48, 0.190),
 }
-# Accuracy and log likelihood on CIFAR-10, read off a figure; log likelihood of HMC and SGD on other splits of the tables.
+# Accuracy and log likelihood on CIFAR-10, read off a figure; log likelihood of HMC and SGD on other splits of the
+# tables.
 PUBLISHED_SCORE = {"HMC": (0.906, -0.307), "ensemble": (0.893, -0.32), "MAP": (0.833, -0.795)}
 PUBLISHED_TABLES = {"concrete": (-2.67, -3.37), "yacht": (0.56, -2.9), "boston": (-2.39, -2.71), "energy": (-1.1, -1.5)}
 
 
-# -- distance from HMC ---------------------------------------------------------------------------------------------------
+# -- distance from HMC -------------------------------------------------------------------------------------------------
 def run_distance(options: Options) -> Result:
     """Compare every method with one half of the HMC chains."""
     quick = options.quick
@@ -95,11 +96,11 @@ def run_distance(options: Options) -> Result:
     settings = "; ".join(f"{n}: {_settings_text(m)}" for n, m in _others(quick).items())
     notes = (
         size_note(tasks),
-        f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} warm-up iterations, randomly initialised. "
-        f"{settings}. 99 % quantile of R-hat over predictions in the worst repeat: {worst}.",
-        "How close SG-MCMC comes depends on the length of its chains: a first run with 5,000 steps per chain instead of 44,000 left "
-        "SGHMC and SGLD at a total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 pairs in the published order. The "
-        "chains have not mixed after 44,000 steps either (see R-hat above).",
+        f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} warm-up iterations, randomly "
+        f"initialised. {settings}. 99 % quantile of R-hat over predictions in the worst repeat: {worst}.",
+        "How close SG-MCMC comes depends on the length of its chains: a first run with 5,000 steps per chain instead "
+        "of 44,000 left SGHMC and SGLD at a total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 "
+        "pairs in the published order. The chains have not mixed after 44,000 steps either (see R-hat above).",
         "SGLD and SGHMC use this library's default step size, which limits their bias, with a constant schedule. The "
         "article's runs were longer. The published columns are for ResNet-20-FRN on CIFAR-10, from a table.",
     )
@@ -164,8 +165,8 @@ def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
         f"Total variation from one half of the HMC chains: {plus_minus(*floor)} for the other half, "
         + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
         + ".",
-        f"In order of total variation: {', '.join(order)}. {right} of {pairs} pairs of methods are in the published order "
-        f"({', '.join(PUBLISHED_DISTANCE)}).",
+        f"In order of total variation: {', '.join(order)}. {right} of {pairs} pairs of methods are in the published "
+        f"order ({', '.join(PUBLISHED_DISTANCE)}).",
     )
     rows = tuple(
         (
@@ -212,7 +213,7 @@ def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
     return Result(said, reproduced, Table(columns, rows), (shown,), numbers, notes)
 
 
-# -- the HMC model average against MAP and ensembles ---------------------------------------------------------------------
+# -- the HMC model average against MAP and ensembles -------------------------------------------------------------------
 def run_scores(options: Options) -> Result:
     """Run MAP, the ensemble and HMC on every data set."""
     if options.quick:
@@ -237,13 +238,13 @@ def run_scores(options: Options) -> Result:
     notes = (
         size_note(tasks),
         ("Quick: two short chains, 60 steps and 2 members. At full size " if options.quick else "")
-        + "HMC on tables: 6 chains, 50 warm-up iterations, 40 draws, trajectories of length 0.5 that keep 70 % of their momentum; on "
-        "images: 4 chains, 40 warm-up iterations, 40 draws, trajectories of length pi/2. 99 % quantile of R-hat over predictions in "
-        f"the worst repeat: {worst}; above 1.1 the chains have not mixed, and the average is over separated chains. "
-        "MAP and ensemble (10 members): 1,200 Adam steps, cosine schedule.",
+        + "HMC on tables: 6 chains, 50 warm-up iterations, 40 draws, trajectories of length 0.5 that keep 70 % of "
+        "their momentum; on images: 4 chains, 40 warm-up iterations, 40 draws, trajectories of length pi/2. 99 % "
+        f"quantile of R-hat over predictions in the worst repeat: {worst}; above 1.1 the chains have not mixed, and "
+        "the average is over separated chains. MAP and ensemble (10 members): 1,200 Adam steps, cosine schedule.",
         f"Prior scales chosen for MAP and the ensemble inside the training part: {scales}.",
-        "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on non-standard splits, with input-dependent noise. Here "
-        "the noise is a single learned value, and repeats are few.",
+        "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on non-standard splits, with "
+        "input-dependent noise. Here the noise is a single learned value, and repeats are few.",
     )
     return result_of_scores(tally.groups, notes)
 
@@ -301,8 +302,8 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
     reproduced, over = judge_scores(groups), overall(groups)
     said = [
         verdict(reproduced, "the HMC model average beats plain training and a deep ensemble"),
-        f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus that of the "
-        f"ensemble {signed(over['ensemble'])}.",
+        f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus "
+        f"that of the ensemble {signed(over['ensemble'])}.",
     ]
     rows: list[tuple[Value, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {"over MAP": [], "over ensemble": []}
@@ -310,7 +311,8 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         gaps = {m: difference(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
         key, name, digits = score_of(g)
         said.append(
-            f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; {name} "
+            f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; "
+            f"{name} "
             + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
             + "."
         )
@@ -349,8 +351,8 @@ STUDIES = {
     "sgmcmc-vs-hmc": Study(
         "sgmcmc-vs-hmc",
         "How far are other methods from HMC?",
-        "Finding 6: SG-MCMC and variational inference differ from HMC. From closest to furthest: HMC, SGHMC, SGLD, ensemble, MFVI, "
-        f"SGD ({SOURCE}).",
+        "Finding 6: SG-MCMC and variational inference differ from HMC. From closest to furthest: HMC, SGHMC, SGLD, "
+        f"ensemble, MFVI, SGD ({SOURCE}).",
         run_distance,
         (MNIST,),
     ),

@@ -1,12 +1,13 @@
 """Shared parts of the HMC studies: tasks, evaluation of fits, paired differences over repeats, and pictures.
 
-There are two kinds of tasks. Tables: data sets of the UCI benchmark with their standard splits, one hidden layer of 50 units,
-learned noise. Images: MNIST downsampled to a few pixels, a few hundred training images per repeat (disjoint subsets of the
-training set), one small hidden layer. All networks have SiLU activations and the prior N(0, scale^2 / fan-in). The scales were
-fixed in advance: 2 for tables; 5 for images, chosen on images 50,000 to 52,000 of the training set, which no study uses.
+There are two kinds of tasks. Tables: data sets of the UCI benchmark with their standard splits, one hidden layer of 50
+units, learned noise. Images: MNIST downsampled to a few pixels, a few hundred training images per repeat (disjoint
+subsets of the training set), one small hidden layer. All networks have SiLU activations and the prior N(0, scale^2 /
+fan-in). The scales were fixed in advance: 2 for tables; 5 for images, chosen on images 50,000 to 52,000 of the training
+set, which no study uses.
 
-Differences are paired over repeats (splits, or subsets of the training set). A difference is called significant if it exceeds
-two standard errors.
+Differences are paired over repeats (splits, or subsets of the training set). A difference is called significant if it
+exceeds two standard errors.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Task:
     y_std: float = 1.0
     device: str = "cpu"
     mean: Tensor | float = 0.0
-        std: Tensor | float = 1.0
+    std: Tensor | float = 1.0
 
     def pixels(self, x: Tensor) -> Tensor:
         """Return the inputs for pixels (N, P) between 0 and 1."""
@@ -131,7 +132,7 @@ def image_task(
     order = np.random.default_rng([options.seed, 0x4D]).permutation(count)[part * rows : (part + 1) * rows]
     x_test, y_test = mnist(options, "test")
     small = shrunk(x[order], side)
-        mean, std = small.mean(0), small.std()
+    mean, std = small.mean(0), small.std()
     return Task(
         "mnist",
         part,
@@ -145,7 +146,7 @@ def image_task(
         options.seed,
         device=options.device,
         mean=mean,
-                std=std,
+        std=std,
     )
 
 
@@ -163,7 +164,9 @@ def mnist(options: Options, part: str) -> tuple[np.ndarray[Any, Any], np.ndarray
     with np.load(path, allow_pickle=False) as arrays:
         missing = [key for key in (f"x_{part}", f"y_{part}") if key not in arrays.files]
         if missing:
-            raise InputError("--root", f"{path} has no {' and no '.join(missing)}", "Pass the folder with the MNIST file")
+            raise InputError(
+                "--root", f"{path} has no {' and no '.join(missing)}", "Pass the folder with the MNIST file"
+            )
         return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
@@ -173,13 +176,13 @@ def labels_of(y: np.ndarray[Any, Any]) -> Tensor:
 
 
 def shrunk(images: np.ndarray[Any, Any] | Tensor, side: int) -> Tensor:
-    """Downsample images (N, 28, 28), uint8 or in [0, 1], to side x side pixels in [0, 1], (N, side^2), by block averages."""
+    """Average images (N, 28, 28), uint8 or in [0, 1], over blocks, to side x side pixels in [0, 1], (N, side^2)."""
     x = images if isinstance(images, Tensor) else torch.from_numpy(images).float() / 255
     block = x.shape[-1] // side
     return x.reshape(-1, side, block, side, block).mean((2, 4)).flatten(1)
 
 
-# -- fits ----------------------------------------------------------------------------------------------------------------
+# -- fits --------------------------------------------------------------------------------------------------------------
 def hmc(problem: Problem, seed: int, **settings: Any) -> DrawsPosterior:
     """Sample by HMC with trajectories of length pi / 2, unless set otherwise, from randomly initialised networks."""
     known: dict[str, Any] = {"init": "fresh", "jitter": 0.2, "max_steps": 2000, "target_accept": 0.7}
@@ -198,7 +201,7 @@ def acceptance_of(posterior: DrawsPosterior) -> float:
     return float(posterior.statistics["acceptance"].double().mean())
 
 
-# -- statistics over repeats ---------------------------------------------------------------------------------------------
+# -- statistics over repeats -------------------------------------------------------------------------------------------
 class Tally:
     """Values by group, setting and measure, one per repeat."""
 
@@ -234,13 +237,13 @@ def clearly_below(estimate: Estimate) -> bool:
 
 
 def signed(estimate: Estimate, digits: int = 3) -> str:
-        """Format an estimate with its sign and standard error."""
+    """Format an estimate with its sign and standard error."""
     sign = "+" if estimate[0] > 0 else ""
     return sign + plus_minus(*estimate, digits)
 
 
 def verdict(reproduced: bool | None, finding: str) -> str:
-        """Return the first sentence."""
+    """Return the first sentence."""
     words = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}
     return f"{words[reproduced]} at this size: {finding}."
 
@@ -261,13 +264,17 @@ def size_note(tasks: Sequence[Task]) -> str:
     for group in dict.fromkeys(t.group for t in tasks):
         of = [t for t in tasks if t.group == group]
         t, d = of[0], of[0].problem().dim
-                what = f"subsets of {len(t.x):,} training images" if t.labels else f"splits of {len(t.x):,} training rows"
+        what = f"subsets of {len(t.x):,} training images" if t.labels else f"splits of {len(t.x):,} training rows"
         said.append(f"{group}: {len(of)} {what}, {len(t.x_test):,} test rows, {t.x.shape[1]} inputs, {d:,} parameters")
-        scales = f"prior scale {TABLE_SCALE:g} for tables and {IMAGE_SCALE:g} for images, divided by the square root of the fan-in"
-    return f"{'; '.join(said)}; one hidden layer, SiLU; {scales}, fixed in advance; ± is one standard error over repeats."
+    scales = (
+        f"prior scale {TABLE_SCALE:g} for tables, {IMAGE_SCALE:g} for images, divided by the square root of the fan-in"
+    )
+    return (
+        f"{'; '.join(said)}; one hidden layer, SiLU; {scales}, fixed in advance; ± is one standard error over repeats."
+    )
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 def curves(
     name: str,
     x: Sequence[float],
@@ -318,7 +325,7 @@ def dots(
     """Draw one row per name, with a dot and error bar for each line."""
 
     def paint(ax: Any) -> None:
-                offsets = np.linspace(-0.18, 0.18, len(lines)) if len(lines) > 1 else [0.0]
+        offsets = np.linspace(-0.18, 0.18, len(lines)) if len(lines) > 1 else [0.0]
         for (label, values), marker, shift in zip(lines.items(), "osD^v", offsets, strict=False):
             errors = [0.0 if math.isnan(e) else e for _, e in values]
             places = np.arange(len(rows)) + shift

@@ -1,14 +1,14 @@
 """`hmc-reference`: how close does every scalable method come to published full-batch HMC predictions?
 
-The network, the data and the reference are options (`--set network=... data=... reference=...`), so any reference in the same
-format can be used: an npz with `probs` (M, classes) for the first M test rows, and optionally `probs_earlier`, another version of
-them, whose distance from the first is the noise floor. The defaults are the CNN-LSTM on IMDB of Izmailov et al. (2021): the first
-20,000 training rows and the paper's prior variance of 1/40.
+The network, the data and the reference are options (`--set network=... data=... reference=...`), so any reference in
+the same format can be used: an npz with `probs` (M, classes) for the first M test rows, and optionally `probs_earlier`,
+another version of them, whose distance from the first is the noise floor. The defaults are the CNN-LSTM on IMDB of
+Izmailov et al. (2021): the first 20,000 training rows and the paper's prior variance of 1/40.
 
-Rule: the finding is the paper's order by total variation (HMC, SGHMC, SGLD, ensemble, MFVI, SGD). It is reproduced if the samplers
-that were run are closer than the ensemble, the ensemble is closer than Bayes by Backprop, and that is closer than the single
-network, each by more than two standard errors of the paired difference over rows. It is not reproduced if any is farther by as
-much, and inconclusive otherwise.
+Rule: the finding is the paper's order by total variation (HMC, SGHMC, SGLD, ensemble, MFVI, SGD). It is reproduced if
+the samplers that were run are closer than the ensemble, the ensemble is closer than Bayes by Backprop, and that is
+closer than the single network, each by more than two standard errors of the paired difference over rows. It is not
+reproduced if any is farther by as much, and inconclusive otherwise.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def settings_for(method: str, quick: bool) -> dict[str, Any]:
     """Return the settings of a method for a network of half a gigaflop: minutes on a GPU."""
     training: dict[str, Any] = {"epochs": 1 if quick else 20, "lr": 1e-3, "compile": False}
     chains: dict[str, Any] = {"chains": 2 if quick else 8, "compile": False, "init": "ensemble"}
-        # Step sizes as published: 1e-5 and 3e-7 are half of our SGLD step size and the square of our SGHMC step size. The momentum of
-    # SGHMC is 0.98, published 0.9: directions dominated by the prior then decorrelate in 1,700 steps, not 9,000, and a batch five
-    # times as large keeps the gradient noise from heating the chains more than before.
+    # Step sizes as published: 1e-5 and 3e-7 are half of our SGLD step size and the square of our SGHMC step size. The
+    # momentum of SGHMC is 0.98, published 0.9: directions dominated by the prior then decorrelate in 1,700 steps, not
+    # 9,000, and a batch five times as large keeps the gradient noise from heating the chains more than before.
     short = {"warmup": 20, "draws": 5, "thin": 4}
     sgld = chains | (
         short if quick else {"warmup": 8000, "draws": 100, "thin": 250, "batch_size": 80, "step_size": 2e-5}
@@ -102,14 +102,14 @@ def run(options: Options) -> Result:
     chosen = {**DEFAULTS, **{k: v for k, v in options.extra.items() if "." not in k}}
     unknown = set(chosen) - set(DEFAULTS)
     if unknown:
-                raise InputError("--set", f"must name one of {', '.join(DEFAULTS)}, got {', '.join(sorted(unknown))}")
+        raise InputError("--set", f"must name one of {', '.join(DEFAULTS)}, got {', '.join(sorted(unknown))}")
     names = [name for name in ORDER if name in chosen["methods"].split(",")]
     x, y, x_test, reference, floor = load(options, chosen)
     net = _network(chosen, x, y)
     found: dict[str, Array] = {}
     seconds: dict[str, float] = {}
     ensemble: Posterior | None = None
-        # The ensemble is fitted first: the samplers start from it.
+    # The ensemble is fitted first: the samplers start from it.
     for done, name in enumerate(sorted(names, key=lambda n: n != "ensemble")):
         options.report(name, done, len(names))
         started = time.perf_counter()
@@ -135,7 +135,7 @@ def run(options: Options) -> Result:
 
 
 def load(options: Options, chosen: dict[str, str]) -> tuple[Tensor, Tensor, Tensor, Array, Array | None]:
-    """Return training rows and labels, test rows, and the reference probabilities of those (and their earlier version)."""
+    """Return training rows and labels, test rows, and both versions of their reference probabilities."""
     arrays: dict[str, Array] = {}
     for file in chosen["data"].split(","):
         with np.load(options.file(file), allow_pickle=False) as stored:
@@ -157,7 +157,7 @@ def load(options: Options, chosen: dict[str, str]) -> tuple[Tensor, Tensor, Tens
 
 
 def _images(arrays: dict[str, Array], part: str) -> Array:
-    """Return the rows of x_train or x_test. CIFAR-10 may be stored as d_train: pixel differences, undone by cumulative sums."""
+    """Return the rows of x_train or x_test, also from d_train or d_test: pixel differences that are summed up."""
     if f"x_{part}" in arrays:
         return arrays[f"x_{part}"]
     if f"d_{part}" not in arrays:
@@ -170,7 +170,7 @@ def _images(arrays: dict[str, Array], part: str) -> Array:
 
 
 def _tensors(x: Array, x_test: Array) -> tuple[Tensor, Tensor]:
-    """Return token ids as int64, or images as (N, channels, H, W), standardised by known constants or by the training rows."""
+    """Return token ids as int64, or images (N, channels, H, W), standardised by constants or the training rows."""
     if x.ndim == 2 and x.dtype.kind in "ui":
         return torch.from_numpy(x.astype(np.int64)), torch.from_numpy(x_test.astype(np.int64))
     scaled = [torch.from_numpy(v.astype(np.float32)) / (255 if v.dtype == np.uint8 else 1) for v in (x, x_test)]
@@ -179,7 +179,7 @@ def _tensors(x: Array, x_test: Array) -> tuple[Tensor, Tensor]:
     elif x.ndim == 4 and x.shape[-1] in (1, 3):
         scaled = [v.permute(0, 3, 1, 2) for v in scaled]
     if x.ndim == 4 and scaled[0].shape[1:] == (3, 32, 32):
-                centre, scale = torch.tensor(CIFAR[0]).reshape(1, 3, 1, 1), CIFAR[1]
+        centre, scale = torch.tensor(CIFAR[0]).reshape(1, 3, 1, 1), CIFAR[1]
         return (scaled[0] - centre) / scale, (scaled[1] - centre) / scale
     mean, std = scaled[0].mean(), scaled[0].std()
     return (scaled[0] - mean) / std, (scaled[1] - mean) / std
@@ -187,7 +187,7 @@ def _tensors(x: Array, x_test: Array) -> tuple[Tensor, Tensor]:
 
 def _network(chosen: dict[str, str], x: Tensor, y: Tensor) -> nn.Module:
     if chosen["network"] not in NETWORKS:
-                raise InputError("--set network", f"must be one of {', '.join(NETWORKS)}, got {chosen['network']!r}")
+        raise InputError("--set network", f"must be one of {', '.join(NETWORKS)}, got {chosen['network']!r}")
     classes = int(y.max()) + 1
     settings: dict[str, Any] = {"activation": chosen["activation"]}
     with global_stream(0, "reference network"):
@@ -256,8 +256,8 @@ def _result(
     top = numbers[best]
     sentences = (
         *sentences,
-                f"The best is {best}: it agrees with the reference on {top['agreement']:.1%} of {len(reference):,} rows, with a total "
-        f"variation of {top['total_variation']:.3f} ± {top['total_variation_error']:.3f}"
+        f"The best is {best}: it agrees with the reference on {top['agreement']:.1%} of {len(reference):,} rows, with "
+        f"a total variation of {top['total_variation']:.3f} ± {top['total_variation_error']:.3f}"
         + (
             f" (two versions of the reference: {numbers['reference, earlier']['agreement']:.1%} and "
             f"{numbers['reference, earlier']['total_variation']:.3f})."
@@ -274,7 +274,7 @@ def _result(
     )
     table = Table(columns, tuple((name, *row.values()) for name, row in numbers.items()))
     notes = (
-                f"Network {chosen['network']}, {rows:,} training rows, prior variance {chosen['prior_variance']}, reference "
+        f"Network {chosen['network']}, {rows:,} training rows, prior variance {chosen['prior_variance']}, reference "
         f"{chosen['reference']}.",
         "The published runs are far longer: 10,000 epochs for SGLD, 24,000 leapfrog steps per HMC draw.",
     )
@@ -290,11 +290,13 @@ def judge(distances: dict[str, Array]) -> tuple[bool | None, tuple[str, ...]]:
         gap = distances[far] - distances[near]
         mean, error = float(gap.mean()), _error(gap)
         verdicts.append(True if mean > 2 * error else False if mean < -2 * error else None)
-                word = {True: "closer than", False: "farther than", None: "statistically indistinguishable from"}[verdicts[-1]]
+        word = {True: "closer than", False: "farther than", None: "statistically indistinguishable from"}[verdicts[-1]]
         sentences.append(f"{near} is {word} {far}: a difference of {mean:.4f} ± {error:.4f} in total variation.")
-    reproduced = None if not verdicts or (None in verdicts and False not in verdicts) else all(v is True for v in verdicts)
+    reproduced = (
+        None if not verdicts or (None in verdicts and False not in verdicts) else all(v is True for v in verdicts)
+    )
     head = {
-                True: "Reproduced: the published order by total variation.",
+        True: "Reproduced: the published order by total variation.",
         False: "Not reproduced: the published order by total variation.",
         None: "Inconclusive: the published order by total variation.",
     }
@@ -324,7 +326,10 @@ def _picture(numbers: dict[str, Any]) -> Picture:
         ax.set(xlabel="total variation from the reference", ylabel="agreement with the reference")
         ax.legend()
 
-        values = "; ".join(f"{name} {row['agreement']:.3f} and {row['total_variation']:.3f}" for name, row in numbers.items())
+    values = "; ".join(
+        f"{name} {row['agreement']:.3f} and {row['total_variation']:.3f}" for name, row in numbers.items()
+    )
+
     return picture(
         "hmc-reference",
         paint,
@@ -338,9 +343,9 @@ def _picture(numbers: dict[str, Any]) -> Picture:
 STUDIES = {
     "hmc-reference": Study(
         "hmc-reference",
-                "How close do methods come to a public HMC reference?",
-                "Izmailov et al. (2021) compared scalable methods with full-batch HMC by agreement and total variation. From closest to "
-        "furthest: HMC, SGHMC, SGLD, deep ensembles, mean-field variational inference, SGD.",
+        "How close do methods come to a public HMC reference?",
+        "Izmailov et al. (2021) compared scalable methods with full-batch HMC by agreement and total variation. From "
+        "closest to furthest: HMC, SGHMC, SGLD, deep ensembles, mean-field variational inference, SGD.",
         run,
     )
 }

@@ -1,11 +1,12 @@
 """`covariate-shift`: is the HMC model average less robust to corrupted inputs than plain training?
 
-Networks are trained on clean MNIST images and tested on corrupted ones: noise, blur, contrast, rotation and shift at five
-severities, applied to the 28 x 28 pixels before downsampling. All methods use the same network and prior.
+Networks are trained on clean MNIST images and tested on corrupted ones: noise, blur, contrast, rotation and shift at
+five severities, applied to the 28 x 28 pixels before downsampling. All methods use the same network and prior.
 
-Rule, fixed before any run: the drop of a method is its accuracy on clean test images minus its mean accuracy over corruptions and
-severities. The finding (BNNs are not robust to covariate shift) is reproduced if the drop of HMC is significantly larger than that
-of MAP and than that of the ensemble, not reproduced if it is significantly smaller than one of them, and inconclusive otherwise.
+Rule, fixed before any run: the drop of a method is its accuracy on clean test images minus its mean accuracy over
+corruptions and severities. The finding (BNNs are not robust to covariate shift) is reproduced if the drop of HMC is
+significantly larger than that of MAP and than that of the ensemble, not reproduced if it is significantly smaller than
+one of them, and inconclusive otherwise.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from studies.hmc_parts import (
     clear,
     clearly_below,
     curves,
-    dots,
     difference,
+    dots,
     hmc,
     image_task,
     mnist,
     one_thread,
     shrunk,
+    signed,
     size_note,
     summary,
-    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
@@ -50,7 +51,7 @@ METHODS = ("HMC", "ensemble", "MAP")
 PUBLISHED = {"HMC": (89.64, 70.91), "ensemble": (88.49, 76.99), "MAP": (83.44, 71.04)}
 
 
-# -- corruptions of images (N, 28, 28) in [0, 1], severity 1 to 5 --------------------------------------------------------
+# -- corruptions of images (N, 28, 28) in [0, 1], severity 1 to 5 ------------------------------------------------------
 def noise(images: Tensor, severity: int, generator: torch.Generator) -> Tensor:
     """Add Gaussian noise of standard deviation 0.1 to 0.5 to every pixel, clamped to [0, 1]."""
     return (images + 0.1 * severity * torch.randn(images.shape, generator=generator)).clamp(0, 1)
@@ -107,7 +108,7 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 }
 
 
-# -- the study -----------------------------------------------------------------------------------------------------------
+# -- the study ---------------------------------------------------------------------------------------------------------
 def run(options: Options) -> Result:
     """Evaluate three methods on clean and corrupted test images."""
     quick = options.quick
@@ -119,7 +120,7 @@ def run(options: Options) -> Result:
     size: dict[str, Any] = (
         {"chains": 2, "warmup": 20, "draws": 6, "max_steps": 10} if quick else {"chains": 4, "warmup": 40, "draws": 40}
     )
-        members = 2 if quick else 10
+    members = 2 if quick else 10
     plain = {"ensemble": DeepEnsemble(members=members, **steps), "MAP": MAP(**steps)}
     with one_thread():
         for task in tasks:
@@ -141,10 +142,11 @@ def run(options: Options) -> Result:
                 done += 1
     notes = (
         size_note(tasks),
-                f"HMC: {size['chains']} chains, {size['warmup']} warm-up iterations and {size['draws']} draws each, randomly initialised; "
-        f"the 99 % quantile of R-hat over predictions is {max(mixing):.2f} in the worst repeat. MAP and ensemble ({members} "
-        f"members): {steps['steps']:,} Adam steps, the same prior.",
-        "All methods and repeats see the same corrupted test images. Published: ResNet-20-FRN on CIFAR-10-C, 16 corruptions.",
+        f"HMC: {size['chains']} chains, {size['warmup']} warm-up iterations and {size['draws']} draws each, randomly "
+        f"initialised; the 99 % quantile of R-hat over predictions is {max(mixing):.2f} in the worst repeat. MAP and "
+        f"ensemble ({members} members): {steps['steps']:,} Adam steps, the same prior.",
+        "All methods and repeats see the same corrupted test images. Published: ResNet-20-FRN on CIFAR-10-C, 16 "
+        "corruptions.",
     )
     return result_of(tally.groups, notes)
 
@@ -181,19 +183,24 @@ def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         if clear(difference(c, "HMC", "MAP", "loss")) and clear(difference(c, "HMC", "ensemble", "loss"))
     ]
     better = [
-        k for k, c in by_kind.items() if any(clearly_below(difference(c, "HMC", m, "loss")) for m in ("MAP", "ensemble"))
+        k
+        for k, c in by_kind.items()
+        if any(clearly_below(difference(c, "HMC", m, "loss")) for m in ("MAP", "ensemble"))
     ]
     said = (
-        verdict(reproduced, "the HMC model average is less robust to covariate shift than plain training and ensembles"),
-                "From clean to corrupted images accuracy drops by "
+        verdict(
+            reproduced, "the HMC model average is less robust to covariate shift than plain training and ensembles"
+        ),
+        "From clean to corrupted images accuracy drops by "
         + ", ".join(f"{plus_minus(*summary(lost, m, 'loss'))} ({m})" for m in METHODS)
-                + f"; HMC's drop minus MAP's is {signed(difference(lost, 'HMC', 'MAP', 'loss'))}, minus the ensemble's "
+        + f"; HMC's drop minus MAP's is {signed(difference(lost, 'HMC', 'MAP', 'loss'))}, minus the ensemble's "
         f"{signed(difference(lost, 'HMC', 'ensemble', 'loss'))}.",
-        f"By corruption, HMC drops significantly more than both on {', '.join(worse) or 'none'}, and significantly less than one of "
-        f"them on {', '.join(better) or 'none'}. In log density the drops are "
+        f"By corruption, HMC drops significantly more than both on {', '.join(worse) or 'none'}, and significantly "
+        f"less than one of them on {', '.join(better) or 'none'}. In log density the drops are "
         + ", ".join(f"{plus_minus(*summary(nats, m, 'loss'))} ({m})" for m in METHODS)
         + ".",
-        "Published (CIFAR-10 to CIFAR-10-C, accuracy in per cent): HMC 89.6 to 70.9, ensemble 88.5 to 77.0, SGD 83.4 to 71.0.",
+        "Published (CIFAR-10 to CIFAR-10-C, accuracy in per cent): HMC 89.6 to 70.9, ensemble 88.5 to 77.0, SGD 83.4 "
+        "to 71.0.",
     )
     rows: list[tuple[Value, ...]] = [
         ("clean", *(plus_minus(*summary(groups["clean"], m, "accuracy")) for m in METHODS), "", "")
@@ -264,8 +271,8 @@ STUDIES = {
     "covariate-shift": Study(
         "covariate-shift",
         "Does averaging over the posterior help under covariate shift?",
-        "Finding 5: Bayesian neural networks are not robust to covariate shift; HMC loses more accuracy than plain training "
-        f"({SOURCE}).",
+        "Finding 5: Bayesian neural networks are not robust to covariate shift; HMC loses more accuracy than plain "
+        f"training ({SOURCE}).",
         run,
         (MNIST,),
     )

@@ -1,14 +1,15 @@
 """Two findings on the target density of HMC: its temperature and its prior scale.
 
-`temperature`. The full posterior, prior included, at T from 0.03 to 10, with trajectories of pi sigma sqrt(T) / 2 as in the
-article. Rule, fixed before any run: on a data set the finding (without data augmentation tempering is hardly needed) is
-reproduced if no T below 1 has a significantly higher log density than T = 1, and not reproduced otherwise. Overall it must be
-reproduced on all data sets.
+`temperature`. The full posterior, prior included, at T from 0.03 to 10, with trajectories of pi sigma sqrt(T) / 2 as in
+the article. Rule, fixed before any run: on a data set the finding (without data augmentation tempering is hardly
+needed) is reproduced if no T below 1 has a significantly higher log density than T = 1, and not reproduced otherwise.
+Overall it must be reproduced on all data sets.
 
-`prior-scale`. Prior variances over the range of the article, 1/8 to 5 times the one fixed in advance. Rule: on a data set the
-finding (the model average is robust to the prior scale) is reproduced if the best scale gains at most 0.05 nats per row over the
-worst, not reproduced if it gains significantly more, and inconclusive in between. Overall it must be reproduced on all data sets.
-(The published range is about 0.03 nats on CIFAR-10.) MAP at the same scales is reported for comparison.
+`prior-scale`. Prior variances over the range of the article, 1/8 to 5 times the one fixed in advance. Rule: on a data
+set the finding (the model average is robust to the prior scale) is reproduced if the best scale gains at most 0.05 nats
+per row over the worst, not reproduced if it gains significantly more, and inconclusive in between. Overall it must be
+reproduced on all data sets. (The published range is about 0.03 nats on CIFAR-10.) MAP at the same scales is reported
+for comparison.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from studies.hmc_parts import (
     hmc,
     one_thread,
     score_of,
+    signed,
     size_note,
     summary,
-    signed,
     verdict,
 )
 from studies.study import Options, Result, Study, plus_minus
@@ -87,8 +88,8 @@ def unmixed(groups: Mapping[str, Cells]) -> list[str]:
     if not said:
         return []
     return [
-        f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {said}: there the metrics describe "
-        "the chains as run, not the target density."
+        f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {said}: there the "
+        "metrics describe the chains as run, not the target density."
     ]
 
 
@@ -100,7 +101,7 @@ def _how(groups: Mapping[str, Cells], quick: bool) -> str:
     return f"HMC: {size}, randomly initialised. 99 % quantile of R-hat over predictions in the worst setting: {worst}."
 
 
-# -- temperature ---------------------------------------------------------------------------------------------------------
+# -- temperature -------------------------------------------------------------------------------------------------------
 def run_temperature(options: Options) -> Result:
     """Run six temperatures on every task."""
     tasks, tally, done = boston_and_mnist(options, 3, 3), Tally(), 0
@@ -113,8 +114,8 @@ def run_temperature(options: Options) -> Result:
     notes = (
         size_note(tasks),
         _how(tally.groups, options.quick),
-        "The published values are for a CNN-LSTM on IMDB, read off a figure. Test log densities are not used to choose T: the "
-        "question is whether any T beats T = 1, which was fixed in advance.",
+        "The published values are for a CNN-LSTM on IMDB, read off a figure. Test log densities are not used to "
+        "choose T: the question is whether any T beats T = 1, which was fixed in advance.",
     )
     return result_of_temperature(tally.groups, notes)
 
@@ -137,8 +138,8 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
         best = max(cells, key=lambda t: summary(cells, t, "log_density")[0])
         against = "" if best == "1" else f", {signed(difference(cells, best, '1', 'log_density'), 4)} over T = 1"
         said.append(
-            f"{g}: the highest log density is at T = {best} ({plus_minus(*summary(cells, best, 'log_density'))}{against}); "
-            "relative to T = 1: "
+            f"{g}: the highest log density is at T = {best} "
+            f"({plus_minus(*summary(cells, best, 'log_density'))}{against}); relative to T = 1: "
             + ", ".join(f"{signed(difference(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1")
             + "."
         )
@@ -186,7 +187,7 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
     return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
-# -- prior scale ---------------------------------------------------------------------------------------------------------
+# -- prior scale -------------------------------------------------------------------------------------------------------
 def run_scale(options: Options) -> Result:
     """Run four prior scales on every task, with HMC and MAP."""
     tasks, tally, points, done = boston_and_mnist(options, 2, 3), Tally(), Tally(), 0
@@ -205,9 +206,9 @@ def run_scale(options: Options) -> Result:
     notes = (
         size_note(tasks),
         _how(tally.groups, options.quick),
-        f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images), over the article's "
-        "range around its own prior. The article trains on 40,960 images or 20,000 texts; with a few hundred rows, as here, the prior "
-        "matters more.",
+        f"Variances are multiples of the fixed prior's (scale {TABLE_SCALE:g} on tables, {IMAGE_SCALE:g} on images), "
+        "over the article's range around its own prior. The article trains on 40,960 images or 20,000 texts; with a "
+        "few hundred rows, as here, the prior matters more.",
     )
     return result_of_scale(tally.groups, points.groups, notes)
 
@@ -239,8 +240,8 @@ def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], no
         worst = min(cells, key=lambda v: summary(cells, v, "log_density")[0])
         said.append(
             f"{g}: from the worst ({worst} times the variance) to the best scale HMC gains "
-            f"{plus_minus(*best_minus_worst(cells))} in log density, MAP {plus_minus(*best_minus_worst(points[g]))}; the {name} of "
-            f"HMC ranges from {min(means):.{digits}f} to {max(means):.{digits}f}."
+            f"{plus_minus(*best_minus_worst(cells))} in log density, MAP {plus_minus(*best_minus_worst(points[g]))}; "
+            f"the {name} of HMC ranges from {min(means):.{digits}f} to {max(means):.{digits}f}."
         )
         for v in cells:
             rows.append(

@@ -1,7 +1,7 @@
 """`aleatoric-epistemic`: which part of the uncertainty shrinks with more data, and which grows out of distribution?
 
-Two tasks, each with a network that predicts a mean and a log-variance: a wave with noise that depends on x, and pixels of
-noisy digits (`studies.pixels`). All results are mean variances, as in the paper.
+Two tasks, each with a network that predicts a mean and a log-variance: a wave with noise that depends on x, and pixels
+of noisy digits (`studies.pixels`). All results are mean variances, as in the paper.
 """
 
 from __future__ import annotations
@@ -92,19 +92,24 @@ def run(options: Options) -> Result:
         pictures,
         numbers,
         (
-            f"Regression: {repeats[CURVE]} data sets of {rows[CURVE]} points of the wave sin(2x) + 0.3x on [-2, 2]; the noise has "
-            "standard deviation 0.05 + 0.25 sin²(πx/2), which is the same on average on [-2, 2] and beyond it, for 2 < |x| <= 4. One "
-            f"hidden layer of 50 SiLU units. Mean noise variance: {noise_variance(grid(0, 2)):.4f}.",
-            f"Pixels: {rows[PIXELS]} MNIST training images downsampled to 14 x 14, {repeats[PIXELS]} random subsets; a second noisy "
-            f"copy is predicted from a first, noise from {pixels.LEAST} (left) to {pixels.MOST} (right), mean variance {noise:.4f}; three "
-            "convolutions with 16 channels. Out of distribution: Fashion-MNIST and KMNIST, processed in the same way.",
-            "Settings were fixed in advance. Regression: 1,500 Adam steps, 10 members, dropout rate 0.1 before the last layer. Pixels: "
-            "600 steps with batches of 32, 5 members, dropout rate 0.1 before the second and the last convolution. Members are plain "
-            "and randomly initialised: anchored ones would start at prior draws, whose log-variances beyond the data have exponentials "
-            "without a useful mean. Errors are standard errors over data sets. Out-of-distribution factors are for the fits to all rows.",
-            "A shorter run (400 steps with batches of 16 on pixels, 4 regression data sets) confirmed the same 15 of the 20 claims.",
-            "The paper has dense networks on Make3D and NYUv2 depth and MC-Dropout only; there epistemic variance falls from 7.73 to "
-            "2.78 with four times the data while aleatoric variance stays near 0.5 (quoted from memory).",
+            f"Regression: {repeats[CURVE]} data sets of {rows[CURVE]} points of the wave sin(2x) + 0.3x on [-2, 2]; "
+            "the noise has standard deviation 0.05 + 0.25 sin²(πx/2), which is the same on average on [-2, 2] and "
+            "beyond it, for 2 < |x| <= 4. One hidden layer of 50 SiLU units. Mean noise variance: "
+            f"{noise_variance(grid(0, 2)):.4f}.",
+            f"Pixels: {rows[PIXELS]} MNIST training images downsampled to 14 x 14, {repeats[PIXELS]} random subsets; "
+            f"a second noisy copy is predicted from a first, noise from {pixels.LEAST} (left) to {pixels.MOST} "
+            f"(right), mean variance {noise:.4f}; three convolutions with 16 channels. Out of distribution: "
+            "Fashion-MNIST and KMNIST, processed in the same way.",
+            "Settings were fixed in advance. Regression: 1,500 Adam steps, 10 members, dropout rate 0.1 before the "
+            "last layer. Pixels: 600 steps with batches of 32, 5 members, dropout rate 0.1 before the second and the "
+            "last convolution. Members are plain and randomly initialised: anchored ones would start at prior draws, "
+            "whose log-variances beyond the data have exponentials without a useful mean. Errors are standard errors "
+            "over data sets. Out-of-distribution factors are for the fits to all rows.",
+            "A shorter run (400 steps with batches of 16 on pixels, 4 regression data sets) confirmed the same 15 of "
+            "the 20 claims.",
+            "The paper has dense networks on Make3D and NYUv2 depth and MC-Dropout only; there epistemic variance "
+            "falls from 7.73 to 2.78 with four times the data while aleatoric variance stays near 0.5 (quoted from "
+            "memory).",
         ),
     )
 
@@ -143,7 +148,7 @@ def curve_problem(x: Tensor, y: Tensor, seed: int) -> Problem:
 
 
 def _plain(method: str) -> dict[str, Any]:
-    """Return settings for plain members: anchored ones start at prior draws, whose log-variances have no useful mean exponential."""
+    """Return settings for plain members: exponentials of log-variances at prior draws have no useful mean."""
     return {"anchored": False, "init": "fresh"} if method == "ensemble" else {}
 
 
@@ -158,7 +163,7 @@ def _settings(method: str, options: Options) -> dict[str, Any]:
 
 
 def factors(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, dict[str, list[float]]]:
-    """Return the factor by which each kind changes, per repeat: from a quarter of the rows to all, and to each other input set."""
+    """Return the change of each kind, per repeat, from a quarter of the rows to all and to each other input set."""
     small, large = min(by_size), max(by_size)
     here, *far = by_size[large]
     found: dict[str, dict[str, list[float]]] = {key: {} for key in ("rows", *far)}
@@ -173,9 +178,9 @@ def factors(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, 
 def checks(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, bool]:
     """Return the claims of the finding for one task and method, by name, and whether each holds.
 
-    Epistemic variance falls with four times the rows and rises on every out-of-distribution set, both by more than two standard
-    errors (of its logarithm, over repeats). Aleatoric variance changes with the rows by a factor of at most 1.25 either way, and
-    rises on every out-of-distribution set by at most that factor.
+    Epistemic variance falls with four times the rows and rises on every out-of-distribution set, both by more than two
+    standard errors (of its logarithm, over repeats). Aleatoric variance changes with the rows by a factor of at most
+    1.25 either way, and rises on every out-of-distribution set by at most that factor.
     """
     found = factors(by_size)
     claims = {
@@ -191,7 +196,7 @@ def checks(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, b
 
 
 def judge(variances: Variances) -> tuple[tuple[str, ...], bool]:
-    """Return the conclusions, by a rule fixed before the runs: the finding is reproduced if every claim of `checks` holds."""
+    """Return the conclusions. Rule, fixed before the runs: reproduced if every claim of `checks` holds."""
     claims = {(t, m): checks(by_size) for t, by_method in variances.items() for m, by_size in by_method.items()}
     failed = [
         f"{claim} ({TASKS[t]}, {side.label(m)})" for (t, m), c in claims.items() for claim, ok in c.items() if not ok
@@ -199,8 +204,8 @@ def judge(variances: Variances) -> tuple[tuple[str, ...], bool]:
     count = sum(len(c) for c in claims.values())
     reproduced = not failed
     sentences = [
-        f"{side.verdict(reproduced, partly=True)}: {count - len(failed)} of {count} claims hold (epistemic falls with more data and "
-        "rises out of distribution, aleatoric does neither), over two tasks and two methods."
+        f"{side.verdict(reproduced, partly=True)}: {count - len(failed)} of {count} claims hold (epistemic falls with "
+        "more data and rises out of distribution, aleatoric does neither), over two tasks and two methods."
         + ("" if reproduced else f" Failed: {'; '.join(failed)}.")
     ]
     for task, by_method in variances.items():
@@ -211,9 +216,9 @@ def judge(variances: Variances) -> tuple[tuple[str, ...], bool]:
                 for place, f in list(found.items())[1:]
             ]
             sentences.append(
-                f"{TASKS[task].capitalize()}, {side.label(method)}: with four times the rows, epistemic variance changes by a factor of "
-                f"{side.mean_text(found['rows']['epistemic'])} and aleatoric variance by {side.mean_text(found['rows']['aleatoric'])}. "
-                f"Out-of-distribution factors, {'; '.join(far)}."
+                f"{TASKS[task].capitalize()}, {side.label(method)}: with four times the rows, epistemic variance "
+                f"changes by a factor of {side.mean_text(found['rows']['epistemic'])} and aleatoric variance by "
+                f"{side.mean_text(found['rows']['aleatoric'])}. Out-of-distribution factors, {'; '.join(far)}."
             )
     return tuple(sentences), reproduced
 
@@ -273,7 +278,8 @@ def _summary(variances: Variances) -> Picture:
         size=(8.4, 6.0),
         shared=False,
         legend=3,
-        alt="Mean epistemic and aleatoric variance against the number of rows, and out of distribution, for two tasks and methods",
+        alt="Mean epistemic and aleatoric variance against the number of rows, and out of distribution, for two "
+        "tasks and methods",
         caption="White: in distribution, by training rows. Grey: out-of-distribution inputs, with the fit to all rows.",
     )
 
@@ -297,7 +303,8 @@ def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
         columns=2,
         size=(8.4, 4.0),
         legend=3,
-        alt="Aleatoric and epistemic standard deviation over x: the first follows the noise, the second grows beyond the data",
+        alt="Aleatoric and epistemic standard deviation over x: the first follows the noise, the second grows beyond "
+        "the data",
         caption="The regression task, first data set.",
     )
 
@@ -306,8 +313,8 @@ STUDIES = {
     "aleatoric-epistemic": Study(
         "aleatoric-epistemic",
         "Aleatoric and epistemic uncertainty: what does more data remove?",
-        "With more data epistemic uncertainty falls and aleatoric uncertainty does not; out of distribution epistemic uncertainty "
-        "rises and aleatoric uncertainty does not (Kendall & Gal 2017).",
+        "With more data epistemic uncertainty falls and aleatoric uncertainty does not; out of distribution "
+        "epistemic uncertainty rises and aleatoric uncertainty does not (Kendall & Gal 2017).",
         run,
         pixels.FILES,
     )

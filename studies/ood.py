@@ -90,7 +90,12 @@ def run(options: Options) -> Result:
         }
     gains = bootstrap(kept, auroc, options.seed, 20 if options.quick else RESAMPLES)
     sentences, reproduced = judge(auroc, gains)
-    numbers = {"auroc": auroc, "test": test_metrics, "gain_of_mean_auroc_over_map": gains, "held_out_by_prior": held_out}
+    numbers = {
+        "auroc": auroc,
+        "test": test_metrics,
+        "gain_of_mean_auroc_over_map": gains,
+        "held_out_by_prior": held_out,
+    }
     return Result(
         sentences,
         reproduced,
@@ -98,19 +103,21 @@ def run(options: Options) -> Result:
         (_bars(auroc), _spread(kept)),
         numbers,
         (
-                        f"Training: {rows:,} MNIST training images; test: {test:,} test images of each of the four data sets, all sampled by the "
-            f"seed. Network: 784-{HIDDEN}-10 with SiLU, prior N(0, {scale:g}²) divided by the fan-in; of the scales "
-            f"{', '.join(f'{s:g}' for s in SCALES)} it is the one with the best MAP predictions on a held-out fifth of the training "
-            "rows. No data of the other sets are used in training or tuning. AUROC is the probability that an out-of-distribution image "
-            f"scores higher than a digit; its standard errors are from {20 if options.quick else RESAMPLES} bootstrap resamples of the "
-            "test images, the same for all methods; they do not include the variation over training runs.",
-            "1,500 Adam steps with batches of 128; dropout rate 0.2 before the last layer and 100 passes; mean-field Bayes by "
-            "Backprop with 3,000 steps; 5 plain, randomly initialised ensemble members; SGHMC with 4 chains from MAP fits, 100 draws "
-            "in total and its default step size.",
-            "A first full run had the prior scale fixed at 1.5, which limited the network (accuracy 0.89 on digits); there, by the same "
-            "rule, the finding was not reproduced (difference -0.016 ± 0.002). Since then the scale is chosen on the training rows.",
-            "Smaller than the published experiments: Lakshminarayanan et al. 2017 train a larger network on all 60,000 digits, and show "
-            "histograms of the entropy on notMNIST, not AUROC.",
+            f"Training: {rows:,} MNIST training images; test: {test:,} test images of each of the four data sets, all "
+            f"sampled by the seed. Network: 784-{HIDDEN}-10 with SiLU, prior N(0, {scale:g}²) divided by the fan-in; "
+            f"of the scales {', '.join(f'{s:g}' for s in SCALES)} it is the one with the best MAP predictions on a "
+            "held-out fifth of the training rows. No data of the other sets are used in training or tuning. AUROC is "
+            "the probability that an out-of-distribution image scores higher than a digit; its standard errors are "
+            f"from {20 if options.quick else RESAMPLES} bootstrap resamples of the test images, the same for all "
+            "methods; they do not include the variation over training runs.",
+            "1,500 Adam steps with batches of 128; dropout rate 0.2 before the last layer and 100 passes; mean-field "
+            "Bayes by Backprop with 3,000 steps; 5 plain, randomly initialised ensemble members; SGHMC with 4 chains "
+            "from MAP fits, 100 draws in total and its default step size.",
+            "A first full run had the prior scale fixed at 1.5, which limited the network (accuracy 0.89 on digits); "
+            "there, by the same rule, the finding was not reproduced (difference -0.016 ± 0.002). Since then the "
+            "scale is chosen on the training rows.",
+            "Smaller than the published experiments: Lakshminarayanan et al. 2017 train a larger network on all "
+            "60,000 digits, and show histograms of the entropy on notMNIST, not AUROC.",
         ),
     )
 
@@ -158,7 +165,7 @@ def scores_of(predictive: Predictive) -> dict[str, Tensor]:
 def bootstrap(
     kept: dict[str, dict[str, dict[str, Tensor]]], auroc: Table3, seed: int, resamples: int
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Fill in the standard errors. Return the gain of every method and score over MAP's max. probability, averaged over the sets."""
+    """Fill in the standard errors. Return the mean gain of every method and score over MAP's max. probability."""
     first = kept[METHODS[0]]
     found: dict[tuple[str, str, str], list[float]] = {}
     for b in range(resamples):
@@ -191,8 +198,9 @@ def bootstrap(
 def judge(auroc: Table3, gains: dict[str, dict[str, tuple[float, float]]]) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if the deep ensemble's total entropy has a higher AUROC, averaged over the three out-of-distribution
-    sets, than MAP's max. probability, by more than two standard errors of the difference (bootstrap over the same test images).
+    The finding is reproduced if the deep ensemble's total entropy has a higher AUROC, averaged over the three
+    out-of-distribution sets, than MAP's max. probability, by more than two standard errors of the difference (bootstrap
+    over the same test images).
     """
     gain, error = gains["ensemble"]["total"]
     reproduced = gain - 2 * error > 0
@@ -201,11 +209,11 @@ def judge(auroc: Table3, gains: dict[str, dict[str, tuple[float, float]]]) -> tu
     best, worst = max(usable, key=usable.__getitem__), min(usable, key=usable.__getitem__)
     others = [f"{side.label(m)} {_signed(gains[m]['total'])}" for m in auroc if m not in ("map", "ensemble")]
     doubt = [m for m in auroc if m != "map" and mean[m, "epistemic"] > mean[m, "total"]]
-        better = side.listed([side.label(m) for m in doubt]) if doubt else "no method"
+    better = side.listed([side.label(m) for m in doubt]) if doubt else "no method"
     return (
-                f"{side.verdict(reproduced)}: averaged over the three out-of-distribution sets, the AUROC of the deep ensemble's total "
-        f"entropy is {mean['ensemble', 'total']:.3f} and that of MAP's max. probability {mean['map', 'max_probability']:.3f}; the "
-        f"difference is {_signed((gain, error))}.",
+        f"{side.verdict(reproduced)}: averaged over the three out-of-distribution sets, the AUROC of the deep "
+        f"ensemble's total entropy is {mean['ensemble', 'total']:.3f} and that of MAP's max. probability "
+        f"{mean['map', 'max_probability']:.3f}; the difference is {_signed((gain, error))}.",
         f"The same difference for the total entropy of the other methods: {side.listed(others)}.",
         f"The highest AUROC is that of {side.label(best[0])}, {SCORES[best[1]]} ({mean[best]:.3f}); the lowest that of "
         f"{side.label(worst[0])}, {SCORES[worst[1]]} ({mean[worst]:.3f}).",
@@ -266,7 +274,7 @@ def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
         top = 0.0
         for axis, method in zip(axes, ("map", "ensemble")):
             for place, (name, scores) in enumerate(kept[method].items()):
-                                fraction = np.histogram(scores["total"].clamp(0, math.log(10)), edges)[0] / len(scores["total"])
+                fraction = np.histogram(scores["total"].clamp(0, math.log(10)), edges)[0] / len(scores["total"])
                 look: dict[str, Any] = {"linewidth": 1.6, "color": plot.PALETTE[place], "linestyle": plot.DASHES[place]}
                 axis.stairs(fraction, edges, label=name or "digits", **look)
                 top = max(top, float(fraction.max()) if name else 0.0)
@@ -280,16 +288,18 @@ def _spread(kept: dict[str, dict[str, dict[str, Tensor]]]) -> Picture:
         size=(8.4, 3.8),
         legend=4,
         alt="Histograms of the entropy on digits and on the out-of-distribution sets, for MAP and the deep ensemble",
-        caption="The further right the out-of-distribution sets, the better. The digits' bars may be cut off at the top.",
+        caption="The further right the out-of-distribution sets, the better. The digits' bars may be cut off at the "
+        "top.",
     )
 
 
 STUDIES = {
     "ood": Study(
         "ood",
-                "Out-of-distribution images: which methods detect them?",
-        "The uncertainty of a model average detects inputs unlike its training data better than the confidence of a single "
-        "network (Lakshminarayanan et al. 2017 for MNIST and notMNIST; Kendall & Gal 2017 for the epistemic part).",
+        "Out-of-distribution images: which methods detect them?",
+        "The uncertainty of a model average detects inputs unlike its training data better than the confidence of a "
+        "single network (Lakshminarayanan et al. 2017 for MNIST and notMNIST; Kendall & Gal 2017 for the epistemic "
+        "part).",
         run,
         (HOME, *FAR.values()),
     )

@@ -1,8 +1,9 @@
-"""`synthetic-regression`: how do the predictive bands of other methods differ from HMC's on the HMC paper's 1-D data set?
+"""`synthetic-regression`: how do other methods' predictive bands differ from HMC's on the HMC paper's 1-D data set?
 
-The file is the paper's: x, y and features f = (x, x^2) of three clusters, and x_, f_ and the noise-free y_ on a grid. So is the
-model: three hidden layers of 100 ReLU units on the features, prior N(0, 0.1^2) on every weight, noise standard deviation 0.02.
-Dividing both features by 30 and multiplying the first layer's prior scale by 30 gives the same model with well-scaled inputs.
+The file is the paper's: x, y and features f = (x, x^2) of three clusters, and x_, f_ and the noise-free y_ on a grid.
+So is the model: three hidden layers of 100 ReLU units on the features, prior N(0, 0.1^2) on every weight, noise
+standard deviation 0.02. Dividing both features by 30 and multiplying the first layer's prior scale by 30 gives the same
+model with well-scaled inputs.
 """
 
 from __future__ import annotations
@@ -109,15 +110,16 @@ def run(options: Options) -> Result:
         (_picture(points, {m: shown[m] for m in METHODS}),),
         numbers,
         (
-                        f"Data: the paper's {len(points.x)} points in three clusters. Model: the paper's, 3 hidden layers of 100 ReLU units on "
-            "(x, x²), prior N(0, 0.1²) on every weight, noise 0.02.",
-            f"HMC: 4 chains from MAP fits, trajectories of at most 200 steps, R-hat of its predictions {rhat:.2f} (median over the "
-            "grid). The paper's notebook runs one chain of 100 trajectories of 15,708 steps; these chains are shorter, and where "
-            "R-hat is large they have not fully mixed. Standard errors of HMC are over its chains, those of the other methods over "
-            f"{seeds} seeds on the same data set.",
-            "The other methods: 2,000 Adam steps; 10 randomly initialised members (a plain deep ensemble); dropout rate 0.1 before every "
-            "hidden layer but the first and before the last layer; mean-field Bayes by Backprop; SGHMC with 4 chains and its default "
-            "step size. Total variation is averaged over the grid; its floor is that between two of HMC's chains and the other two.",
+            f"Data: the paper's {len(points.x)} points in three clusters. Model: the paper's, 3 hidden layers of 100 "
+            "ReLU units on (x, x²), prior N(0, 0.1²) on every weight, noise 0.02.",
+            f"HMC: 4 chains from MAP fits, trajectories of at most 200 steps, R-hat of its predictions {rhat:.2f} "
+            "(median over the grid). The paper's notebook runs one chain of 100 trajectories of 15,708 steps; these "
+            "chains are shorter, and where R-hat is large they have not fully mixed. Standard errors of HMC are over "
+            f"its chains, those of the other methods over {seeds} seeds on the same data set.",
+            "The other methods: 2,000 Adam steps; 10 randomly initialised members (a plain deep ensemble); dropout "
+            "rate 0.1 before every hidden layer but the first and before the last layer; mean-field Bayes by "
+            "Backprop; SGHMC with 4 chains and its default step size. Total variation is averaged over the grid; its "
+            "floor is that between two of HMC's chains and the other two.",
         ),
     )
 
@@ -151,7 +153,7 @@ def _fit(method: str, points: Points, options: Options, seed: int) -> Posterior:
 
 
 def measure(predictive: Predictive, points: Points) -> dict[str, float]:
-    """Return the mean epistemic standard deviation on the data, between and beyond the clusters, and the RMSE of the mean."""
+    """Return the mean epistemic std on the data, between and beyond the clusters, and the RMSE of the mean."""
     return _parts(predictive.epistemic.sqrt(), predictive.mean, points)
 
 
@@ -181,13 +183,13 @@ def _floor(reference: DrawsPosterior, points: Points) -> float:
 def judge(values: dict[str, dict[str, list[float]]], floor: float) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if HMC's band is wider both between and beyond the clusters than on them (by more than two standard
-    errors over its chains), and every other method's predictive distribution is further from HMC's than the halves of its chains
-    are from each other (by more than two standard errors over seeds).
+    The finding is reproduced if HMC's band is wider both between and beyond the clusters than on them (by more than two
+    standard errors over its chains), and every other method's predictive distribution is further from HMC's than the
+    halves of its chains are from each other (by more than two standard errors over seeds).
     """
     hmc = values["hmc"]
     factors = {k: [a / b for a, b in zip(hmc[k], hmc["on_data"], strict=True)] for k in ("between", "beyond")}
-        wider = all(side.above(ratios, 1.0) for ratios in factors.values())
+    wider = all(side.above(ratios, 1.0) for ratios in factors.values())
     others = {m: f["distance"] for m, f in values.items() if m != "hmc"}
     alike = [side.label(m) for m, d in others.items() if not side.above(d, floor)]
     reproduced = wider and not alike
@@ -195,18 +197,20 @@ def judge(values: dict[str, dict[str, list[float]]], floor: float) -> tuple[tupl
     away = {m: mean_error(values[m]["between"])[0] / mean_error(hmc["between"])[0] for m in others if m != "map"}
     narrow = [f"{side.label(m)} {away[m]:.2f}" for m in sorted(away, key=away.__getitem__)]
     return (
-                f"{side.verdict(reproduced)}: HMC's epistemic standard deviation is {side.mean_text(factors['between'], 1)} times as large "
-        f"between the clusters as on them and {side.mean_text(factors['beyond'], 1)} times as large beyond them, and "
+        f"{side.verdict(reproduced)}: HMC's epistemic standard deviation is {side.mean_text(factors['between'], 1)} "
+        f"times as large between the clusters as on them and {side.mean_text(factors['beyond'], 1)} times as large "
+        "beyond them, and "
         + (
-                        f"{side.listed(alike)} cannot be distinguished from it"
+            f"{side.listed(alike)} cannot be distinguished from it"
             if alike
-                        else "every other method's predictive distribution differs from HMC's"
+            else "every other method's predictive distribution differs from HMC's"
         )
-                + f" (total variation above {floor:.3f}, that between the halves of its chains).",
+        + f" (total variation above {floor:.3f}, that between the halves of its chains).",
         f"Closest to HMC is {side.label(order[0])}; total variation: "
         + side.listed([f"{side.label(m)} {side.mean_text(others[m], 3)}" for m in order])
         + ".",
-        f"Width of the epistemic band between the clusters as a fraction of HMC's: {side.listed(narrow)}; MAP has none.",
+        f"Width of the epistemic band between the clusters as a fraction of HMC's: {side.listed(narrow)}; MAP has "
+        "none.",
     ), reproduced
 
 
@@ -259,9 +263,9 @@ def _picture(points: Points, shown: dict[str, Predictive]) -> Picture:
 STUDIES = {
     "synthetic-regression": Study(
         "synthetic-regression",
-                "The HMC paper's 1-D regression: whose band is like HMC's?",
-        "On the paper's synthetic regression HMC's band widens between and beyond the clusters of data, and SG-MCMC and "
-        "variational approximations differ from it (Izmailov et al. 2021).",
+        "The HMC paper's 1-D regression: whose band is like HMC's?",
+        "On the paper's synthetic regression HMC's band widens between and beyond the clusters of data, and SG-MCMC "
+        "and variational approximations differ from it (Izmailov et al. 2021).",
         run,
         (FILE,),
     )

@@ -1,7 +1,7 @@
 """`gap-regression` and `star-classification`: two classic pictures of point estimates against Bayesian model averages.
 
-Six methods get the same network, prior, likelihood and data. Everything is repeated over data sets; each repeat resamples the
-data, the initialisation of the network and the seed of the method.
+Six methods get the same network, prior, likelihood and data. Everything is repeated over data sets; each repeat
+resamples the data, the initialisation of the network and the seed of the method.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ def gap(options: Options) -> Result:
         (gap_picture(first, shown),),
         {"data_sets": sets, "methods": values},
         (
-                        f"Data: {sets} data sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise of standard "
-            f"deviation {first.noise}, known to the likelihood. Network: one hidden layer of {HIDDEN} SiLU units, prior N(0, "
-            f"{WAVE_PRIOR:g}²) divided by the fan-in. Errors are standard errors over the data sets.",
+            f"Data: {sets} data sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise "
+            f"of standard deviation {first.noise}, known to the likelihood. Network: one hidden layer of {HIDDEN} "
+            f"SiLU units, prior N(0, {WAVE_PRIOR:g}²) divided by the fan-in. Errors are standard errors over the data "
+            "sets.",
             side.SETTINGS,
-            "Log density and coverage are for new noisy observations, in the gap and (2 < |x| <= 3.5) beyond the data. The "
-            "articles show one picture of one data set, without numbers; the width of a band in the gap depends on the prior, "
-            "which is the same for all methods here.",
+            "Log density and coverage are for new noisy observations, in the gap and (2 < |x| <= 3.5) beyond the "
+            "data. The articles show one picture of one data set, without numbers; the width of a band in the gap "
+            "depends on the prior, which is the same for all methods here.",
         ),
     )
 
@@ -86,14 +87,14 @@ def wave_problem(toy: data.Toy, seed: int) -> Problem:
 
 
 def hmc_settings(method: str, options: Options) -> dict[str, Any]:
-    """Return HMC settings for a wave with little noise, which needs small steps: trajectories have at most 150 of them."""
+    """Return HMC settings for a wave with little noise, which needs small steps: at most 150 per trajectory."""
     if method != "hmc" or options.quick:
         return {}
     return {"chains": 8, "warmup": 80, "draws": 60, "thin": 2, "max_steps": 150}
 
 
 def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
-    """Return the epistemic standard deviation on the data and in the gap, and metrics of new observations there and beyond."""
+    """Return the epistemic std on the data and in the gap, and metrics of new observations there and beyond."""
     assert toy.gap is not None
     assert toy.noise is not None
     inside = ((toy.grid > toy.gap[0]) & (toy.grid < toy.gap[1])).flatten()
@@ -107,7 +108,7 @@ def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
     return {
         "on_data": on_data,
         "in_gap": doubt,
-                "ratio": doubt / on_data if on_data > 0 else 1.0,  # a point estimate has no epistemic part
+        "ratio": doubt / on_data if on_data > 0 else 1.0,  # a point estimate has no epistemic part
         "log_density": float(there.log_prob(y).double().mean()),
         "coverage": float(((lower <= y) & (y <= upper)).double().mean()),
         "log_density_beyond": float(posterior.predict(toy.grid[beyond]).log_prob(new[beyond]).double().mean()),
@@ -117,14 +118,15 @@ def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
 def judge_gap(values: Values) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if HMC's epistemic standard deviation is larger in the gap than on the data, and new observations in
-    the gap have a higher log density under HMC than under MAP, both by more than two standard errors over the data sets.
+    The finding is reproduced if HMC's epistemic standard deviation is larger in the gap than on the data, and new
+    observations in the gap have a higher log density under HMC than under MAP, both by more than two standard errors
+    over the data sets.
     """
     hmc = values["hmc"]
     gain = [a - b for a, b in zip(hmc["log_density"], values["map"]["log_density"], strict=True)]
     wider, better = side.above(hmc["ratio"], 1.0), side.above(gain, 0.0)
     reproduced = wider and better
-        start = side.verdict(reproduced, partly=wider != better)
+    start = side.verdict(reproduced, partly=wider != better)
     far = [a - b for a, b in zip(hmc["log_density_beyond"], values["map"]["log_density_beyond"], strict=True)]
     means = {m: mean_error(values[m]["ratio"])[0] for m in side.AVERAGES}
     density = {m: mean_error(f["log_density"])[0] for m, f in values.items()}
@@ -133,19 +135,20 @@ def judge_gap(values: Values) -> tuple[tuple[str, ...], bool]:
     ratios = [f"{side.label(m)} {side.mean_text(values[m]['ratio'])}" for m in side.AVERAGES]
     count = len(hmc["ratio"])
     return (
-                f"{start}: in the gap HMC's epistemic standard deviation is {side.mean_text(hmc['ratio'])} times that on the data, so its "
-        f"band {'widens' if wider else 'does not widen'}; the log density of new observations there under HMC minus that under MAP is "
-        f"{side.mean_text(gain)} nats, so MAP's band, which is the noise alone, "
+        f"{start}: in the gap HMC's epistemic standard deviation is {side.mean_text(hmc['ratio'])} times that on the "
+        f"data, so its band {'widens' if wider else 'does not widen'}; the log density of new observations there "
+        f"under HMC minus that under MAP is {side.mean_text(gain)} nats, so MAP's band, which is the noise alone, "
         f"{'is overconfident' if better else 'is not shown to be overconfident'} ({count} data sets).",
         f"Ratio of gap to data by method: {side.listed(ratios)}; the largest is that of {side.label(widest)}.",
         "The band of every model average is wider in the gap by more than two standard errors."
         if not flat
         else f"The band of {side.listed(flat)} is not wider in the gap by more than two standard errors.",
-                f"The best predictions in the gap are those of {side.label(best)} (log density "
+        f"The best predictions in the gap are those of {side.label(best)} (log density "
         f"{side.mean_text(values[best]['log_density'])}; HMC {side.mean_text(hmc['log_density'])}).",
-                f"Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is {side.mean_text(far, 0)} nats above MAP's."
+        f"Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is {side.mean_text(far, 0)} nats "
+        "above MAP's."
         if mean_error(far)[0] > 0
-                else "Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is not above MAP's "
+        else "Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is not above MAP's "
         f"({side.mean_text(far, 0)}).",
     ), reproduced
 
@@ -189,8 +192,10 @@ def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
         rows=2,
         columns=3,
         legend=6,
-        alt="Six panels: the bands of MLE and MAP have the same width everywhere, those of model averages may widen in the gap",
-        caption="The first data set. Light: 90 % interval of y. Dark: epistemic standard deviation. Grey: the gap in the data.",
+        alt="Six panels: the bands of MLE and MAP have the same width everywhere, those of model averages may widen "
+        "in the gap",
+        caption="The first data set. Light: 90 % interval of y. Dark: epistemic standard deviation. Grey: the gap in "
+        "the data.",
     )
 
 
@@ -233,9 +238,9 @@ def star(options: Options) -> Result:
         (star_picture(first, shown),),
         {"data_sets": sets, "methods": values},
         (
-                        f"Data: {sets} data sets of 20 points in two clusters, and a star ten cluster widths above them. Network: one hidden layer "
-            f"of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence is the probability of the "
-            "more probable class. Errors are standard errors over the data sets.",
+            f"Data: {sets} data sets of 20 points in two clusters, and a star ten cluster widths above them. Network: "
+            f"one hidden layer of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence "
+            "is the probability of the more probable class. Errors are standard errors over the data sets.",
             side.SETTINGS,
             "The article shows one data set, with 0.6 to 0.4 for the model average.",
         ),
@@ -245,22 +250,26 @@ def star(options: Options) -> Result:
 def judge_star(values: Values) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if, on average over the data sets, MAP is certain at the star (confidence of at least 0.9), HMC's
-    model average is uncertain there (at most 0.75), and the difference is above zero by more than two standard errors.
+    The finding is reproduced if, on average over the data sets, MAP is certain at the star (confidence of at least
+    0.9), HMC's model average is uncertain there (at most 0.75), and the difference is above zero by more than two
+    standard errors.
     """
     sure, doubt = values["map"]["confidence"], values["hmc"]["confidence"]
     gap_ = [a - b for a, b in zip(sure, doubt, strict=True)]
     certain_, doubtful = mean_error(sure)[0] >= CERTAIN, mean_error(doubt)[0] <= DOUBTFUL
     reproduced = certain_ and doubtful and side.above(gap_, 0.0)
-        start = side.verdict(reproduced, partly=certain_ != doubtful)
-    other = [f"{side.label(m)} {side.mean_text(values[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")]
+    start = side.verdict(reproduced, partly=certain_ != doubtful)
+    other = [
+        f"{side.label(m)} {side.mean_text(values[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")
+    ]
     certain = [side.label(m) for m in side.AVERAGES if mean_error(values[m]["confidence"])[0] >= CERTAIN]
     return (
-                f"{start}: at the star MAP has a confidence of {side.mean_text(sure)} (certain means {CERTAIN} or more) and HMC's model "
-        f"average one of {side.mean_text(doubt)} (uncertain means {DOUBTFUL} or less); the difference is {side.mean_text(gap_)} "
-        f"({len(sure)} data sets).",
+        f"{start}: at the star MAP has a confidence of {side.mean_text(sure)} (certain means {CERTAIN} or more) and "
+        f"HMC's model average one of {side.mean_text(doubt)} (uncertain means {DOUBTFUL} or less); the difference is "
+        f"{side.mean_text(gap_)} ({len(sure)} data sets).",
         f"Confidence of the other methods there: {side.listed(other)}.",
-        f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} practically certain at the star."
+        f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} practically certain at "
+        "the star."
         if certain
         else f"No model average is certain (confidence of {CERTAIN} or more) at the star.",
     ), reproduced
@@ -284,23 +293,24 @@ def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
         size=(9.0, 6.4),
         legend=2,
         alt="Six panels: the probability of class 1 over the plane; far above the data point estimates stay certain",
-        caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5. The star is not in the training data.",
+        caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5. The star is not in "
+        "the training data.",
     )
 
 
 STUDIES = {
     "gap-regression": Study(
         "gap-regression",
-                "A gap in the data: which methods notice?",
-        "Where there are no data a point estimate (MLE, MAP) predicts one line with the noise around it and is overconfident; the "
-        "band of the Bayesian model average widens there.",
+        "A gap in the data: which methods notice?",
+        "Where there are no data a point estimate (MLE, MAP) predicts one line with the noise around it and is "
+        "overconfident; the band of the Bayesian model average widens there.",
         gap,
     ),
     "star-classification": Study(
         "star-classification",
-                "A star far from the data: which methods are certain?",
-        "Far from the data a point estimate is certain of the class it extrapolates to, while the Bayesian model average gives about "
-        "0.6 to 0.4.",
+        "A star far from the data: which methods are certain?",
+        "Far from the data a point estimate is certain of the class it extrapolates to, while the Bayesian model "
+        "average gives about 0.6 to 0.4.",
         star,
     ),
 }

@@ -1,8 +1,8 @@
 """A small per-pixel regression task from real images: predict a second noisy copy of an image from a first one.
 
-Digits are downsampled to 14 x 14 pixels. The network sees one noisy copy and a ramp that encodes the column of a pixel; it
-predicts the mean and the log-variance of every pixel of another noisy copy. The standard deviation of the noise grows from the
-left column to the right one and is a lower bound of the aleatoric part.
+Digits are downsampled to 14 x 14 pixels. The network sees one noisy copy and a ramp that encodes the column of a pixel;
+it predicts the mean and the log-variance of every pixel of another noisy copy. The standard deviation of the noise
+grows from the left column to the right one and is a lower bound of the aleatoric part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = ("mnist.npz", *FAR.values())
 
 
 class Pair(NamedTuple):
-    """Inputs (N, 2, 14, 14): a noisy copy and the ramp; targets (N, 1, 14, 14): another noisy copy; and the clean images."""
+    """Inputs (N, 2, 14, 14): a noisy copy and the ramp; targets (N, 1, 14, 14): another copy; and clean images."""
 
     x: Tensor
     y: Tensor
@@ -78,14 +78,14 @@ def noisy(clean: Tensor, seed: int, purpose: str) -> Pair:
 
 
 def pairs(raw: dict[str, Tensor], seed: int, most: int, test: int) -> tuple[Pair, dict[str, Pair]]:
-    """Return `most` training pairs in an order fixed by the seed, and test pairs of digits and of each out-of-distribution set."""
+    """Return `most` training pairs in an order fixed by the seed, and test pairs of every data set."""
     order = torch.randperm(len(raw["train"]), generator=stream(seed, "pixel rows"))[:most]
     places = {name: noisy(small(found[:test]), seed, name) for name, found in raw.items() if name != "train"}
     return noisy(small(raw["train"][order]), seed, "train"), places
 
 
 def problem_of(train: Pair, size: int, seed: int, device: str) -> Problem:
-    """Return the problem of the first `size` pairs for three convolutions that predict a mean and a log-variance per pixel."""
+    """Return the problem of the first `size` pairs: three convolutions predict mean and log-variance per pixel."""
     with global_stream(seed, "study network"):
         net = nn.Sequential(
             nn.Conv2d(2, CHANNELS, 3, padding=1),
@@ -127,9 +127,11 @@ def maps(posterior: Posterior, places: dict[str, Pair], method: str) -> Picture:
         size=(8.2, 1.9 * len(places) + 0.5),
         shared=False,
         legend=0,
-        alt="Maps of aleatoric and epistemic standard deviation for a digit, a piece of clothing and a Japanese character",
-        caption=f"One image per data set, predicted by the {side.label(method)} trained on all digits of the study. Noise grows from left "
-        f"to right (standard deviation {LEAST} to {MOST}); epistemic uncertainty is at features that digits do not have.",
+        alt="Maps of aleatoric and epistemic standard deviation for a digit, a piece of clothing and a Japanese "
+        "character",
+        caption=f"One image per data set, predicted by the {side.label(method)} trained on all digits of the study. "
+        f"Noise grows from left to right (standard deviation {LEAST} to {MOST}); epistemic uncertainty is at features "
+        "that digits do not have.",
     )
 
 

@@ -1,6 +1,7 @@
-"""Published results of the UCI regression benchmark, for comparison: RMSE and log-likelihood per test row, each (mean, error).
+"""Published results of the UCI regression benchmark: RMSE and log-likelihood per test row, each (mean, error).
 
-dropout: grid search over rate and precision by Mukhoti, Stenetorp & Gal (2018), ± standard error; with the digits of their run
+dropout: grid search over rate and precision by Mukhoti, Stenetorp & Gal (2018), ± standard error; with the digits of
+their run
     logs, which are rounded in their table (concrete, -2.937, to -2.93).
 ensemble: Lakshminarayanan et al. (2017), five members, ± standard deviation over splits.
 pbp: Hernandez-Lobato & Adams (2015) as quoted by Gal & Ghahramani (2016).

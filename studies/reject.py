@@ -1,4 +1,4 @@
-"""`reject-option`: digits mixed with clothes and Japanese characters. Which method answers most at a guaranteed risk?"""
+"""`reject-option`: on digits mixed with other images, which method answers most at a guaranteed risk?"""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ def answers(posterior: Posterior, x: Tensor, y: Tensor, far: Mapping[str, Tensor
 def result_of(found: dict[str, Answers], accuracy: dict[str, float], scale: float, options: Options) -> Result:
     """Return the result, by a rule fixed before the runs.
 
-    The finding is reproduced if the area under the risk-coverage curve of the deep ensemble's total entropy is below that of MAP's
-    max. probability by more than two standard errors of the difference (bootstrap over the same test images).
+    The finding is reproduced if the area under the risk-coverage curve of the deep ensemble's total entropy is below
+    that of MAP's max. probability by more than two standard errors of the difference (bootstrap over the same test
+    images).
     """
     pairs = [(m, k) for m in found for k in SCORES if (m, k) != ("map", "epistemic")]
     curves = {pair: curve_of(found, pair) for pair in pairs}
@@ -94,15 +95,15 @@ def result_of(found: dict[str, Answers], accuracy: dict[str, float], scale: floa
     best = min(areas, key=areas.__getitem__)
     others = [f"{side.label(m)} {_signed(gains[m, 'total'])}" for m in found if m not in ("map", "ensemble")]
     sentences = (
-        f"{side.verdict(reproduced)}: the area under the risk-coverage curve is {areas['ensemble', 'total']:.3f} for the deep "
-        f"ensemble's total entropy and {areas['map', 'max_probability']:.3f} for MAP's max. probability; the gain is "
-        f"{_signed((gain, error))}.",
+        f"{side.verdict(reproduced)}: the area under the risk-coverage curve is {areas['ensemble', 'total']:.3f} for "
+        f"the deep ensemble's total entropy and {areas['map', 'max_probability']:.3f} for MAP's max. probability; the "
+        f"gain is {_signed((gain, error))}.",
         f"The same gain for the total entropy of the other methods: {side.listed(others)}.",
         f"The smallest area is that of {side.label(best[0])}, {SCORES[best[1]]} ({areas[best]:.3f}).",
         _most(bounds),
         f"On the images not used for the threshold, the error rate exceeded the limit in {_sum(bounds, 'above')} of "
-        f"{_sum(bounds, 'splits')} splits, by more than two standard errors in {_sum(bounds, 'broken')}; the guarantee allows the "
-        f"true risk to exceed it in {1 - CONFIDENCE:.0%} of them.",
+        f"{_sum(bounds, 'splits')} splits, by more than two standard errors in {_sum(bounds, 'broken')}; the "
+        f"guarantee allows the true risk to exceed it in {1 - CONFIDENCE:.0%} of them.",
     )
     numbers = {
         "aurc": _nested(areas),
@@ -139,8 +140,9 @@ def bootstrap(
 def promise(found: dict[str, Answers], pair: Pair, options: Options) -> dict[str, float]:
     """Calibrate thresholds on random halves of the images, and evaluate them on the other halves.
 
-    `above` counts the splits whose error rate on the other half exceeds the guaranteed risk, `broken` those that exceed it by two
-    binomial standard errors: a threshold whose true risk is at the limit exceeds it half of the time, and rarely by that much.
+    `above` counts the splits whose error rate on the other half exceeds the guaranteed risk, `broken` those that exceed
+    it by two binomial standard errors: a threshold whose true risk is at the limit exceeds it half of the time, and
+    rarely by that much.
     """
     mine = found[pair[0]]
     uncertainty, wrong = mine.uncertainty[pair[1]], mine.wrong
@@ -165,16 +167,18 @@ def notes(found: dict[str, Answers], scale: float, options: Options) -> tuple[st
     images = len(found["map"].wrong)
     rows, far_images = (200, 20) if options.quick else (ROWS, FAR_IMAGES)
     return (
-        f"Networks, settings and the choice of the prior scale (here {scale:g}) are those of the study `ood`: {rows:,} MNIST training "
-        f"images, 784-{ood.HIDDEN}-10. Test set: {images - 2 * far_images:,} MNIST test images and {far_images:,} each of Fashion-MNIST and "
-        f"KMNIST, {images:,} in total; any answer on an out-of-distribution image is a mistake, so without rejection the risk is at "
-        f"least {2 * far_images / images:.0%}. No out-of-distribution image is used in training.",
-        "The area is the mean risk over all coverages; the gain is over MAP's max. probability, with standard errors from "
-        f"{20 if options.quick else RESAMPLES} bootstrap resamples of the images, the same for all methods; they do not include the "
-        "variation over training runs.",
-        f"The guarantee: thresholds from `decide.selective_threshold` on a random half of the mixture (risk {RISK:g}, confidence "
-        f"{CONFIDENCE:g}), checked on the other half, for {3 if options.quick else HALVES} random halves, which overlap and are not "
-        "independent trials. It needs calibration images from the same mixture: it does not cover kinds of images missing from them.",
+        f"Networks, settings and the choice of the prior scale (here {scale:g}) are those of the study `ood`: "
+        f"{rows:,} MNIST training images, 784-{ood.HIDDEN}-10. Test set: {images - 2 * far_images:,} MNIST test "
+        f"images and {far_images:,} each of Fashion-MNIST and KMNIST, {images:,} in total; any answer on an "
+        "out-of-distribution image is a mistake, so without rejection the risk is at least "
+        f"{2 * far_images / images:.0%}. No out-of-distribution image is used in training.",
+        "The area is the mean risk over all coverages; the gain is over MAP's max. probability, with standard errors "
+        f"from {20 if options.quick else RESAMPLES} bootstrap resamples of the images, the same for all methods; they "
+        "do not include the variation over training runs.",
+        f"The guarantee: thresholds from `decide.selective_threshold` on a random half of the mixture (risk {RISK:g}, "
+        f"confidence {CONFIDENCE:g}), checked on the other half, for {3 if options.quick else HALVES} random halves, "
+        "which overlap and are not independent trials. It needs calibration images from the same mixture: it does "
+        "not cover kinds of images missing from them.",
     )
 
 
@@ -184,8 +188,8 @@ def _most(bounds: dict[Pair, dict[str, float]]) -> str:
     if not kept["coverage"]:
         return f"No method can guarantee an error rate of at most {RISK:.0%} among its answers."
     return (
-        f"With a guaranteed error rate of at most {RISK:.0%} among its answers, {side.label(method)}, {SCORES[score]}, answers most: "
-        f"{kept['coverage']:.0%} of the images, with {_percent(kept['risk'])} mistakes."
+        f"With a guaranteed error rate of at most {RISK:.0%} among its answers, {side.label(method)}, {SCORES[score]}, "
+        f"answers most: {kept['coverage']:.0%} of the images, with {_percent(kept['risk'])} mistakes."
     )
 
 
@@ -281,8 +285,9 @@ STUDIES = {
     "reject-option": Study(
         "reject-option",
         "Reject option: which methods know when not to answer?",
-        "A model average ranks its own mistakes better than a single network: rejecting the least certain inputs leaves fewer mistakes "
-        "among the answers (Lakshminarayanan et al. 2017, accuracy against confidence on MNIST mixed with out-of-distribution images).",
+        "A model average ranks its own mistakes better than a single network: rejecting the least certain inputs "
+        "leaves fewer mistakes among the answers (Lakshminarayanan et al. 2017, accuracy against confidence on MNIST "
+        "mixed with out-of-distribution images).",
         run,
         (ood.HOME, *FAR.values()),
     )

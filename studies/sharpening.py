@@ -64,12 +64,13 @@ def run(options: Options) -> Result:
         (_curves(doubt, slopes), _bands(options.seed, shown)),
         numbers,
         (
-            f"Data: {sets} sequences of points of the wave sin(2x) + 0.3x on [-2, 2] with known noise of standard deviation 0.2; the "
-            f"first {', '.join(map(str, sizes))} points of each are used, so the data sets are nested. Standard deviations are averages "
-            "over [-2, 2]; errors are standard errors over the sequences; a power is the slope of a line fitted to the logarithms.",
-            f"Network: one hidden layer of {HIDDEN} SiLU units, prior N(0, {WAVE_PRIOR:g}²) divided by the fan-in. It can follow "
-            "the wave closely, so the model is practically well specified, but it has many parameters, and at small N the prior still "
-            "matters.",
+            f"Data: {sets} sequences of points of the wave sin(2x) + 0.3x on [-2, 2] with known noise of standard "
+            f"deviation 0.2; the first {', '.join(map(str, sizes))} points of each are used, so the data sets are "
+            "nested. Standard deviations are averages over [-2, 2]; errors are standard errors over the sequences; a "
+            "power is the slope of a line fitted to the logarithms.",
+            f"Network: one hidden layer of {HIDDEN} SiLU units, prior N(0, {WAVE_PRIOR:g}²) divided by the fan-in. It "
+            "can follow the wave closely, so the model is practically well specified, but it has many parameters, "
+            "and at small N the prior still matters.",
             side.SETTINGS,
         ),
     )
@@ -92,8 +93,8 @@ def judge(
 ) -> tuple[tuple[str, ...], bool]:
     """Return the conclusions, by a rule fixed before the runs.
 
-    The finding is reproduced if HMC's slope, on average over the data sets, is within 0.15 of -1/2 and below zero by more than
-    two standard errors.
+    The finding is reproduced if HMC's slope, on average over the data sets, is within 0.15 of -1/2 and below zero by
+    more than two standard errors.
     """
     mean, _ = mean_error(slopes["hmc"])
     reproduced = abs(mean - SLOPE) <= ABOUT and side.above([-s for s in slopes["hmc"]], 0.0)
@@ -104,13 +105,15 @@ def judge(
     said = f"Within {ABOUT} of -1/2: {side.listed(near) if near else 'none'}."
     first, last = mean_error(to_map[small])[0], mean_error(to_map[large])[0]
     return (
-        f"{side.verdict(reproduced)}: HMC's epistemic standard deviation falls as N to the power {side.mean_text(slopes['hmc'])}, "
-        f"from {side.mean_text(doubt['hmc'][small], 3)} at {small} points to {side.mean_text(doubt['hmc'][large], 3)} at {large}; "
-        f"1/sqrt(N) is the power -0.5 ({len(slopes['hmc'])} sequences).",
+        f"{side.verdict(reproduced)}: HMC's epistemic standard deviation falls as N to the power "
+        f"{side.mean_text(slopes['hmc'])}, from {side.mean_text(doubt['hmc'][small], 3)} at {small} points to "
+        f"{side.mean_text(doubt['hmc'][large], 3)} at {large}; 1/sqrt(N) is the power -0.5 ({len(slopes['hmc'])} "
+        "sequences).",
         f"Powers of the other methods: {side.listed(other)}. {said}"
         + (f" Outside: {side.listed(far)}." if far else ""),
-        f"The posterior {'sharpens towards' if last < first else 'does not come closer to'} MAP: the RMS distance of its mean from MAP's is "
-        f"{side.mean_text(to_map[small], 3)} at {small} points and {side.mean_text(to_map[large], 3)} at {large}.",
+        f"The posterior {'sharpens towards' if last < first else 'does not come closer to'} MAP: the RMS distance of "
+        f"its mean from MAP's is {side.mean_text(to_map[small], 3)} at {small} points and "
+        f"{side.mean_text(to_map[large], 3)} at {large}.",
         "MLE and MAP have no epistemic uncertainty at any N.",
     ), reproduced
 
@@ -187,8 +190,8 @@ STUDIES = {
     "posterior-sharpens": Study(
         "posterior-sharpens",
         "More data: how fast does each method's uncertainty fall?",
-        "With more data the posterior concentrates on one function, that of MAP; for a well-specified model its standard deviation "
-        "falls as 1/sqrt(N).",
+        "With more data the posterior concentrates on one function, that of MAP; for a well-specified model its "
+        "standard deviation falls as 1/sqrt(N).",
         run,
     )
 }

@@ -1,4 +1,4 @@
-"""Helpers of the studies that compare methods: settings, labels, pictures with several panels, formatting of repeats."""
+"""Helpers of the studies that compare methods: settings, labels, multi-panel pictures, formatting of repeats."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 SIX = ("mle", "map", "dropout", "bbb", "ensemble", "hmc")
 AVERAGES = ("dropout", "bbb", "ensemble", "hmc")  # the methods that average over models
 SETTINGS = (
-    "Settings, fixed in advance and the same for every data set: 1,500 Adam steps for the methods that train; dropout rate 0.1 "
-    "before the last layer; 10 anchored ensemble members initialised at prior draws; mean-field Bayes by Backprop; HMC with short "
-    "trajectories and partial momentum refreshment."
+    "Settings, fixed in advance and the same for every data set: 1,500 Adam steps for the methods that train; dropout "
+    "rate 0.1 before the last layer; 10 anchored ensemble members initialised at prior draws; mean-field Bayes by "
+    "Backprop; HMC with short trajectories and partial momentum refreshment."
 )
 
 Repeats = Sequence[float]

@@ -1,7 +1,8 @@
 """A study: a question, a run that answers it with numbers, and whether a published finding was reproduced.
 
-Each study module has a dict `STUDIES` of `Study` values by name; `MODULES` in this package's `__init__` maps every name to its
-module, and that is all the command line needs. A run returns plain values and pictures; its page and files are written from them.
+Each study module has a dict `STUDIES` of `Study` values by name; `MODULES` in this package's `__init__` maps every name
+to its module, and that is all the command line needs. A run returns plain values and pictures; its page and files are
+written from them.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class Result:
     """The outcome of a study.
 
     Attributes:
-        sentences: the conclusions, computed from the numbers and stated with their uncertainty; the first is the verdict.
-        reproduced: whether the finding was reproduced at this size; None if inconclusive. Stored as "held" in results.json.
+        sentences: the conclusions, computed from the numbers and stated with their uncertainty; the first is the
+            verdict.
+        reproduced: whether the finding was reproduced at this size; None if inconclusive. Stored as "held" in
+            results.json.
         table: the numbers.
         pictures: at least one.
         numbers: the same as plain values, for results.json.
@@ -148,7 +151,7 @@ def markdown_table(table: Table) -> str:
 
 
 def write_result(study: Study, result: Result, options: Options, seconds: float, folder: Path) -> Path:
-    """Write index.html, README.md, results.json and the pictures to an existing folder. Return the path of index.html."""
+    """Write index.html, README.md, results.json and the pictures to an existing folder. Return the path of the page."""
     for picture in result.pictures:
         (folder / f"{picture.name}.svg").write_text(standalone(picture), encoding="utf-8")
     (folder / "README.md").write_text(markdown_of(study, result, options, seconds), encoding="utf-8")

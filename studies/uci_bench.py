@@ -54,14 +54,14 @@ def check(plan: Plan) -> None:
     there = data.uci_names(plan.root)
     if not there:
         raise InputError(
-                        "--root",
+            "--root",
             f"{plan.root} has no data sets",
             "Pass a folder with files uci/NAME.npz that contain X, y, train_idx and test_idx",
         )
     for name in plan.names:
-                check_choice("--data", name, there)
+        check_choice("--data", name, there)
     for name in plan.methods:
-                check_choice("--methods", name, METHODS)
+        check_choice("--methods", name, METHODS)
     check_integer("--splits", plan.splits)
     check_integer("--jobs", plan.jobs)
     for name, split in plan.cells():
@@ -87,7 +87,7 @@ def run(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> 
     total = len(todo)
     if everyone.size > 1:
         same = [(n, s) for n, s in everyone.gather(todo)[0]]
-                
+
         def started(cell: tuple[str, int], done: int) -> None:
             if progress is not None:
                 progress(f"{cell[0]}, split {cell[1]}", done, len(same))
@@ -99,7 +99,7 @@ def run(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> 
                 progress(f"{name}, split {split}", done, total)
             _split(plan, name, split)
     else:
-                # Spawned: a fork of a process whose thread pool is running may deadlock.
+        # Spawned: a fork of a process whose thread pool is running may deadlock.
         with ProcessPoolExecutor(plan.jobs, mp_context=get_context("spawn"), initializer=one_thread) as pool:
             waiting = {pool.submit(_split, plan, name, split): (name, split) for name, split in todo}
             try:
@@ -127,7 +127,7 @@ def _split(plan: Plan, name: str, split: int) -> None:
     for method in missing:
         try:
             found = run_cell(plan.root, name, split, method, chosen, device=plan.device, **options)
-                except (TrainingError, SamplingError) as error:  # a failed fit is recorded, and the run continues without it
+        except (TrainingError, SamplingError) as error:  # a failed fit is recorded, and the run continues without it
             found = {"data": name, "split": split, "method": method, "seed": plan.seed, "error": str(error)}
         _write(_path(folder, name, split, method), found)
 
@@ -162,7 +162,7 @@ def fitted(cells: Cells) -> Cells:
     return {key: values for key, values in there.items() if values}
 
 
-# -- tables, findings and the page ---------------------------------------------------------------------------------------
+# -- tables, findings and the page -------------------------------------------------------------------------------------
 def table_of(cells: Cells, metric: str, digits: int) -> Table:
     """Return a table with one row per data set: our mean ± standard error over splits, then the published columns."""
     names = list(dict.fromkeys(name for name, _ in cells))
@@ -190,7 +190,7 @@ def _known(source: str, name: str, metric: str) -> str:
 
 
 def findings(cells: Cells) -> tuple[str, ...]:
-    """Return which fits failed, how dropout and the ensemble compare with their papers, and HMC with the best other method."""
+    """Return failed fits, dropout and the ensemble against their papers, and HMC against the best other method."""
     sentences = []
     for (name, method), values in cells.items():
         lost = [cell for cell in values if "error" in cell]
@@ -199,7 +199,7 @@ def findings(cells: Cells) -> tuple[str, ...]:
     cells = fitted(cells)
     names = list(dict.fromkeys(name for name, _ in cells))
     for method, source in (("dropout", "dropout"), ("ensemble", "ensemble")):
-                for metric, column, sign in (("log_likelihood", 1, 1), ("rmse", 0, -1)):
+        for metric, column, sign in (("log_likelihood", 1, 1), ("rmse", 0, -1)):
             known = [n for n in names if (n, method) in cells and n in PUBLISHED[source]]
             better = [
                 n
@@ -210,7 +210,7 @@ def findings(cells: Cells) -> tuple[str, ...]:
                 behind = [n for n in known if n not in better]
                 tail = f"; behind on {', '.join(behind)}" if behind else ""
                 sentences.append(
-                                        f"{method}, {metric.replace('_', '-')}: matches or beats {LABELS[source]} on {len(better)} of "
+                    f"{method}, {metric.replace('_', '-')}: matches or beats {LABELS[source]} on {len(better)} of "
                     f"{len(known)}{tail}."
                 )
     for name in names:
@@ -223,7 +223,7 @@ def findings(cells: Cells) -> tuple[str, ...]:
         gap, error = mean_error([a - b for a, b in pairs])
         word = "ahead of" if gap > 2 * error else "behind" if gap < -2 * error else "tied with"
         sentences.append(
-                        f"{name}: HMC is {word} the best other method, {best} (difference {gap:+.3f} ± {error:.3f} nats per row, "
+            f"{name}: HMC is {word} the best other method, {best} (difference {gap:+.3f} ± {error:.3f} nats per row, "
             "paired splits)."
         )
     return tuple(sentences)
@@ -295,7 +295,7 @@ def _csv(cells: Cells) -> str:
 
 def _picture(cells: Cells) -> Picture:
     methods: Sequence[str] = [m for m in METHODS if any(method == m for _, method in cells)] or METHODS[-1:]
-        # Differences are taken from the last method: data sets it was not run on appear in the tables only.
+    # Differences are taken from the last method: data sets it was not run on appear in the tables only.
     names = [name for name in dict.fromkeys(name for name, _ in cells) if (name, methods[-1]) in cells]
 
     def paint(ax: Any) -> None:

@@ -1,11 +1,11 @@
 """One cell of the UCI benchmark: one method on one split, with everything chosen on the training part alone.
 
-Inputs and targets are standardised with the training rows; metrics are in the units of the target. The network has one hidden
-layer of 50 units unless the data set specifies another width. The prior scale and the noise model are chosen by
-`credibly.tables.tuning` inside the training part, once per split, for all methods but two. The deep ensemble has ReLU units and
-predicts a variance per row, as in its paper. MC-Dropout has ReLU units, a wide prior and a single noise scale, as in its papers;
-its rates (separate for inputs and hidden units) and its precision are chosen by five-fold cross-validation on the training part:
-all pairs of rates with short fits, then the best three with full ones.
+Inputs and targets are standardised with the training rows; metrics are in the units of the target. The network has one
+hidden layer of 50 units unless the data set specifies another width. The prior scale and the noise model are chosen by
+`credibly.tables.tuning` inside the training part, once per split, for all methods but two. The deep ensemble has ReLU
+units and predicts a variance per row, as in its paper. MC-Dropout has ReLU units, a wide prior and a single noise
+scale, as in its papers; its rates (separate for inputs and hidden units) and its precision are chosen by five-fold
+cross-validation on the training part: all pairs of rates with short fits, then the best three with full ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ PUBLISHED_NOISE = {"dropout": "learned", "ensemble": "heteroscedastic"}  # as in
 PUBLISHED_ACTIVATION = {"dropout": "relu", "ensemble": "relu"}
 PUBLISHED_SCALE = {"dropout": 100.0}  # a prior length-scale of 0.01, which leaves the regularisation to the masks
 PASSES = 1_000  # with 100 passes the log of their mean is 0.015 nats too low on Boston
-PAIRS = tuple({"0": inputs, "*": hidden} for inputs in (0.0, *RATES) for hidden in RATES)  # no dropout on the inputs is allowed
+PAIRS = tuple(
+    {"0": inputs, "*": hidden} for inputs in (0.0, *RATES) for hidden in RATES
+)  # no dropout on the inputs is allowed
 FINALISTS = 3  # pairs of rates that are compared by full fits
 
 
@@ -43,7 +45,8 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
     few = {"chains": 2, "warmup": 20, "draws": 10, "thin": 1, "max_steps": 5, "compile": False}
     known: dict[str, dict[str, Any]] = {
         "map": training,
-                # Mask noise slows training and, in small batches, hurts the fit: four times the steps, up to 512 rows per batch.
+        # Mask noise slows training and, in small batches, hurts the fit: four times the steps, up to 512 rows per
+        # batch.
         "dropout": training
         | {
             "steps": 50 if quick else 4 * steps,
@@ -54,8 +57,8 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
             "folds": 2 if quick else 5,
         },
         "bbb": training | {"steps": 50 if quick else 2 * steps},
-                # As published: random initialisation and a predicted variance. Each member stops early on its own tenth of the rows,
-        # so the number of steps may be generous.
+        # As published: random initialisation and a predicted variance. Each member stops early on its own tenth of the
+        # rows, so the number of steps may be generous.
         "ensemble": training
         | {
             "steps": 50 if quick else 4 * steps,
@@ -64,7 +67,8 @@ def settings_of(method: str, rows: int, quick: bool = False) -> dict[str, Any]:
             "init": "fresh",
             "validation": 0.1,
         },
-                # Chains with noisy gradients move slowly: start them at MAP fits, and use half of the rows per step to keep the noise low.
+        # Chains with noisy gradients move slowly: start them at MAP fits, and use half of the rows per step to keep the
+        # noise low.
         "sghmc": {"warmup": 30, "draws": 10, "thin": 2, "start_steps": 50, "compile": False}
         if quick
         else {
@@ -98,7 +102,7 @@ def choose(root: Path, name: str, split: int, *, seed: int = 0, quick: bool = Fa
     if quick:
         return {"prior_scale": recipe.scale, "noise": recipe.noise}
     chosen, trials = tune(recipe, known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed)
-        tried = [dataclasses.asdict(trial) for trial in trials]
+    tried = [dataclasses.asdict(trial) for trial in trials]
     return {"prior_scale": chosen.scale, "noise": chosen.noise, "trials": tried}
 
 
@@ -128,7 +132,9 @@ def run_cell(
     problem = recipe.problem(known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=seed, device=device)
     started = time.perf_counter()
     if method == "dropout":
-                preselection = dataclasses.replace(recipe, settings=short(dict(recipe.settings))).fitter(problem.n, problem.layout.dim)
+        preselection = dataclasses.replace(recipe, settings=short(dict(recipe.settings))).fitter(
+            problem.n, problem.layout.dim
+        )
         rates = finalists(preselection.fit(problem, seed=seed, progress=False))
         recipe = dataclasses.replace(recipe, settings={**recipe.settings, "rate": rates})
     posterior = recipe.fitter(problem.n, problem.layout.dim).fit(problem, seed=seed, progress=False)

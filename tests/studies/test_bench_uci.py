@@ -1,4 +1,4 @@
-"""The UCI benchmark: the protocol looks at the training part alone, cells resume, figures are aggregated as they should be."""
+"""The UCI benchmark: the protocol uses the training part alone, cells resume, metrics are aggregated correctly."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def test_every_method_runs_by_the_protocol(root, method):
 
 @pytest.mark.parametrize("method", ["map", "dropout"])
 def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch, method):
-    """Other test targets and inputs give another RMSE by the same fit: what is fitted and chosen knows nothing of them."""
+    """Other test rows give another RMSE with the same fit: fitting and tuning do not depend on them."""
     seen = []
     real = uci_cell.tune
 

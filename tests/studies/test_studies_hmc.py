@@ -29,7 +29,7 @@ TABLES = ("boston", "concrete", "energy", "yacht")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Files of the form the studies read, with made-up rows: four small tables, and images of bars whose place is the label."""
+    """Synthetic data files: four small tables, and images of bars whose position is the label."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "uci").mkdir()
     rng = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def root(tmp_path_factory):
     return folder
 
 
-# -- end to end ----------------------------------------------------------------------------------------------------------
+# -- end to end --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_each_study_runs_from_the_command_line(name, root, tmp_path):
     out = tmp_path / "out"
@@ -102,7 +102,7 @@ def test_a_file_without_its_arrays_and_too_few_images_are_refused(root, tmp_path
         hmc_parts.image_task(Options(root), 1, 100)
 
 
-# -- the tasks -----------------------------------------------------------------------------------------------------------
+# -- the tasks ---------------------------------------------------------------------------------------------------------
 def test_parts_of_the_images_are_disjoint_and_share_their_test_images(root):
     options = Options(root)
     one, other = (hmc_parts.image_task(options, i, 50, side=4, test=20) for i in range(2))
@@ -155,7 +155,7 @@ def test_sharing_a_budget_takes_the_first_iterations_of_each_chain(root):
     assert found["log_density"] == pytest.approx(np.mean(wanted))
 
 
-# -- corruptions ---------------------------------------------------------------------------------------------------------
+# -- corruptions -------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def digits():
     images = torch.zeros(6, 28, 28)
@@ -190,7 +190,7 @@ def test_what_corruptions_do(digits):
     assert torch.allclose(turned.sum((1, 2)), digits.sum((1, 2)), rtol=0.05)
 
 
-# -- what is said follows from the figures -------------------------------------------------------------------------------
+# -- what is said follows from the figures -----------------------------------------------------------------------------
 def cells(measure, **values):
     """Three repeats around each value, so close that every difference over 0.01 is clear; a tuple is taken as it is."""
     shaken = {k: v if isinstance(v, tuple) else (v - 0.001, v, v + 0.0012) for k, v in values.items()}

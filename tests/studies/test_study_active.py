@@ -1,4 +1,4 @@
-"""The active learning study on synthetic images: its page, its cells on disk, and its conclusions from known numbers."""
+"""The active learning study on synthetic images: page, cells on disk, and conclusions from known numbers."""
 
 import dataclasses
 import json

@@ -57,7 +57,7 @@ def test_what_is_remembered(root):
 
 
 def test_the_loss_is_the_free_energy(root):
-        """Misfit and KL of two agents on different rows against torch.distributions, and the gradient against finite differences."""
+    """Misfit and KL of two agents against torch.distributions, and the gradient against finite differences."""
     made = bandit.problem_of(bandit.load(options(root))[0], options(root))
     noise, like = bandit.NOISE / bandit.UNIT, {"dtype": torch.float64}
     likelihood, prior = cr.likelihoods.Gaussian(noise), cr.priors.Normal(1.0, fan_in=True)
@@ -72,7 +72,7 @@ def test_the_loss_is_the_free_energy(root):
     )
     rows = torch.randint(360, (2, 16), generator=generator)
     drawn = torch.randn(2, 1, problem.dim, generator=generator, **like)
-        controls = torch.tensor([0.05], dtype=torch.float64)
+    controls = torch.tensor([0.05], dtype=torch.float64)
     parts, gradient = loss.evaluate(phi, (), problem.x, problem.y, rows, (drawn,), controls)
     mu, sigma = phi[:, : problem.dim], torch.nn.functional.softplus(phi[:, problem.dim :])
     prior = torch.distributions.Normal(problem.prior.loc, problem.prior.std)
@@ -118,7 +118,7 @@ def test_regret_falls_and_runs_repeat(root, monkeypatch):
 
 
 def test_the_rule():
-        """Reproduced if every difference exceeds two standard errors, not if one policy is as good."""
+    """Reproduced if every difference exceeds two standard errors, not if one policy is as good."""
     regret = torch.zeros(4, 3, 10)
     regret[1:] = 5.0
     regret[:, :, 0] += torch.tensor([0.0, 5.0, 10.0])  # repeats differ, alike for all

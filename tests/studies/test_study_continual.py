@@ -78,7 +78,7 @@ def test_permuted_tasks_have_the_same_pixels_in_other_places(root):
         assert int(data[1][match[0]]) == int(y[0])
         assert x_test.shape == (20, 784)
         assert len(y_test) == 20
-        # Training and test images of a task have the same permutation: bright bars of a class are at the same pixels.
+    # Training and test images of a task have the same permutation: bright bars of a class are at the same pixels.
     x, y = benchmark.tasks[1]
     x_test, y_test = benchmark.tests[1]
     label = int(y_test[0])

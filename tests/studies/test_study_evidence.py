@@ -49,7 +49,7 @@ def test_it_runs_from_the_command_line(root, tmp_path):
 
 def test_what_cannot_be_asked_for(root):
     for extra in ({"splits": "0"}, {"splits": "x"}, {"data": "protein"}):
-                with pytest.raises(InputError, match="--set (splits|data) must be"):
+        with pytest.raises(InputError, match="--set (splits|data) must be"):
             evidence.run(Options(root=root, quick=True, extra=extra))
 
 
@@ -63,7 +63,7 @@ def test_ranks_are_those_of_scipy():
 
 
 def made_up(relation, splits=6, noise=0.05, seed=0):
-    """Return nine models whose criterion follows the test log density (1), is unrelated to it (0) or opposes it (-1)."""
+    """Return nine models whose criterion follows (1), ignores (0) or opposes (-1) the test log density."""
     rng = np.random.default_rng(seed)
     cells = {}
     for i in range(9):
