@@ -135,7 +135,7 @@ def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu
     )
     with side.one_thread():
         history = learner.run(
-            labels=size.most - len(start), evaluate=accuracy, until=lambda figures: figures["accuracy"] >= size.target
+            labels=size.most - len(start), evaluate=accuracy, until=lambda metrics: metrics["accuracy"] >= size.target
         )
     labels = [len(start) + entry["labels"] for entry in history]
     reached = [entry["figures"]["accuracy"] for entry in history]

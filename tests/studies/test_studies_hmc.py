@@ -1,4 +1,4 @@
-"""The studies of HMC: each end to end at a tiny size, and that what they say follows from their figures."""
+"""The HMC studies: each end to end at a tiny size, and their conclusions from known numbers."""
 
 import json
 import math
@@ -61,11 +61,11 @@ def test_each_study_runs_from_the_command_line(name, root, tmp_path):
     out = tmp_path / "out"
     answer = CliRunner().invoke(app, ["study", name, "--root", str(root), "--quick", "--out", str(out), "--quiet"])
     assert answer.exit_code == 0, answer.output
-    told = json.loads((out / "results.json").read_text())
-    assert told["study"] == name
+    stored = json.loads((out / "results.json").read_text())
+    assert stored["study"] == name
     if name != "bma-vs-sgd-vs-ensemble":  # which pools its data sets
-        assert told["held"] is None  # one repeat has no standard error: nothing can be clear
-        assert told["sentences"][0].startswith("At this size the numbers cannot tell")
+        assert stored["held"] is None  # one repeat has no standard error: nothing can be significant
+        assert stored["sentences"][0].startswith("Inconclusive at this size: ")
     text = (out / "README.md").read_text()
     for picture in out.glob("*.svg"):
         assert f"({picture.name})" in text
@@ -190,9 +190,9 @@ def test_what_corruptions_do(digits):
     assert torch.allclose(turned.sum((1, 2)), digits.sum((1, 2)), rtol=0.05)
 
 
-# -- what is said follows from the figures -----------------------------------------------------------------------------
+# -- conclusions from known numbers -----------------------------------------------------------------------------
 def cells(measure, **values):
-    """Three repeats around each value, so close that every difference over 0.01 is clear; a tuple is taken as it is."""
+    """Return three repeats close to each value, so every difference above 0.01 is significant; a tuple is used as is."""
     shaken = {k: v if isinstance(v, tuple) else (v - 0.001, v, v + 0.0012) for k, v in values.items()}
     return {k.removeprefix("_").replace("p", "."): {measure: list(v)} for k, v in shaken.items()}
 
@@ -249,13 +249,11 @@ def length_cells(share, density, cost):
 def test_trajectory_length_is_judged_by_its_rule(reproduced, share, density, cost):
     result = hmc_dynamics.result_of_length({"mnist": length_cells(share, density, cost)}, ())
     assert result.reproduced is reproduced
-    assert ("did not hold" in result.sentences[0], "cannot tell" in result.sentences[0]) == (
-        reproduced is False,
-        reproduced is None,
-    )
+    verdict = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}[reproduced]
+    assert result.sentences[0].startswith(f"{verdict} at this size: tau")
     if reproduced:
-        assert "0.50 ± 0.00 of the draws are effective at the rule's length, 0.20 ± 0.00 at half" in result.sentences[1]
-        assert "costs least at 1 times the rule" in result.sentences[1]
+        assert "ESS / draws is 0.50 ± 0.00 at tau, 0.20 ± 0.00 at 0.5 tau" in result.sentences[1]
+        assert "is cheapest at 1 tau" in result.sentences[1]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +270,7 @@ def test_step_size_is_judged_by_its_rule(reproduced, found):
     assert result.reproduced is reproduced
     assert any("published, step 1e-05" in str(row[0]) for row in result.table.rows)
     if reproduced:
-        assert "90 %, 90 %, 40 % for 0.5, 1, 2 times" in result.sentences[1]
+        assert "90 %, 90 %, 40 % at 0.5, 1, 2 times" in result.sentences[1]
 
 
 def test_the_curve_of_theory_goes_through_the_adapted_step():
@@ -306,7 +304,7 @@ def test_one_long_chain_is_judged_by_its_rule(reproduced, one, all_, point, mixe
     result = hmc_chains.result_of_one({"mnist": chain_cells(one, all_, point, mixed)}, (), [])
     assert result.reproduced is reproduced
     if reproduced:
-        assert "one chain keeps 98.0 ±" in result.sentences[1]
+        assert "one chain retains 98.0 ±" in result.sentences[1]
         assert "97.0 % of the predictions and 20.0 % of the weights" in result.sentences[1]
 
 
@@ -319,7 +317,7 @@ def test_chains_at_equal_cost_are_judged_by_their_rule(reproduced, two, three):
     result = hmc_chains.result_of_cost(groups, ())
     assert result.reproduced is reproduced
     if reproduced:
-        assert "2 chains less that of one +0.1000" in result.sentences[1]
+        assert "log density relative to one chain: +0.1000 ± 0.0000 with 2 chains" in result.sentences[1]
 
 
 @pytest.mark.parametrize("reproduced, cold", [(True, -0.6), (True, NOISY), (False, -0.3)])
@@ -373,7 +371,7 @@ def test_the_distance_from_hmc_is_judged_by_its_rule(reproduced, sghmc):
     assert result.reproduced is reproduced
     right = 14 if reproduced is not False else 13  # BBB and MAP have changed places; SGHMC may stand before HMC
     assert result.numbers["pairs_in_order"] == right
-    assert f"Of 15 pairs of methods {right} stand in the published order" in result.sentences[2]
+    assert f"{right} of 15 pairs of methods are in the published order" in result.sentences[2]
     assert result.table.rows[0][-1] == "94.0"
 
 
@@ -390,7 +388,7 @@ def test_the_gain_of_the_average_is_judged_by_its_rule(reproduced, densities):
     result = hmc_methods.result_of_scores(groups, ())
     assert result.reproduced is reproduced
     if reproduced:
-        assert "less that of MAP is +0.200" in result.sentences[1]
+        assert "the log density of HMC minus that of MAP is +0.200" in result.sentences[1]
         other = {
             "boston": joined(
                 cells("log_density", HMC=-2.1, ensemble=-2.0, MAP=-3), cells("rmse", HMC=2, ensemble=2, MAP=2)
@@ -425,7 +423,7 @@ def test_covariate_shift_is_judged_by_its_rule(reproduced, lost):
     assert result.reproduced is reproduced
     if reproduced:
         assert (
-            "accuracy falls by 0.300 ± 0.000 (HMC), 0.100 ± 0.000 (ensemble), 0.200 ± 0.000 (MAP)"
+            "accuracy drops by 0.300 ± 0.000 (HMC), 0.100 ± 0.000 (ensemble), 0.200 ± 0.000 (MAP)"
             in result.sentences[1]
         )
-        assert "clearly loses more than both on noise, blur, contrast, rotation, shift" in result.sentences[2]
+        assert "drops significantly more than both on noise, blur, contrast, rotation, shift" in result.sentences[2]

@@ -1,4 +1,4 @@
-"""The studies that put six methods side by side on small made-up regressions and clusters."""
+"""The studies that compare six methods on small synthetic regressions and clusters."""
 
 import json
 import re
@@ -18,7 +18,7 @@ SIX = ("mle", "map", "dropout", "bbb", "ensemble", "hmc")
 
 
 def written(folder):
-    """What a study left in its folder, after a look at every file."""
+    """Check every file a study wrote. Return its results."""
     results = json.loads((folder / "results.json").read_text())
     text = (folder / "README.md").read_text()
     shown = re.findall(r"!\[[^\]]+\]\((\w[\w-]*)\.svg\)", text)
@@ -63,7 +63,7 @@ def test_a_study_without_files_ends_in_a_page(name, tmp_path):
 # -- the rules
 
 
-def gap_figures(ratio, gain, beyond=1.0):
+def gap_values(ratio, gain, beyond=1.0):
     flat = {"on_data": [0.1] * 4, "in_gap": [0.1] * 4, "ratio": [1.0] * 4, "coverage": [0.5] * 4}
     base = {m: flat | {"log_density": [0.0] * 4, "log_density_beyond": [0.0] * 4} for m in SIX}
     shifts = np.array([-0.1, 0.0, 0.1, 0.05])
@@ -79,24 +79,26 @@ def gap_figures(ratio, gain, beyond=1.0):
     "ratio, gain, held", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
 )
 def test_gap_rule(ratio, gain, reproduced):
-    sentences, found = pictures.judge_gap(gap_figures(ratio, gain))
+    sentences, found = pictures.judge_gap(gap_values(ratio, gain))
     assert found is reproduced
-    assert sentences[0].startswith("The finding reproduced:" if reproduced else "The finding did not hold")
-    assert side.mean_text(gap_figures(ratio, gain)["hmc"]["ratio"]) in sentences[0]
-    assert ("in full" in sentences[0]) == ((ratio > 2) != (gain > 1))
+    partly = (ratio > 2) != (gain > 1)
+    verdict = "Reproduced:" if reproduced else "Not fully reproduced:" if partly else "Not reproduced:"
+    assert sentences[0].startswith(verdict)
+    assert side.mean_text(gap_values(ratio, gain)["hmc"]["ratio"]) in sentences[0]
+
     assert "MC-Dropout, Bayes by Backprop" in sentences[2]  # their ratio is 1: not wider
 
 
-def test_gap_says_whose_ratio_is_largest_and_who_predicts_best():
-    figures = gap_figures(5.0, 2.0, beyond=-3.0)
-    figures["ensemble"] = figures["ensemble"] | {"ratio": [9.0, 9.1, 9.2, 9.0], "log_density": [4.0, 4.1, 4.2, 4.1]}
-    sentences, _ = pictures.judge_gap(figures)
+def test_gap_names_the_largest_ratio_and_the_best_predictions():
+    values = gap_values(5.0, 2.0, beyond=-3.0)
+    values["ensemble"] = values["ensemble"] | {"ratio": [9.0, 9.1, 9.2, 9.0], "log_density": [4.0, 4.1, 4.2, 4.1]}
+    sentences, _ = pictures.judge_gap(values)
     assert "the largest is that of deep ensemble" in sentences[1]
-    assert "best predicted by deep ensemble" in sentences[3]
+    assert "The best predictions in the gap are those of deep ensemble" in sentences[3]
     assert "is not above MAP's" in sentences[4]
 
 
-def star_figures(point, average):
+def star_values(point, average):
     shifts = np.array([-0.01, 0.0, 0.01])
     values = {m: average if m in side.AVERAGES else point for m in SIX}
     return {
@@ -108,11 +110,11 @@ def star_figures(point, average):
     "point, average, held", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
 )
 def test_star_rule(point, average, reproduced):
-    sentences, found = pictures.judge_star(star_figures(point, average))
+    sentences, found = pictures.judge_star(star_values(point, average))
     assert found is reproduced
     assert f"MAP has a confidence of {point:.2f}" in sentences[0]
     assert f"average one of {average:.2f}" in sentences[0]
-    assert ("are as good as certain" in sentences[2]) == (average >= 0.9)
+    assert ("are practically certain" in sentences[2]) == (average >= 0.9)
 
 
 @pytest.mark.parametrize("power, held", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
@@ -128,7 +130,7 @@ def test_sharpening_rule(power, reproduced):
     assert f"N to the power {side.mean_text(slopes['hmc'])}" in sentences[0]
     assert "sharpens towards MAP" in sentences[2]
     backwards = dict(zip(sizes, reversed(to_map.values())))
-    assert "does not come nearer to MAP" in sharpening.judge(doubt, slopes, backwards)[0][2]
+    assert "does not come closer to MAP" in sharpening.judge(doubt, slopes, backwards)[0][2]
 
 
 def test_one_repeat_never_counts_as_evidence():
@@ -156,7 +158,7 @@ def paper_file(root, **changes):
     return root
 
 
-def test_the_papers_set_is_read_and_cut_into_places(tmp_path):
+def test_the_papers_data_set_is_read_and_divided_into_regions(tmp_path):
     points = paper_regression.read(Options(root=paper_file(tmp_path)))
     assert points.features.shape == (24, 2)
     assert torch.allclose(points.features[:, 0] * 30, points.x)
@@ -178,7 +180,7 @@ def test_synthetic_regression_ends_in_a_page(tmp_path, monkeypatch):
     assert all(0 <= d <= 1 for m in numbers["methods"].values() for d in m.get("distance", []))
 
 
-def paper_figures(between, distance):
+def paper_values(between, distance):
     row = {"on_data": [0.01] * 3, "between": [0.02] * 3, "beyond": [0.05] * 3, "rmse": [0.1] * 3}
     found = {
         m: row | {"distance": (distance + np.array([-0.01, 0, 0.01])).tolist()} for m in paper_regression.METHODS[:-1]
@@ -188,9 +190,9 @@ def paper_figures(between, distance):
 
 @pytest.mark.parametrize("between, distance, held", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
 def test_synthetic_rule(between, distance, reproduced):
-    sentences, found = paper_regression.judge(paper_figures(between, distance), floor=0.1)
+    sentences, found = paper_regression.judge(paper_values(between, distance), floor=0.1)
     assert found is reproduced
-    assert ("cannot be told from it" in sentences[0]) == (distance < 0.2)
+    assert ("cannot be distinguished from it" in sentences[0]) == (distance < 0.2)
     assert side.mean_text([b / 0.01 for b in (between - 0.001, between, between + 0.001)], 1) in sentences[0]
 
 

@@ -43,9 +43,9 @@ def test_a_study_ends_in_a_page(root, tmp_path):
     folder = tmp_path / "out"
     names = {"index.html", "README.md", "results.json", "active-mnist.svg"}
     assert {p.name for p in folder.iterdir()} == names
-    told = json.loads((folder / "results.json").read_text())
-    assert set(told["numbers"]["needed"]) == set(active_cell.ARMS)
-    curve = told["numbers"]["curves"]["bald-dropout"][0]
+    stored = json.loads((folder / "results.json").read_text())
+    assert set(stored["numbers"]["needed"]) == set(active_cell.ARMS)
+    curve = stored["numbers"]["curves"]["bald-dropout"][0]
     assert curve["labels"][0] == 10
     assert curve["labels"] == sorted(curve["labels"])
     assert all(0 <= a <= 1 for a in curve["accuracy"])

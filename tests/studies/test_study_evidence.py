@@ -37,11 +37,11 @@ def test_it_runs_from_the_command_line(root, tmp_path):
     words = ["study", "evidence-picks-the-model", "--root", str(root), "--quick", "--out", str(out), "--quiet"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
-    told = json.loads((out / "results.json").read_text())
-    assert told["held"] is None  # one split has no interval
-    assert set(told["numbers"]["groups"]) == set(evidence.NAMES)
-    assert set(told["numbers"]["groups"]["yacht"]) == {"2, 0.5", "2, 2", "4, 0.5", "4, 2"}
-    assert all(v is not None for model in told["numbers"]["groups"]["yacht"].values() for v in model["laplace"])
+    stored = json.loads((out / "results.json").read_text())
+    assert stored["held"] is None  # one split has no interval
+    assert set(stored["numbers"]["groups"]) == set(evidence.NAMES)
+    assert set(stored["numbers"]["groups"]["yacht"]) == {"2, 0.5", "2, 2", "4, 0.5", "4, 2"}
+    assert all(v is not None for model in stored["numbers"]["groups"]["yacht"].values() for v in model["laplace"])
     text = (out / "README.md").read_text()
     assert [picture.name for picture in out.glob("*.svg")] == ["evidence.svg"]
     assert "(evidence.svg)" in text
