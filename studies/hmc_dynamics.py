@@ -124,7 +124,7 @@ def judge_length(cells: Cells) -> bool | None:
 
 
 def against_length(cells: Cells) -> list[str]:
-    """Return the evidence against length tau on one data set, as phrases."""
+    """Return what argues against length tau on one data set, as phrases."""
     per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
     best = max(per, key=lambda f: per[f])
     costs = zip(cells[best]["per_1000_gradients"], cells["1"]["per_1000_gradients"], strict=True)
@@ -160,7 +160,8 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
             + "."
         )
         if each[g] is False:
-            said.append(f"{g}: evidence against tau: {' and '.join(against_length(cells))}.")
+            against = against_length(cells)
+            said.append(f"{g}: {' and '.join(against)} {'argues' if len(against) == 1 else 'argue'} against tau.")
         key, _, digits = score_of(g)
         for f in cells:
             published = PUBLISHED_LENGTH[float(f)] if g == "mnist" else ("", "")

@@ -76,7 +76,7 @@ def gap_values(ratio, gain, beyond=1.0):
 
 
 @pytest.mark.parametrize(
-    "ratio, gain, held", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
+    "ratio, gain, reproduced", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
 )
 def test_gap_rule(ratio, gain, reproduced):
     sentences, found = pictures.judge_gap(gap_values(ratio, gain))
@@ -107,7 +107,7 @@ def star_values(point, average):
 
 
 @pytest.mark.parametrize(
-    "point, average, held", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
+    "point, average, reproduced", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
 )
 def test_star_rule(point, average, reproduced):
     sentences, found = pictures.judge_star(star_values(point, average))
@@ -117,7 +117,7 @@ def test_star_rule(point, average, reproduced):
     assert ("are practically certain" in sentences[2]) == (average >= 0.9)
 
 
-@pytest.mark.parametrize("power, held", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
+@pytest.mark.parametrize("power, reproduced", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
 def test_sharpening_rule(power, reproduced):
     sizes = (10, 100, 1000)
     doubt = {m: {n: [0.0, 0.0] for n in sizes} for m in ("mle", "map")}
@@ -188,7 +188,7 @@ def paper_values(between, distance):
     return found | {"hmc": row | {"between": (between + np.array([-0.001, 0, 0.001])).tolist()}}
 
 
-@pytest.mark.parametrize("between, distance, held", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
+@pytest.mark.parametrize("between, distance, reproduced", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
 def test_synthetic_rule(between, distance, reproduced):
     sentences, found = paper_regression.judge(paper_values(between, distance), floor=0.1)
     assert found is reproduced

@@ -67,7 +67,7 @@ def test_token_ids_and_stored_differences():
 
 
 @pytest.mark.parametrize(
-    "steps, held", [((0.0, 0.1, 0.2, 0.3), True), ((0.3, 0.2, 0.1, 0.0), False), ((0.1,) * 4, None)]
+    "steps, reproduced", [((0.0, 0.1, 0.2, 0.3), True), ((0.3, 0.2, 0.1, 0.0), False), ((0.1,) * 4, None)]
 )
 def test_the_order_is_judged_by_paired_differences(steps, reproduced):
     rng = np.random.default_rng(0)

@@ -168,7 +168,7 @@ def ood_numbers(gain, error):
     return auroc, {m: dict.fromkeys(ood.SCORES, (gain if m == "ensemble" else 0.0, error)) for m in auroc}
 
 
-@pytest.mark.parametrize("gain, error, held", [(0.03, 0.005, True), (0.03, 0.02, False), (-0.03, 0.005, False)])
+@pytest.mark.parametrize("gain, error, reproduced", [(0.03, 0.005, True), (0.03, 0.02, False), (-0.03, 0.005, False)])
 def test_ood_rule(gain, error, reproduced):
     sentences, found = ood.judge(*ood_numbers(gain, error))
     assert found is reproduced

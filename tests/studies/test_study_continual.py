@@ -136,7 +136,7 @@ def made(vcl=0.2, coreset=0.3):
 
 
 @pytest.mark.parametrize(
-    "change, held",
+    "change, reproduced",
     [({}, True), ({"vcl": 0.0}, False), ({"coreset": -0.1}, False), ({"vcl": 0.004}, False), ({"vcl": -0.2}, False)],
 )
 def test_the_rule(change, reproduced):
