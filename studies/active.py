@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from credibly.report.page import Column, Table, Value
 from credibly.report.pictures import Picture
 from studies import side_by_side as side
 from studies.active_cell import ARMS, DRAWS, METHODS, PRIOR, QUICK, RULES, Size, method_of, prepared, run_cell
-from studies.study import Options, Result, Study, mean_error
+from studies.study import Options, Result, Study, mean_error, write_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +44,7 @@ def run(options: Options) -> Result:
         options.report(f"{arm}, seed {seed}", done, len(todo))
         made[arm, seed] = run_cell(arm, seed, digits, size, options.device)
         if folder is not None:
-            _write(_place(folder, arm, seed), made[arm, seed])
+            write_json(_place(folder, arm, seed), made[arm, seed])
     for arm in arms:
         for seed in seeds:
             known = made.get((arm, seed))
@@ -75,7 +74,7 @@ def _plan(options: Options) -> tuple[Size, list[int], tuple[str, ...], Path | No
         place = folder / "settings.json"
         if place.is_file() and json.loads(place.read_text(encoding="utf-8")) != mine:
             raise InputError("--set", f"cells={folder} contains runs of other settings", "Choose another folder")
-        _write(place, mine)
+        write_json(place, mine)
     arms = tuple(arm for arm in ARMS if arm in asked)
     return size, [options.seed + i for i in range(int(count))], arms, folder
 
@@ -93,15 +92,6 @@ def _read(options: Options, size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]
 
 def _place(folder: Path, arm: str, seed: int) -> Path:
     return folder / f"{arm}-{seed}.json"
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # -- the result --------------------------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ def judge(accuracy: Accuracies) -> tuple[tuple[str, ...], bool]:
         for strategy in ("vcl", "vcl-coreset")
     )
     lines = [
-        f"{BENCHMARKS[name]}: {side.listed([f'{STRATEGIES[k]} {side.mean_text(v, 3)}' for k, v in by_strategy.items()])}"
-        for name, by_strategy in means.items()
+        f"{BENCHMARKS[name]}: {side.listed([f'{STRATEGIES[k]} {side.mean_text(v, 3)}' for k, v in mine.items()])}"
+        for name, mine in means.items()
     ]
     more = [
         f"{STRATEGIES[strategy]} {mean:+.3f} ± {error:.3f} on {BENCHMARKS[name]}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -166,6 +167,16 @@ def write_result(study: Study, result: Result, options: Options, seconds: float,
     }
     (folder / "results.json").write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
     return write(page_of(study, result, options, seconds), folder / "index.html")
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file atomically: a reader sees the old file or the whole new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def standalone(picture: Picture) -> str:

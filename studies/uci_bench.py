@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from credibly.report.page import Column, Page, Section, Table, Value, write
 from credibly.report.pictures import Picture, picture
 from studies.published import DIGITS, LABELS, PUBLISHED
 from studies.shared_cells import share_out
-from studies.study import markdown_table, mean_error, plus_minus, standalone
+from studies.study import markdown_table, mean_error, plus_minus, standalone, write_json
 from studies.uci_cell import METHODS, choose, one_thread, run_cell
 
 Cells = dict[tuple[str, str], list[dict[str, Any]]]  # by (data set, method): one entry per split
@@ -82,7 +81,7 @@ def run(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> 
     folder, everyone = plan.out / "cells", world.current()
     folder.mkdir(parents=True, exist_ok=True)
     if everyone.leader:
-        _write(plan.out / "settings.json", _settings(plan))
+        write_json(plan.out / "settings.json", _settings(plan))
     todo = [(n, s) for n, s in plan.cells() if any(not _path(folder, n, s, m).is_file() for m in plan.methods)]
     total = len(todo)
     if everyone.size > 1:
@@ -122,27 +121,18 @@ def _split(plan: Plan, name: str, split: int) -> None:
     options: dict[str, Any] = {"seed": plan.seed, "quick": plan.quick}
     path = _path(folder, name, split, "choice")
     if not path.is_file():
-        _write(path, choose(plan.root, name, split, **options))
+        write_json(path, choose(plan.root, name, split, **options))
     chosen = json.loads(path.read_text(encoding="utf-8"))
     for method in missing:
         try:
             found = run_cell(plan.root, name, split, method, chosen, device=plan.device, **options)
         except (TrainingError, SamplingError) as error:  # a failed fit is recorded, and the run continues without it
             found = {"data": name, "split": split, "method": method, "seed": plan.seed, "error": str(error)}
-        _write(_path(folder, name, split, method), found)
+        write_json(_path(folder, name, split, method), found)
 
 
 def _path(folder: Path, name: str, split: int, method: str) -> Path:
     return folder / f"{name}-{split:02d}-{method}.json"
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def collect(plan: Plan) -> Cells:

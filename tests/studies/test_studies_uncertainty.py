@@ -184,7 +184,7 @@ def test_bootstrap_gives_the_error_of_an_auroc_and_of_paired_differences():
     kept = dict.fromkeys(ood.METHODS, scores)
     auroc = {m: {n: dict.fromkeys(ood.SCORES, (0.76, math.nan)) for n in ood.FAR} for m in ood.METHODS}
     gains = ood.bootstrap(kept, auroc, 0, 200)
-    # Two normals one standard deviation apart: AUROC 0.76, and by Hanley and McNeil an error of 0.0168 for 400 against 400.
+    # Two normals one standard deviation apart: AUROC 0.76, error 0.0168 for 400 against 400 (Hanley and McNeil).
     for name in ood.FAR:
         assert auroc["ensemble"][name]["total"][1] == pytest.approx(0.0168, rel=0.25)
     assert gains["ensemble"]["total"] == (0.0, 0.0)  # the same scores on the same resamples
