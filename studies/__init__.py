@@ -1,6 +1,6 @@
-"""Published findings as runs that anyone can repeat: each study ends in a table, a picture and a sentence from the numbers.
+"""Reproductions of published findings: each study ends in a table, pictures and conclusions computed from its numbers.
 
-Nothing is imported before a study is asked for by name, so that listing them is quick.
+A study's module is imported only when the study is requested by name, so listing them is quick.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from credibly.errors import InputError
+from credibly.core.checks import check_choice
 
 if TYPE_CHECKING:
     from studies.study import Study
 
-# The module in this package that holds the study of each name, as its value STUDY or in its dict STUDIES.
+# The module of this package whose dict `STUDIES` holds the study of each name.
 MODULES: dict[str, str] = {
     "hmc-reference": "hmc_reference",
     "gap-regression": "pictures",
@@ -40,9 +40,8 @@ MODULES: dict[str, str] = {
 
 
 def find(name: str) -> Study:
-    """The study of a name; an unknown one is refused with those there are."""
-    if name not in MODULES:
-        raise InputError("NAME", f"found {name!r}", f"The studies are {', '.join(MODULES)}")
+    """Return the study with the given name. Raise for an unknown one."""
+    check_choice("NAME", name, MODULES)
     module = importlib.import_module(f"studies.{MODULES[name]}")
     found: Study = module.STUDIES[name]
     return found

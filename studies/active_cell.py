@@ -1,8 +1,8 @@
-"""One run of `active-mnist`: a method that asks for labels by one rule, from twenty digits until it is right often enough.
+"""One run of `active-mnist`: one method with one acquisition rule, from twenty labels until the target accuracy.
 
-What the network sees of a digit is fixed: edges of eight directions, averaged over overlapping squares around a 7 x 7 grid, and
-scaled to length one. On top of it 392-64-10 is learned, so that a fit takes a fraction of a second on a processor and there can
-be one for every batch of labels.
+The features of a digit are fixed: edges in eight directions, averaged over overlapping squares on a 7 x 7 grid and
+normalised to unit length. A 392-64-10 network is trained on them; a fit takes a fraction of a second on a CPU, so every
+batch of labels can have one.
 """
 
 from __future__ import annotations
@@ -26,17 +26,27 @@ from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 from studies import side_by_side as side
 
-RULES = {"random": "random", "bald": "BALD", "batch": "BALD, batch form"}
+RULES = {"random": "random", "bald": "BALD", "batch": "BatchBALD"}
 METHODS = ("dropout", "ensemble", "bbb")
 ARMS = tuple(f"{rule}-{method}" for method in METHODS for rule in RULES)
 HIDDEN, PRIOR = 64, 15.0
 DIRECTIONS, GRID = 8, 7
-DRAWS = 20  # passes or draws of a score and of a test; an ensemble has its members
+DRAWS = 20  # passes or draws per score and per test; an ensemble uses its members
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is: rows to choose from, labels of each class to begin with, labels a round, the most, training steps."""
+    """The size of a run.
+
+    Attributes:
+        pool: rows to choose from.
+        each: initial labels per class.
+        batch: labels per round.
+        most: the maximum number of labels.
+        steps: training steps of an ensemble member.
+        members: members of the ensemble.
+        target: the accuracy at which a run ends.
+    """
 
     pool: int = 10_000
     each: int = 2
@@ -61,7 +71,7 @@ class Digits:
 
 
 def edges(images: Tensor) -> Tensor:
-    """(N, 28, 28) of bytes to (N, 392): how strong edges of each direction are around each place of the grid."""
+    """Return the strength of edges in each direction at each grid point: bytes (N, 28, 28) to features (N, 392)."""
     parts = []
     for some in images.split(2000):
         padded = nn.functional.pad(some.unsqueeze(1).float() / 255, (1, 1, 1, 1))
@@ -72,9 +82,8 @@ def edges(images: Tensor) -> Tensor:
         for number in range(DIRECTIONS):
             angle = 2 * math.pi * number / DIRECTIONS
             along = (across * math.cos(angle) + down * math.sin(angle)).clamp_min_(0)
-            maps.append(
-                along * (along / length).square_()
-            )  # the third power of the cosine: a narrower range of directions
+            # The third power of the cosine: a narrower range of directions.
+            maps.append(along * (along / length).square_())
         stacked = torch.cat(maps, 1)
         smooth = nn.functional.avg_pool2d(stacked, 5, stride=1, padding=2)
         grid = nn.functional.avg_pool2d(smooth, 5, stride=4, padding=2).flatten(1)
@@ -83,14 +92,14 @@ def edges(images: Tensor) -> Tensor:
 
 
 def prepared(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) -> Digits:
-    """Features centred by those to choose from, in units of their overall deviation; no label is looked at."""
+    """Return features centred and scaled by the overall standard deviation of the pool. Uses no labels."""
     pool, test = edges(x), edges(x_test)
     centre, scale = pool.mean(0), pool.std()
     return Digits((pool - centre) / scale, y, (test - centre) / scale, y_test)
 
 
 def method_of(name: str, size: Size) -> Method:
-    """The methods as they are run here. Members keep their learning rate: brought to rest they come out alike."""
+    """Return the method with this study's settings. With a decaying learning rate the members would be alike."""
     if name == "dropout":
         return MCDropout(rate=0.5, insert="*", steps=2 * size.steps, compile=False)
     if name == "ensemble":
@@ -99,7 +108,7 @@ def method_of(name: str, size: Size) -> Method:
 
 
 def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu") -> dict[str, Any]:
-    """The accuracy after every batch of labels, and the labels that were needed; None where the most were not enough."""
+    """Run one arm. Return the accuracy after every batch and the labels needed (None if the target was missed)."""
     rule, name = arm.split("-")
     start, rest = _beginning(digits, seed, size)
     with global_stream(seed, "study network"):
@@ -114,12 +123,19 @@ def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu
         return {"accuracy": float((found == y_test).double().mean())}
 
     learner = ActiveLearner(
-        problem, digits.x[rest].to(device), "batch_bald" if rule == "batch" else rule, batch=size.batch,
-        method=method_of(name, size), oracle=lambda rows, x: truth[rows], draws=DRAWS, seed=seed, progress=False,
-    )  # fmt: skip
+        problem,
+        digits.x[rest].to(device),
+        "batch_bald" if rule == "batch" else rule,
+        batch=size.batch,
+        method=method_of(name, size),
+        oracle=lambda rows, x: truth[rows],
+        draws=DRAWS,
+        seed=seed,
+        progress=False,
+    )
     with side.one_thread():
         history = learner.run(
-            labels=size.most - len(start), evaluate=accuracy, until=lambda figures: figures["accuracy"] >= size.target
+            labels=size.most - len(start), evaluate=accuracy, until=lambda metrics: metrics["accuracy"] >= size.target
         )
     labels = [len(start) + entry["labels"] for entry in history]
     reached = [entry["figures"]["accuracy"] for entry in history]
@@ -128,7 +144,7 @@ def run_cell(arm: str, seed: int, digits: Digits, size: Size, device: str = "cpu
 
 
 def _beginning(digits: Digits, seed: int, size: Size) -> tuple[Tensor, Tensor]:
-    """Rows to begin with, as many of each class, and those to choose from: the same for all arms of a seed."""
+    """Return the initial rows, balanced over classes, and the pool: the same for all arms of a seed."""
     order = torch.randperm(len(digits.y), generator=stream(seed, "active rows"))[: size.pool]
     start = torch.cat([order[digits.y[order] == k][: size.each] for k in range(10)])
     return start, order[~torch.isin(order, start)]

@@ -1,16 +1,16 @@
-"""Two findings on HMC beside other methods: how far these are from it, and whether its average predicts better.
+"""Two findings on HMC and other methods: how far the others are from it, and whether its model average predicts better.
 
-`sgmcmc-vs-hmc`. Chains of HMC in two halves: the first is the reference, and the second half and every other method (same
-network, same prior) are compared with it by agreement and total variation. Rule, set before any run: the finding (SG-MCMC and
-VI are not the HMC posterior) holds where SGHMC, SGLD and Bayes by Backprop each have a clearly larger total variation from
-the reference than the second half of HMC has; it fails where one of them has a clearly smaller one. The published order of
-methods is told beside, by how many pairs are in it.
+`sgmcmc-vs-hmc`. The HMC chains are divided into two halves: the first is the reference; the second and every other
+method (same network, same prior) are compared with it by agreement and total variation. Rule, fixed before any run: the
+finding (SG-MCMC and VI do not match the HMC posterior) is reproduced if SGHMC, SGLD and Bayes by Backprop each have a
+significantly larger total variation from the reference than the second half of HMC, and not reproduced if one of them
+has a significantly smaller one. The number of method pairs in the published order is reported as well.
 
-`bma-vs-sgd-vs-ensemble`. The average over HMC against MAP (plain training with weight decay) and a deep ensemble of ten. HMC
-keeps the prior that was fixed beforehand; MAP and ensemble have theirs chosen, of half, one and two times that scale, by how
-an ensemble of three predicts a fifth of the training rows. Rule: the finding holds where over all repeats the log density of
-HMC is clearly above that of both, and on every data set its mean is above that of both. It fails where over all repeats it is
-not above one of them. Otherwise the numbers cannot tell.
+`bma-vs-sgd-vs-ensemble`. The HMC model average against MAP (plain training with weight decay) and a deep ensemble of
+ten. HMC uses the prior fixed in advance; the prior scale of MAP and the ensemble is chosen from half, one and two times
+that scale, by the predictions of an ensemble of three on a held-out fifth of the training rows. Rule: the finding is
+reproduced if over all repeats the log density of HMC is significantly above that of both, and its mean is above both on
+every data set. It is not reproduced if over all repeats it is not above one of them. Otherwise it is inconclusive.
 """
 
 from __future__ import annotations
@@ -33,36 +33,41 @@ from studies.hmc_parts import (
     Task,
     clear,
     clearly_below,
+    difference,
     dots,
-    gap,
     hmc,
     image_task,
     one_thread,
     part_of,
     score_of,
+    signed,
     size_note,
     summary,
     table_task,
-    told,
     verdict,
 )
 from studies.study import Options, Result, Study, mean_error, plus_minus
 
 TABLES = ("boston", "concrete", "energy", "yacht")
 SAMPLERS = ("SGHMC", "SGLD", "BBB")
-# In the order of the article (agreement in per cent and total variation on CIFAR-10); the names are those used here.
+# Agreement in per cent and total variation on CIFAR-10, in the order of the article and under the names used here.
 PUBLISHED_DISTANCE = {
-    "HMC": (94.01, 0.074), "SGHMC": (91.98, 0.109), "SGLD": (91.54, 0.110), "ensemble": (91.52, 0.115),
-    "BBB": (88.75, 0.136), "MAP": (85.48, 0.190),
-}  # fmt: skip
-# Accuracy and log likelihood on CIFAR-10, read off a figure; RMSE and log likelihood of HMC and SGD on other splits of the tables.
+    "HMC": (94.01, 0.074),
+    "SGHMC": (91.98, 0.109),
+    "SGLD": (91.54, 0.110),
+    "ensemble": (91.52, 0.115),
+    "BBB": (88.75, 0.136),
+    "MAP": (85.48, 0.190),
+}
+# Accuracy and log likelihood on CIFAR-10, read off a figure; log likelihood of HMC and SGD on other splits of the
+# tables.
 PUBLISHED_SCORE = {"HMC": (0.906, -0.307), "ensemble": (0.893, -0.32), "MAP": (0.833, -0.795)}
 PUBLISHED_TABLES = {"concrete": (-2.67, -3.37), "yacht": (0.56, -2.9), "boston": (-2.39, -2.71), "energy": (-1.1, -1.5)}
 
 
-# -- how far other methods are from HMC ----------------------------------------------------------------------------------
+# -- distance from HMC -------------------------------------------------------------------------------------------------
 def run_distance(options: Options) -> Result:
-    """Every method against one half of HMC's chains."""
+    """Compare every method with one half of the HMC chains."""
     quick = options.quick
     small = {"side": 4, "hidden": 8, "test": 100}
     tasks = [image_task(options, 0, 100, **small)] if quick else [image_task(options, i) for i in range(3)]
@@ -70,7 +75,7 @@ def run_distance(options: Options) -> Result:
     with one_thread():
         for repeat, task in enumerate(tasks):
             problem, done = task.problem(), repeat * len(PUBLISHED_DISTANCE)
-            options.tell(f"{task.group} {task.repeat}: HMC", done, total)
+            options.report(f"{task.group} {task.repeat}: HMC", done, total)
             size = (
                 {"chains": 4, "warmup": 20, "draws": 8, "max_steps": 10}
                 if quick
@@ -81,25 +86,25 @@ def run_distance(options: Options) -> Result:
             mixing.add("rhat", "HMC", {"most": _rhat(task, posterior)})
             tally.add(task.group, "HMC", evaluation.compare(second, first) | task.judge(second))
             for place, (name, method) in enumerate(_others(quick).items(), 1):
-                options.tell(f"{task.group} {task.repeat}: {name}", done + place, total)
+                options.report(f"{task.group} {task.repeat}: {name}", done + place, total)
                 fitted = method.fit(problem, seed=task.seed, progress=False)
                 predictive = fitted.predict(task.x_test)
                 tally.add(task.group, name, evaluation.compare(predictive, first) | task.judge(predictive))
                 if name in ("SGHMC", "SGLD"):
                     mixing.add("rhat", name, {"most": _rhat(task, fitted)})
     worst = ", ".join(f"{name} {max(row['most']):.2f}" for name, row in mixing.groups["rhat"].items())
-    settings = "; ".join(f"{n}: {_told(m)}" for n, m in _others(quick).items())
+    settings = "; ".join(f"{n}: {_settings_text(m)}" for n, m in _others(quick).items())
     notes = (
         size_note(tasks),
-        f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} iterations of warm-up, begun at fresh "
-        f"networks. {settings}. 99 of 100 predictions have R-hat within (worst repeat): {worst}.",
-        "How near SG-MCMC comes depends on its length: a first run with 5,000 steps a chain in place of 44,000 left SGHMC and SGLD at a "
-        "total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 pairs in the published order. Its chains have not mixed "
-        "after 44,000 steps either (R-hat above).",
-        "SGLD and SGHMC take the step size of this library's rule, which holds their bias down, with a constant schedule. The "
-        "article's runs were longer. The published column is ResNet-20-FRN on CIFAR-10, read from a table.",
-    )  # fmt: skip
-    return tell_distance(tally.groups["mnist"], notes)
+        f"HMC: {size['chains']} chains of {size['draws']} draws after {size['warmup']} warm-up iterations, randomly "
+        f"initialised. {settings}. 99 % quantile of R-hat over predictions in the worst repeat: {worst}.",
+        "How close SG-MCMC comes depends on the length of its chains: a first run with 5,000 steps per chain instead "
+        "of 44,000 left SGHMC and SGLD at a total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 "
+        "pairs in the published order. The chains have not mixed after 44,000 steps either (see R-hat above).",
+        "SGLD and SGHMC use this library's default step size, which limits their bias, with a constant schedule. The "
+        "article's runs were longer. The published columns are for ResNet-20-FRN on CIFAR-10, from a table.",
+    )
+    return result_of_distance(tally.groups["mnist"], notes)
 
 
 def _others(quick: bool) -> dict[str, Any]:
@@ -119,12 +124,12 @@ def _others(quick: bool) -> dict[str, Any]:
 
 
 def _rhat(task: Task, posterior: Any) -> float:
-    """The R-hat that 99 of 100 predictions stay within."""
+    """Return the 99 % quantile of R-hat over predictions."""
     found = posterior.diagnostics(task.x_test[:500]).functions
     return float("nan") if found is None else float(found.rhat_most)
 
 
-def _told(method: Any) -> str:
+def _settings_text(method: Any) -> str:
     known = ("chains", "warmup", "draws", "thin", "members", "steps")
     values = {key: getattr(method, key, None) for key in known}
     return ", ".join(f"{key} {value:,}" for key, value in values.items() if isinstance(value, int) and value)
@@ -135,56 +140,69 @@ def _per_cent(found: tuple[float, float]) -> tuple[float, float]:
 
 
 def pairs_in_order(cells: Cells) -> tuple[int, int]:
-    """How many pairs of methods have their total variations in the published order, and how many there are."""
+    """Return how many pairs of methods have their total variations in the published order, and the number of pairs."""
     pairs = list(itertools.combinations([m for m in PUBLISHED_DISTANCE if m in cells], 2))
     means = {m: summary(cells, m, "total_variation")[0] for m in cells}
     return sum(means[a] < means[b] for a, b in pairs), len(pairs)
 
 
 def judge_distance(cells: Cells) -> bool | None:
-    """Whether SG-MCMC and VI differ from HMC by more than HMC from itself, by the rule above."""
-    beyond = [gap(cells, name, "HMC", "total_variation") for name in SAMPLERS]
+    """Return whether SG-MCMC and VI differ from HMC by more than HMC from itself, by the rule above."""
+    beyond = [difference(cells, name, "HMC", "total_variation") for name in SAMPLERS]
     if any(map(clearly_below, beyond)):
         return False
     return True if all(map(clear, beyond)) else None
 
 
-def tell_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
-    """The result from the figures."""
-    held = judge_distance(cells)
+def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
+    """Return the result computed from the values of all repeats."""
+    reproduced = judge_distance(cells)
     right, pairs = pairs_in_order(cells)
     order = sorted(cells, key=lambda m: summary(cells, m, "total_variation")[0])
     floor = summary(cells, "HMC", "total_variation")
     said = (
-        verdict(held, "SG-MCMC and VI are not the HMC posterior"),
-        f"Total variation from one half of HMC's chains: {plus_minus(*floor)} for the other half, "
-        + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC") + ".",
-        f"In the order of total variation: {', '.join(order)}. Of {pairs} pairs of methods {right} stand in the published order "
-        f"({', '.join(PUBLISHED_DISTANCE)}).",
-    )  # fmt: skip
+        verdict(reproduced, "SG-MCMC and VI do not match the HMC posterior"),
+        f"Total variation from one half of the HMC chains: {plus_minus(*floor)} for the other half, "
+        + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
+        + ".",
+        f"In order of total variation: {', '.join(order)}. {right} of {pairs} pairs of methods are in the published "
+        f"order ({', '.join(PUBLISHED_DISTANCE)}).",
+    )
     rows = tuple(
         (
-            "HMC, other half" if m == "HMC" else m, plus_minus(*summary(cells, m, "total_variation")),
-            plus_minus(*_per_cent(summary(cells, m, "agreement")), 1), plus_minus(*summary(cells, m, "accuracy")),
-            plus_minus(*summary(cells, m, "log_density")), f"{PUBLISHED_DISTANCE[m][1]:.3f}", f"{PUBLISHED_DISTANCE[m][0]:.1f}",
+            "HMC, other half" if m == "HMC" else m,
+            plus_minus(*summary(cells, m, "total_variation")),
+            plus_minus(*_per_cent(summary(cells, m, "agreement")), 1),
+            plus_minus(*summary(cells, m, "accuracy")),
+            plus_minus(*summary(cells, m, "log_density")),
+            f"{PUBLISHED_DISTANCE[m][1]:.3f}",
+            f"{PUBLISHED_DISTANCE[m][0]:.1f}",
         )
         for m in PUBLISHED_DISTANCE
-    )  # fmt: skip
+    )
     columns = (
-        Column("method"), Column("total variation", note="From the first half of HMC's chains"), Column("agreement %"),
-        Column("accuracy"), Column("log density"), Column("published total variation (CIFAR-10)"),
+        Column("method"),
+        Column("total variation", note="From the first half of the HMC chains"),
+        Column("agreement %"),
+        Column("accuracy"),
+        Column("log density"),
+        Column("published total variation (CIFAR-10)"),
         Column("published agreement % (CIFAR-10)"),
-    )  # fmt: skip
+    )
     names = list(PUBLISHED_DISTANCE)
     lines = {
         "here": [summary(cells, m, "total_variation") for m in names],
         "published, CIFAR-10": [(PUBLISHED_DISTANCE[m][1], 0.0) for m in names],
     }
     shown = dots(
-        "distance", ["HMC, other half", *names[1:]], lines, xlabel="total variation from HMC",
-        alt="Total variation of each method from HMC, here and as published", size=(5.0, 3.4),
-        caption="From top to bottom in the published order: dots further right are further from HMC.",
-    )  # fmt: skip
+        "distance",
+        ["HMC, other half", *names[1:]],
+        lines,
+        xlabel="total variation from HMC",
+        alt="Total variation of each method from HMC, here and as published",
+        size=(5.0, 3.4),
+        caption="Top to bottom in the published order. Further right is further from HMC.",
+    )
     numbers = {
         "methods": cells,
         "order": order,
@@ -192,12 +210,12 @@ def tell_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
         "pairs": pairs,
         "published": PUBLISHED_DISTANCE,
     }
-    return Result(said, held, Table(columns, rows), (shown,), numbers, notes)
+    return Result(said, reproduced, Table(columns, rows), (shown,), numbers, notes)
 
 
-# -- whether the average predicts better ---------------------------------------------------------------------------------
+# -- the HMC model average against MAP and ensembles -------------------------------------------------------------------
 def run_scores(options: Options) -> Result:
-    """MAP, ensemble and HMC on every data set."""
+    """Run MAP, the ensemble and HMC on every data set."""
     if options.quick:
         tasks = [table_task(options, "boston", 0), image_task(options, 0, 100, side=4, hidden=8, test=100)]
     else:
@@ -206,7 +224,7 @@ def run_scores(options: Options) -> Result:
     tally, chosen, mixing = Tally(), Tally(), Tally()
     with one_thread():
         for done, task in enumerate(tasks):
-            options.tell(f"{task.group} {task.repeat}", done, len(tasks))
+            options.report(f"{task.group} {task.repeat}", done, len(tasks))
             scale = best_scale(task, _trial(options.quick))
             chosen.add(task.group, "scale", {"scale": scale})
             for name, method in _plain(options.quick).items():
@@ -220,19 +238,19 @@ def run_scores(options: Options) -> Result:
     notes = (
         size_note(tasks),
         ("Quick: two short chains, 60 steps and 2 members. At full size " if options.quick else "")
-        + "HMC: 6 chains, 50 iterations of warm-up, 40 draws, trajectories of 0.5 that keep 70 % of their momentum, on "
-        "tables; 4 chains, 40 and 40 iterations, trajectories of pi/2, on images. 99 of 100 predictions have R-hat within (worst "
-        f"repeat): {worst}; above 1.1 the chains have not mixed, and the average is over chains that stand apart. "
-        "MAP and ensemble (10 members): 1,200 steps of Adam, cosine schedule.",
-        f"Prior scales that MAP and ensemble chose inside the training part: {scales}.",
-        "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on splits other than the standard ones, with a noise "
-        "that depends on the inputs. Here the noise is one learned number, and repeats are few.",
-    )  # fmt: skip
-    return tell_scores(tally.groups, notes)
+        + "HMC on tables: 6 chains, 50 warm-up iterations, 40 draws, trajectories of length 0.5 that keep 70 % of "
+        "their momentum; on images: 4 chains, 40 warm-up iterations, 40 draws, trajectories of length pi/2. 99 % "
+        f"quantile of R-hat over predictions in the worst repeat: {worst}; above 1.1 the chains have not mixed, and "
+        "the average is over separated chains. MAP and ensemble (10 members): 1,200 Adam steps, cosine schedule.",
+        f"Prior scales chosen for MAP and the ensemble inside the training part: {scales}.",
+        "Published: ResNet-20-FRN on CIFAR-10 with ensembles of 50; tables on non-standard splits, with "
+        "input-dependent noise. Here the noise is a single learned value, and repeats are few.",
+    )
+    return result_of_scores(tally.groups, notes)
 
 
 def _trial(quick: bool) -> Any:
-    """A small ensemble, by which the prior's scale of MAP and ensemble is chosen."""
+    """Return the small ensemble that the prior scale of MAP and the ensemble is chosen with."""
     return DeepEnsemble(members=2 if quick else 3, steps=60 if quick else 600, compile=False)
 
 
@@ -251,7 +269,7 @@ def _hmc_settings(task: Task, quick: bool) -> dict[str, Any]:
 
 
 def best_scale(task: Task, method: Any) -> float:
-    """The prior's scale at which a method predicts a fifth of the training rows best, fitted to the others."""
+    """Return the prior scale with the highest log density on a held-out fifth of the training rows."""
     order = torch.randperm(len(task.x), generator=stream(task.seed, "held back", task.repeat))
     kept, back = order[len(order) // 5 :], order[: len(order) // 5]
     found = {}
@@ -262,16 +280,16 @@ def best_scale(task: Task, method: Any) -> float:
 
 
 def judge_scores(groups: Mapping[str, Cells]) -> bool | None:
-    """Whether HMC predicts better than both, by the rule above."""
+    """Return whether HMC predicts better than both, by the rule above."""
     over = overall(groups)
     if any(mean <= 0 for mean, _ in over.values()):
         return False
-    every = all(gap(c, "HMC", m, "log_density")[0] > 0 for c in groups.values() for m in ("MAP", "ensemble"))
+    every = all(difference(c, "HMC", m, "log_density")[0] > 0 for c in groups.values() for m in ("MAP", "ensemble"))
     return True if every and all(map(clear, over.values())) else None
 
 
 def overall(groups: Mapping[str, Cells]) -> dict[str, tuple[float, float]]:
-    """The log density of HMC less that of each other method, over all data sets and repeats."""
+    """Return the log density of HMC minus that of each other method, over all data sets and repeats."""
     gaps: dict[str, list[float]] = {"MAP": [], "ensemble": []}
     for cells in groups.values():
         for m, found in gaps.items():
@@ -279,25 +297,27 @@ def overall(groups: Mapping[str, Cells]) -> dict[str, tuple[float, float]]:
     return {m: mean_error(found) for m, found in gaps.items()}
 
 
-def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
-    """The result from the figures."""
-    held, over = judge_scores(groups), overall(groups)
+def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
+    """Return the result computed from the values of all repeats."""
+    reproduced, over = judge_scores(groups), overall(groups)
     said = [
-        verdict(held, "the average over HMC beats plain training and a deep ensemble"),
-        f"Over all data sets and repeats, its log density less that of MAP is {told(over['MAP'])}, less that of the ensemble "
-        f"{told(over['ensemble'])}.",
+        verdict(reproduced, "the HMC model average beats plain training and a deep ensemble"),
+        f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus "
+        f"that of the ensemble {signed(over['ensemble'])}.",
     ]
     rows: list[tuple[Value, ...]] = []
-    lines: dict[str, list[tuple[float, float]]] = {"less MAP": [], "less ensemble": []}
+    lines: dict[str, list[tuple[float, float]]] = {"over MAP": [], "over ensemble": []}
     for g, cells in groups.items():
-        gaps = {m: gap(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
+        gaps = {m: difference(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
         key, name, digits = score_of(g)
         said.append(
-            f"{g}: HMC less MAP {told(gaps['MAP'])}, less the ensemble {told(gaps['ensemble'])} in log density; {name} "
-            + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP")) + "."
-        )  # fmt: skip
+            f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; "
+            f"{name} "
+            + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
+            + "."
+        )
         for m in gaps:
-            lines[f"less {m}"].append(gaps[m])
+            lines[f"over {m}"].append(gaps[m])
         for m in ("HMC", "ensemble", "MAP"):
             published = ""
             if g == "mnist":
@@ -305,27 +325,42 @@ def tell_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
             elif g in PUBLISHED_TABLES and m != "ensemble":
                 published = f"LL {PUBLISHED_TABLES[g][0 if m == 'HMC' else 1]:.2f} (other splits)"
             rows.append(
-                (f"{g}, {m}", plus_minus(*summary(cells, m, "log_density")), plus_minus(*summary(cells, m, key), digits), published)
-            )  # fmt: skip
+                (
+                    f"{g}, {m}",
+                    plus_minus(*summary(cells, m, "log_density")),
+                    plus_minus(*summary(cells, m, key), digits),
+                    published,
+                )
+            )
     columns = (Column("data, method"), Column("log density"), Column("RMSE or accuracy"), Column("published"))
     shown = dots(
-        "bma-gain", list(groups), lines, xlabel="log density of HMC less that of the other", zero=True,
-        alt="Gain of HMC in log density over MAP and over the ensemble on each data set", size=(5.0, 3.4),
-        caption="Right of the line HMC predicts better. Bars are one standard error.",
-    )  # fmt: skip
+        "bma-gain",
+        list(groups),
+        lines,
+        xlabel="gain of HMC in log density",
+        zero=True,
+        alt="Gain of HMC in log density over MAP and over the ensemble on each data set",
+        size=(5.0, 3.4),
+        caption="To the right of the line HMC predicts better. Bars are one standard error.",
+    )
     numbers = {"groups": groups, "overall": over, "published": PUBLISHED_SCORE, "published_tables": PUBLISHED_TABLES}
-    return Result(tuple(said), held, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {
     "sgmcmc-vs-hmc": Study(
-        "sgmcmc-vs-hmc", "How far are other methods from HMC?",
-        f"Finding 6: SG-MCMC and variational inference differ from HMC; in the order HMC, SGHMC, SGLD, ensemble, MFVI, SGD ({SOURCE}).",
-        run_distance, (MNIST,),
+        "sgmcmc-vs-hmc",
+        "How far are other methods from HMC?",
+        "Finding 6: SG-MCMC and variational inference differ from HMC. From closest to furthest: HMC, SGHMC, SGLD, "
+        f"ensemble, MFVI, SGD ({SOURCE}).",
+        run_distance,
+        (MNIST,),
     ),
     "bma-vs-sgd-vs-ensemble": Study(
-        "bma-vs-sgd-vs-ensemble", "Does averaging over the posterior predict better?",
-        f"Finding 1: a Bayesian model average over HMC beats plain training and deep ensembles ({SOURCE}).",
-        run_scores, (*(f"uci/{name}.npz" for name in TABLES), MNIST),
+        "bma-vs-sgd-vs-ensemble",
+        "Does averaging over the posterior predict better?",
+        f"Finding 1: the HMC model average beats plain training and deep ensembles ({SOURCE}).",
+        run_scores,
+        (*(f"uci/{name}.npz" for name in TABLES), MNIST),
     ),
-}  # fmt: skip
+}

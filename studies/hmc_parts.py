@@ -1,12 +1,13 @@
-"""What the studies of HMC share: their tasks, how fits are judged, paired differences over repeats, and their pictures.
+"""Shared parts of the HMC studies: tasks, evaluation of fits, paired differences over repeats, and pictures.
 
-Two kinds of tasks. Tables: data sets of the UCI benchmark in their standard splits, one hidden layer of 50 units, the noise
-learned. Images: MNIST averaged down to a few pixels, a few hundred training images a repeat (disjoint parts of the training
-set), one small hidden layer. All networks have SiLU and the prior N(0, scale^2 / fan-in). The scales were fixed beforehand:
-2 for tables; 5 for images, by images 50,000 to 52,000 of the training set, which no study trains or tests on.
+There are two kinds of tasks. Tables: data sets of the UCI benchmark with their standard splits, one hidden layer of 50
+units, learned noise. Images: MNIST downsampled to a few pixels, a few hundred training images per repeat (disjoint
+subsets of the training set), one small hidden layer. All networks have SiLU activations and the prior N(0, scale^2 /
+fan-in). The scales were fixed in advance: 2 for tables; 5 for images, chosen on images 50,000 to 52,000 of the training
+set, which no study uses.
 
-Over repeats (splits, or parts of the training set) differences are paired. A difference is called clear where it is more than
-two of its standard errors.
+Differences are paired over repeats (splits, or subsets of the training set). A difference is called significant if it
+exceeds two standard errors.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ from studies.study import Options, mean_error, plus_minus
 TABLE_SCALE, IMAGE_SCALE = 2.0, 5.0
 SOURCE = "Izmailov et al. 2021, What are Bayesian neural network posteriors really like?"
 MNIST = "mnist.npz"
-LAST_ROW = 50_000  # training images from here on served to choose the prior's scale
+LAST_ROW = 50_000  # training images from here on were used to choose the prior scale
 
-Cells = Mapping[str, Mapping[str, Sequence[float]]]  # setting -> measure -> a value for each repeat
-Gap = tuple[float, float]  # a mean difference and its standard error
+Cells = Mapping[str, Mapping[str, Sequence[float]]]  # setting -> measure -> one value per repeat
+Estimate = tuple[float, float]  # a mean over repeats and its standard error
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A training set with its test rows, and the network and prior that every method gets.
+    """A training and test set, with the network and prior that every method uses.
 
     Attributes:
-        group: what its repeats are averaged under, such as "boston". repeat: which split or part it is.
-        y_std: of a table's target, so that densities can be told in its units; 1 for labels.
-        scale: of the prior, before division by the root of the fan-in.
-        mean, deviation: of the training images' pixels; inputs are (pixels - mean) / deviation.
+        group: the data set that repeats are averaged over, such as "boston".
+        repeat: the index of the split or subset.
+        scale: the prior scale, before division by the square root of the fan-in.
+        y_std: the standard deviation of a table's target, to report densities in its units; 1 for labels.
+        mean, std: of the training images' pixels; inputs are (pixels - mean) / std.
     """
 
     group: str
@@ -67,24 +69,28 @@ class Task:
     y_std: float = 1.0
     device: str = "cpu"
     mean: Tensor | float = 0.0
-    deviation: Tensor | float = 1.0
+    std: Tensor | float = 1.0
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Inputs from pixels (N, P) between 0 and 1."""
-        return (x - self.mean) / self.deviation
+        """Return the inputs for pixels (N, P) between 0 and 1."""
+        return (x - self.mean) / self.std
 
     def problem(self, scale: float | None = None, temperature: float = 1.0, rows: Tensor | None = None) -> Problem:
-        """The density; with `rows`, of those training rows alone."""
+        """Return the problem, optionally with only the given training rows."""
         with global_stream(self.seed, "study network", self.repeat):
             net = mlp(self.x.shape[1], (self.hidden,), 10 if self.labels else 1)
         x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
         return Problem(
-            net, data=(x, y), likelihood=Categorical() if self.labels else Gaussian("learned"),
-            prior=Normal(scale or self.scale, fan_in=True), temperature=temperature, device=self.device,
-        )  # fmt: skip
+            net,
+            data=(x, y),
+            likelihood=Categorical() if self.labels else Gaussian("learned"),
+            prior=Normal(scale or self.scale, fan_in=True),
+            temperature=temperature,
+            device=self.device,
+        )
 
     def judge(self, predictive: Predictive, y: Tensor | None = None) -> dict[str, float]:
-        """Log density of a test row in the units of the data, and accuracy or root mean squared error."""
+        """Return the mean log density per test row in the units of the data, and the accuracy or RMSE."""
         target = (self.y_test if y is None else y).to(predictive.mean.device)
         found = {"log_density": float(predictive.log_prob(target).double().mean()) - math.log(self.y_std)}
         if self.labels:
@@ -95,60 +101,90 @@ class Task:
 
 
 def table_task(options: Options, name: str, split: int) -> Task:
-    """A split of a data set of the UCI benchmark."""
+    """Return a split of a data set of the UCI benchmark."""
     options.file(f"uci/{name}.npz")
     assert options.root is not None
     d = uci(options.root, name, split)
     return Task(
-        name, split, d.x_train, d.y_train[:, 0], d.x_test, d.y_test[:, 0], False, d.n_hidden or 50, TABLE_SCALE,
-        options.seed, d.y_std, options.device,
-    )  # fmt: skip
+        name,
+        split,
+        d.x_train,
+        d.y_train[:, 0],
+        d.x_test,
+        d.y_test[:, 0],
+        False,
+        d.n_hidden or 50,
+        TABLE_SCALE,
+        options.seed,
+        d.y_std,
+        options.device,
+    )
 
 
 def image_task(
     options: Options, part: int, rows: int = 500, *, side: int = 7, hidden: int = 20, test: int = 2000
 ) -> Task:
-    """A part of the MNIST training set, of `rows` images of side x side pixels; all parts have the same test images."""
+    """Return a subset of `rows` MNIST training images at side x side pixels; all subsets have the same test images."""
     x, y = mnist(options, "train")
     count = min(len(x), LAST_ROW)
     if (part + 1) * rows > count:
-        raise InputError("--root", f"{MNIST} has {count:,} images", f"Part {part} needs {(part + 1) * rows:,}")
+        raise InputError("--root", f"{MNIST} has {count:,} images", f"Subset {part} needs {(part + 1) * rows:,}")
     order = np.random.default_rng([options.seed, 0x4D]).permutation(count)[part * rows : (part + 1) * rows]
     x_test, y_test = mnist(options, "test")
     small = shrunk(x[order], side)
-    mean, deviation = small.mean(0), small.std()
+    mean, std = small.mean(0), small.std()
     return Task(
-        "mnist", part, (small - mean) / deviation, labels_of(y[order]), (shrunk(x_test[:test], side) - mean) / deviation,
-        labels_of(y_test[:test]), True, hidden, IMAGE_SCALE, options.seed, device=options.device, mean=mean,
-        deviation=deviation,
-    )  # fmt: skip
+        "mnist",
+        part,
+        (small - mean) / std,
+        labels_of(y[order]),
+        (shrunk(x_test[:test], side) - mean) / std,
+        labels_of(y_test[:test]),
+        True,
+        hidden,
+        IMAGE_SCALE,
+        options.seed,
+        device=options.device,
+        mean=mean,
+        std=std,
+    )
+
+
+def boston_and_mnist(options: Options, splits: int, parts: int) -> list[Task]:
+    """Return splits of Boston housing and subsets of MNIST; one tiny task of each if `quick`."""
+    if options.quick:
+        return [table_task(options, "boston", 0), image_task(options, 0, 100, side=4, hidden=8, test=100)]
+    tables = [table_task(options, "boston", i) for i in range(splits)]
+    return [*tables, *(image_task(options, i) for i in range(parts))]
 
 
 def mnist(options: Options, part: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Images (N, 28, 28) uint8 and labels of "train" or "test"."""
+    """Return the images (N, 28, 28), uint8, and labels of "train" or "test"."""
     path = options.file(MNIST)
     with np.load(path, allow_pickle=False) as arrays:
         missing = [key for key in (f"x_{part}", f"y_{part}") if key not in arrays.files]
         if missing:
-            raise InputError("--root", f"{path} has no {' and no '.join(missing)}", "Name the folder of the MNIST file")
+            raise InputError(
+                "--root", f"{path} has no {' and no '.join(missing)}", "Pass the folder with the MNIST file"
+            )
         return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
 def labels_of(y: np.ndarray[Any, Any]) -> Tensor:
-    """Labels as torch has them."""
+    """Convert labels to an int64 tensor."""
     return torch.from_numpy(y.astype(np.int64))
 
 
 def shrunk(images: np.ndarray[Any, Any] | Tensor, side: int) -> Tensor:
-    """Images (N, 28, 28), uint8 or from 0 to 1, averaged down to side x side pixels from 0 to 1, (N, side^2)."""
+    """Average images (N, 28, 28), uint8 or in [0, 1], over blocks, to side x side pixels in [0, 1], (N, side^2)."""
     x = images if isinstance(images, Tensor) else torch.from_numpy(images).float() / 255
     block = x.shape[-1] // side
     return x.reshape(-1, side, block, side, block).mean((2, 4)).flatten(1)
 
 
-# -- fits ----------------------------------------------------------------------------------------------------------------
+# -- fits --------------------------------------------------------------------------------------------------------------
 def hmc(problem: Problem, seed: int, **settings: Any) -> DrawsPosterior:
-    """Draws by HMC with the trajectory length of the rule, chains begun at fresh networks."""
+    """Sample by HMC with trajectories of length pi / 2, unless set otherwise, from randomly initialised networks."""
     known: dict[str, Any] = {"init": "fresh", "jitter": 0.2, "max_steps": 2000, "target_accept": 0.7}
     posterior = HMC(**known | settings).fit(problem, seed=seed, progress=False)
     assert isinstance(posterior, DrawsPosterior)
@@ -156,95 +192,105 @@ def hmc(problem: Problem, seed: int, **settings: Any) -> DrawsPosterior:
 
 
 def part_of(posterior: DrawsPosterior, draws: Tensor) -> DrawsPosterior:
-    """The posterior of some of its draws, (chain, draw, D)."""
+    """Return the posterior restricted to the given draws, (chain, draw, D)."""
     return DrawsPosterior(posterior.model, draws, posterior.record)
 
 
 def acceptance_of(posterior: DrawsPosterior) -> float:
-    """Mean acceptance of all chains and draws."""
+    """Return the mean acceptance over all chains and draws."""
     return float(posterior.statistics["acceptance"].double().mean())
 
 
-# -- figures over repeats ------------------------------------------------------------------------------------------------
+# -- statistics over repeats -------------------------------------------------------------------------------------------
 class Tally:
-    """Values by group, setting and measure, one for each repeat."""
+    """Values by group, setting and measure, one per repeat."""
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[str, dict[str, list[float]]]] = {}
 
     def add(self, group: str, setting: str, values: Mapping[str, float]) -> None:
-        """The values of one repeat."""
+        """Add the values of one repeat."""
         row = self.groups.setdefault(group, {}).setdefault(setting, {})
         for key, value in values.items():
             row.setdefault(key, []).append(float(value))
 
 
-def summary(cells: Cells, setting: str, measure: str) -> Gap:
-    """Mean and standard error over repeats."""
+def summary(cells: Cells, setting: str, measure: str) -> Estimate:
+    """Return the mean over repeats and its standard error."""
     return mean_error(list(cells[setting][measure]))
 
 
-def gap(cells: Cells, setting: str, other: str, measure: str) -> Gap:
-    """Mean of setting minus other, paired over repeats, and its standard error."""
+def difference(cells: Cells, setting: str, other: str, measure: str) -> Estimate:
+    """Return the mean of setting minus other, paired over repeats, and its standard error."""
     pairs = zip(cells[setting][measure], cells[other][measure], strict=True)
     return mean_error([a - b for a, b in pairs])
 
 
-def clear(difference: Gap) -> bool:
-    """Whether a difference is above zero by more than two standard errors; with a single repeat none is."""
-    return difference[0] > 2 * difference[1]
+def clear(estimate: Estimate) -> bool:
+    """Return whether an estimate exceeds zero by more than two standard errors; always False for a single repeat."""
+    return estimate[0] > 2 * estimate[1]
 
 
-def clearly_below(difference: Gap) -> bool:
-    """Whether a difference is below zero by more than two standard errors."""
-    return clear((-difference[0], difference[1]))
+def clearly_below(estimate: Estimate) -> bool:
+    """Return whether an estimate is below zero by more than two standard errors."""
+    return clear((-estimate[0], estimate[1]))
 
 
-def told(difference: Gap, digits: int = 3) -> str:
-    """A difference with its sign and standard error."""
-    sign = "+" if difference[0] > 0 else ""
-    return sign + plus_minus(*difference, digits)
+def signed(estimate: Estimate, digits: int = 3) -> str:
+    """Format an estimate with its sign and standard error."""
+    sign = "+" if estimate[0] > 0 else ""
+    return sign + plus_minus(*estimate, digits)
 
 
-def verdict(held: bool | None, finding: str) -> str:
-    """The first sentence."""
-    words = {
-        True: f"The finding that {finding} held at this size.",
-        False: f"The finding that {finding} did not hold at this size.",
-        None: f"At this size the numbers cannot tell whether {finding}.",
-    }
-    return words[held]
+def verdict(reproduced: bool | None, finding: str) -> str:
+    """Return the first sentence."""
+    words = {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}
+    return f"{words[reproduced]} at this size: {finding}."
 
 
-def all_held(each: Sequence[bool | None]) -> bool | None:
-    """True where all are, False where one is, None otherwise."""
+def all_reproduced(each: Sequence[bool | None]) -> bool | None:
+    """Return True if all are True, False if one is False, None otherwise."""
     return False if False in each else None if None in each else True
 
 
 def score_of(group: str) -> tuple[str, str, int]:
-    """The second measure of a group: its key, its name and its digits."""
+    """Return the second metric of a group: its key, name and digits."""
     return ("accuracy", "accuracy", 3) if group == "mnist" else ("rmse", "RMSE", 2)
 
 
 def size_note(tasks: Sequence[Task]) -> str:
-    """What the tasks are, in words."""
+    """Describe the tasks, the network and the prior."""
     said = []
     for group in dict.fromkeys(t.group for t in tasks):
         of = [t for t in tasks if t.group == group]
         t, d = of[0], of[0].problem().dim
-        what = f"parts of {len(t.x):,} training images" if t.labels else f"splits of {len(t.x):,} training rows"
+        what = f"subsets of {len(t.x):,} training images" if t.labels else f"splits of {len(t.x):,} training rows"
         said.append(f"{group}: {len(of)} {what}, {len(t.x_test):,} test rows, {t.x.shape[1]} inputs, {d:,} parameters")
-    scales = f"prior scale {TABLE_SCALE:g} for tables and {IMAGE_SCALE:g} for images, over the root of the fan-in"
-    return f"{'; '.join(said)}; one hidden layer, SiLU; {scales}, fixed beforehand; ± is a standard error over repeats."
+    scales = (
+        f"prior scale {TABLE_SCALE:g} for tables, {IMAGE_SCALE:g} for images, divided by the square root of the fan-in"
+    )
+    return (
+        f"{'; '.join(said)}; one hidden layer, SiLU; {scales}, fixed in advance; ± is one standard error over repeats."
+    )
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 def curves(
-    name: str, x: Sequence[float], lines: Mapping[str, Sequence[Gap]], *, xlabel: str, ylabel: str, alt: str,
-    title: str = "", caption: str = "", log: bool = True, mark: float | None = None, ticks: Sequence[str] | None = None,
+    name: str,
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[Estimate]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    log: bool = True,
+    mark: float | None = None,
+    ticks: Sequence[str] | None = None,
     size: tuple[float, float] = (4.6, 3.4),
-) -> Picture:  # fmt: skip
-    """Lines with error bars of one standard error over the settings of a study; `mark` is the setting in question."""
+) -> Picture:
+    """Draw lines with error bars of one standard error over the settings of a study; `mark` highlights a setting."""
 
     def paint(ax: Any) -> None:
         for (label, values), marker in zip(lines.items(), "osD^vPX*", strict=False):
@@ -265,14 +311,22 @@ def curves(
 
 
 def dots(
-    name: str, rows: Sequence[str], lines: Mapping[str, Sequence[Gap]], *, xlabel: str, alt: str, title: str = "",
-    caption: str = "", size: tuple[float, float] = (4.6, 3.4), zero: bool = False,
-) -> Picture:  # fmt: skip
-    """A row for each name, with a dot and its error bar for each line."""
+    name: str,
+    rows: Sequence[str],
+    lines: Mapping[str, Sequence[Estimate]],
+    *,
+    xlabel: str,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    size: tuple[float, float] = (4.6, 3.4),
+    zero: bool = False,
+) -> Picture:
+    """Draw one row per name, with a dot and error bar for each line."""
 
     def paint(ax: Any) -> None:
-        spread = np.linspace(-0.18, 0.18, len(lines)) if len(lines) > 1 else [0.0]
-        for (label, values), marker, shift in zip(lines.items(), "osD^v", spread, strict=False):
+        offsets = np.linspace(-0.18, 0.18, len(lines)) if len(lines) > 1 else [0.0]
+        for (label, values), marker, shift in zip(lines.items(), "osD^v", offsets, strict=False):
             errors = [0.0 if math.isnan(e) else e for _, e in values]
             places = np.arange(len(rows)) + shift
             look = {"color": "0.5"} if "published" in label else {}

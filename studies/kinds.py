@@ -1,7 +1,7 @@
-"""`aleatoric-epistemic`: which part of the uncertainty more data remove, and which rises on inputs of another kind.
+"""`aleatoric-epistemic`: which part of the uncertainty shrinks with more data, and which grows out of distribution?
 
-Two tasks, each with a network that predicts a mean and a log-variance: a wave with noise that depends on x, and pixels of
-noisy digits (`studies.pixels`). Figures are mean variances, as in the paper.
+Two tasks, each with a network that predicts a mean and a log-variance: a wave with noise that depends on x, and pixels
+of noisy digits (`studies.pixels`). All results are mean variances, as in the paper.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METHODS = ("ensemble", "dropout")
-SHARES = (0.25, 0.5, 1.0)
+FRACTIONS = (0.25, 0.5, 1.0)
 CURVE_ROWS, PIXEL_ROWS = 400, 1000
-STEADY = 1.25  # a factor from 1/1.25 to 1.25 counts as hardly moving
+STEADY = 1.25  # a factor between 1/1.25 and 1.25 counts as unchanged
 CURVE, PIXELS = "curve", "pixels"
 TASKS = {CURVE: "regression", PIXELS: "pixels"}
 
-# By task, method, number of rows, place and kind of uncertainty: a mean variance for each repeat.
-Figures = dict[str, dict[str, dict[int, dict[str, dict[str, list[float]]]]]]
+# By task, method, number of rows, inputs and kind of uncertainty: one mean variance per repeat.
+Variances = dict[str, dict[str, dict[int, dict[str, dict[str, list[float]]]]]]
 
 
 def run(options: Options) -> Result:
-    """Fits the methods to a quarter, a half and all of the rows of both tasks."""
+    """Fit the methods to a quarter, a half and all of the rows of both tasks."""
     raw = pixels.read(options)
-    figures: Figures = {}
+    variances: Variances = {}
     curves: dict[str, dict[int, Posterior]] = {m: {} for m in METHODS}
     repeats = {CURVE: 2 if options.quick else 5, PIXELS: 2 if options.quick else 3}
-    total, done = sum(repeats.values()) * len(METHODS) * len(SHARES), 0
+    total, done = sum(repeats.values()) * len(METHODS) * len(FRACTIONS), 0
     keep: tuple[Posterior, dict[str, pixels.Pair]] | None = None
     rows = {CURVE: 80 if options.quick else CURVE_ROWS, PIXELS: 40 if options.quick else PIXEL_ROWS}
     for task in TASKS:
-        sizes = [round(share * rows[task]) for share in SHARES]
+        sizes = [round(fraction * rows[task]) for fraction in FRACTIONS]
         for repeat in range(repeats[task]):
             seed = options.seed + repeat
             x, y = wave(rows[task], seed)
@@ -59,7 +59,7 @@ def run(options: Options) -> Result:
                 train, places = pixels.pairs(raw, seed, rows[task], 20 if options.quick else 200)
             for method in METHODS:
                 for size in sizes:
-                    options.tell(f"{TASKS[task]}, {size} rows: {method}", done, total)
+                    options.report(f"{TASKS[task]}, {size} rows: {method}", done, total)
                     done += 1
                     if task == CURVE:
                         with side.one_thread():
@@ -74,73 +74,81 @@ def run(options: Options) -> Result:
                         )
                         if repeat == 0 and method == METHODS[0]:
                             keep = (posterior, places)
-                    by_place = figures.setdefault(task, {}).setdefault(method, {}).setdefault(size, {})
+                    by_place = variances.setdefault(task, {}).setdefault(method, {}).setdefault(size, {})
                     for place, what in places.items():
                         predictive = posterior.predict(what if isinstance(what, Tensor) else what.x)
                         parts = by_place.setdefault(place, {"epistemic": [], "aleatoric": []})
                         for kind, values in parts.items():
                             values.append(float(getattr(predictive, kind).double().mean()))
     assert keep is not None
-    sentences, held = judge(figures)
-    pictures = (_summary(figures), _curves(curves), pixels.maps(*keep, METHODS[0]))
+    sentences, reproduced = judge(variances)
+    pictures = (_summary(variances), _curves(curves), pixels.maps(*keep, METHODS[0]))
     noise = float(pixels.noise_levels().square().mean())
-    numbers = {"mean_variance": figures, "noise_variance": {CURVE: noise_variance(grid(0, 2)), PIXELS: noise}}
+    numbers = {"mean_variance": variances, "noise_variance": {CURVE: noise_variance(grid(0, 2)), PIXELS: noise}}
     return Result(
-        sentences, held, _table(figures), pictures, numbers,
+        sentences,
+        reproduced,
+        _table(variances),
+        pictures,
+        numbers,
         (
-            f"Regression: {repeats[CURVE]} sets of {rows[CURVE]} points of the wave sin(2x) + 0.3x on [-2, 2]; the deviation of the "
-            "noise is 0.05 + 0.25 sin²(πx/2), so that on average it is the same on [-2, 2] and beyond it, for 2 < |x| <= 4. One "
-            f"hidden layer of 50 SiLU units. Mean variance of the noise: {noise_variance(grid(0, 2)):.4f}.",
-            f"Pixels: {rows[PIXELS]} MNIST training images averaged to 14 x 14 and {repeats[PIXELS]} draws of them; a second noisy "
-            f"copy is predicted from a first, noise from {pixels.LEAST} (left) to {pixels.MOST} (right), mean variance {noise:.4f}; three "
-            "convolutions with 16 channels. Strange images: Fashion-MNIST and KMNIST, treated alike.",
-            "Settings were fixed beforehand. Regression: 1,500 steps of Adam, 10 members, dropout of 0.1 before the last layer. Pixels: "
-            "600 steps of batches of 32, 5 members, dropout of 0.1 before the second and the last convolution. Members are plain, "
-            "from fresh starts: anchored ones would begin at draws of the prior, and exponentials of their log-variances beyond the "
-            "data have no useful mean. Errors are standard errors over "
-            "data sets. Far places are compared by the fits to all rows.",
-            "A shorter run (400 steps of batches of 16 on pixels, 4 sets of points) kept the same 15 of the 20 claims.",
-            "The paper has dense networks on Make3D and NYUv2 depth and MC-Dropout only; there epistemic variance falls from 7.73 to "
-            "2.78 with four times the data while the aleatoric stays near 0.5 (figures quoted from memory).",
+            f"Regression: {repeats[CURVE]} data sets of {rows[CURVE]} points of the wave sin(2x) + 0.3x on [-2, 2]; "
+            "the noise has standard deviation 0.05 + 0.25 sin²(πx/2), which is the same on average on [-2, 2] and "
+            "beyond it, for 2 < |x| <= 4. One hidden layer of 50 SiLU units. Mean noise variance: "
+            f"{noise_variance(grid(0, 2)):.4f}.",
+            f"Pixels: {rows[PIXELS]} MNIST training images downsampled to 14 x 14, {repeats[PIXELS]} random subsets; "
+            f"a second noisy copy is predicted from a first, noise from {pixels.LEAST} (left) to {pixels.MOST} "
+            f"(right), mean variance {noise:.4f}; three convolutions with 16 channels. Out of distribution: "
+            "Fashion-MNIST and KMNIST, processed in the same way.",
+            "Settings were fixed in advance. Regression: 1,500 Adam steps, 10 members, dropout rate 0.1 before the "
+            "last layer. Pixels: 600 steps with batches of 32, 5 members, dropout rate 0.1 before the second and the "
+            "last convolution. Members are plain and randomly initialised: anchored ones would start at prior draws, "
+            "whose log-variances beyond the data have exponentials without a useful mean. Errors are standard errors "
+            "over data sets. Out-of-distribution factors are for the fits to all rows.",
+            "A shorter run (400 steps with batches of 16 on pixels, 4 regression data sets) confirmed the same 15 of "
+            "the 20 claims.",
+            "The paper has dense networks on Make3D and NYUv2 depth and MC-Dropout only; there epistemic variance "
+            "falls from 7.73 to 2.78 with four times the data while aleatoric variance stays near 0.5 (quoted from "
+            "memory).",
         ),
-    )  # fmt: skip
+    )
 
 
 # -- the two tasks
 
 
 def wave(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Points of a wave with noise that depends on x, (N, 1) each."""
+    """Return x and y of a wave with noise that depends on x, (N, 1) each."""
     rng = np.random.default_rng([seed, 17])
     x = rng.uniform(-2, 2, (count, 1))
-    y = np.sin(2 * x) + 0.3 * x + _deviation(x) * rng.standard_normal((count, 1))
+    y = np.sin(2 * x) + 0.3 * x + _noise_std(x) * rng.standard_normal((count, 1))
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y.astype(np.float32))
 
 
-def _deviation(x: Any) -> Any:
+def _noise_std(x: Any) -> Any:
     return 0.05 + 0.25 * np.sin(np.pi * x / 2) ** 2
 
 
 def grid(low: float, high: float) -> Tensor:
-    """Places with low < |x| <= high, (G, 1), in order."""
+    """Return grid points with low < |x| <= high, (G, 1), in ascending order."""
     half = torch.linspace(low, high, 101)[1:]
     return torch.cat([-half.flip(0), half]).unsqueeze(1)
 
 
 def noise_variance(x: Tensor) -> float:
-    """The mean variance of the noise at places."""
-    return float(np.square(_deviation(x.double().numpy())).mean())
+    """Return the mean noise variance at the given points."""
+    return float(np.square(_noise_std(x.double().numpy())).mean())
 
 
 def curve_problem(x: Tensor, y: Tensor, seed: int) -> Problem:
-    """One input, one hidden layer, a mean and a log-variance."""
+    """Return the problem of a network with one input and one hidden layer that predicts a mean and a log-variance."""
     with global_stream(seed, "study network"):
         net = mlp(1, (50,), 2)
     return Problem(net, data=(x, y), likelihood=HeteroscedasticGaussian(), prior=Normal(3.0, fan_in=True))
 
 
 def _plain(method: str) -> dict[str, Any]:
-    """Plain members. Anchored ones begin at draws of the prior, whose log-variances have exponentials without a useful mean."""
+    """Return settings for plain members: exponentials of log-variances at prior draws have no useful mean."""
     return {"anchored": False, "init": "fresh"} if method == "ensemble" else {}
 
 
@@ -155,7 +163,7 @@ def _settings(method: str, options: Options) -> dict[str, Any]:
 
 
 def factors(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, dict[str, list[float]]]:
-    """How much each kind changes, repeat by repeat: from a quarter of the rows to all, and from here to each other place."""
+    """Return the change of each kind, per repeat, from a quarter of the rows to all and to each other input set."""
     small, large = min(by_size), max(by_size)
     here, *far = by_size[large]
     found: dict[str, dict[str, list[float]]] = {key: {} for key in ("rows", *far)}
@@ -168,68 +176,70 @@ def factors(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, 
 
 
 def checks(by_size: dict[int, dict[str, dict[str, list[float]]]]) -> dict[str, bool]:
-    """The claims of the finding for one task and method, by name, and whether each holds.
+    """Return the claims of the finding for one task and method, by name, and whether each holds.
 
-    The epistemic variance falls with four times the rows and rises at every strange place, both by more than two standard
-    errors (of its logarithm, over repeats); the aleatoric changes with the rows by a factor of 1.25 at most either way, and
-    at every strange place rises by that factor at most.
+    Epistemic variance falls with four times the rows and rises on every out-of-distribution set, both by more than two
+    standard errors (of its logarithm, over repeats). Aleatoric variance changes with the rows by a factor of at most
+    1.25 either way, and rises on every out-of-distribution set by at most that factor.
     """
     found = factors(by_size)
     claims = {
-        "epistemic falls with data": side.above([-math.log(f) for f in found["rows"]["epistemic"]], 0.0),
-        "aleatoric stays with data": 1 / STEADY <= mean_error(found["rows"]["aleatoric"])[0] <= STEADY,
+        "epistemic falls with more data": side.above([-math.log(f) for f in found["rows"]["epistemic"]], 0.0),
+        "aleatoric is unchanged with more data": 1 / STEADY <= mean_error(found["rows"]["aleatoric"])[0] <= STEADY,
     }
     for place in list(found)[1:]:
-        claims[f"epistemic rises on {place}"] = side.above([math.log(f) for f in found[place]["epistemic"]], 0.0)
-        claims[f"aleatoric does not rise on {place}"] = mean_error(found[place]["aleatoric"])[0] <= STEADY
+        claims[f"epistemic rises on inputs {place!r}"] = side.above(
+            [math.log(f) for f in found[place]["epistemic"]], 0.0
+        )
+        claims[f"aleatoric does not rise on inputs {place!r}"] = mean_error(found[place]["aleatoric"])[0] <= STEADY
     return claims
 
 
-def judge(figures: Figures) -> tuple[tuple[str, ...], bool]:
-    """The answer in words, by a rule fixed before the runs: the finding holds when every claim of `checks` does."""
-    claims = {(t, m): checks(by_size) for t, by_method in figures.items() for m, by_size in by_method.items()}
+def judge(variances: Variances) -> tuple[tuple[str, ...], bool]:
+    """Return the conclusions. Rule, fixed before the runs: reproduced if every claim of `checks` holds."""
+    claims = {(t, m): checks(by_size) for t, by_method in variances.items() for m, by_size in by_method.items()}
     failed = [
-        f"{claim} ({TASKS[t]}, {side.NAMES[m]})" for (t, m), c in claims.items() for claim, ok in c.items() if not ok
+        f"{claim} ({TASKS[t]}, {side.label(m)})" for (t, m), c in claims.items() for claim, ok in c.items() if not ok
     ]
     count = sum(len(c) for c in claims.values())
-    held = not failed
+    reproduced = not failed
     sentences = [
-        f"{side.first_words(held)}{'' if held else ' in full'}: {count - len(failed)} of {count} claims (epistemic falls with data and "
-        "rises on strange inputs, aleatoric does neither) hold, over two tasks and two methods."
-        + ("" if held else f" Not so: {'; '.join(failed)}.")
+        f"{side.verdict(reproduced, partly=True)}: {count - len(failed)} of {count} claims hold (epistemic falls with "
+        "more data and rises out of distribution, aleatoric does neither), over two tasks and two methods."
+        + ("" if reproduced else f" Failed: {'; '.join(failed)}.")
     ]
-    for task, by_method in figures.items():
+    for task, by_method in variances.items():
         for method, by_size in by_method.items():
             found = factors(by_size)
             far = [
-                f"{place}: epistemic {side.told(f['epistemic'])}, aleatoric {side.told(f['aleatoric'])}"
+                f"{place}: epistemic {side.mean_text(f['epistemic'])}, aleatoric {side.mean_text(f['aleatoric'])}"
                 for place, f in list(found.items())[1:]
             ]
             sentences.append(
-                f"{TASKS[task].capitalize()}, {side.NAMES[method]}: with four times the rows the epistemic variance is multiplied by "
-                f"{side.told(found['rows']['epistemic'])}, the aleatoric by {side.told(found['rows']['aleatoric'])}. Factors out of "
-                f"distribution, {'; '.join(far)}."
+                f"{TASKS[task].capitalize()}, {side.label(method)}: with four times the rows, epistemic variance "
+                f"changes by a factor of {side.mean_text(found['rows']['epistemic'])} and aleatoric variance by "
+                f"{side.mean_text(found['rows']['aleatoric'])}. Out-of-distribution factors, {'; '.join(far)}."
             )
-    return tuple(sentences), held
+    return tuple(sentences), reproduced
 
 
-def _table(figures: Figures) -> Table:
+def _table(variances: Variances) -> Table:
     rows = []
-    for task, by_method in figures.items():
+    for task, by_method in variances.items():
         for method, by_size in by_method.items():
             for size, by_place in by_size.items():
                 last = size == max(by_size)
                 for place, parts in list(by_place.items()) if last else list(by_place.items())[:1]:
-                    told = [side.told(parts[kind], 4) for kind in ("epistemic", "aleatoric")]
-                    rows.append((TASKS[task], side.NAMES[method], str(size), place, *told))
-    titles = ("task", "method", "rows", "predicted at", "epistemic variance", "aleatoric variance")
+                    parts_text = [side.mean_text(parts[kind], 4) for kind in ("epistemic", "aleatoric")]
+                    rows.append((TASKS[task], side.label(method), str(size), place, *parts_text))
+    titles = ("task", "method", "rows", "inputs", "epistemic variance", "aleatoric variance")
     return Table(tuple(Column(t) for t in titles), tuple(rows))
 
 
-def _summary(figures: Figures) -> Picture:
+def _summary(variances: Variances) -> Picture:
     def paint(axes: list[Axes]) -> None:
         panels = iter(axes)
-        for task, by_method in figures.items():
+        for task, by_method in variances.items():
             for method, by_size in by_method.items():
                 axis, large = next(panels), max(by_size)
                 here, *far = by_size[large]
@@ -240,22 +250,38 @@ def _summary(figures: Figures) -> Picture:
                     for part in (slice(0, len(by_size)), slice(len(by_size), None)):
                         at = range(len(bars))[part]
                         axis.errorbar(
-                            at, [m for m, _ in found[part]], yerr=[e for _, e in found[part]], label=kind if part.start == 0 else None,
-                            linestyle="-" if part.start == 0 else "none", **look,
-                        )  # fmt: skip
+                            at,
+                            [m for m, _ in found[part]],
+                            yerr=[e for _, e in found[part]],
+                            label=kind if part.start == 0 else None,
+                            linestyle="-" if part.start == 0 else "none",
+                            **look,
+                        )
                 axis.axvspan(
-                    len(by_size) - 0.5, len(bars) - 0.5, color=plot.INK, alpha=0.12, linewidth=0, label="strange inputs"
+                    len(by_size) - 0.5,
+                    len(bars) - 0.5,
+                    color=plot.INK,
+                    alpha=0.12,
+                    linewidth=0,
+                    label="out of distribution",
                 )
                 axis.set_xticks(range(len(bars)), [name for name, _ in bars])
-                axis.set(yscale="log", title=f"{TASKS[task]}, {side.NAMES[method]}", ylabel="mean variance")
-                axis.set_xlabel("rows of the training, and kinds of strange inputs")
+                axis.set(yscale="log", title=f"{TASKS[task]}, {side.label(method)}", ylabel="mean variance")
+                axis.set_xlabel("training rows, and out-of-distribution inputs")
                 axis.yaxis.set_minor_formatter(lambda *_: "")
 
     return side.panels(
-        "kinds", paint, rows=2, columns=2, size=(8.4, 6.0), shared=False, legend=3,
-        alt="Mean epistemic and aleatoric variance against the number of rows, and on strange inputs, for two tasks and methods",
-        caption="On white: rows of the training. On grey: inputs of another kind, by the fit to all rows.",
-    )  # fmt: skip
+        "kinds",
+        paint,
+        rows=2,
+        columns=2,
+        size=(8.4, 6.0),
+        shared=False,
+        legend=3,
+        alt="Mean epistemic and aleatoric variance against the number of rows, and out of distribution, for two "
+        "tasks and methods",
+        caption="White: in distribution, by training rows. Grey: out-of-distribution inputs, with the fit to all rows.",
+    )
 
 
 def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
@@ -267,23 +293,28 @@ def _curves(curves: dict[str, dict[int, Posterior]]) -> Picture:
                 for kind, colour in (("aleatoric", plot.BLUE), ("epistemic", plot.ORANGE)):
                     sd = getattr(predictive, kind).sqrt().flatten().detach().cpu()
                     axis.plot(at.flatten(), sd, color=colour, linestyle=line, label=f"{kind}, {size} points")
-            axis.plot(at.flatten(), _deviation(at.numpy()).ravel(), color=plot.INK, linestyle=":", label="true noise")
-            axis.axvspan(-2, 2, color=plot.INK, alpha=0.12, linewidth=0, label="where there are data")
-            axis.set(title=side.NAMES[method], xlabel="x", ylabel="standard deviation", ylim=(0, 1.5))
+            axis.plot(at.flatten(), _noise_std(at.numpy()).ravel(), color=plot.INK, linestyle=":", label="true noise")
+            axis.axvspan(-2, 2, color=plot.INK, alpha=0.12, linewidth=0, label="range of the data")
+            axis.set(title=side.label(method), xlabel="x", ylabel="standard deviation", ylim=(0, 1.5))
 
     return side.panels(
-        "kinds-curve", paint, columns=2, size=(8.4, 4.0), legend=3,
-        alt="Aleatoric and epistemic deviation over x: the first follows the noise, the second grows beyond the data",
+        "kinds-curve",
+        paint,
+        columns=2,
+        size=(8.4, 4.0),
+        legend=3,
+        alt="Aleatoric and epistemic standard deviation over x: the first follows the noise, the second grows beyond "
+        "the data",
         caption="The regression task, first data set.",
-    )  # fmt: skip
+    )
 
 
 STUDIES = {
     "aleatoric-epistemic": Study(
         "aleatoric-epistemic",
-        "Two kinds of uncertainty: what do more data remove?",
-        "With more data epistemic uncertainty falls and aleatoric does not; on inputs of another kind epistemic uncertainty rises "
-        "and aleatoric does not (Kendall & Gal 2017).",
+        "Aleatoric and epistemic uncertainty: what does more data remove?",
+        "With more data epistemic uncertainty falls and aleatoric uncertainty does not; out of distribution "
+        "epistemic uncertainty rises and aleatoric uncertainty does not (Kendall & Gal 2017).",
         run,
         pixels.FILES,
     )

@@ -1,7 +1,7 @@
-"""`gap-regression` and `star-classification`: the two pictures in which point estimates and Bayes part ways.
+"""`gap-regression` and `star-classification`: two classic pictures of point estimates against Bayesian model averages.
 
-Six methods get the same network, prior, likelihood and data; only the method differs. Every figure is repeated over data
-sets, which are drawn anew with the start of the network and the seed of the method.
+Six methods get the same network, prior, likelihood and data. Everything is repeated over data sets; each repeat
+resamples the data, the initialisation of the network and the seed of the method.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 HIDDEN = 50
-WAVE_PRIOR, STAR_PRIOR = 3.0, 2.0  # deviations of the weights before division by the root of the fan-in
-EVERY = 3  # of the points of a grid one in so many is drawn
-CERTAIN, DOUBTFUL = 0.9, 0.75  # confidence at the star: of a point estimate at least, of the model average at most
+WAVE_PRIOR, STAR_PRIOR = 3.0, 2.0  # prior standard deviations before division by the square root of the fan-in
+EVERY = 3  # plot every third grid point
+CERTAIN, DOUBTFUL = 0.9, 0.75  # confidence at the star: least of a certain method, most of an uncertain one
 
 GAP_KEYS = ("on_data", "in_gap", "ratio", "log_density", "coverage", "log_density_beyond")
 
-Figures = dict[str, dict[str, list[float]]]  # by method, by quantity: a value for each data set
+Values = dict[str, dict[str, list[float]]]  # by method and quantity: one value per data set
 
 
 # -- a gap in the data
 
 
 def gap(options: Options) -> Result:
-    """Fits all methods to waves with a gap in the data."""
+    """Fit all methods to waves with a gap in the data."""
     sets = 2 if options.quick else 4
-    figures: Figures = {m: {k: [] for k in GAP_KEYS} for m in side.SIX}
+    values: Values = {m: {k: [] for k in GAP_KEYS} for m in side.SIX}
     shown: dict[str, Posterior] = {}
     first = data.gap_regression(seed=options.seed)
     with side.one_thread():
         for repeat in range(sets):
             toy = data.gap_regression(seed=options.seed + repeat)
             for place, method in enumerate(side.SIX):
-                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                options.report(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
                 problem = wave_problem(toy, options.seed + repeat)
                 posterior = side.fit(
                     method, problem, seed=options.seed + repeat, quick=options.quick, **hmc_settings(method, options)
@@ -56,25 +56,29 @@ def gap(options: Options) -> Result:
                 if repeat == 0:
                     shown[method] = posterior
                 for key, value in in_gap(toy, posterior, options.seed + repeat).items():
-                    figures[method][key].append(value)
-    sentences, held = judge_gap(figures)
+                    values[method][key].append(value)
+    sentences, reproduced = judge_gap(values)
     return Result(
-        sentences, held, gap_table(figures), (gap_picture(first, shown),),
-        {"data_sets": sets, "methods": figures},
+        sentences,
+        reproduced,
+        gap_table(values),
+        (gap_picture(first, shown),),
+        {"data_sets": sets, "methods": values},
         (
-            f"Data: {sets} sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise of deviation "
-            f"{first.noise}, which the likelihood knows. Network: one hidden layer of {HIDDEN} SiLU units, prior N(0, "
-            f"{WAVE_PRIOR:g}²) divided by the fan-in. Errors are standard errors over the data sets.",
+            f"Data: {sets} data sets of 80 points on both sides of the gap (-0.7, 0.7), y = sin(2x) + 0.3x with noise "
+            f"of standard deviation {first.noise}, known to the likelihood. Network: one hidden layer of {HIDDEN} "
+            f"SiLU units, prior N(0, {WAVE_PRIOR:g}²) divided by the fan-in. Errors are standard errors over the data "
+            "sets.",
             side.SETTINGS,
-            "Log density and coverage are of new noisy observations, in the gap and (2 < |x| <= 3.5) beyond the data. The "
-            "articles show one picture of one data set, without figures; the size of a band in the gap depends on the prior, "
-            "which is the same for all methods here.",
+            "Log density and coverage are for new noisy observations, in the gap and (2 < |x| <= 3.5) beyond the "
+            "data. The articles show one picture of one data set, without numbers; the width of a band in the gap "
+            "depends on the prior, which is the same for all methods here.",
         ),
-    )  # fmt: skip
+    )
 
 
 def wave_problem(toy: data.Toy, seed: int) -> Problem:
-    """One input, one hidden layer, known noise."""
+    """Return the regression problem: one input, one hidden layer, known noise."""
     with global_stream(seed, "study network"):
         net = mlp(1, (HIDDEN,), 1)
     assert toy.noise is not None
@@ -83,14 +87,14 @@ def wave_problem(toy: data.Toy, seed: int) -> Problem:
 
 
 def hmc_settings(method: str, options: Options) -> dict[str, Any]:
-    """HMC's length on a wave with little noise, which asks for small steps: trajectories are cut at 150 of them."""
+    """Return HMC settings for a wave with little noise, which needs small steps: at most 150 per trajectory."""
     if method != "hmc" or options.quick:
         return {}
     return {"chains": 8, "warmup": 80, "draws": 60, "thin": 2, "max_steps": 150}
 
 
 def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
-    """Epistemic deviation on the data and in the gap, and how new observations fare there and beyond the data."""
+    """Return the epistemic std on the data and in the gap, and metrics of new observations there and beyond."""
     assert toy.gap is not None
     assert toy.noise is not None
     inside = ((toy.grid > toy.gap[0]) & (toy.grid < toy.gap[1])).flatten()
@@ -104,66 +108,74 @@ def in_gap(toy: data.Toy, posterior: Posterior, seed: int) -> dict[str, float]:
     return {
         "on_data": on_data,
         "in_gap": doubt,
-        "ratio": doubt / on_data if on_data > 0 else 1.0,  # a point estimate has none anywhere
+        "ratio": doubt / on_data if on_data > 0 else 1.0,  # a point estimate has no epistemic part
         "log_density": float(there.log_prob(y).double().mean()),
         "coverage": float(((lower <= y) & (y <= upper)).double().mean()),
         "log_density_beyond": float(posterior.predict(toy.grid[beyond]).log_prob(new[beyond]).double().mean()),
     }
 
 
-def judge_gap(figures: Figures) -> tuple[tuple[str, ...], bool]:
-    """The answer in words, by a rule fixed before the runs.
+def judge_gap(values: Values) -> tuple[tuple[str, ...], bool]:
+    """Return the conclusions, by a rule fixed before the runs.
 
-    The finding holds when HMC's epistemic deviation is larger in the gap than on the data, and new observations in the gap
-    have a higher log density under it than under MAP: both by more than two standard errors over the data sets.
+    The finding is reproduced if HMC's epistemic standard deviation is larger in the gap than on the data, and new
+    observations in the gap have a higher log density under HMC than under MAP, both by more than two standard errors
+    over the data sets.
     """
-    hmc = figures["hmc"]
-    gain = [a - b for a, b in zip(hmc["log_density"], figures["map"]["log_density"], strict=True)]
+    hmc = values["hmc"]
+    gain = [a - b for a, b in zip(hmc["log_density"], values["map"]["log_density"], strict=True)]
     wider, better = side.above(hmc["ratio"], 1.0), side.above(gain, 0.0)
-    held = wider and better
-    start = side.first_words(held) + (" in full" if wider != better else "")
-    far = [a - b for a, b in zip(hmc["log_density_beyond"], figures["map"]["log_density_beyond"], strict=True)]
-    means = {m: mean_error(figures[m]["ratio"])[0] for m in side.AVERAGES}
-    density = {m: mean_error(f["log_density"])[0] for m, f in figures.items()}
-    flat = [side.NAMES[m] for m in side.AVERAGES if not side.above(figures[m]["ratio"], 1.0)]
+    reproduced = wider and better
+    start = side.verdict(reproduced, partly=wider != better)
+    far = [a - b for a, b in zip(hmc["log_density_beyond"], values["map"]["log_density_beyond"], strict=True)]
+    means = {m: mean_error(values[m]["ratio"])[0] for m in side.AVERAGES}
+    density = {m: mean_error(f["log_density"])[0] for m, f in values.items()}
+    flat = [side.label(m) for m in side.AVERAGES if not side.above(values[m]["ratio"], 1.0)]
     widest, best = max(means, key=means.__getitem__), max(density, key=density.__getitem__)
-    ratios = [f"{side.NAMES[m]} {side.told(figures[m]['ratio'])}" for m in side.AVERAGES]
+    ratios = [f"{side.label(m)} {side.mean_text(values[m]['ratio'])}" for m in side.AVERAGES]
     count = len(hmc["ratio"])
     return (
-        f"{start}: in the gap HMC's epistemic deviation is {side.told(hmc['ratio'])} times that on the data, so its band "
-        f"{'widens' if wider else 'does not widen'}; the log density of new observations there is HMC's minus MAP's "
-        f"{side.told(gain)} nats, so MAP's band, which is the noise alone, "
+        f"{start}: in the gap HMC's epistemic standard deviation is {side.mean_text(hmc['ratio'])} times that on the "
+        f"data, so its band {'widens' if wider else 'does not widen'}; the log density of new observations there "
+        f"under HMC minus that under MAP is {side.mean_text(gain)} nats, so MAP's band, which is the noise alone, "
         f"{'is overconfident' if better else 'is not shown to be overconfident'} ({count} data sets).",
-        f"Gap over data, method by method: {side.listed(ratios)}; the largest is that of {side.NAMES[widest]}.",
+        f"Ratio of gap to data by method: {side.listed(ratios)}; the largest is that of {side.label(widest)}.",
         "The band of every model average is wider in the gap by more than two standard errors."
         if not flat
         else f"The band of {side.listed(flat)} is not wider in the gap by more than two standard errors.",
-        f"New observations in the gap are best predicted by {side.NAMES[best]} (log density "
-        f"{side.told(figures[best]['log_density'])}; HMC {side.told(hmc['log_density'])}).",
-        f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is {side.told(far, 0)} nats above MAP's."
+        f"The best predictions in the gap are those of {side.label(best)} (log density "
+        f"{side.mean_text(values[best]['log_density'])}; HMC {side.mean_text(hmc['log_density'])}).",
+        f"Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is {side.mean_text(far, 0)} nats "
+        "above MAP's."
         if mean_error(far)[0] > 0
-        else f"Beyond the data (|x| > 2), which the rule leaves out, HMC's log density is not above MAP's ({side.told(far, 0)}).",
-    ), held  # fmt: skip
+        else "Beyond the data (|x| > 2), which the rule does not cover, HMC's log density is not above MAP's "
+        f"({side.mean_text(far, 0)}).",
+    ), reproduced
 
 
-def gap_table(figures: Figures) -> Table:
-    """A row a method."""
+def gap_table(values: Values) -> Table:
+    """Return a table with one row per method."""
     titles = (
-        "method", "epistemic sd on data", "in the gap", "gap / data", "log density in gap", "90 % coverage in gap",
+        "method",
+        "epistemic sd on data",
+        "in the gap",
+        "gap / data",
+        "log density in gap",
+        "90 % coverage in gap",
         "log density beyond",
-    )  # fmt: skip
+    )
     rows = [
         (
-            side.NAMES[m],
-            *("none" if key == "ratio" and not any(f["on_data"]) else side.told(f[key]) for key in GAP_KEYS),
+            side.label(m),
+            *("none" if key == "ratio" and not any(f["on_data"]) else side.mean_text(f[key]) for key in GAP_KEYS),
         )
-        for m, f in figures.items()
+        for m, f in values.items()
     ]
     return Table(tuple(Column(title) for title in titles), tuple(rows))
 
 
 def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
-    """Six panels of bands."""
+    """Draw the predictive bands of six methods."""
 
     def paint(axes: list[Axes]) -> None:
         grid = toy.grid[::EVERY]
@@ -172,22 +184,28 @@ def gap_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
             predictive = posterior.predict(grid)
             plot.bands(predictive, grid, data=seen, truth=toy.truth[::EVERY], levels=(0.9,), legend=False, ax=axis)
             axis.axvspan(*(toy.gap or (0, 0)), color=plot.INK, alpha=0.15, linewidth=0, zorder=0, label="the gap")
-            axis.set(title=side.NAMES[method], ylim=(-3.5, 3.5))
+            axis.set(title=side.label(method), ylim=(-3.5, 3.5))
 
     return side.panels(
-        "gap", paint, rows=2, columns=3, legend=6,
-        alt="Six panels: bands of MLE and MAP have the same width everywhere, those of model averages may widen in the gap",
-        caption="The first data set. Light: 90 % interval of y. Strong: epistemic deviation. Grey: where there are no data.",
-    )  # fmt: skip
+        "gap",
+        paint,
+        rows=2,
+        columns=3,
+        legend=6,
+        alt="Six panels: the bands of MLE and MAP have the same width everywhere, those of model averages may widen "
+        "in the gap",
+        caption="The first data set. Light: 90 % interval of y. Dark: epistemic standard deviation. Grey: the gap in "
+        "the data.",
+    )
 
 
 # -- a star far away
 
 
 def star(options: Options) -> Result:
-    """Fits all methods to two clusters, and asks about a far-away star."""
+    """Fit all methods to two clusters, and predict at a star far away."""
     sets = 2 if options.quick else 8
-    figures: Figures = {m: {"probability": [], "confidence": [], "epistemic": []} for m in side.SIX}
+    values: Values = {m: {"probability": [], "confidence": [], "epistemic": []} for m in side.SIX}
     shown: dict[str, Posterior] = {}
     first = data.star_classification(seed=options.seed)
     assert first.star is not None
@@ -195,7 +213,7 @@ def star(options: Options) -> Result:
         for repeat in range(sets):
             toy = data.star_classification(seed=options.seed + repeat)
             for place, method in enumerate(side.SIX):
-                options.tell(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
+                options.report(f"data set {repeat + 1}: {method}", repeat * len(side.SIX) + place, sets * len(side.SIX))
                 with global_stream(options.seed + repeat, "study network"):
                     net = mlp(2, (HIDDEN,), 1)
                 prior = Normal(STAR_PRIOR, fan_in=True)
@@ -205,80 +223,94 @@ def star(options: Options) -> Result:
                     shown[method] = posterior
                 there = posterior.predict(first.star)
                 p = float(there.probabilities[..., 1])
-                figures[method]["probability"].append(p)
-                figures[method]["confidence"].append(max(p, 1 - p))
-                figures[method]["epistemic"].append(float(there.epistemic))
-    sentences, held = judge_star(figures)
+                values[method]["probability"].append(p)
+                values[method]["confidence"].append(max(p, 1 - p))
+                values[method]["epistemic"].append(float(there.epistemic))
+    sentences, reproduced = judge_star(values)
     columns = tuple(
         Column(t) for t in ("method", "P(1) at the star", "confidence at the star", "epistemic there, nats")
     )
-    rows = tuple((side.NAMES[m], *(side.told(f[k]) for k in f)) for m, f in figures.items())
+    rows = tuple((side.label(m), *(side.mean_text(f[k]) for k in f)) for m, f in values.items())
     return Result(
-        sentences, held, Table(columns, rows), (star_picture(first, shown),), {"data_sets": sets, "methods": figures},
+        sentences,
+        reproduced,
+        Table(columns, rows),
+        (star_picture(first, shown),),
+        {"data_sets": sets, "methods": values},
         (
-            f"Data: {sets} sets of 20 points in two clusters, and a star ten cluster widths above them. Network: one hidden layer "
-            f"of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence is the probability of the "
-            "more probable class. Errors are standard errors over the data sets.",
+            f"Data: {sets} data sets of 20 points in two clusters, and a star ten cluster widths above them. Network: "
+            f"one hidden layer of {HIDDEN} SiLU units, prior N(0, {STAR_PRIOR:g}²) divided by the fan-in. Confidence "
+            "is the probability of the more probable class. Errors are standard errors over the data sets.",
             side.SETTINGS,
-            "The article's picture is of one data set and gives 0.6 to 0.4 for the model average.",
+            "The article shows one data set, with 0.6 to 0.4 for the model average.",
         ),
-    )  # fmt: skip
+    )
 
 
-def judge_star(figures: Figures) -> tuple[tuple[str, ...], bool]:
-    """The answer in words, by a rule fixed before the runs.
+def judge_star(values: Values) -> tuple[tuple[str, ...], bool]:
+    """Return the conclusions, by a rule fixed before the runs.
 
-    The finding holds when, on average over the data sets, MAP is certain at the star (confidence of at least 0.9), HMC's
-    model average is in doubt there (at most 0.75), and the difference is above zero by more than two standard errors.
+    The finding is reproduced if, on average over the data sets, MAP is certain at the star (confidence of at least
+    0.9), HMC's model average is uncertain there (at most 0.75), and the difference is above zero by more than two
+    standard errors.
     """
-    sure, doubt = figures["map"]["confidence"], figures["hmc"]["confidence"]
+    sure, doubt = values["map"]["confidence"], values["hmc"]["confidence"]
     gap_ = [a - b for a, b in zip(sure, doubt, strict=True)]
     certain_, doubtful = mean_error(sure)[0] >= CERTAIN, mean_error(doubt)[0] <= DOUBTFUL
-    held = certain_ and doubtful and side.above(gap_, 0.0)
-    start = side.first_words(held) + (" in full" if certain_ != doubtful else "")
-    other = [f"{side.NAMES[m]} {side.told(figures[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")]
-    certain = [side.NAMES[m] for m in side.AVERAGES if mean_error(figures[m]["confidence"])[0] >= CERTAIN]
+    reproduced = certain_ and doubtful and side.above(gap_, 0.0)
+    start = side.verdict(reproduced, partly=certain_ != doubtful)
+    other = [
+        f"{side.label(m)} {side.mean_text(values[m]['confidence'])}" for m in ("mle", "dropout", "bbb", "ensemble")
+    ]
+    certain = [side.label(m) for m in side.AVERAGES if mean_error(values[m]["confidence"])[0] >= CERTAIN]
     return (
-        f"{start}: at the far-away star MAP has a confidence of {side.told(sure)} (certain is {CERTAIN} or more) and HMC's model "
-        f"average one of {side.told(doubt)} (in doubt is {DOUBTFUL} or less); the difference is {side.told(gap_)} ({len(sure)} data "
-        "sets).",
-        f"The others there: {side.listed(other)}.",
-        f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} as good as certain at the star."
+        f"{start}: at the star MAP has a confidence of {side.mean_text(sure)} (certain means {CERTAIN} or more) and "
+        f"HMC's model average one of {side.mean_text(doubt)} (uncertain means {DOUBTFUL} or less); the difference is "
+        f"{side.mean_text(gap_)} ({len(sure)} data sets).",
+        f"Confidence of the other methods there: {side.listed(other)}.",
+        f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} practically certain at "
+        "the star."
         if certain
         else f"No model average is certain (confidence of {CERTAIN} or more) at the star.",
-    ), held  # fmt: skip
+    ), reproduced
 
 
 def star_picture(toy: data.Toy, shown: dict[str, Posterior]) -> Picture:
-    """Six panels of the probability of class 1."""
+    """Draw the probability of class 1 by six methods."""
 
     def paint(axes: list[Axes]) -> None:
         for axis, (method, posterior) in zip(axes, shown.items()):
             seen = (toy.x, toy.y)
             plot.decision(posterior.predict, toy.grid, data=seen, marks=toy.star, colorbar=False, ax=axis)
-            axis.images[0].set_interpolation("none")  # the cells as they are: a tenth of the file
-            axis.set_title(side.NAMES[method])
+            axis.images[0].set_interpolation("none")  # a tenth of the file size
+            axis.set_title(side.label(method))
 
     return side.panels(
-        "star", paint, rows=2, columns=3, size=(9.0, 6.4), legend=2,
+        "star",
+        paint,
+        rows=2,
+        columns=3,
+        size=(9.0, 6.4),
+        legend=2,
         alt="Six panels: the probability of class 1 over the plane; far above the data point estimates stay certain",
-        caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5; the star was never seen.",
-    )  # fmt: skip
+        caption="The first data set. Orange to blue: probability of class 1; the line is at 0.5. The star is not in "
+        "the training data.",
+    )
 
 
 STUDIES = {
     "gap-regression": Study(
         "gap-regression",
-        "A gap in the data: who notices?",
-        "Where there are no data a point estimate (MLE, MAP) draws one line with the noise around it, and is overconfident; the "
-        "Bayesian model average gives a band that widens there.",
+        "A gap in the data: which methods notice?",
+        "Where there are no data a point estimate (MLE, MAP) predicts one line with the noise around it and is "
+        "overconfident; the band of the Bayesian model average widens there.",
         gap,
     ),
     "star-classification": Study(
         "star-classification",
-        "A star far from all data: who is certain?",
-        "Far from the data a point estimate is certain of the class it extrapolates to, while the Bayesian model average is near "
-        "0.6 to 0.4.",
+        "A star far from the data: which methods are certain?",
+        "Far from the data a point estimate is certain of the class it extrapolates to, while the Bayesian model "
+        "average gives about 0.6 to 0.4.",
         star,
     ),
 }

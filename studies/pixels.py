@@ -1,8 +1,8 @@
-"""A small per-pixel task made from real images: a second noisy picture foretold from a first one.
+"""A small per-pixel regression task from real images: predict a second noisy copy of an image from a first one.
 
-Digits are averaged to 14 x 14 pixels. The network sees one noisy copy, and a ramp that says which column a pixel is in; it
-predicts the mean and the log-variance of every pixel of another noisy copy. The deviation of the noise grows from the left
-column to the right one, so the aleatoric part is known to be at least that.
+Digits are downsampled to 14 x 14 pixels. The network sees one noisy copy and a ramp that encodes the column of a pixel;
+it predicts the mean and the log-variance of every pixel of another noisy copy. The standard deviation of the noise
+grows from the left column to the right one and is a lower bound of the aleatoric part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SIDE = 14
-LEAST, MOST = 0.05, 0.3  # deviation of the noise in the left column and in the right one
+LEAST, MOST = 0.05, 0.3  # standard deviation of the noise in the leftmost and the rightmost column
 CHANNELS, PRIOR = 16, 2.0
 HERE = "mnist"
 FAR = {"fashion": "fashion_mnist_test.npz", "kmnist": "kmnist_test.npz"}
@@ -35,7 +35,7 @@ FILES = ("mnist.npz", *FAR.values())
 
 
 class Pair(NamedTuple):
-    """What is seen, (N, 2, 14, 14): a noisy copy and the ramp; what is to be predicted, (N, 1, 14, 14); and the clean image."""
+    """Inputs (N, 2, 14, 14): a noisy copy and the ramp; targets (N, 1, 14, 14): another copy; and clean images."""
 
     x: Tensor
     y: Tensor
@@ -43,30 +43,32 @@ class Pair(NamedTuple):
 
 
 def read(options: Options) -> dict[str, Tensor]:
-    """The images as they are, (N, H, W): those to train on as "train", test images by their kind."""
+    """Return the raw images (N, H, W): the training images as "train", test images by data set."""
     wanted = {"train": (FILES[0], "x_train"), HERE: (FILES[0], "x_test")} | {k: (v, "x_test") for k, v in FAR.items()}
     found = {}
     for name, (file, key) in wanted.items():
         with np.load(options.file(file), allow_pickle=False) as archive:
             if key not in archive.files:
-                raise InputError("--root", f"{file} has no {key}", f"It holds {', '.join(archive.files) or 'nothing'}")
+                raise InputError(
+                    "--root", f"{file} has no {key}", f"It contains {', '.join(archive.files) or 'nothing'}"
+                )
             found[name] = torch.from_numpy(archive[key])
     return found
 
 
 def small(raw: Tensor) -> Tensor:
-    """Images (N, 1, 14, 14) from 0 to 1."""
+    """Downsample images to (N, 1, 14, 14) in [0, 1]."""
     whole = raw.unsqueeze(1).float() / 255
     return nn.functional.avg_pool2d(whole, whole.shape[-1] // SIDE)
 
 
 def noise_levels() -> Tensor:
-    """The deviation of the noise of every column, (14,)."""
+    """Return the standard deviation of the noise per column, (14,)."""
     return torch.linspace(LEAST, MOST, SIDE)
 
 
 def noisy(clean: Tensor, seed: int, purpose: str) -> Pair:
-    """Two copies with noise of their own, and the ramp."""
+    """Return two copies with independent noise, and the ramp."""
     one, two = (
         clean + noise_levels() * torch.randn(clean.shape, generator=stream(seed, f"pixel noise: {purpose}", copy))
         for copy in (0, 1)
@@ -76,27 +78,29 @@ def noisy(clean: Tensor, seed: int, purpose: str) -> Pair:
 
 
 def pairs(raw: dict[str, Tensor], seed: int, most: int, test: int) -> tuple[Pair, dict[str, Pair]]:
-    """So many training pairs in an order that the seed fixes, and test pairs of digits and of each kind of strange images."""
+    """Return `most` training pairs in an order fixed by the seed, and test pairs of every data set."""
     order = torch.randperm(len(raw["train"]), generator=stream(seed, "pixel rows"))[:most]
     places = {name: noisy(small(found[:test]), seed, name) for name, found in raw.items() if name != "train"}
     return noisy(small(raw["train"][order]), seed, "train"), places
 
 
 def problem_of(train: Pair, size: int, seed: int, device: str) -> Problem:
-    """The first so many pairs for a network of three convolutions, which predicts a mean and a log-variance a pixel."""
+    """Return the problem of the first `size` pairs: three convolutions predict mean and log-variance per pixel."""
     with global_stream(seed, "study network"):
         net = nn.Sequential(
-            nn.Conv2d(2, CHANNELS, 3, padding=1), nn.SiLU(),
-            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.SiLU(),
+            nn.Conv2d(2, CHANNELS, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1),
+            nn.SiLU(),
             nn.Conv2d(CHANNELS, 2, 3, padding=1),
-        )  # fmt: skip
+        )
     data, prior = (train.x[:size], train.y[:size]), Normal(PRIOR, fan_in=True)
     return Problem(net.to(device), data=data, likelihood=HeteroscedasticGaussian(axis=1), prior=prior)
 
 
 def maps(posterior: Posterior, places: dict[str, Pair], method: str) -> Picture:
-    """For one image of each kind: what is seen, the mean, and the two deviations, pixel by pixel."""
-    titles = ("seen", "mean", "aleatoric sd", "epistemic sd")
+    """Draw the input, the mean and both standard deviations per pixel, for one image of each data set."""
+    titles = ("input", "mean", "aleatoric sd", "epistemic sd")
 
     def paint(axes: list[Axes]) -> None:
         rows = []
@@ -116,11 +120,19 @@ def maps(posterior: Posterior, places: dict[str, Pair], method: str) -> Picture:
                     axis.figure.colorbar(image, ax=[axes[4 * k + c] for k in range(len(rows))], shrink=0.6)
 
     return side.panels(
-        "pixels", paint, rows=len(places), columns=4, size=(8.2, 1.9 * len(places) + 0.5), shared=False, legend=0,
-        alt="Maps of aleatoric and epistemic deviation for a digit, a piece of clothing and a Japanese character",
-        caption=f"One image of each kind, by {side.NAMES[method]} trained on all digits of the study: noise grows from left to "
-        f"right (deviation {LEAST} to {MOST}), and doubt is at what digits do not have.",
-    )  # fmt: skip
+        "pixels",
+        paint,
+        rows=len(places),
+        columns=4,
+        size=(8.2, 1.9 * len(places) + 0.5),
+        shared=False,
+        legend=0,
+        alt="Maps of aleatoric and epistemic standard deviation for a digit, a piece of clothing and a Japanese "
+        "character",
+        caption=f"One image per data set, predicted by the {side.label(method)} trained on all digits of the study. "
+        f"Noise grows from left to right (standard deviation {LEAST} to {MOST}); epistemic uncertainty is at features "
+        "that digits do not have.",
+    )
 
 
 __all__ = ["FAR", "FILES", "HERE", "Pair", "maps", "noise_levels", "pairs", "problem_of", "read"]

@@ -1,6 +1,6 @@
-"""Cells of a table shared out over processes: whoever is free takes the next one, so that a long cell holds nobody up.
+"""A work queue of table cells over processes: a free process takes the next cell, so a long cell blocks nobody.
 
-A process whose cell fails waits for the others before it says so: what they have begun is worth keeping.
+A process whose cell fails waits for the others before it raises: the cells they have started are worth keeping.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from credibly.distributed.world import World
 from credibly.errors import PeerError
 
 Cell = TypeVar("Cell")
-PAUSE = 0.2  # seconds between two looks at whether the others have ended
+PAUSE = 0.2  # seconds between two checks whether the other processes have finished
 
 
 def share_out(
-    everyone: World, cells: Sequence[Cell], work: Callable[[Cell], None], progress: Callable[[Cell, int], None] | None = None
-) -> None:  # fmt: skip
-    """Does every cell once, in some process, and ends in all of them when the last is done.
+    everyone: World,
+    cells: Sequence[Cell],
+    work: Callable[[Cell], None],
+    progress: Callable[[Cell, int], None] | None = None,
+) -> None:
+    """Process every cell once, in any of the processes. Returns in all of them when the last cell is done.
 
     Args:
         everyone: the processes; all of them pass the same cells.
-        cells: what there is to do.
-        work: does one of them, by itself: other processes take no part in it.
-        progress: called with a cell and its number when it is begun here.
+        cells: the work items.
+        work: processes one cell within a single process.
+        progress: called with a cell and its index when this process starts it.
     """
     everyone.barrier()
-    place = f"credibly/cells/{everyone.collective_calls}"  # as many meetings have been held by all, so the name is new and the same for all
+    # The number of collective calls is the same in all processes and grows, so this key prefix is shared and unused.
+    prefix = f"credibly/cells/{everyone.collective_calls}"
     failure: Exception | None = None
     try:
-        while failure is None and (number := everyone.store.add(f"{place}/next", 1) - 1) < len(cells):
+        while failure is None and (number := everyone.store.add(f"{prefix}/next", 1) - 1) < len(cells):
             if progress is not None:
                 progress(cells[number], number)
             with world.alone():
@@ -41,14 +45,13 @@ def share_out(
         raise
     except Exception as error:
         failure = error
-    everyone.store.set(f"{place}/{everyone.rank}", "ended" if failure is None else "failed")
-    ends = [f"{place}/{rank}" for rank in range(everyone.size)]
-    while not everyone.store.check(
-        ends
-    ):  # without a limit: a cell may take long, and the launcher ends us if one is lost
+    everyone.store.set(f"{prefix}/{everyone.rank}", "ended" if failure is None else "failed")
+    ends = [f"{prefix}/{rank}" for rank in range(everyone.size)]
+    # No timeout: a cell may take long, and the launcher ends this process if another one is lost.
+    while not everyone.store.check(ends):
         time.sleep(PAUSE)
     if failure is not None:
         raise failure
     failed = [rank for rank, end in enumerate(ends) if everyone.store.get(end) == b"failed"]
     if failed:
-        raise PeerError(f"process {failed[0]} failed; cells that have ended are kept, and the same command goes on")
+        raise PeerError(f"process {failed[0]} failed; finished cells are kept, and the same command resumes")

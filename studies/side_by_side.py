@@ -1,4 +1,4 @@
-"""What the studies that put methods side by side share: their settings, their names, panels of one figure, repeats as text."""
+"""Helpers of the studies that compare methods: settings, labels, multi-panel pictures, formatting of repeats."""
 
 from __future__ import annotations
 
@@ -18,45 +18,47 @@ from studies.study import mean_error, plus_minus
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = {
-    "mle": "MLE",
-    "map": "MAP",
-    "dropout": "MC-Dropout",
-    "bbb": "Bayes by Backprop",
-    "ensemble": "deep ensemble",
-    "laplace": "Laplace",
-    "swag": "SWAG",
-    "hmc": "HMC",
-    "sghmc": "SGHMC",
-    "sgld": "SGLD",
-}
 SIX = ("mle", "map", "dropout", "bbb", "ensemble", "hmc")
-AVERAGES = ("dropout", "bbb", "ensemble", "hmc")  # those that average over models
+AVERAGES = ("dropout", "bbb", "ensemble", "hmc")  # the methods that average over models
 SETTINGS = (
-    "Settings, the same for every data set and fixed beforehand: 1,500 steps of Adam for the methods that train; dropout of 0.1 "
-    "before the last layer; 10 anchored members started at draws of the prior; mean-field Bayes by Backprop; HMC with short "
-    "trajectories that keep most of their momentum."
+    "Settings, fixed in advance and the same for every data set: 1,500 Adam steps for the methods that train; dropout "
+    "rate 0.1 before the last layer; 10 anchored ensemble members initialised at prior draws; mean-field Bayes by "
+    "Backprop; HMC with short trajectories and partial momentum refreshment."
 )
 
 Repeats = Sequence[float]
 
 
+def label(method: str) -> str:
+    """Return the label of a method for tables and pictures."""
+    return METHODS[method].short_name()
+
+
 def fit(method: str, problem: Problem, *, seed: int, quick: bool, **settings: Any) -> Posterior:
-    """A method fitted with the settings of `credibly demo`, and those given over them."""
+    """Fit a method with the settings of `credibly demo`, overridden by those given."""
     chosen = demo_settings(method, quick=quick) | settings
     return METHODS[method](**chosen).fit(problem, seed=seed, progress=False)
 
 
 def panels(
-    name: str, paint: Callable[[list[Axes]], Any], *, alt: str, title: str = "", caption: str = "",
-    rows: int = 1, columns: int = 1, size: tuple[float, float] = (9.0, 5.6), shared: bool = True, legend: int = 4,
-) -> Picture:  # fmt: skip
-    """Several panels in one picture, so that methods are compared at a glance.
+    name: str,
+    paint: Callable[[list[Axes]], Any],
+    *,
+    alt: str,
+    title: str = "",
+    caption: str = "",
+    rows: int = 1,
+    columns: int = 1,
+    size: tuple[float, float] = (9.0, 5.6),
+    shared: bool = True,
+    legend: int = 4,
+) -> Picture:
+    """Draw several panels in one picture, to compare methods at a glance.
 
     Args:
-        paint: draws on the Axes, which come in reading order.
-        shared: whether they have the same ranges, with labels on the outside only.
-        legend: columns of the key below all panels, which explains what is on the last one; 0 for none.
+        paint: draws on the Axes, which are in reading order.
+        shared: whether the panels share their axes, with labels on the outside only.
+        legend: columns of the legend below the panels, whose entries are those of the last panel; 0 for none.
     """
     from matplotlib.figure import Figure
 
@@ -73,31 +75,33 @@ def panels(
 
 
 def short(svg: str) -> str:
-    """The drawing with coordinates to a hundredth of a point: finer than any screen, in half of the text."""
+    """Round the coordinates of a drawing to 0.01 points: finer than any screen, and half the file size."""
     return re.sub(r'\b(?:d|x|y|points)="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), svg)
 
 
-def told(values: Repeats, digits: int = 2) -> str:
-    """Repeats as their mean with its standard error."""
+def mean_text(values: Repeats, digits: int = 2) -> str:
+    """Format the mean of repeats with its standard error."""
     return plus_minus(*mean_error(list(values)), digits)
 
 
 def difference(first: Repeats, second: Repeats) -> tuple[float, float]:
-    """The mean of first - second, repeat by repeat, and its standard error."""
+    """Return the mean of first - second, paired by repeat, and its standard error."""
     return mean_error([a - b for a, b in zip(first, second, strict=True)])
 
 
 def above(values: Repeats, limit: float) -> bool:
-    """Whether the mean lies above the limit by more than two standard errors; never for a single repeat."""
+    """Return whether the mean exceeds the limit by more than two standard errors; always False for a single repeat."""
     mean, error = mean_error(list(values))
     return mean - 2 * error > limit
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Parts as a sentence has them: "a", "a and b", "a, b and c"."""
+    """Join parts as in a sentence: "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else list(parts))
 
 
-def first_words(held: bool | None) -> str:
-    """How the first sentence begins."""
-    return {True: "The finding held", False: "The finding did not hold", None: "The numbers cannot tell"}[held]
+def verdict(reproduced: bool | None, partly: bool = False) -> str:
+    """Return the start of the first sentence; `partly` if some but not all parts of the finding were reproduced."""
+    if reproduced is False and partly:
+        return "Not fully reproduced"
+    return {True: "Reproduced", False: "Not reproduced", None: "Inconclusive"}[reproduced]

@@ -342,4 +342,4 @@ def test_cells_of_the_others_are_kept_where_one_fails():
     assert sorted(did) == [0, 2, 3, 4, 5]
     failed, other = sorted(ends.values(), key=lambda e: isinstance(e, PeerError))
     assert isinstance(failed, TrainingError)
-    assert "failed; cells that have ended are kept" in str(other)
+    assert "failed; finished cells are kept" in str(other)

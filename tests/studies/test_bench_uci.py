@@ -1,4 +1,4 @@
-"""The UCI benchmark: the protocol looks at the training part alone, cells resume, figures are aggregated as they should be."""
+"""The UCI benchmark: the protocol uses the training part alone, cells resume, metrics are aggregated correctly."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ def test_every_method_runs_by_the_protocol(root, method):
 
 @pytest.mark.parametrize("method", ["map", "dropout"])
 def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch, method):
-    """Other test targets and inputs give another RMSE by the same fit: what is fitted and chosen knows nothing of them."""
+    """Other test rows give another RMSE with the same fit: fitting and tuning do not depend on them."""
     seen = []
     real = uci_cell.tune
 
@@ -73,8 +73,8 @@ def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch
     assert found[1]["rmse"] > found[0]["rmse"] + 100
 
 
-def test_the_rates_that_held_out_rows_are_for_are_fitted_whole(root, monkeypatch):
-    """All pairs by short fits of small batches, then the best of them, and no others, by whole ones."""
+def test_the_best_held_out_rates_get_full_fits(root, monkeypatch):
+    """All pairs are tried with short fits on small batches, then only the best of them with full fits."""
     fits = []
     real = MCDropout.fit
 
@@ -96,7 +96,7 @@ def test_the_rates_that_held_out_rows_are_for_are_fitted_whole(root, monkeypatch
     assert max(others) <= worst_taken
 
 
-def test_dropout_has_whole_batches_of_half_the_rows_at_most():
+def test_dropout_batches_have_at_most_half_the_rows():
     assert uci_cell.settings_of("dropout", 277)["batch_size"] == 138
     settings = uci_cell.settings_of("dropout", 41_157)
     assert settings["batch_size"] == 512
@@ -105,7 +105,7 @@ def test_dropout_has_whole_batches_of_half_the_rows_at_most():
     assert {"0": 0.1, "*": 0.05} in settings["rate"]
 
 
-def test_a_stopped_run_goes_on_with_the_cells_it_has(root, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_with_the_cells_on_disk(root, tmp_path, monkeypatch):
     first = plan(tmp_path)
     whole = uci_bench.run(first)
     kept = {p.name: p.read_bytes() for p in (first.out / "cells").iterdir()}
@@ -120,10 +120,10 @@ def test_a_stopped_run_goes_on_with_the_cells_it_has(root, tmp_path, monkeypatch
     monkeypatch.setattr(uci_bench, "run_cell", counted)
     again = uci_bench.run(first)
     assert calls == [("mine", 1, "map")]
-    figures = {
+    metrics = {
         key: [{k: v for k, v in cell.items() if k != "seconds"} for cell in cells] for key, cells in again.items()
     }
-    assert figures == {
+    assert metrics == {
         key: [{k: v for k, v in cell.items() if k != "seconds"} for cell in cells] for key, cells in whole.items()
     }
     assert set(kept) == {p.name for p in (first.out / "cells").iterdir()}
@@ -132,12 +132,12 @@ def test_a_stopped_run_goes_on_with_the_cells_it_has(root, tmp_path, monkeypatch
 
 
 def test_two_processes_give_the_cells_of_one(root, tmp_path):
-    def figures(cells):
+    def metrics(cells):
         return {key: [(c["rmse"], c["log_likelihood"]) for c in found] for key, found in cells.items()}
 
     one = uci_bench.run(plan(tmp_path))
     two = uci_bench.run(uci_bench.Plan(root, tmp_path / "two", ("mine",), ("map", "ensemble"), 2, quick=True, jobs=2))
-    assert figures(one) == figures(two)
+    assert metrics(one) == metrics(two)
 
 
 def cells(values, method="hmc", name="concrete"):
@@ -146,7 +146,7 @@ def cells(values, method="hmc", name="concrete"):
     }
 
 
-def test_tables_hold_means_standard_errors_and_the_published_figures():
+def test_tables_contain_means_standard_errors_and_published_results():
     table = uci_bench.table_of(cells([-3.0, -2.0, -1.0]), "log_likelihood", 3)
     row = dict(zip([c.title for c in table.columns], table.rows[0]))
     assert row["hmc"] == f"-2.000 ± {1 / math.sqrt(3):.3f}"
@@ -160,7 +160,10 @@ def test_findings_follow_from_paired_differences(shift, word):
     noise = [0.02, -0.01, 0.015, -0.02, 0.01]
     base = [-3.0, -2.0, -4.0, -1.0, -2.5]
     found = cells([b + shift + n for b, n in zip(base, noise)]) | cells(base, "map")
-    assert any(f"HMC is {word} the best of the others, map" in line for line in uci_bench.findings(found))
+    assert any(
+        f"HMC is {word} the best other method, map (difference {shift + 0.003:+.3f} ±" in line
+        for line in uci_bench.findings(found)
+    )
 
 
 def test_findings_on_published_columns():
@@ -186,7 +189,7 @@ def test_the_command_writes_its_tables(root, tmp_path):
 
 
 @pytest.mark.parametrize("every", [False, True])
-def test_a_fit_that_fails_is_told_and_the_table_goes_on(root, tmp_path, monkeypatch, every):
+def test_a_failed_fit_is_reported_and_the_run_continues(root, tmp_path, monkeypatch, every):
     real = uci_cell.run_cell
 
     def failing(folder, name, split, method, chosen, **options):
@@ -213,15 +216,16 @@ def test_the_picture_of_differences_leaves_out_sets_without_the_last_method():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--data", "other"], "--data: found 'other'"),
-        (["--methods", "magic"], "--methods: found 'magic'"),
-        (["--splits", "0"], "--splits: found 0"),
+        (["--data", "other"], "--data must be one of 'mine', got 'other'"),
+        (["--methods", "magic"], "--methods must be one of 'map', 'dropout'"),
+        (["--methods", "magic"], "got 'magic'"),
+        (["--splits", "0"], "--splits must be a positive integer, got 0"),
     ],
 )
 def test_bad_input_is_refused(root, tmp_path, words, message):
     done = CliRunner().invoke(app, ["bench", "uci", "--root", str(root), "--out", str(tmp_path / "o"), *words])
     assert done.exit_code == 2
-    assert message in done.stderr
+    assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "o").exists()
 
 

@@ -1,4 +1,4 @@
-"""The studies that put six methods side by side on small made-up regressions and clusters."""
+"""The studies that compare six methods on small synthetic regressions and clusters."""
 
 import json
 import re
@@ -18,7 +18,7 @@ SIX = ("mle", "map", "dropout", "bbb", "ensemble", "hmc")
 
 
 def written(folder):
-    """What a study left in its folder, after a look at every file."""
+    """Check every file a study wrote. Return its results."""
     results = json.loads((folder / "results.json").read_text())
     text = (folder / "README.md").read_text()
     shown = re.findall(r"!\[[^\]]+\]\((\w[\w-]*)\.svg\)", text)
@@ -63,39 +63,42 @@ def test_a_study_without_files_ends_in_a_page(name, tmp_path):
 # -- the rules
 
 
-def gap_figures(ratio, gain, beyond=1.0):
+def gap_values(ratio, gain, beyond=1.0):
     flat = {"on_data": [0.1] * 4, "in_gap": [0.1] * 4, "ratio": [1.0] * 4, "coverage": [0.5] * 4}
     base = {m: flat | {"log_density": [0.0] * 4, "log_density_beyond": [0.0] * 4} for m in SIX}
     shifts = np.array([-0.1, 0.0, 0.1, 0.05])
     base["hmc"] = base["hmc"] | {
-        "ratio": (ratio + shifts).tolist(), "log_density": (gain + shifts).tolist(),
+        "ratio": (ratio + shifts).tolist(),
+        "log_density": (gain + shifts).tolist(),
         "log_density_beyond": (beyond + shifts).tolist(),
-    }  # fmt: skip
+    }
     return base
 
 
 @pytest.mark.parametrize(
-    "ratio, gain, held", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
+    "ratio, gain, reproduced", [(5.0, 2.0, True), (1.02, 2.0, False), (5.0, 0.02, False), (0.5, -1, False)]
 )
-def test_gap_rule(ratio, gain, held):
-    sentences, found = pictures.judge_gap(gap_figures(ratio, gain))
-    assert found is held
-    assert sentences[0].startswith("The finding held:" if held else "The finding did not hold")
-    assert side.told(gap_figures(ratio, gain)["hmc"]["ratio"]) in sentences[0]
-    assert ("in full" in sentences[0]) == ((ratio > 2) != (gain > 1))
+def test_gap_rule(ratio, gain, reproduced):
+    sentences, found = pictures.judge_gap(gap_values(ratio, gain))
+    assert found is reproduced
+    partly = (ratio > 2) != (gain > 1)
+    verdict = "Reproduced:" if reproduced else "Not fully reproduced:" if partly else "Not reproduced:"
+    assert sentences[0].startswith(verdict)
+    assert side.mean_text(gap_values(ratio, gain)["hmc"]["ratio"]) in sentences[0]
+
     assert "MC-Dropout, Bayes by Backprop" in sentences[2]  # their ratio is 1: not wider
 
 
-def test_gap_says_whose_ratio_is_largest_and_who_predicts_best():
-    figures = gap_figures(5.0, 2.0, beyond=-3.0)
-    figures["ensemble"] = figures["ensemble"] | {"ratio": [9.0, 9.1, 9.2, 9.0], "log_density": [4.0, 4.1, 4.2, 4.1]}
-    sentences, _ = pictures.judge_gap(figures)
+def test_gap_names_the_largest_ratio_and_the_best_predictions():
+    values = gap_values(5.0, 2.0, beyond=-3.0)
+    values["ensemble"] = values["ensemble"] | {"ratio": [9.0, 9.1, 9.2, 9.0], "log_density": [4.0, 4.1, 4.2, 4.1]}
+    sentences, _ = pictures.judge_gap(values)
     assert "the largest is that of deep ensemble" in sentences[1]
-    assert "best predicted by deep ensemble" in sentences[3]
+    assert "The best predictions in the gap are those of deep ensemble" in sentences[3]
     assert "is not above MAP's" in sentences[4]
 
 
-def star_figures(point, average):
+def star_values(point, average):
     shifts = np.array([-0.01, 0.0, 0.01])
     values = {m: average if m in side.AVERAGES else point for m in SIX}
     return {
@@ -104,18 +107,18 @@ def star_figures(point, average):
 
 
 @pytest.mark.parametrize(
-    "point, average, held", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
+    "point, average, reproduced", [(0.97, 0.6, True), (0.85, 0.6, False), (0.97, 0.8, False), (0.91, 0.95, False)]
 )
-def test_star_rule(point, average, held):
-    sentences, found = pictures.judge_star(star_figures(point, average))
-    assert found is held
+def test_star_rule(point, average, reproduced):
+    sentences, found = pictures.judge_star(star_values(point, average))
+    assert found is reproduced
     assert f"MAP has a confidence of {point:.2f}" in sentences[0]
     assert f"average one of {average:.2f}" in sentences[0]
-    assert ("are as good as certain" in sentences[2]) == (average >= 0.9)
+    assert ("are practically certain" in sentences[2]) == (average >= 0.9)
 
 
-@pytest.mark.parametrize("power, held", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
-def test_sharpening_rule(power, held):
+@pytest.mark.parametrize("power, reproduced", [(-0.5, True), (-0.4, True), (-0.2, False), (-0.8, False), (0.5, False)])
+def test_sharpening_rule(power, reproduced):
     sizes = (10, 100, 1000)
     doubt = {m: {n: [0.0, 0.0] for n in sizes} for m in ("mle", "map")}
     doubt |= {m: {n: [n**power, 1.02 * n ** (power - 0.01)] for n in sizes} for m in side.AVERAGES}
@@ -123,11 +126,11 @@ def test_sharpening_rule(power, held):
     assert slopes["hmc"] == pytest.approx([power, power - 0.01])
     to_map = {10: [0.3, 0.31], 100: [0.2, 0.2], 1000: [0.1, 0.1]}
     sentences, found = sharpening.judge(doubt, slopes, to_map)
-    assert found is held
-    assert f"N to the power {side.told(slopes['hmc'])}" in sentences[0]
+    assert found is reproduced
+    assert f"N to the power {side.mean_text(slopes['hmc'])}" in sentences[0]
     assert "sharpens towards MAP" in sentences[2]
     backwards = dict(zip(sizes, reversed(to_map.values())))
-    assert "does not come nearer to MAP" in sharpening.judge(doubt, slopes, backwards)[0][2]
+    assert "does not come closer to MAP" in sharpening.judge(doubt, slopes, backwards)[0][2]
 
 
 def test_one_repeat_never_counts_as_evidence():
@@ -143,15 +146,19 @@ def paper_file(root, **changes):
     x = np.concatenate([np.linspace(a, a + 4, 8) for a in (-10, 6, 14)]).astype(np.float32)
     grid = np.linspace(-14, 22, 30).astype(np.float32)
     arrays = {
-        "x": x, "f": np.stack([x, x**2], 1), "y": (0.02 * rng.standard_normal((24, 1)) + x[:, None] / 50).astype(np.float32),
-        "x_": grid, "f_": np.stack([grid, grid**2], 1), "y_": grid[:, None] / 50,
-    } | changes  # fmt: skip
+        "x": x,
+        "f": np.stack([x, x**2], 1),
+        "y": (0.02 * rng.standard_normal((24, 1)) + x[:, None] / 50).astype(np.float32),
+        "x_": grid,
+        "f_": np.stack([grid, grid**2], 1),
+        "y_": grid[:, None] / 50,
+    } | changes
     (root / "hmc_reference").mkdir(parents=True, exist_ok=True)
     np.savez(root / "hmc_reference" / "synth_reg_data.npz", **{k: v for k, v in arrays.items() if v is not None})
     return root
 
 
-def test_the_papers_set_is_read_and_cut_into_places(tmp_path):
+def test_the_papers_data_set_is_read_and_divided_into_regions(tmp_path):
     points = paper_regression.read(Options(root=paper_file(tmp_path)))
     assert points.features.shape == (24, 2)
     assert torch.allclose(points.features[:, 0] * 30, points.x)
@@ -173,7 +180,7 @@ def test_synthetic_regression_ends_in_a_page(tmp_path, monkeypatch):
     assert all(0 <= d <= 1 for m in numbers["methods"].values() for d in m.get("distance", []))
 
 
-def paper_figures(between, distance):
+def paper_values(between, distance):
     row = {"on_data": [0.01] * 3, "between": [0.02] * 3, "beyond": [0.05] * 3, "rmse": [0.1] * 3}
     found = {
         m: row | {"distance": (distance + np.array([-0.01, 0, 0.01])).tolist()} for m in paper_regression.METHODS[:-1]
@@ -181,12 +188,12 @@ def paper_figures(between, distance):
     return found | {"hmc": row | {"between": (between + np.array([-0.001, 0, 0.001])).tolist()}}
 
 
-@pytest.mark.parametrize("between, distance, held", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
-def test_synthetic_rule(between, distance, held):
-    sentences, found = paper_regression.judge(paper_figures(between, distance), floor=0.1)
-    assert found is held
-    assert ("cannot be told from it" in sentences[0]) == (distance < 0.2)
-    assert side.told([b / 0.01 for b in (between - 0.001, between, between + 0.001)], 1) in sentences[0]
+@pytest.mark.parametrize("between, distance, reproduced", [(0.1, 0.5, True), (0.1, 0.11, False), (0.005, 0.5, False)])
+def test_synthetic_rule(between, distance, reproduced):
+    sentences, found = paper_regression.judge(paper_values(between, distance), floor=0.1)
+    assert found is reproduced
+    assert ("cannot be distinguished from it" in sentences[0]) == (distance < 0.2)
+    assert side.mean_text([b / 0.01 for b in (between - 0.001, between, between + 0.001)], 1) in sentences[0]
 
 
 def test_missing_files_are_named(tmp_path):

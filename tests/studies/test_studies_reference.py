@@ -1,4 +1,4 @@
-"""The study against a public HMC reference, on data and a reference made here: forms of data, distances, the order's rule."""
+"""The study against a public HMC reference, on synthetic data: data formats, distances, and the rule for the order."""
 
 import json
 
@@ -15,7 +15,7 @@ from studies.study import Options
 
 @pytest.fixture
 def root(tmp_path):
-    """Two classes of 6 x 6 images, bright above or below, and a reference that is nearly sure of the right one."""
+    """Two classes of 6 x 6 images, bright above or below, and a reference that is nearly certain of the right one."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 80).astype(np.uint8)
     x = rng.integers(0, 100, (80, 6, 6)).astype(np.uint8)
@@ -67,15 +67,15 @@ def test_token_ids_and_stored_differences():
 
 
 @pytest.mark.parametrize(
-    "steps, held", [((0.0, 0.1, 0.2, 0.3), True), ((0.3, 0.2, 0.1, 0.0), False), ((0.1,) * 4, None)]
+    "steps, reproduced", [((0.0, 0.1, 0.2, 0.3), True), ((0.3, 0.2, 0.1, 0.0), False), ((0.1,) * 4, None)]
 )
-def test_the_order_is_judged_by_paired_differences(steps, held):
+def test_the_order_is_judged_by_paired_differences(steps, reproduced):
     rng = np.random.default_rng(0)
     rows = 0.05 * rng.random(200)
     noise = 0.001 * rng.normal(size=(4, 200))
     given = {name: rows + step + n for name, step, n in zip(("hmc", "ensemble", "bbb", "map"), steps, noise)}
     found, sentences = hmc_reference.judge(given)
-    assert found is held
+    assert found is reproduced
     assert len(sentences) == 4
 
 
@@ -99,7 +99,7 @@ def test_the_command_and_what_it_refuses(root, tmp_path):
     assert {"index.html", "README.md", "results.json", "hmc-reference.svg"} == {p.name for p in out.iterdir()}
     with pytest.raises(InputError, match="has no nothing.npz"):
         hmc_reference.run(options(root, data="nothing.npz"))
-    with pytest.raises(InputError, match="network is 'big'"):
+    with pytest.raises(InputError, match="--set network must be one of .*, got 'big'"):
         hmc_reference.run(options(root, network="big"))
-    with pytest.raises(InputError, match="found wrong"):
+    with pytest.raises(InputError, match="--set must name one of .*, got wrong"):
         hmc_reference.run(options(root, wrong="1"))

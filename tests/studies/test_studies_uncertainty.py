@@ -1,4 +1,4 @@
-"""The studies of the kinds of uncertainty and of images of another kind, on images made here."""
+"""The studies of aleatoric and epistemic uncertainty and of out-of-distribution images, on synthetic images."""
 
 import json
 import math
@@ -20,7 +20,7 @@ FILES = ("mnist.npz", "fashion_mnist_test.npz", "kmnist_test.npz", "notmnist_tes
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Small files in the form of the real ones: "digits" are bright bars, the others noise, frames and blots."""
+    """Small files in the format of the real ones: "digits" are bright bars, the others noise."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
 
@@ -59,12 +59,13 @@ def test_a_study_ends_in_a_page(name, root, tmp_path):
     }
     assert all((folder / f"{s}.svg").stat().st_size < 200_000 for s in shown)
     assert all(sentence in text for sentence in results["sentences"])
-    assert results["sentences"][0].startswith("The finding held" if results["held"] else "The finding did not hold")
+    failed = "Not fully reproduced:" if name == "aleatoric-epistemic" else "Not reproduced:"
+    assert results["sentences"][0].startswith("Reproduced:" if results["held"] else failed)
     if name == "ood":
         by_set = results["numbers"]["auroc"]["ensemble"]
         assert set(by_set) == set(ood.FAR)
         assert all(0 <= value <= 1 and error > 0 for scores in by_set.values() for value, error in scores.values())
-        # Without a model average there is no epistemic part: pure chance, without error.
+        # Without a model average there is no epistemic part: chance level, without error.
         assert results["numbers"]["auroc"]["map"]["KMNIST"]["epistemic"] == [0.5, 0.0]
     else:
         found = results["numbers"]["mean_variance"]
@@ -118,7 +119,7 @@ def test_the_wave_has_the_same_noise_beyond_the_data():
 
 
 def made(epistemic_rows=0.4, aleatoric_rows=1.0, epistemic_far=3.0, aleatoric_far=1.0):
-    """Figures in which each kind changes by these factors, give or take a hundredth."""
+    """Return variances in which each kind changes by the given factors, within a hundredth."""
     wobble = (0.99, 1.0, 1.01)
 
     def parts(epistemic, aleatoric):
@@ -138,42 +139,41 @@ def made(epistemic_rows=0.4, aleatoric_rows=1.0, epistemic_far=3.0, aleatoric_fa
     "change, claim",
     [
         ({}, None),
-        ({"epistemic_rows": 1.0}, "epistemic falls with data"),
-        ({"aleatoric_rows": 1.5}, "aleatoric stays with data"),
-        ({"aleatoric_rows": 0.6}, "aleatoric stays with data"),
-        ({"epistemic_far": 0.9}, "epistemic rises on far"),
-        ({"aleatoric_far": 1.4}, "aleatoric does not rise on far"),
+        ({"epistemic_rows": 1.0}, "epistemic falls with more data"),
+        ({"aleatoric_rows": 1.5}, "aleatoric is unchanged with more data"),
+        ({"aleatoric_rows": 0.6}, "aleatoric is unchanged with more data"),
+        ({"epistemic_far": 0.9}, "epistemic rises on inputs 'far'"),
+        ({"aleatoric_far": 1.4}, "aleatoric does not rise on inputs 'far'"),
     ],
 )
 def test_kinds_rule(change, claim):
-    figures = made(**change)
-    sentences, held = kinds.judge(figures)
-    assert held is (claim is None)
-    failed = {name for name, ok in kinds.checks(figures["curve"]["dropout"]).items() if not ok}
+    variances = made(**change)
+    sentences, reproduced = kinds.judge(variances)
+    assert reproduced is (claim is None)
+    failed = {name for name, ok in kinds.checks(variances["curve"]["dropout"]).items() if not ok}
     assert failed == ({claim} if claim else set())
-    assert sentences[0].startswith(
-        "The finding held: 16 of 16" if held else "The finding did not hold in full: 12 of 16"
-    )
+    assert sentences[0].startswith("Reproduced: 16 of 16" if reproduced else "Not fully reproduced: 12 of 16")
     if claim:
         assert f"{claim} (pixels, MC-Dropout)" in sentences[0]
-    assert side.told(kinds.factors(figures["curve"]["dropout"])["far"]["epistemic"]) in sentences[1]
+    assert side.mean_text(kinds.factors(variances["curve"]["dropout"])["far"]["epistemic"]) in sentences[1]
 
 
 def ood_numbers(gain, error):
     auroc = {
-        m: {name: dict.fromkeys(ood.SCORES, (0.9, 0.01)) for name in ood.FAR} for m in ("map", "dropout", "bbb", "ensemble", "sghmc")
-    }  # fmt: skip
+        m: {name: dict.fromkeys(ood.SCORES, (0.9, 0.01)) for name in ood.FAR}
+        for m in ("map", "dropout", "bbb", "ensemble", "sghmc")
+    }
     for name in ood.FAR:
         auroc["ensemble"][name] = dict.fromkeys(ood.SCORES, (0.9 + gain, 0.01))
     return auroc, {m: dict.fromkeys(ood.SCORES, (gain if m == "ensemble" else 0.0, error)) for m in auroc}
 
 
-@pytest.mark.parametrize("gain, error, held", [(0.03, 0.005, True), (0.03, 0.02, False), (-0.03, 0.005, False)])
-def test_ood_rule(gain, error, held):
+@pytest.mark.parametrize("gain, error, reproduced", [(0.03, 0.005, True), (0.03, 0.02, False), (-0.03, 0.005, False)])
+def test_ood_rule(gain, error, reproduced):
     sentences, found = ood.judge(*ood_numbers(gain, error))
-    assert found is held
+    assert found is reproduced
     assert f"{gain:+.3f} ± {error:.3f}" in sentences[0]
-    best = "Highest is deep ensemble" if gain > 0 else "lowest deep ensemble"
+    best = "highest AUROC is that of deep ensemble" if gain > 0 else "the lowest that of deep ensemble"
     assert best in sentences[2]
 
 
@@ -184,7 +184,7 @@ def test_bootstrap_gives_the_error_of_an_auroc_and_of_paired_differences():
     kept = dict.fromkeys(ood.METHODS, scores)
     auroc = {m: {n: dict.fromkeys(ood.SCORES, (0.76, math.nan)) for n in ood.FAR} for m in ood.METHODS}
     gains = ood.bootstrap(kept, auroc, 0, 200)
-    # Two normals one deviation apart: AUROC 0.76, and by Hanley and McNeil an error of 0.0168 for 400 against 400.
+    # Two normals one standard deviation apart: AUROC 0.76, error 0.0168 for 400 against 400 (Hanley and McNeil).
     for name in ood.FAR:
         assert auroc["ensemble"][name]["total"][1] == pytest.approx(0.0168, rel=0.25)
     assert gains["ensemble"]["total"] == (0.0, 0.0)  # the same scores on the same resamples

@@ -1,4 +1,4 @@
-"""The study of active learning, on images made here: its page, its cells on the disk, and its judgement of known numbers."""
+"""The active learning study on synthetic images: page, cells on disk, and conclusions from known numbers."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from studies.study import Options
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A small file in the form of MNIST: "digits" are bright bars whose place is their class."""
+    """A small file in the format of MNIST: "digits" are bright bars whose position is their class."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
 
@@ -43,9 +43,9 @@ def test_a_study_ends_in_a_page(root, tmp_path):
     folder = tmp_path / "out"
     names = {"index.html", "README.md", "results.json", "active-mnist.svg"}
     assert {p.name for p in folder.iterdir()} == names
-    told = json.loads((folder / "results.json").read_text())
-    assert set(told["numbers"]["needed"]) == set(active_cell.ARMS)
-    curve = told["numbers"]["curves"]["bald-dropout"][0]
+    stored = json.loads((folder / "results.json").read_text())
+    assert set(stored["numbers"]["needed"]) == set(active_cell.ARMS)
+    curve = stored["numbers"]["curves"]["bald-dropout"][0]
     assert curve["labels"][0] == 10
     assert curve["labels"] == sorted(curve["labels"])
     assert all(0 <= a <= 1 for a in curve["accuracy"])
@@ -92,34 +92,40 @@ def test_edges_know_directions_and_places():
 
 
 def made_up(needed):
-    """Cells with given needs; each curve rises to the target at its need."""
+    """Return cells that need the given numbers of labels; each curve reaches the target there."""
     return {
-        arm: [{"seed": s, "labels": [20, n or 800], "accuracy": [0.5, 0.96 if n else 0.9], "needed": n} for s, n in enumerate(values)]
+        arm: [
+            {"seed": s, "labels": [20, n or 800], "accuracy": [0.5, 0.96 if n else 0.9], "needed": n}
+            for s, n in enumerate(values)
+        ]
         for arm, values in needed.items()
-    }  # fmt: skip
+    }
 
 
 def test_the_judgement_follows_the_numbers():
     size = active_cell.Size()
     fewer = {"random-dropout": [400, 420, 410], "bald-dropout": [200, 230, 205], "batch-dropout": [190, 210, 200]}
-    result = active.tell(made_up(fewer), size, 3)
-    assert result.held is True
+    result = active.result_of(made_up(fewer), size, 3)
+    assert result.reproduced is True
     assert result.numbers["saved_against_random"]["bald-dropout"] == [200, 190, 205]
-    assert "BALD needs fewer labels than chance for 95% (212 against 410; 198 ± 4 saved" in result.sentences[1]
+    assert (
+        "BALD needs fewer labels than random acquisition for 95% accuracy (212 against 410; 198 ± 4 saved"
+        in (result.sentences[1])
+    )
     worse = {"random-dropout": [200, 230, 205], "bald-dropout": [400, 420, None]}
-    result = active.tell(made_up(worse), size, 3)
-    assert result.held is False
+    result = active.result_of(made_up(worse), size, 3)
+    assert result.reproduced is False
     assert result.numbers["saved_against_random"]["bald-dropout"] == [-200, -190, -595]
-    assert any("Not every run of bald-dropout got there" in said for said in result.sentences)
+    assert any("Not every run of bald-dropout reached the target" in said for said in result.sentences)
     unclear = {"random-dropout": [300, 230, 205], "bald-dropout": [200, 320, 215]}
-    assert active.tell(made_up(unclear), size, 3).held is None
+    assert active.result_of(made_up(unclear), size, 3).reproduced is None
 
 
 def test_what_the_study_refuses(root, tmp_path):
     for extra, said in (
-        ({"arms": "bald-hmc"}, "found arms=bald-hmc"),
-        ({"seeds": "none"}, "found seeds=none"),
-        ({"colour": "red"}, "found 'colour'"),
+        ({"arms": "bald-hmc"}, "--set arms must be some of .*, got 'bald-hmc'"),
+        ({"seeds": "none"}, "--set seeds must be a positive integer, got 'none'"),
+        ({"colour": "red"}, "--set must name one of arms, seeds, cells, got 'colour'"),
     ):
         with pytest.raises(InputError, match=said):
             active.run(Options(root=root, quick=True, extra=extra))

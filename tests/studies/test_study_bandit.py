@@ -1,4 +1,4 @@
-"""The mushroom bandit, on mushrooms made here: one column of letters tells the poisonous ones."""
+"""The mushroom bandit on synthetic mushrooms: one column of letters determines which are poisonous."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_what_is_remembered(root):
 
 
 def test_the_loss_is_the_free_energy(root):
-    """Misfit and KL of two agents with rows of their own, against torch's distributions; and the gradient by differences."""
+    """Misfit and KL of two agents against torch.distributions, and the gradient against finite differences."""
     made = bandit.problem_of(bandit.load(options(root))[0], options(root))
     noise, like = bandit.NOISE / bandit.UNIT, {"dtype": torch.float64}
     likelihood, prior = cr.likelihoods.Gaussian(noise), cr.priors.Normal(1.0, fan_in=True)
@@ -72,8 +72,8 @@ def test_the_loss_is_the_free_energy(root):
     )
     rows = torch.randint(360, (2, 16), generator=generator)
     drawn = torch.randn(2, 1, problem.dim, generator=generator, **like)
-    figures = torch.tensor([0.05], dtype=torch.float64)
-    parts, gradient = loss.evaluate(phi, (), problem.x, problem.y, rows, (drawn,), figures)
+    controls = torch.tensor([0.05], dtype=torch.float64)
+    parts, gradient = loss.evaluate(phi, (), problem.x, problem.y, rows, (drawn,), controls)
     mu, sigma = phi[:, : problem.dim], torch.nn.functional.softplus(phi[:, problem.dim :])
     prior = torch.distributions.Normal(problem.prior.loc, problem.prior.std)
     kl = torch.distributions.kl_divergence(torch.distributions.Normal(mu, sigma), prior).sum(-1)
@@ -86,7 +86,7 @@ def test_the_loss_is_the_free_energy(root):
         torch.testing.assert_close(parts[agent, 0], expected)
     direction = torch.randn(phi.shape, generator=generator, **like)
     ends = [
-        loss.evaluate(phi + s * 1e-6 * direction, (), problem.x, problem.y, rows, (drawn,), figures)[0].sum()
+        loss.evaluate(phi + s * 1e-6 * direction, (), problem.x, problem.y, rows, (drawn,), controls)[0].sum()
         for s in (1, -1)
     ]
     slope = float((ends[0] - ends[1]) / 2e-6)
@@ -103,7 +103,7 @@ def test_regret_falls_and_runs_repeat(root, monkeypatch):
     assert set(regret.unique().tolist()) <= {0.0, 5.0, 15.0}
     early, late = regret[..., :60].mean((1, 2)), regret[..., -60:].mean((1, 2))
     assert float(late[0]) < 0.5 * float(early[0])  # Thompson sampling
-    result = bandit.told(regret, sizes, (120, 14))
+    result = bandit.result_of(regret, sizes, (120, 14))
     total = regret[0].double().sum(-1)
     assert result.numbers["cumulative_regret"]["Bayes by Backprop"] == total.tolist()
     gap = regret[1].double().sum(-1) - total
@@ -118,13 +118,13 @@ def test_regret_falls_and_runs_repeat(root, monkeypatch):
 
 
 def test_the_rule():
-    """It holds where every gap is more than two standard errors, and not where one policy is as good."""
+    """Reproduced if every difference exceeds two standard errors, not if one policy is as good."""
     regret = torch.zeros(4, 3, 10)
     regret[1:] = 5.0
     regret[:, :, 0] += torch.tensor([0.0, 5.0, 10.0])  # repeats differ, alike for all
-    assert bandit.told(regret, bandit.Sizes(10, 1, 3), (120, 14)).held is True
+    assert bandit.result_of(regret, bandit.Sizes(10, 1, 3), (120, 14)).reproduced is True
     regret[2] = regret[0]
-    assert bandit.told(regret, bandit.Sizes(10, 1, 3), (120, 14)).held is False
+    assert bandit.result_of(regret, bandit.Sizes(10, 1, 3), (120, 14)).reproduced is False
 
 
 def test_bad_input(root, tmp_path):
@@ -134,9 +134,9 @@ def test_bad_input(root, tmp_path):
     np.savez(tmp_path / bandit.FILE, X=np.zeros((3, 2), "S1"))
     with pytest.raises(InputError, match="no X or no y"):
         study.run(options(tmp_path))
-    with pytest.raises(InputError, match="--set repeats"):
+    with pytest.raises(InputError, match="--set repeats must be an integer of at least 2, got '1'"):
         study.run(options(root, repeats=1))
-    with pytest.raises(InputError, match="--set steps"):
+    with pytest.raises(InputError, match="--set steps must be an integer of at least 1, got 'many'"):
         study.run(options(root, steps="many"))
-    with pytest.raises(InputError, match="This study has steps"):
+    with pytest.raises(InputError, match="--set must name one of steps, updates, repeats, got agents"):
         study.run(options(root, agents=3))

@@ -1,4 +1,4 @@
-"""The study of evidence and leave-one-out: end to end at a tiny size, and that what it says follows from its figures."""
+"""The study of marginal likelihood and leave-one-out: end to end at a tiny size, and conclusions from known numbers."""
 
 import json
 
@@ -22,9 +22,13 @@ def root(tmp_path_factory):
         x = rng.standard_normal((50, 3))
         order = [rng.permutation(50) for _ in range(2)]
         np.savez(
-            folder / "uci" / f"{name}.npz", X=x, y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(50),
-            train_idx=np.stack([o[:40] for o in order]), test_idx=np.stack([o[40:] for o in order]), n_hidden=np.int32(5),
-        )  # fmt: skip
+            folder / "uci" / f"{name}.npz",
+            X=x,
+            y=10 + 2 * np.sin(x[:, 0]) + x[:, 1] + 0.3 * rng.standard_normal(50),
+            train_idx=np.stack([o[:40] for o in order]),
+            test_idx=np.stack([o[40:] for o in order]),
+            n_hidden=np.int32(5),
+        )
     return folder
 
 
@@ -33,11 +37,11 @@ def test_it_runs_from_the_command_line(root, tmp_path):
     words = ["study", "evidence-picks-the-model", "--root", str(root), "--quick", "--out", str(out), "--quiet"]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
-    told = json.loads((out / "results.json").read_text())
-    assert told["held"] is None  # one split has no interval
-    assert set(told["numbers"]["groups"]) == set(evidence.NAMES)
-    assert set(told["numbers"]["groups"]["yacht"]) == {"2, 0.5", "2, 2", "4, 0.5", "4, 2"}
-    assert all(v is not None for model in told["numbers"]["groups"]["yacht"].values() for v in model["laplace"])
+    stored = json.loads((out / "results.json").read_text())
+    assert stored["held"] is None  # one split has no interval
+    assert set(stored["numbers"]["groups"]) == set(evidence.NAMES)
+    assert set(stored["numbers"]["groups"]["yacht"]) == {"2, 0.5", "2, 2", "4, 0.5", "4, 2"}
+    assert all(v is not None for model in stored["numbers"]["groups"]["yacht"].values() for v in model["laplace"])
     text = (out / "README.md").read_text()
     assert [picture.name for picture in out.glob("*.svg")] == ["evidence.svg"]
     assert "(evidence.svg)" in text
@@ -45,7 +49,7 @@ def test_it_runs_from_the_command_line(root, tmp_path):
 
 def test_what_cannot_be_asked_for(root):
     for extra in ({"splits": "0"}, {"splits": "x"}, {"data": "protein"}):
-        with pytest.raises(InputError, match="--set"):
+        with pytest.raises(InputError, match="--set (splits|data) must be"):
             evidence.run(Options(root=root, quick=True, extra=extra))
 
 
@@ -59,7 +63,7 @@ def test_ranks_are_those_of_scipy():
 
 
 def made_up(relation, splits=6, noise=0.05, seed=0):
-    """Cells of nine models whose criterion follows the test log density, or does not, or runs against it."""
+    """Return nine models whose criterion follows (1), ignores (0) or opposes (-1) the test log density."""
     rng = np.random.default_rng(seed)
     cells = {}
     for i in range(9):
@@ -75,19 +79,19 @@ def test_the_rule():
     good, bad = made_up(1.0), made_up(-1.0)
     assert evidence.correlation(good, "loo")[0] == pytest.approx(1.0)
     assert evidence.correlation(bad, "loo")[0] == pytest.approx(-1.0)
-    held = evidence.tell({"a": good, "b": good}, ())
-    assert held.held is True
-    assert held.sentences[0].startswith("The finding that evidence")
-    failed = evidence.tell({"a": good, "b": bad}, ())
-    assert failed.held is False
+    passed = evidence.result_of({"a": good, "b": good}, ())
+    assert passed.reproduced is True
+    assert passed.sentences[0].startswith("Reproduced at this size: marginal likelihood")
+    failed = evidence.result_of({"a": good, "b": bad}, ())
+    assert failed.reproduced is False
     assert evidence.judge((0.9, -0.1, 1.0)) is None  # the lower end is below 0
     assert evidence.judge((0.4, 0.1, 0.6)) is None
     assert evidence.judge((0.9, np.nan, np.nan)) is None  # one split
-    assert evidence.tell({"a": made_up(1.0, splits=1)}, ()).held is None
+    assert evidence.result_of({"a": made_up(1.0, splits=1)}, ()).reproduced is None
 
 
 def test_what_a_pick_loses():
-    """On each split the picked model against that split's best, and against the mean of all."""
+    """The loss of the picked model against the best of each split, and that of a random model."""
     cells = made_up(-1.0, noise=0.0)  # it picks the worst of 0 to 8
     assert evidence.loss(cells, "elbo") == pytest.approx(8.0)
     assert evidence.typical_loss(cells, "elbo") == pytest.approx(4.0)
@@ -97,7 +101,7 @@ def test_what_a_pick_loses():
 
 
 def test_the_interval_covers_splits(monkeypatch):
-    """Splits that disagree widen it: with a criterion that is noise, 0 is inside."""
+    """Splits that disagree widen the interval: for a criterion that is pure noise it contains 0."""
     monkeypatch.setattr(evidence, "SAMPLES", 400)
     value, low, high = evidence.correlation(made_up(0.0, noise=1.0, seed=3), "laplace")
     assert low < 0 < high

@@ -1,4 +1,4 @@
-"""The reject option with strange images among the digits, on images made here."""
+"""The reject option with out-of-distribution images among the digits, on synthetic images."""
 
 import json
 
@@ -16,7 +16,7 @@ from studies.study import Options
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Small files in the form of the real ones: "digits" are bright bars, the others noise."""
+    """Small files in the format of the real ones: "digits" are bright bars, the others noise."""
     folder = tmp_path_factory.mktemp("images")
     rng = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def test_it_ends_in_a_page(root, tmp_path):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     text = (tmp_path / "out" / "README.md").read_text()
     assert all(sentence in text for sentence in results["sentences"])
-    assert results["sentences"][0].startswith("The finding held" if results["held"] else "The finding did not hold")
+    assert results["sentences"][0].startswith("Reproduced:" if results["held"] else "Not reproduced:")
     assert "nan %" not in text
     found = results["numbers"]
     assert set(found["aurc"]) == set(reject.METHODS)
@@ -53,7 +53,7 @@ def test_it_ends_in_a_page(root, tmp_path):
 
 
 def made(seed=0, n=3000, skill=1.0):
-    """Mistakes with probability u^4, ranked by u and noise: less of it for a method of more skill."""
+    """Return mistakes with probability u^4 and an uncertainty that mixes u with noise, less of it for more skill."""
     generator = torch.Generator().manual_seed(seed)
     u = torch.rand(n, generator=generator, dtype=torch.float64)
     wrong = torch.rand(n, generator=generator, dtype=torch.float64) < u**4
@@ -64,8 +64,8 @@ def made(seed=0, n=3000, skill=1.0):
 
 def test_gains_and_promises():
     found = {m: made(skill=1.0 if m == "ensemble" else 0.5) for m in reject.METHODS}
-    result = reject.told(found, dict.fromkeys(found, 0.9), 1.0, Options(quick=True))
-    assert result.held is True
+    result = reject.result_of(found, dict.fromkeys(found, 0.9), 1.0, Options(quick=True))
+    assert result.reproduced is True
     areas = result.numbers["aurc"]
     mine = found["ensemble"]
     expected = metrics.risk_coverage(mine.uncertainty["total"], mine.wrong.double()).area
@@ -79,12 +79,12 @@ def test_gains_and_promises():
     assert kept["risk"] < reject.RISK + 0.01
     assert kept["broken"] == 0
     alike = {m: made(skill=0.5) for m in reject.METHODS}
-    assert reject.told(alike, dict.fromkeys(alike, 0.9), 1.0, Options(quick=True)).held is False
+    assert reject.result_of(alike, dict.fromkeys(alike, 0.9), 1.0, Options(quick=True)).reproduced is False
 
 
-def test_strange_images_are_mistakes(root):
+def test_out_of_distribution_images_are_mistakes(root):
     class Sure:
-        """Says class 0 of everything."""
+        """Predicts class 0 for every input."""
 
         def predict(self, x):
             import credibly as cr

@@ -155,7 +155,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
         """Return training that clips harder if the network predicts the variance.
 
-        Noisy weights bring a predicted variance near zero. Elsewhere a norm of 10 would already hold a precise fit back.
+        Noisy weights bring a predicted variance near zero. Elsewhere a norm of 10 would hold a precise fit back.
         """
         settings = super().table_settings(layers, noise)
         return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})

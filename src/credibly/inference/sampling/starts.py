@@ -96,7 +96,7 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
             raise InputError(
                 "init",
                 f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
-                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for NaN and infinity',
+                'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for NaN values',
             )
     if bool(gap > 1e-4 * (1 + log_lik.abs().max())):
         raise InputError(
