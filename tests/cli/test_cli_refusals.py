@@ -130,8 +130,8 @@ class TestRunFolders:
 
     def test_another_version(self, run):
         facts = json.loads((run / "table.json").read_text()) | {"format_version": 2}
-        told = {k: v for k, v in facts.items() if k != "checksum"}
-        facts["checksum"] = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        reported = {k: v for k, v in facts.items() if k != "checksum"}
+        facts["checksum"] = hashlib.sha256(json.dumps(reported, sort_keys=True).encode()).hexdigest()
         (run / "table.json").write_text(json.dumps(facts))
         for words in self.calls(run):
             refused(call(*words), "has format 2", "reads 1", "config.toml", code=1)
@@ -228,5 +228,5 @@ class TestRunFolders:
         assert found.exit_code == 0, found.output
         assert found.stdout.startswith("The run is already complete.\n")
         assert found.stdout.splitlines()[-1] == str(run / "report.html")
-        told = json.loads(call("resume", run, "--json").stdout)
-        assert told["figures"] == TableRun.load(run).figures
+        reported = json.loads(call("resume", run, "--json").stdout)
+        assert reported["figures"] == TableRun.load(run).figures

@@ -74,13 +74,13 @@ def known(tmp_path_factory):
 
 def same(run: Path, known: tuple[Path, dict]) -> None:
     """Assert that a run has the draws and metrics of the uninterrupted one, and nothing else is left."""
-    place, told = known
+    place, reported = known
     assert torch.equal(cr.load(run).draws, cr.load(place / "run").draws)
-    assert TableRun.load(run).figures == told["figures"]
+    assert TableRun.load(run).figures == reported["figures"]
     assert names(run) == names(place / "run")
     assert names(run / "posterior") == names(place / "run" / "posterior")
     mine = json.loads((run / "results.json").read_text())
-    assert mine["diagnostics"] == told["diagnostics"]
+    assert mine["diagnostics"] == reported["diagnostics"]
 
 
 @pytest.mark.slow

@@ -87,11 +87,11 @@ class TestFit:
         table = write(cancer(), tmp_path / "cancer.csv")
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "a", *MAP, "--json")
         assert (found.exit_code, found.stderr) == (0, "")
-        told = json.loads(found.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-        assert told == json.loads((tmp_path / "a" / "results.json").read_text())
-        assert told["classes"] == ["0", "1"]
-        assert told["why"] == "requested"
-        assert 0.7 < told["figures"]["accuracy"] <= 1
+        reported = json.loads(found.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert reported == json.loads((tmp_path / "a" / "results.json").read_text())
+        assert reported["classes"] == ["0", "1"]
+        assert reported["why"] == "requested"
+        assert 0.7 < reported["figures"]["accuracy"] <= 1
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "b", *MAP, "--quiet")
         assert (found.stdout, found.stderr) == (f"{tmp_path / 'b' / 'report.html'}\n", "")
 
@@ -230,33 +230,33 @@ class TestPredict:
         assert "120 rows predicted." in found.stdout
         assert "The table has no column bp: treated as missing in every row." in found.stdout
         assert found.stdout.splitlines()[-1] == "predictions.csv"
-        told = read(place / "predictions.csv")
-        assert tuple(told) == REGRESSION
-        assert len(told["mean"]) == 120
-        np.testing.assert_allclose(told["std"] ** 2, told["aleatoric"] + told["epistemic"], rtol=1e-5)
-        assert (told["lower_90"] < told["mean"]).all()
-        assert (told["mean"] < told["upper_90"]).all()
-        assert told["ood"].min() >= 0
-        assert told["ood"].max() <= 1
-        assert told["ood"][7] > 0.99
-        assert "Mars" in told["notes"][2]
-        assert "clinic" in told["notes"][2]
-        assert (told["notes"][1] or "") == "" or "bp" in told["notes"][1]
+        reported = read(place / "predictions.csv")
+        assert tuple(reported) == REGRESSION
+        assert len(reported["mean"]) == 120
+        np.testing.assert_allclose(reported["std"] ** 2, reported["aleatoric"] + reported["epistemic"], rtol=1e-5)
+        assert (reported["lower_90"] < reported["mean"]).all()
+        assert (reported["mean"] < reported["upper_90"]).all()
+        assert reported["ood"].min() >= 0
+        assert reported["ood"].max() <= 1
+        assert reported["ood"][7] > 0.99
+        assert "Mars" in reported["notes"][2]
+        assert "clinic" in reported["notes"][2]
+        assert (reported["notes"][1] or "") == "" or "bp" in reported["notes"][1]
 
     def test_is_what_python_gives(self, house):
         place, _ = house
         found = call("predict", place / "run", place / "house.csv", "--out", place / "all.parquet", "--json")
         assert json.loads(found.stdout)["rows"] == 160
-        told = read(place / "all.parquet")
+        reported = read(place / "all.parquet")
         from credibly.tables.reading import read_table
 
         run = TableRun.load(place / "run")
         predictive = run.model.predict_table(read_table(place / "house.csv"))
-        np.testing.assert_array_equal(told["mean"], predictive.mean.double().numpy())
+        np.testing.assert_array_equal(reported["mean"], predictive.mean.double().numpy())
         lower, upper = predictive.interval(0.9)
-        np.testing.assert_array_equal(told["lower_90"], lower.double().numpy())
-        np.testing.assert_array_equal(told["upper_90"], upper.double().numpy())
-        np.testing.assert_array_equal(told["std"], predictive.std.float().numpy())
+        np.testing.assert_array_equal(reported["lower_90"], lower.double().numpy())
+        np.testing.assert_array_equal(reported["upper_90"], upper.double().numpy())
+        np.testing.assert_array_equal(reported["std"], predictive.std.float().numpy())
 
     def test_classes(self, cellar):
         place, _ = cellar
@@ -265,27 +265,27 @@ class TestPredict:
         write(new, place / "new.csv")
         found = call("predict", place / "run", place / "new.csv", "--out", place / "p.csv")
         assert found.exit_code == 0, found.output
-        told = read(place / "p.csv")
+        reported = read(place / "p.csv")
         kinds = ["Barbera d'Asti", "Barolo", "Grignolino"]
         shares = [f"p_{kind}" for kind in kinds]
-        assert list(told) == ["prediction", *shares, "total", "aleatoric", "epistemic", "ood", "notes"]
-        p = np.stack([told[name] for name in shares], 1)
+        assert list(reported) == ["prediction", *shares, "total", "aleatoric", "epistemic", "ood", "notes"]
+        p = np.stack([reported[name] for name in shares], 1)
         np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
-        assert told["prediction"] == [kinds[i] for i in p.argmax(1)]
-        assert np.mean([a == b for a, b in zip(told["prediction"], wine()["kind"])]) > 0.8
-        np.testing.assert_allclose(told["total"], told["aleatoric"] + told["epistemic"], atol=1e-5)
+        assert reported["prediction"] == [kinds[i] for i in p.argmax(1)]
+        assert np.mean([a == b for a, b in zip(reported["prediction"], wine()["kind"])]) > 0.8
+        np.testing.assert_allclose(reported["total"], reported["aleatoric"] + reported["epistemic"], atol=1e-5)
 
     def test_two_classes_by_one_set_of_weights(self, tmp_path):
         table = write(cancer(), tmp_path / "cancer.csv")
         assert call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet").exit_code == 0
         found = call("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv", "--quiet")
         assert (found.exit_code, found.stdout, found.stderr) == (0, f"{tmp_path / 'p.csv'}\n", "")
-        told = read(tmp_path / "p.csv")
-        np.testing.assert_allclose(told["p_0"] + told["p_1"], 1, atol=1e-6)
-        assert set(told["prediction"]) == {0, 1}
-        assert told["epistemic"].max() < 1e-6
-        assert "ood" in told  # present but empty: the method has no epistemic uncertainty
-        assert all(value is None or np.isnan(value) for value in told["ood"].tolist())
+        reported = read(tmp_path / "p.csv")
+        np.testing.assert_allclose(reported["p_0"] + reported["p_1"], 1, atol=1e-6)
+        assert set(reported["prediction"]) == {0, 1}
+        assert reported["epistemic"].max() < 1e-6
+        assert "ood" in reported  # present but empty: the method has no epistemic uncertainty
+        assert all(value is None or np.isnan(value) for value in reported["ood"].tolist())
 
     def test_an_existing_file_is_kept_and_the_table_is_never_overwritten(self, house):
         place, _ = house
@@ -324,9 +324,9 @@ class TestEvaluate:
         place, _ = house
         found = call("evaluate", place / "run", place / "house.csv", "--json")
         assert found.exit_code == 0, found.output
-        told = json.loads(found.stdout)
-        assert told["rows"] == 160
-        assert told["figures"]["rmse"] < told["baseline"]["rmse"]
+        reported = json.loads(found.stdout)
+        assert reported["rows"] == 160
+        assert reported["figures"]["rmse"] < reported["baseline"]["rmse"]
         run = TableRun.load(place / "run")
         found = call("evaluate", place / "run", place / "run" / "held_out.parquet", "--json")
         assert json.loads(found.stdout)["figures"] == pytest.approx(run.figures, rel=1e-6)
@@ -366,8 +366,8 @@ class TestReport:
         found = call("report", place / "run")
         assert (found.exit_code, found.stdout) == (0, f"{page}\n")
         assert page.read_text() == before
-        told = call("report", place / "run", "--json").stdout
-        assert json.loads(told) == json.loads(results)
+        reported = call("report", place / "run", "--json").stdout
+        assert json.loads(reported) == json.loads(results)
 
     def test_opens_the_page_on_request(self, cellar, monkeypatch):
         import webbrowser
@@ -414,12 +414,12 @@ class TestCompare:
         place, found = comparison
         assert names(place) == ["out", "wine.parquet"]
         assert names(place / "out") == ["ensemble", "index.html", "map", "results.json"]
-        told = json.loads((place / "out" / "results.json").read_text())
-        assert list(told["methods"]) == ["map", "ensemble"]
+        reported = json.loads((place / "out" / "results.json").read_text())
+        assert list(reported["methods"]) == ["map", "ensemble"]
         for name in ("map", "ensemble"):
             assert names(place / "out" / name) == RUN_FILES
             own = json.loads((place / "out" / name / "results.json").read_text())
-            assert own["figures"] == told["methods"][name]["figures"]
+            assert own["figures"] == reported["methods"][name]["figures"]
             assert own["run"] == str(place / "out" / name)
             assert own["report"] == str(place / "out" / name / "report.html")
             (row,) = [line for line in found.stdout.splitlines() if line.startswith(f"{name} ")]
@@ -551,8 +551,8 @@ def test_a_comparison_leads_to_the_page_of_each_method(comparison):
 def test_numbers_are_not_truncated_on_a_narrow_terminal(comparison, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     place, _ = comparison
-    told = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]
+    reported = json.loads((place / "out" / "map" / "results.json").read_text())["figures"]
     lines = call("evaluate", place / "out" / "map", place / "out" / "map" / "held_out.parquet").stdout
-    for key, value in told.items():
+    for key, value in reported.items():
         (line,) = [line for line in lines.splitlines() if line.startswith(f"{key.replace('_', ' ')} ")]
         assert f" {value:.3f} " in line

@@ -70,11 +70,11 @@ print(json.dumps(apart))
 @pytest.mark.skipif(OLD, reason="the interpreter of this triton cannot read numbers of this numpy")
 def test_kernels_equal_the_plain_layers():
     words = [sys.executable, "-W", "ignore", "-c", SCRIPT, json.dumps(CASES)]
-    told = subprocess.run(
+    reported = subprocess.run(
         words, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr[-2000:]
-    for case, apart in zip(CASES, json.loads(told.stdout)):
+    assert reported.returncode == 0, reported.stderr[-2000:]
+    for case, apart in zip(CASES, json.loads(reported.stdout)):
         # The interpreter multiplies in float32. A weight's gradient rounds both factors to TF32, on average 2^-12 lower
         # each.
         assert apart.pop("conv.weight") < 2**-11, case

@@ -109,19 +109,19 @@ def test_what_is_left_out_and_why() -> None:
         integer=pa.array(np.arange(60) % 7, pa.int8()),
     )
     known = Preparation.fit(data, "y", drop=["unwanted"])
-    told = kinds(known)
-    assert told["one"] == ("left out", "constant: 7 in every training row")
-    assert told["same"][0] == told["nothing"][0] == told["blank"][0] == told["noise"][0] == "left out"
-    assert "constant: 'a'" in told["same"][1]
-    assert "no value" in told["nothing"][1]
-    assert "no value" in told["blank"][1]
-    assert told["code"][0] == "left out"
-    assert "60 distinct values in 60 cells" in told["code"][1]
-    assert "identifier" in told["code"][1]
-    assert "--drop" in told["code"][1]
-    assert told["number"][0] == "numeric"
-    assert "row number" in told["number"][1]
-    assert told["unwanted"] == ("dropped", "as requested")
+    reported = kinds(known)
+    assert reported["one"] == ("left out", "constant: 7 in every training row")
+    assert reported["same"][0] == reported["nothing"][0] == reported["blank"][0] == reported["noise"][0] == "left out"
+    assert "constant: 'a'" in reported["same"][1]
+    assert "no value" in reported["nothing"][1]
+    assert "no value" in reported["blank"][1]
+    assert reported["code"][0] == "left out"
+    assert "60 distinct values in 60 cells" in reported["code"][1]
+    assert "identifier" in reported["code"][1]
+    assert "--drop" in reported["code"][1]
+    assert reported["number"][0] == "numeric"
+    assert "row number" in reported["number"][1]
+    assert reported["unwanted"] == ("dropped", "as requested")
     assert known.names == ("x", "number", "flag", "integer")
     assert known.features == ("x", "number", "flag is missing", "integer")
     np.testing.assert_array_equal(known.transform(data)[0][:, 2], [1, 0] * 30)
@@ -248,8 +248,8 @@ def test_every_unknown_category_is_noted(new: list[str]) -> None:
     known = Preparation.fit(table(60, c=["red", "blue", None] * 20), "y")
     x, notes = known.transform(pa.table({"x": [3.0] * len(new), "c": pa.array(new, pa.string())}))
     one = x[:, 1:].sum(1)
-    told = {row for row, note in notes if "unknown category" in note}
-    assert told == {row for row, total in enumerate(one) if total == 0}
+    reported = {row for row, note in notes if "unknown category" in note}
+    assert reported == {row for row, total in enumerate(one) if total == 0}
 
 
 # -- the target --------------------------------------------------------------------------------------------------------

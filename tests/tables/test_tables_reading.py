@@ -185,20 +185,20 @@ def test_a_stream_equals_the_whole_file(tmp_path, monkeypatch, rows, size, block
     assert [b.num_rows for b, _ in parts[:-1]] == [size] * (len(parts) - 1)
     assert [v for b, _ in parts for v in b.column("a").to_pylist()] == whole["a"]
     got = [v for b, _ in parts for v in b.column("c").to_pylist()]
-    told = {k * size + row: note for k, (_, notes) in enumerate(parts) for row, note in notes}
+    reported = {k * size + row: note for k, (_, notes) in enumerate(parts) for row, note in notes}
     for row, (value, text) in enumerate(zip(got, whole["c"], strict=True)):
         if text is None:
             assert value is None
-            assert row not in told
+            assert row not in reported
         elif text in ("1e400", "-inf"):
             assert value is None
-            assert "is not finite" in told[row]
+            assert "is not finite" in reported[row]
         elif text not in ("+1",) and not text[-1].isdigit():
             assert value is None
-            assert told[row] == f"c = {text!r} is not a number"
+            assert reported[row] == f"c = {text!r} is not a number"
         else:
             assert value == float(text)
-            assert row not in told
+            assert row not in reported
 
 
 def test_a_cell_that_is_no_number_costs_its_own_value_only(tmp_path: Path, monkeypatch) -> None:
@@ -207,9 +207,9 @@ def test_a_cell_that_is_no_number_costs_its_own_value_only(tmp_path: Path, monke
     lines[1500] = "broken,1500"
     path = put(tmp_path, "a,b\n" + "\n".join(lines))
     values, notes = [], []
-    for k, (batch, told) in enumerate(batches(path, ["a", "b"], ["a", "b"], rows=64)):
+    for k, (batch, reported) in enumerate(batches(path, ["a", "b"], ["a", "b"], rows=64)):
         values += batch.column("a").to_pylist()
-        notes += [(64 * k + row, note) for row, note in told]
+        notes += [(64 * k + row, note) for row, note in reported]
     assert notes == [(1500, "a = 'broken' is not a number")]
     assert values == [None if i == 1500 else i / 7 for i in range(3000)]
 
