@@ -430,7 +430,7 @@ def test_a_folder_of_another_loop_is_rejected(tmp_path):
         resume(tmp_path / "loop", toy(seed=1)[0], pool)
     with pytest.raises(cr.StoreError, match="another method or other settings"):
         resume(tmp_path / "loop", problem, pool, method=cr.MCDropout(insert="2", rate=0.3, steps=10))
-    with pytest.raises(cr.StoreError, match="exists already"):
+    with pytest.raises(cr.StoreError, match="already exists"):
         learner_of(out=tmp_path / "loop")
     with pytest.raises(cr.StoreError, match="not the folder of an active-learning loop"):
         resume(tmp_path / "nothing", problem, pool)

@@ -92,7 +92,7 @@ class TestFolders(StoppedRuns):
         (tmp_path / "mine").mkdir()
         monkeypatch.setattr(cr.HMC, "sampler", lambda *_: pytest.fail("work was done"))
         for name, reason in (
-            ("done", "exists already"),
+            ("done", "already exists"),
             ("stopped", "holds an unfinished run. Resume it with"),
             ("mine", "exists"),
         ):

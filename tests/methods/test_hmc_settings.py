@@ -182,7 +182,7 @@ def test_invalid_seeds_folders_and_problems(tmp_path):
     for seed in (-1, 1.5, True, None):
         with pytest.raises(cr.InputError, match=rf"seed must be a non-negative integer .*got {re.escape(repr(seed))}"):
             cr.HMC(draws=2).fit(density(), seed=seed)
-    with pytest.raises(cr.StoreError, match="out: .* exists already"):
+    with pytest.raises(cr.StoreError, match="out: .* already exists"):
         hmc(density(), draws=2, out=tmp_path)
     with pytest.raises(cr.InputError, match="problem must be a credibly.Problem or a credibly.Density, got function"):
         cr.HMC(draws=2).fit(skewed, seed=0)

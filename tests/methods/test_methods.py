@@ -98,7 +98,7 @@ def test_saved_loaded_and_saved_by_fit(name, tmp_path):
     assert torch.equal(loaded.predict(X).mean, posterior.predict(X).mean)
     assert torch.equal(loaded.predict(X).log_prob(Y), posterior.predict(X).log_prob(Y))
     assert loaded.record.method == name
-    with pytest.raises(cr.StoreError, match="out: .* exists already"):
+    with pytest.raises(cr.StoreError, match="out: .* already exists"):
         make(name).fit(problem(), seed=0, out=tmp_path / "run")
 
 

@@ -186,7 +186,7 @@ def test_an_invalid_problem_seed_or_folder(method, tmp_path):
         method().fit(nn.Linear(1, 1), seed=0)
     with pytest.raises(cr.InputError, match="seed must be a non-negative integer .*got -1"):
         method().fit(problem(), seed=-1)
-    with pytest.raises(cr.StoreError, match="out: .* exists already"):
+    with pytest.raises(cr.StoreError, match="out: .* already exists"):
         method().fit(problem(), seed=0, out=tmp_path)
 
 

@@ -203,7 +203,7 @@ def test_an_existing_folder_is_kept_without_overwrite(tmp_path):
     posterior = fitted()
     posterior.save(tmp_path / "run")
     before = (tmp_path / "run" / "manifest.json").read_bytes()
-    with pytest.raises(cr.StoreError, match="exists already"):
+    with pytest.raises(cr.StoreError, match="already exists"):
         posterior.save(tmp_path / "run")
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
     posterior.save(tmp_path / "run", overwrite=True)

@@ -201,7 +201,7 @@ class TestCreate:
         (tmp_path / "run").mkdir()
         (tmp_path / "file").write_text("mine")
         for name in ("run", "file"):
-            with pytest.raises(cr.StoreError, match=r"out: .* exists already. Resume it with `credibly resume"):
+            with pytest.raises(cr.StoreError, match=r"out: .* already exists. Resume it with `credibly resume"):
                 RunFolder.create(tmp_path / name, FACTS, {})
         assert names(tmp_path) == ["file", "run"]
         assert (tmp_path / "file").read_text() == "mine"
@@ -218,7 +218,7 @@ class TestCreate:
                 os.rename(tmp_path / "other", tmp_path / "run")  # the other one wins
 
         monkeypatch.setattr(run_folder, "_write_manifest", slow)
-        with pytest.raises(cr.StoreError, match="exists already"):
+        with pytest.raises(cr.StoreError, match="already exists"):
             RunFolder.create(tmp_path / "run", FACTS, {})
         assert names(tmp_path) == ["run"]
         assert names(tmp_path / "run") == ["manifest.json"]

@@ -84,7 +84,7 @@ def check_absent(path: str | os.PathLike[str]) -> None:
     if Path(path).exists():
         name = os.fspath(path)
         raise StoreError(
-            f"out: {name!r} exists already. Resume it with ActiveLearner.resume({name!r}, problem, pool), or choose "
+            f"out: {name!r} already exists. Resume it with ActiveLearner.resume({name!r}, problem, pool), or choose "
             "another folder"
         )
 

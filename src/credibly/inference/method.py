@@ -154,7 +154,7 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
     """Raise if the seed is not valid or the output folder exists."""
     check_seed(seed)
     if out is not None and Path(out).exists():
-        raise StoreError(f"out: {os.fspath(out)!r} exists already. Choose another folder or remove it first")
+        raise StoreError(f"out: {os.fspath(out)!r} already exists. Choose another folder or remove it first")
 
 
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:

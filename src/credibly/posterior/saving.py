@@ -53,7 +53,7 @@ def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool =
     """Write a run folder under a temporary name and rename it, so a reader sees all of it or nothing."""
     target = Path(path)
     if target.exists() and not overwrite:
-        raise StoreError(f"path: {os.fspath(path)!r} exists already. Choose another folder, or pass overwrite=True")
+        raise StoreError(f"path: {os.fspath(path)!r} already exists. Choose another folder, or pass overwrite=True")
     if target.exists() and not (target / "manifest.json").is_file():
         raise StoreError(
             f"path: {os.fspath(path)!r} exists and is not a run folder, so it is not overwritten. Choose another"

@@ -160,7 +160,7 @@ def resume_command(name: str) -> str:
 
 
 def _exists_error(name: str) -> StoreError:
-    return StoreError(f"out: {name!r} exists already. Resume it with {resume_command(name)}, or choose another folder")
+    return StoreError(f"out: {name!r} already exists. Resume it with {resume_command(name)}, or choose another folder")
 
 
 @contextmanager
