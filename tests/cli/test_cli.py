@@ -343,7 +343,7 @@ class TestResume:
         assert found.exit_code == 130
         again = f"credibly resume {run} --problem {script}:own"
         assert found.stderr == f"credibly: stopped. The folder holds 11 of 35 iterations; resume with `{again}`\n"
-        monkeypatch.setattr("credibly.methods.resuming.resume_sampler", lambda *_: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(cr.HMC, "resume", lambda *_: signal.raise_signal(signal.SIGINT))
         assert call(*words).exit_code == 130  # also before the work starts
         monkeypatch.undo()
         assert call(*words).exit_code == 0

@@ -100,7 +100,7 @@ class TestTablesThatCannotBeFitted:
             (("--drop", "progress"), ("--drop", "is the target")),
             (("--set", "steps"), ("--set must be NAME=VALUE, such as draws=500, got 'steps'",)),
             (("--set", "stepps=3"), ("--set: MAP has no 'stepps'", "steps")),
-            (("--set", "warmup=soon"), ("--set: invalid settings", "soon")),
+            (("--set", "warmup=soon"), ("--set: warmup must be a non-negative number of steps, got 'soon'",)),
             (("--config", "no.toml"), ("--config: no such file: 'no.toml'",)),
         ],
     )
@@ -146,6 +146,9 @@ class TestRunFolders:
             "cut": "truncated",
             "another": "is not a run of `credibly fit`",
             "binary": "truncated or corrupt",
+            "no posterior": "there is no folder",
+            "posterior altered": "was modified (its checksum does not match)",
+            "no rows": "held_out.parquet",
         }
         if how == "altered":
             (run / "table.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
@@ -165,7 +168,7 @@ class TestRunFolders:
         for words in self.calls(run):
             if how == "no rows" and words[0] in ("predict", "evaluate"):
                 continue  # they do not need the stored rows
-            refused(call(*words), said.get(how, "path: "), code=1)
+            refused(call(*words), said[how], code=1)
 
     def test_an_occupied_folder(self, run):
         base = ("fit", run.parent / "wine.parquet", "--target", "kind", *MAP, "--quiet", "--out")

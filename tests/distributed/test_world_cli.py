@@ -195,7 +195,7 @@ class TestTwoProcesses:
 
     def test_only_one_process_prints(self, two):
         place, out = two
-        assert out.count("Method: hmc (asked for).") == 1
+        assert out.count("Method: hmc (requested).") == 1
         assert out.splitlines().count("hmc/report.html") == 2  # of the fit, and of the completed run
         assert out.splitlines().count("ensemble/report.html") == 1
         assert out.count('"rows": 430') == 1

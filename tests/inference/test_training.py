@@ -306,9 +306,9 @@ def test_progress_line():
         line.update(10, final=True, loss=0.1)
     text = out.getvalue()
     assert "MAP" in text
-    assert "5/10  loss 0.25" in text
+    assert "5/10 loss 0.25" in text
     assert "6/10" not in text
-    assert "10/10  loss 0.1" in text
+    assert "10/10 loss 0.1" in text
     quiet = io.StringIO()
     with Progress("MAP", 10, stream=quiet) as line:
         line.update(10, final=True)

@@ -426,7 +426,7 @@ def test_a_stopped_sampler_resumes_only_under_the_same_prior(tmp_path, monkeypat
     with pytest.raises(Crash):
         method.fit(problem(one), seed=0, out=folder)
     monkeypatch.undo()
-    with pytest.raises(cr.StoreError, match="prior: found"):
+    with pytest.raises(cr.StoreError, match="was started with another problem: prior is .*GaussianPrior"):
         cr.resume(folder, problem(other))
     with pytest.raises(cr.StoreError, match="prior of .* is a posterior, of which the folder stores only a checksum"):
         cr.resume(folder)

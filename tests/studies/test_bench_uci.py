@@ -216,7 +216,7 @@ def test_the_picture_of_differences_leaves_out_sets_without_the_last_method():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--data", "other"], "--data must be one of 'mine', got 'other'"),
+        (["--data", "other"], "--data must be 'mine', got 'other'"),
         (["--methods", "magic"], "--methods must be one of 'map', 'dropout'"),
         (["--methods", "magic"], "got 'magic'"),
         (["--splits", "0"], "--splits must be a positive integer, got 0"),
