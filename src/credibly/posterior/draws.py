@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import check_seed, stream
-from credibly.diagnostics.summary import Diagnostics, diagnose, to_arviz
 from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
@@ -19,6 +18,10 @@ from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
 from credibly.storage.record import Record
 from credibly.storage.stored_draws import StoredDraws
+
+if TYPE_CHECKING:
+    # Imported on use, so that fitting and predicting do not wait for it.
+    from credibly.diagnostics.summary import Diagnostics
 
 # Streamed draws up to this size are read into memory for a prediction, larger ones in chunks.
 KEPT_BYTES = 2**28
@@ -93,6 +96,8 @@ class SampledPosterior(Posterior):
                     raise InputError("x", found, "Pass more rows, or spread=False")
                 x = map_inputs(lambda t: t[mine.start : mine.stop], x)
             functions = self.predict(x).functions().reshape(*self._draws.shape[:2], -1)
+        from credibly.diagnostics.summary import diagnose
+
         return diagnose(
             self._draws,
             functions,
@@ -144,6 +149,8 @@ class DrawsPosterior(SampledPosterior):
         if x is not None:
             functions = self.predict(x).functions()
             functions = functions.reshape(*self._draws.shape[:2], *functions.shape[1:])
+        from credibly.diagnostics.arviz_export import to_arviz
+
         return to_arviz({**network, **own}, statistics=self.statistics, functions=functions)
 
     def module(self, chain: int = 0, draw: int = -1) -> nn.Module:
@@ -166,6 +173,8 @@ class DensityPosterior(SampledPosterior):
 
     def to_arviz(self) -> Any:
         """Return the draws and the sampler's statistics for ArviZ."""
+        from credibly.diagnostics.arviz_export import to_arviz
+
         return to_arviz({"theta": self.draws}, statistics=self.statistics)
 
 
