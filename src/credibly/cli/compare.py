@@ -190,8 +190,8 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
 
 
 def _write(facts: dict[str, FitSummary], folder: Path) -> None:
+    from credibly.core.files import write_atomic
     from credibly.report import compare_page, write
-    from credibly.tables.folder import write_atomic
 
     write(compare_page(facts, {name: f"{name}/report.html" for name in facts}), folder / "index.html")
     first = next(iter(facts.values()))

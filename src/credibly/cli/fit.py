@@ -142,8 +142,8 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
 
 def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
+    from credibly.core.files import write_atomic
     from credibly.report import assess, fit_page, write
-    from credibly.tables.folder import write_atomic
     from credibly.tables.summarise import summarise
 
     facts = summarise(done)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from credibly.core.files import write_atomic
 from credibly.errors import InputError
 from credibly.report.pictures import Picture
 
@@ -147,11 +148,5 @@ def render(page: Page) -> str:
 def write(page: Page, path: str | os.PathLike[str]) -> Path:
     """Render the page into a file, atomically."""
     target = Path(path)
-    text = render(page)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    write_atomic(target, render(page))
     return target

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from credibly.core.files import write_atomic
 from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.storage.run_folder import RunFolder, resume_command
@@ -144,16 +145,6 @@ def _resumable(folder: Path, begun: bool) -> bool:
 def is_complete(manifest: dict[str, Any]) -> bool:
     """Return whether a posterior is complete. One that is not streamed is saved only once it is."""
     return not manifest.get("streamed") or manifest["status"] == "complete"
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:

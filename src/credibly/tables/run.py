@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from credibly import __version__
+from credibly.core.files import write_atomic
 from credibly.core.specs import to_spec
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
@@ -44,7 +45,6 @@ from credibly.tables.folder import (
     is_complete,
     new_run,
     read_facts,
-    write_atomic,
     write_facts,
 )
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
