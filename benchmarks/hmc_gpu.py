@@ -90,7 +90,7 @@ def small(sizes: tuple[int, ...], rows: int) -> None:
             target.backend = Backend("torch", compile)
             path = Trajectory(target, LEAPFROG, chains, 10**6)
             path.graphed = graph
-            times.append(1e6 / 64 * timed(lambda: path.run(theta, momentum, gradient, size, None, 64), 5))  # noqa: B023
+            times.append(1e6 / 64 * timed(lambda: path.run((theta, momentum, gradient), size, None, 64), 5))  # noqa: B023
         each = times[2] / chains
         print(f"| {chains} | {times[0]:.0f} | {times[1]:.1f} | {times[2]:.1f} | {each:.2f} |", flush=True)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from credibly import plot
 from credibly.core.autodiff import grad_and_aux
-from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rng import draw_noise, global_stream, normal, stream
 from credibly.errors import InputError
 from credibly.gaussians.families import MeanField
@@ -115,14 +115,7 @@ class FreeEnergies(Objective):
         return (draw_noise((self.agents, 1, self.problem.dim), generator, self.problem.layout.dtype),)
 
     def evaluate(
-        self,
-        theta: Tensor,
-        own: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        rows: Tensor | None,
-        noise: tuple[Tensor, ...],
-        controls: Tensor,
+        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the misfit and complexity of each agent, and the gradient of their sum."""
         assert rows is not None

@@ -266,7 +266,7 @@ class TestTrajectories:
         ends = []
         for target in (plain, fast):
             path = Trajectory(target, scheme, 3, 0)
-            path.run_each(theta, momentum, gradient, size, mass, [9, 4, 12])
+            path.run_each((theta, momentum, gradient), size, mass, [9, 4, 12])
             ends.append([path.theta, path.momentum, path.gradient, path.log_likelihood])
         for one, other in zip(*ends):
             torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
@@ -279,10 +279,10 @@ class TestTrajectories:
         theta = points(fast)
         gradient = fast.likelihood_and_grad(theta)[1]
         size = torch.full((3,), 0.01, dtype=DOUBLE)
-        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        path.run_each((theta, torch.ones_like(theta), gradient), size, None, [5, 5, 5])
         chunked = path.theta.clone()
         monkeypatch.undo()
-        path.run_each(theta, torch.ones_like(theta), gradient, size, None, [5, 5, 5])
+        path.run_each((theta, torch.ones_like(theta), gradient), size, None, [5, 5, 5])
         assert torch.equal(path.theta, chunked)
 
 

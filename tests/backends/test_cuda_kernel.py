@@ -117,7 +117,7 @@ def test_density_and_trajectories_match_torch(case: tuple[Any, ...], tmp_path: P
     size, mass = torch.tensor([1e-3, 2e-3], dtype=dtype), 0.5 + torch.rand(target.dim, generator=generator, dtype=dtype)
     steps = [3, 1]
     moved = [theta.clone(), momentum.clone(), gradient.clone(), torch.zeros(2, dtype=torch.float64)]
-    density.run(*moved, size, mass, steps, scheme.kicks, scheme.drifts)
+    density.run(moved, size, mass, steps, scheme.coefficients)
     for c in range(2):
         state = (theta[c : c + 1], momentum[c : c + 1], gradient[c : c + 1])
         for _ in range(steps[c]):

@@ -143,7 +143,7 @@ def test_the_kernel_for_small_networks_matches_torch(name, chains):
     )
     paths = [Trajectory(target, LEAPFROG, chains, 0) for target in (plain, fast)]
     for path in paths:
-        path.run_each(theta, momentum, expected[1], size, None, [7] * chains)
+        path.run_each((theta, momentum, expected[1]), size, None, [7] * chains)
     for attribute in ("theta", "momentum", "log_likelihood"):
         a, b = (getattr(path, attribute) for path in paths)
         torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance * float(a.abs().max()))

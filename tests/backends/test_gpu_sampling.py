@@ -37,7 +37,7 @@ def test_a_captured_trajectory_equals_plain_steps(steps):
     for graphed in (True, False):
         path = Trajectory(target, LEAPFROG, 4, 0)
         path.graphed = graphed
-        path.run(theta, momentum, gradient, size, None, steps)
+        path.run((theta, momentum, gradient), size, None, steps)
         assert bool(path.graphs) == graphed
         found.append([path.theta.clone(), path.momentum.clone(), path.gradient.clone(), path.log_likelihood.clone()])
     for a, b in zip(*found):

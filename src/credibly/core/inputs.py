@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from credibly.errors import InputError
 
-Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+Tensors: TypeAlias = tuple[Tensor, ...]
+Inputs: TypeAlias = Tensor | Tensors | dict[str, Tensor]
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp import wide
+from credibly.backends.cpp.api import Scheme
 from credibly.backends.cpp.density import CppDensity
 from credibly.backends.cpp.library import library
 from credibly.backends.cpp.stack import Stack
@@ -29,6 +30,7 @@ from credibly.backends.cpp.wide import WideDensity, supports_wide
 from credibly.backends.cuda.density import CudaDensity
 from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.compilation import Compile, compiled
+from credibly.core.inputs import Tensors
 from credibly.core.rng import MANY, fill_normal
 from credibly.problem import Problem
 
@@ -45,16 +47,7 @@ class FusedDensity(Protocol):
         """Return log likelihood (C,) and gradient of the log density (C, D)."""
 
     def run(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        log_likelihood: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        steps: Sequence[int],
-        kicks: tuple[float, ...],
-        drifts: tuple[float, ...],
+        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take each chain through its number of integrator steps, in place."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_choice, check_integer, check_positive
-from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rng import draw_noise, normal, stream
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
@@ -212,14 +212,7 @@ class FreeEnergy(Objective):
         return weights, *(layers if self.shard is None else self.layers.cut(layers, self.shard))
 
     def evaluate(
-        self,
-        theta: Tensor,
-        own: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        rows: Tensor | None,
-        noise: tuple[Tensor, ...],
-        controls: Tensor,
+        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return misfit and complexity, and the gradient of their sum."""
         if rows is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ Int, UInt, Real, Address = ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, cty
 # Pointers to ctypes arrays, which the struct keeps alive. Tensors are passed as `Address`: the caller keeps them alive.
 Ints, Reals, Addresses = (ctypes.POINTER(kind) for kind in (Int, Real, Address))
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
+
+
+# Kicks and drifts of an integrator, as fractions of a step.
+Scheme = tuple[Sequence[float], Sequence[float]]
 
 
 class Network(ctypes.Structure):

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp import api
+from credibly.backends.cpp.api import Scheme
 from credibly.backends.cpp.stack import Stack, padded_columns
+from credibly.core.inputs import Tensors
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from credibly.networks.layout import Layout
 from credibly.priors.flat import BoundPrior
@@ -123,21 +125,14 @@ class CppDensity:
         return log_lik, gradient
 
     def run(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        log_likelihood: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        steps: Sequence[int],
-        kicks: Sequence[float],
-        drifts: Sequence[float],
+        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take `steps[c]` integrator steps of chain c in place.
 
-        theta, momentum and gradient are (C, D), log_likelihood and the step sizes (C,).
+        `state` is theta, momentum and gradient (C, D), and the log likelihood (C,); step sizes are (C,).
         """
+        theta, momentum, gradient, log_likelihood = state
+        kicks, drifts = scheme
         arguments = api.Trajectories(
             chains=len(theta),
             threads=self._threads(len(theta), max(steps)),

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.backends.cpp.api import Scheme
 from credibly.backends.cpp.density import noise_scales
 from credibly.backends.cpp.stack import Stack
 from credibly.backends.cuda.api import arguments_struct
 from credibly.backends.cuda.driver import CudaError, Kernel, compile_kernel
 from credibly.backends.cuda.spec import MAX_WARPS, KernelSpec, block_warps, kernel_spec
+from credibly.core.inputs import Tensors
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.priors.flat import BoundPrior
@@ -138,26 +140,19 @@ class CudaDensity:
         theta = theta.detach().contiguous()
         gradient, log_lik = torch.empty_like(theta), torch.empty(len(theta), dtype=torch.float64, device=theta.device)
         size = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
-        self.run(theta, theta, gradient, log_lik, size, None, [-1] * len(theta), (0.5, 0.5), (1.0,))
+        self.run((theta, theta, gradient, log_lik), size, None, [-1] * len(theta), ((0.5, 0.5), (1.0,)))
         return log_lik, gradient
 
     def run(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        log_likelihood: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        steps: Sequence[int],
-        kicks: Sequence[float],
-        drifts: Sequence[float],
+        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take `steps[c]` integrator steps of chain c in place.
 
-        theta, momentum and gradient are (C, D), log_likelihood and the step sizes (C,).
+        `state` is theta, momentum and gradient (C, D), and the log likelihood (C,); step sizes are (C,).
         """
-        state = {
+        theta, momentum, gradient, log_likelihood = state
+        kicks, drifts = scheme
+        arrays = {
             "theta": theta,
             "momentum": momentum,
             "gradient": gradient,
@@ -166,8 +161,8 @@ class CudaDensity:
             "steps": self._steps_tensor(steps, theta.device),
         }
         if inverse_mass is not None:
-            state["inverse_mass"] = inverse_mass
-        self._launch(state, kicks, drifts)
+            arrays["inverse_mass"] = inverse_mass
+        self._launch(arrays, kicks, drifts)
 
     def steps_per_call(self, chains: int) -> int:
         """Return the number of steps per call that keeps Ctrl-C responsive."""

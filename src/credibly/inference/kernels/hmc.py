@@ -44,6 +44,11 @@ class Integrator:
     drifts: tuple[float, ...]
 
     @property
+    def coefficients(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Kicks and drifts."""
+        return self.kicks, self.drifts
+
+    @property
     def gradients(self) -> int:
         """Gradients per step."""
         return len(self.drifts)

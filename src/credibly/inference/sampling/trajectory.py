@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.cuda_graphs import capture
+from credibly.core.inputs import Tensors
 from credibly.core.threads import one_thread
 from credibly.inference.kernels.hmc import Integrator, State
 from credibly.inference.sampling.sampler import Stopped
@@ -76,18 +77,11 @@ class Trajectory:
         self.graphed = whole and device.type == "cuda"
 
     def run_each(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        steps: Sequence[int],
-        stop: Stop | None = None,
+        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], stop: Stop | None = None
     ) -> None:
-        """Take chain c through steps[c] steps of size[c]; the result is in the buffers."""
+        """Take chain c from `start` (theta, momentum, gradient) through steps[c] steps of size[c], into the buffers."""
         if self.backend.fused:
-            self._run_fused(theta, momentum, gradient, size, inverse_mass, list(steps), stop)
+            self._run_fused(start, size, inverse_mass, list(steps), stop)
             return
         done = 0
         # Chains with fewer steps rest, with a step size of zero, until the others are done.
@@ -95,24 +89,15 @@ class Trajectory:
             moving = size
             if done:
                 moving = size * torch.tensor([float(n >= upto) for n in steps], device=size.device, dtype=size.dtype)
-            self.run(theta, momentum, gradient, moving, inverse_mass, upto - done, stop)
-            theta, momentum, gradient, done = self.theta, self.momentum, self.gradient, upto
+            self.run(start, moving, inverse_mass, upto - done, stop)
+            start, done = (self.theta, self.momentum, self.gradient), upto
 
     def run(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        steps: int,
-        stop: Stop | None = None,
+        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Stop | None = None
     ) -> None:
-        """Take all chains from theta, momentum and gradient (C, D) through `steps` steps of the sizes (C,)."""
+        """Take all chains from `start` (theta, momentum, gradient) through `steps` steps of the sizes (C,)."""
         with torch.no_grad(), one_thread(self.single_thread):
-            self.theta.copy_(theta)
-            self.momentum.copy_(momentum)
-            self.gradient.copy_(gradient)
+            self._load(start)
             self.size.copy_(size.unsqueeze(1))
             if inverse_mass is not None:
                 self.inverse_mass.copy_(inverse_mass)
@@ -130,19 +115,10 @@ class Trajectory:
                     left -= 1
 
     def _run_fused(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor | None,
-        left: list[int],
-        stop: Stop | None,
+        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, left: list[int], stop: Stop | None
     ) -> None:
         density = self.backend.density
-        self.theta.copy_(theta)
-        self.momentum.copy_(momentum)
-        self.gradient.copy_(gradient)
+        self._load(start)
         size = size.to(self.theta).contiguous()
         mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
         most = density.steps_per_call(self.chains)
@@ -150,39 +126,29 @@ class Trajectory:
             if stop is not None and stop():
                 raise Stopped
             now = [min(most, n) for n in left]
-            buffers = (self.theta, self.momentum, self.gradient, self.log_likelihood)
-            density.run(*buffers, size, mass, now, self.scheme.kicks, self.scheme.drifts)
+            density.run(self._buffers()[:4], size, mass, now, self.scheme.coefficients)
             left = [n - k for n, k in zip(left, now)]
 
-    def _buffers(self) -> tuple[Tensor, ...]:
-        return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
-
-    def _step(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        log_likelihood: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor,
-    ) -> None:
-        after = self.scheme.step(theta, momentum, gradient, size, inverse_mass, self.target.likelihood_and_grad)
-        for buffer, value in zip((theta, momentum, gradient, log_likelihood), after):
+    def _load(self, start: Tensors) -> None:
+        for buffer, value in zip((self.theta, self.momentum, self.gradient), start, strict=True):
             buffer.copy_(value)
 
-    def _unrolled(
-        self,
-        theta: Tensor,
-        momentum: Tensor,
-        gradient: Tensor,
-        log_likelihood: Tensor,
-        size: Tensor,
-        inverse_mass: Tensor,
-    ) -> None:
-        after: tuple[Tensor, ...] = (theta, momentum, gradient, log_likelihood)
+    def _buffers(self) -> Tensors:
+        return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
+
+    def _step(self, *buffers: Tensor) -> None:
+        """Take one step in place on theta, momentum, gradient and log likelihood, with step sizes and mass."""
+        theta, momentum, gradient, _, size, inverse_mass = buffers
+        after = self.scheme.step(theta, momentum, gradient, size, inverse_mass, self.target.likelihood_and_grad)
+        for buffer, value in zip(buffers, after):
+            buffer.copy_(value)
+
+    def _unrolled(self, *buffers: Tensor) -> None:
+        """Take a fixed number of steps in one call."""
+        after, (size, inverse_mass) = buffers[:4], buffers[4:]
         for _ in range(UNROLLED):
             after = self.scheme.step(after[0], after[1], after[2], size, inverse_mass, self.target.likelihood_and_grad)
-        for buffer, value in zip((theta, momentum, gradient, log_likelihood), after):
+        for buffer, value in zip(buffers, after):
             buffer.copy_(value)
 
     def _replay(self, count: int) -> int:
@@ -241,8 +207,8 @@ class ChunkedTrajectories:
         proposals = []
         for part in self.slices:
             path = self.by_size[part.stop - part.start]
-            theta, momentum, gradient = current.theta[part], current.momentum[part], current.gradient[part]
-            path.run_each(theta, momentum, gradient, size[part], inverse_mass, steps[part], stop)
+            start = (current.theta[part], current.momentum[part], current.gradient[part])
+            path.run_each(start, size[part], inverse_mass, steps[part], stop)
             log_prior = self.target.log_prior(path.theta)
             exact = self.target.full_likelihood(path.theta)
             log_lik = path.log_likelihood if exact is None else exact

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
-from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rng import stream
 from credibly.errors import InputError
 from credibly.forward import Forward
@@ -111,14 +111,7 @@ class DropoutObjective(Objective):
         return tuple(u.expand(members, *u.shape[1:]) for u in drawn)
 
     def evaluate(
-        self,
-        theta: Tensor,
-        own: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        rows: Tensor | None,
-        noise: tuple[Tensor, ...],
-        controls: Tensor,
+        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return misfit under masks and decay, and the gradient of their sum."""
         if rows is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, map_inputs
+from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.problem import Problem
 
 
@@ -39,14 +39,7 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(
-        self,
-        theta: Tensor,
-        own: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        rows: Tensor | None,
-        noise: tuple[Tensor, ...],
-        controls: Tensor,
+        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the parts of the loss (M, parts) and its gradient (M, P).
 
@@ -88,14 +81,7 @@ class NegativeLogDensity(Objective):
         self.variance = torch.square(problem.prior.std) if self.anchored else torch.ones(())
 
     def evaluate(
-        self,
-        theta: Tensor,
-        own: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        rows: Tensor | None,
-        noise: tuple[Tensor, ...],
-        controls: Tensor,
+        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return misfit and prior terms, and the gradient of their sum."""
         x, y = self._rows(own, x, y, rows)
