@@ -23,10 +23,6 @@ ORDER = (
 )  # fmt: skip
 
 
-# Modules whose imports are still to be untangled.
-PENDING = {}
-
-
 def module_name(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(("credibly", *(parts[:-1] if parts[-1] == "__init__" else parts)))
@@ -66,7 +62,7 @@ def test_imports_run_one_way():
             here, there = room(name), room(other)
             if here != there and ORDER.index(there) >= ORDER.index(here):
                 wrong.append(f"{name}:{line} imports {other}")
-    assert {w for w in wrong if w.split(":")[0] not in PENDING} == set()
+    assert sorted(set(wrong)) == []
 
 
 def test_every_module_has_its_place():
@@ -90,15 +86,7 @@ def test_no_import_cycles_between_modules():
     for name in graph:
         if name not in state:
             visit(name, [name])
-    assert [c for c in cycles if not set(c.split(" -> ")) & PENDING] == []
-
-
-# Private access across packages that is still to be replaced: "module: name".
-PENDING_PRIVATE = {
-    "credibly.comparing.scores: _draws",
-    "credibly.inference.sampling.native_chains: _SGMCMC",
-    "credibly.inference.sampling.sgmcmc: _SGMCMC",
-}
+    assert cycles == []
 
 
 def package(module):
@@ -160,7 +148,7 @@ def private_access_across_packages(trees):
 
 def test_private_names_stay_within_their_package():
     found = private_access_across_packages({name: ast.parse(path.read_text()) for name, path in MODULES.items()})
-    assert [(use, line) for use, line in found if use not in PENDING_PRIVATE] == []
+    assert found == []
 
 
 def test_private_access_across_packages_is_found():

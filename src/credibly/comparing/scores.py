@@ -187,7 +187,7 @@ def efficiency(entry: Entry) -> float:
     posterior = entry.posterior
     if not isinstance(posterior, SampledPosterior) or not _is_sampler(entry):
         return 1.0
-    chains, draws = posterior._draws.shape[:2]
+    chains, draws = posterior.shape[:2]
     if draws < MIN_CHAIN:
         return 1.0
     rows = torch.linspace(0, entry.problem.n - 1, min(PROBES, entry.problem.n)).round().long()

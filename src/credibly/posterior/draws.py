@@ -50,6 +50,11 @@ class SampledPosterior(Posterior):
         self.statistics = statistics or {}
 
     @property
+    def shape(self) -> torch.Size:
+        """(chains, draws, D), without reading stored draws."""
+        return self._draws.shape
+
+    @property
     def draws(self) -> Tensor:
         """The draws, (chain, draw, D), in the network's dtype.
 
