@@ -2,8 +2,9 @@
 
 J_i is the Jacobian of row i's output, F_i its Fisher information (see `output_fisher`). Three structures:
 
-    full   the matrix itself kron   per layer B x A / M, with A = sum a a' over inputs and B = sum g g' over output
-    gradients at M positions (K-FAC) diag   its diagonal
+    full   the matrix itself
+    kron   per layer B x A / M, with A = sum a a' over inputs, B = sum g g' over output gradients at M positions (K-FAC)
+    diag   its diagonal
 
 Rows are processed in blocks, so memory does not grow with their number. Sums are accumulated in float64.
 """
