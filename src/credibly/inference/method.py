@@ -143,7 +143,8 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
-        check_same_everywhere(world, problem, method, seed)
+        if world.size > 1:
+            check_same_everywhere(world, problem, method, seed)
         leads = world.leader
         yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
         if out is not None:

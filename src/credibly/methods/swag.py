@@ -115,7 +115,14 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         if not rates:
             first = STABLE_FRACTION * 2 * (1 - self.momentum) / largest_curvature(problem, theta, data, seed)
             rates = [first / 4**trial for trial in range(TRIALS)]
-        moments, rate = self._first_stable(problem, objective, theta, data, batch, rates, seed, mesh, progress)
+        for rate in rates:
+            try:
+                moments = self._descend(problem, objective, theta.clone(), data, batch, rate, seed, mesh, progress)
+                break
+            except TrainingError:
+                # A rate that diverges gives way to the next; the last one raises.
+                if rate == rates[-1]:
+                    raise
         history |= {"sgd_lr": rate, "sgd_batch": batch, "iterates": self.iterates, "sgd_loss": moments.losses}
         return GaussianPosterior(
             Model.of(problem),
@@ -123,27 +130,6 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             moments.phi(problem.layout.dtype),
             fit.record(history),
         )
-
-    def _first_stable(
-        self,
-        problem: Problem,
-        objective: NegativeLogDensity,
-        theta: Tensor,
-        data: Data,
-        batch: int,
-        rates: list[float],
-        seed: int,
-        mesh: Mesh,
-        progress: bool | None,
-    ) -> tuple[Iterates, float]:
-        """Return the iterates at the first learning rate that does not diverge, and that rate."""
-        for rate in rates:
-            try:
-                return self._descend(problem, objective, theta.clone(), data, batch, rate, seed, mesh, progress), rate
-            except TrainingError:
-                if rate == rates[-1]:
-                    raise
-        raise AssertionError("there is at least one rate")
 
     def _descend(
         self,
