@@ -74,6 +74,12 @@ class Backend:
         """Whether whole trajectories or blocks of steps run outside Python."""
         return self.density is not None
 
+    @property
+    def trajectories(self) -> FusedDensity:
+        """The density as `select_for_trajectories` selected it."""
+        density: FusedDensity = self.density
+        return density
+
     def compile_step(
         self,
         function: Callable[..., Any],
@@ -101,13 +107,13 @@ def select_for_trajectories(problem: Problem, weights: tuple[float, float], comp
     """Select the backend of full-batch gradients and HMC trajectories. All rows must be in this process."""
     parts = (problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights)
     if compile is not False and problem.micro_batch is None:
-        density = CppDensity.of(problem.forward.cpp_stack, *parts)
+        density: FusedDensity | None = CppDensity.of(problem.forward.cpp_stack, *parts)
         if density is not None:
             return Backend("cpp", compile, density)
         if problem.device.type == "cuda":
-            kernel = CudaDensity.of(problem.forward.small, *parts)
-            if kernel is not None:
-                return Backend("cuda", compile, kernel)
+            density = CudaDensity.of(problem.forward.small, *parts)
+            if density is not None:
+                return Backend("cuda", compile, density)
     return Backend("torch", compile)
 
 

@@ -192,8 +192,7 @@ class ProblemTarget(Target):
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate in one piece, or sum over blocks of rows and over processes, with the prior's gradient apart."""
         if self.backend.fused:
-            found: tuple[Tensor, Tensor] = self.backend.density.likelihood_and_grad(theta)
-            return found
+            return self.backend.trajectories.likelihood_and_grad(theta)
         if self.whole(len(theta)):
             return self._in_strips(theta, self.problem.x, self.problem.y, self.weights[1])
         prior, _ = grad_and_aux(self._prior_term, theta)

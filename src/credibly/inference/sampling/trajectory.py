@@ -117,7 +117,7 @@ class Trajectory:
     def _run_fused(
         self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, left: list[int], stop: Stop | None
     ) -> None:
-        density = self.backend.density
+        density = self.backend.trajectories
         self._load(start)
         size = size.to(self.theta).contiguous()
         mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
