@@ -1,7 +1,7 @@
 """Adaptation during warm-up, frozen afterwards.
 
-The step size follows dual averaging, a diagonal mass the running variance, and the trajectory length a trial of a few
-candidates.
+The step size follows dual averaging, a diagonal mass the running variances of draws and gradients, and the trajectory
+length a trial of a few candidates.
 """
 
 from __future__ import annotations
@@ -75,6 +75,34 @@ class DualAveraging:
         self.bias, self.count = tensors["bias"], int(tensors["count"])
 
 
+class PooledAcceptance:
+    """One acceptance of all chains, for a common step size, in which a chain that does not move cannot hide.
+
+    It is the mean over the chains times H/A, where H is the harmonic and A the arithmetic mean of each chain's recent
+    acceptance: 1 if the chains do equally well, 0 if one of them is always rejected. The harmonic mean of a single
+    iteration would also reach 0, but every unlucky trajectory would pull it down, and steps would be a fifth shorter
+    than the target acceptance calls for.
+    """
+
+    # Iterations over which a chain's acceptance is averaged, and the acceptance before the first one.
+    MEMORY = 10
+    FIRST = 0.5
+
+    def __init__(self, chains: int) -> None:
+        self.recent = torch.full((chains,), self.FIRST, dtype=torch.float64)
+
+    def update(self, acceptance: Tensor) -> Tensor:
+        """Update with the acceptance (C,) of one iteration, and return the pooled one (1,)."""
+        acceptance = acceptance.double().cpu()
+        self.recent = self.recent + (acceptance - self.recent) / self.MEMORY
+        return acceptance.mean() * harmonic_mean(self.recent) / self.recent.mean().clamp(min=1e-300)
+
+
+def harmonic_mean(values: Tensor) -> Tensor:
+    """Return the harmonic mean (1,) of non-negative values (C,): 0 if any of them is."""
+    return 1 / (1 / values.clamp(min=1e-300)).mean(0, keepdim=True)
+
+
 class Welford:
     """Running variance of C chains, each about its own mean: chains in different modes do not inflate it."""
 
@@ -97,10 +125,12 @@ class Welford:
         without draws it is returned as it is. `squares` are those of all chains, if this process holds only some.
         """
         squares = self.squares if squares is None else squares
-        chains = len(squares)
-        seen = squares.sum(0) / max(1, chains * (self.count - 1))
-        weight = chains * self.count / (chains * self.count + 5.0)
-        return weight * seen + (1 - weight) * 1e-3 * prior if self.count > 1 else prior
+        weight = len(squares) * self.count / (len(squares) * self.count + 5.0)
+        return weight * self.unshrunk(squares) + (1 - weight) * 1e-3 * prior if self.count > 1 else prior
+
+    def unshrunk(self, squares: Tensor) -> Tensor:
+        """Return the variance (D,), pooled over the chains whose `squares` are given."""
+        return squares.sum(0) / max(1, len(squares) * (self.count - 1))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the whole state."""
@@ -115,6 +145,21 @@ class Welford:
         device = self.mean.device
         self.mean, self.squares = tensors["mean"].to(device), tensors["squares"].to(device)
         self.count = int(tensors["count"])
+
+
+def variance_with_gradients(draws: Tensor, gradients: Tensor, otherwise: Tensor) -> Tensor:
+    """Return a variance (D,) that is right before the chains have crossed the density.
+
+    In a Gaussian with independent coordinates sqrt(Var x / Var g), with g the gradient, is the variance wherever the
+    draws x lie, so a direction is scaled correctly long before chains have travelled along it. With correlations it is
+    smaller than the variance, and the larger of the two counts. It needs no guess of the scale.
+
+    Args:
+        draws, gradients: the variances of x and g.
+        otherwise: the variance of coordinates that did not move, or whose gradient did not change.
+    """
+    known = (draws > 0) & (gradients > 0)
+    return torch.where(known, torch.maximum(draws, torch.sqrt(draws / gradients)), otherwise)
 
 
 class LengthTrial:

@@ -23,7 +23,8 @@ from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
 from credibly.inference.kernels.hmc import integrator
-from credibly.inference.sampling.hmc import HMCPlan, HMCSampler
+from credibly.inference.sampling.hmc import HMCSampler
+from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import DensityTarget, Target

@@ -1,0 +1,225 @@
+"""What HMC adapts during warm-up and then freezes: step size, diagonal mass, trajectory length, chains that are stuck.
+
+A chain that no proposal has moved for a third of the warm-up is restarted from the position of another chain: it would
+otherwise stay where it is, and its draws would be copies of its starting point. The record lists such chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from credibly.core.rng import stream
+from credibly.distributed.world import Mesh
+from credibly.inference.adaptation import (
+    DualAveraging,
+    LengthTrial,
+    PooledAcceptance,
+    Welford,
+    harmonic_mean,
+    search_step_size,
+    variance_with_gradients,
+    windows,
+)
+from credibly.inference.kernels.hmc import Info, State
+from credibly.inference.sampling.hmc_plan import HMCPlan
+from credibly.inference.target import Target
+
+# Iterations without a move after which a chain counts as stuck, where a third of the warm-up is shorter.
+LEAST_STUCK = 20
+
+
+class Restart(NamedTuple):
+    """A chain that had not moved when `iteration` began, and the chain from whose position it went on."""
+
+    chain: int
+    iteration: int
+    source: int
+
+
+class Warmup:
+    """The adaptation of all chains that a process holds.
+
+    Args:
+        target, plan, seed, mesh: of the run.
+        one_step: `one_step(sizes, trial)` returns the acceptance (C,) of one integrator step of the sizes (C,) from the
+            current positions; `trial` tells apart the momenta of repeated calls.
+
+    Attributes:
+        size: step size of every chain (C,), in float64 on the CPU; a new tensor whenever it changes.
+        length: trajectory length, and `part` the fraction of it to use next.
+        inverse_mass: M^-1 (D,), or None for the identity.
+        restarts: the chains that were stuck.
+    """
+
+    def __init__(
+        self, target: Target, plan: HMCPlan, seed: int, mesh: Mesh, one_step: Callable[[Tensor, int], Tensor]
+    ) -> None:
+        self.target, self.plan, self.seed, self.mesh, self.one_step = target, plan, seed, mesh, one_step
+        self.own = mesh.chains(plan.chains)
+        self.chains, self.end = len(self.own), plan.warmup
+        self.phases = windows(plan.warmup, plan.mass == "diagonal")
+        # The iteration from which all chains have one step size.
+        self.common_from = plan.warmup
+        if plan.pooled:
+            self.common_from = self.phases[-1][1] if len(self.phases) > 1 else plan.warmup // 3
+        self.length, self.inverse_mass = plan.length, plan.inverse_mass
+        self.size = torch.full((self.chains,), plan.step_size or 0.0, dtype=torch.float64)
+        self.dual = DualAveraging(torch.ones(self.chains), plan.target_accept)
+        self.pool = PooledAcceptance(plan.chains)
+        self.draws, self.gradients = self._empty(), self._empty()
+        self.trial: LengthTrial | None = None
+        # Iterations in a row that rejected the proposal, (C,).
+        self.rejected = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
+        self.restarts: list[Restart] = []
+
+    @property
+    def part(self) -> float:
+        """Fraction of the trajectory length that warm-up uses next."""
+        if not self.plan.tuned:
+            return 1.0
+        return 0.25 if self.trial is None else self.trial.part
+
+    def phase(self, t: int) -> tuple[str, int, int]:
+        """Return the phase of iteration t: its name, first iteration and end."""
+        return next(phase for phase in self.phases if phase[1] <= t < phase[2])
+
+    def begin(self) -> None:
+        """Search for a rough step size from the starting points, unless it is given."""
+        if self.plan.step_size is None:
+            self._restart_step_size(torch.full_like(self.dual.log_size, self.plan.first_step_size))
+
+    def search(self, size: Tensor) -> Tensor:
+        """Return a rough step size near `size` for each chain (C,), or for all of them (1,)."""
+
+        def acceptance(sizes: Tensor, trial: int) -> Tensor:
+            own = self.one_step(sizes.expand(self.chains), trial)
+            return own if len(size) == self.chains else harmonic_mean(self._of_all(own))
+
+        return search_step_size(acceptance, size, self.plan.target_accept)
+
+    def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
+        """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
+        name, _, end = self.phase(t)
+        if self.plan.tuned:
+            self._try_lengths(t, before, state.theta)
+        if self.plan.step_size is None:
+            common = t >= self.common_from
+            self.dual.update(self.pool.update(self._of_all(info.acceptance)) if common else info.acceptance)
+            self.size = self.dual.size.expand(self.chains).clone()
+        self.rejected = torch.where(info.accepted, 0.0, self.rejected + 1)
+        state = self._free_stuck_chains(t, state)
+        if name == "mass":
+            self.draws.update(state.theta)
+            self.gradients.update(state.gradient)
+            if t + 1 == end:
+                self._set_mass()
+        if self.plan.step_size is None:
+            if t + 1 == self.common_from and t + 1 < self.end:
+                self._restart_step_size(harmonic_mean(self._of_all(self.dual.final)))
+            elif name == "mass" and t + 1 == end:
+                self._restart_step_size(self.dual.final)
+            if t + 1 == self.end:
+                self.size = self.dual.final.expand(self.chains).clone()
+        return state
+
+    def _restart_step_size(self, near: Tensor) -> None:
+        self.dual.restart(self.search(near))
+        self.size = self.dual.size.expand(self.chains).clone()
+
+    def _set_mass(self) -> None:
+        draws, gradients = self._of_all(self.draws.squares), self._of_all(self.gradients.squares)
+        variance = variance_with_gradients(
+            self.draws.unshrunk(draws),
+            self.gradients.unshrunk(gradients),
+            self.draws.variance(self.target.scale**2, draws),
+        )
+        self.inverse_mass = variance.to(self.target.dtype)
+        self.draws, self.gradients = self._empty(), self._empty()
+
+    def _try_lengths(self, t: int, before: Tensor, after: Tensor) -> None:
+        """Try trajectory lengths in turn once the mass is final; the last iteration of warm-up chooses."""
+        masses = [end for name, _, end in self.phases if name == "mass"]
+        if self.trial is not None:
+            self.trial.update(self.target.features(before), self.target.features(after))
+        elif t + 1 == (masses[-1] if masses else self.end // 3):
+            self.trial = LengthTrial(self.chains, self.target.features(before).shape[1], self.target.device)
+        if self.trial is not None and t + 1 == self.end:
+            jumps, values = self._of_all(self.trial.jumps, 1), self.trial.values
+            left = self.trial.left(jumps, self._of_all(values.mean), self._of_all(values.squares))
+            self.length *= self.trial.choice(left)
+            self.trial = None
+
+    def _free_stuck_chains(self, t: int, state: State) -> State:
+        """Restart chains that have not moved for a third of the warm-up from the positions of chains that have."""
+        third = max(LEAST_STUCK, self.end // 3)
+        if (t + 1) % third:
+            return state
+        stuck = (self._of_all(self.rejected) >= third).tolist()
+        moving = [c for c, still in enumerate(stuck) if not still]
+        if all(stuck) or not any(stuck):
+            return state
+        sources = list(range(self.plan.chains))
+        for chain in (c for c, still in enumerate(stuck) if still):
+            pick = torch.randint(len(moving), (), generator=stream(self.seed, "restart", chain, t))
+            sources[chain] = moving[int(pick)]
+            self.restarts.append(Restart(chain, t + 1, sources[chain]))
+        own = torch.tensor(sources[self.own.start : self.own.stop], device=self.target.device)
+        moved = State(*(self._of_all(part)[own] for part in state))
+        return moved._replace(momentum=state.momentum)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that the rest of the run depends on."""
+        found = {"size": self.size, "rejected": self.rejected, "pool.recent": self.pool.recent}
+        found["restarts"] = torch.tensor(self.restarts, dtype=torch.float64).reshape(-1, len(Restart._fields))
+        found |= {f"dual.{k}": v for k, v in self.dual.tensors().items()}
+        if self.inverse_mass is not None:
+            found["inverse_mass"] = self.inverse_mass
+        if self.plan.tuned:
+            found["length"] = torch.tensor(self.length, dtype=torch.float64)
+        if self.trial is not None:
+            found |= {f"trial.{k}": v for k, v in self.trial.tensors().items()}
+        if self.draws.count:
+            found |= {f"draws.{k}": v for k, v in self.draws.tensors().items()}
+            found |= {f"gradients.{k}": v for k, v in self.gradients.tensors().items()}
+        return found
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the state that `tensors` returned."""
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        device = self.target.device
+        self.size, self.rejected = tensors["size"], tensors["rejected"].to(device)
+        self.pool.recent = tensors["pool.recent"]
+        self.restarts = [Restart(*map(int, row)) for row in tensors["restarts"].tolist()]
+        self.dual.restore(below("dual."))
+        if "inverse_mass" in tensors:
+            self.inverse_mass = tensors["inverse_mass"].to(device)
+        if "length" in tensors:
+            self.length = float(tensors["length"])
+        if trial := below("trial."):
+            self.trial = LengthTrial(self.chains, trial["jumps"].shape[-1], device)
+            self.trial.restore(trial)
+        if draws := below("draws."):
+            self.draws.restore(draws)
+            self.gradients.restore(below("gradients."))
+
+    def chain_axis(self, name: str) -> int | None:
+        """Return the axis of a state tensor that runs over the chains."""
+        if name in ("size", "rejected") or name.endswith((".mean", ".squares", ".begun")):
+            return 0
+        if name.startswith("dual.") and name != "dual.count":
+            return None if self.plan.pooled else 0
+        return 1 if name == "trial.jumps" else None
+
+    def _empty(self) -> Welford:
+        return Welford(self.chains, self.target.dim, self.target.device)
+
+    def _of_all(self, own: Tensor, axis: int = 0) -> Tensor:
+        return self.mesh.all_chains(own, self.plan.chains, axis)
