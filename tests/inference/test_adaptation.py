@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from conftest import randn
-from credibly.inference.adaptation import DualAveraging, LengthTrial, Welford, windows
+from credibly.inference.adaptation import (
+    DualAveraging,
+    LengthTrial,
+    PooledAcceptance,
+    Welford,
+    variance_with_gradients,
+    windows,
+)
 
 DOUBLE = torch.float64
 
@@ -133,6 +140,53 @@ def test_the_running_variance_resumes_from_its_tensors():
     for draw in draws[:, 8:].unbind(1):
         second.update(draw)
     assert torch.equal(second.variance(prior), welford(draws).variance(prior))
+
+
+# -- pooled acceptance -------------------------------------------------------------------------------------------------
+def test_chains_that_do_equally_well_pool_to_their_mean():
+    pool = PooledAcceptance(4, 0.8)
+    for _ in range(200):
+        pooled = pool.update(torch.full((4,), 0.8))
+    assert float(pooled) == pytest.approx(0.8, rel=1e-6)
+
+
+def test_a_chain_that_is_always_rejected_cannot_hide_among_others():
+    """The arithmetic mean of these would be 0.86, above any usual target."""
+    pool = PooledAcceptance(16, 0.8)
+    for _ in range(100):
+        pooled = pool.update(torch.tensor([0.92] * 15 + [0.0]))
+    assert float(pooled) < 0.01
+
+
+def test_single_rejections_hardly_lower_the_pooled_acceptance():
+    """A harmonic mean of each iteration would be near 0 whenever any chain is rejected."""
+    pool, seen = PooledAcceptance(10, 0.8), []
+    for t in range(400):
+        acceptance = torch.full((10,), 1.0)
+        acceptance[[t % 10, (t + 5) % 10]] = 0.0
+        seen.append(float(pool.update(acceptance)))
+    assert sum(seen[100:]) / 300 == pytest.approx(0.8, abs=1e-6)
+
+
+# -- variance from draws and gradients ---------------------------------------------------------------------------------
+def test_draws_and_gradients_give_the_variance_before_the_chains_have_crossed_the_density():
+    scale = torch.logspace(-4, 4, 9, dtype=DOUBLE)
+    draws = scale * 0.01 * randn(500, 9, dtype=DOUBLE)  # far narrower than the density
+    gradients = -draws / scale**2
+    found = variance_with_gradients(draws.var(0), gradients.var(0), torch.ones(9, dtype=DOUBLE))
+    torch.testing.assert_close(found, scale**2, rtol=1e-10, atol=0)
+
+
+def test_with_correlations_the_variance_of_the_draws_counts():
+    draws = torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    gradients = torch.tensor([500.0, 500.0], dtype=DOUBLE)
+    assert torch.equal(variance_with_gradients(draws, gradients, torch.ones(2, dtype=DOUBLE)), draws)
+
+
+def test_coordinates_that_did_not_move_keep_another_estimate():
+    zero, one = torch.zeros(2, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE)
+    assert torch.equal(variance_with_gradients(zero, one, 7 * one), 7 * one)
+    assert torch.equal(variance_with_gradients(one, zero, 7 * one), 7 * one)
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from credibly.errors import SamplingError
 
+# Limits of the search for a step size.
+SMALLEST, LARGEST = 1e-12, 1e12
+
 
 class DualAveraging:
     """Dual averaging of step sizes (K,) towards a target acceptance (Hoffman & Gelman 2014, section 3.2), in float64.
@@ -31,9 +34,12 @@ class DualAveraging:
         self.count = 0
         self.restart(size)
 
-    def restart(self, size: Tensor) -> None:
-        """Restart near a step size, as after a change of the mass."""
-        self.centre = torch.log(10 * size.double())
+    def restart(self, size: Tensor, optimism: float = 10.0) -> None:
+        """Restart near a step size, as after a change of the mass.
+
+        Without evidence the size drifts towards `optimism` times the given one: large steps are cheap to try.
+        """
+        self.centre = torch.log(optimism * size.double())
         self.log_size = torch.log(size.double())
         self.log_mean = torch.log(size.double())
         self.bias = torch.zeros_like(self.log_size)
@@ -78,24 +84,39 @@ class DualAveraging:
 class PooledAcceptance:
     """One acceptance of all chains, for a common step size, in which a chain that does not move cannot hide.
 
-    It is the mean over the chains times H/A, where H is the harmonic and A the arithmetic mean of each chain's recent
-    acceptance: 1 if the chains do equally well, 0 if one of them is always rejected. The harmonic mean of a single
-    iteration would also reach 0, but every unlucky trajectory would pull it down, and steps would be a fifth shorter
-    than the target acceptance calls for.
+    It is the mean over the chains as long as each of them has recently reached half of the target, and falls towards 0
+    with the worst of them below that. Fifteen chains at 0.9 would otherwise outvote one at 0, whatever the step size.
+
+    Where the worst chain limits the step size, dual averaging ends at the edge of what this chain can take, and beyond
+    the edge it would not move at all: `margin` is what to multiply the final size by.
+
+    Args:
+        chains: C.
+        target: acceptance that the step size is adapted to.
     """
 
-    # Iterations over which a chain's acceptance is averaged, and the acceptance before the first one.
+    # Iterations over which a chain's acceptance is averaged.
     MEMORY = 10
-    FIRST = 0.5
+    # The fraction of recent iterations in which the worst chain was the limit, from which there is a margin.
+    OFTEN, MARGIN = 0.1, 0.75
 
-    def __init__(self, chains: int) -> None:
-        self.recent = torch.full((chains,), self.FIRST, dtype=torch.float64)
+    def __init__(self, chains: int, target: float) -> None:
+        self.least = target / 2
+        self.recent = torch.full((chains,), target, dtype=torch.float64)
+        self.limited = torch.zeros((), dtype=torch.float64)
+
+    @property
+    def margin(self) -> float:
+        """Factor of the final step size: 1 unless one chain limits it."""
+        return self.MARGIN if float(self.limited) > self.OFTEN else 1.0
 
     def update(self, acceptance: Tensor) -> Tensor:
         """Update with the acceptance (C,) of one iteration, and return the pooled one (1,)."""
         acceptance = acceptance.double().cpu()
         self.recent = self.recent + (acceptance - self.recent) / self.MEMORY
-        return acceptance.mean() * harmonic_mean(self.recent) / self.recent.mean().clamp(min=1e-300)
+        worst = self.recent.min()
+        self.limited = self.limited + ((worst < self.least).double() - self.limited) / self.MEMORY
+        return acceptance.mean(0, keepdim=True) * (worst / self.least).clamp(max=1)
 
 
 def harmonic_mean(values: Tensor) -> Tensor:
@@ -233,31 +254,37 @@ class LengthTrial:
 def search_step_size(acceptance_of: Callable[[Tensor, int], Tensor], size: Tensor, target: float) -> Tensor:
     """Double or halve step sizes (K,) until a single step is accepted about as often as the target acceptance.
 
-    `acceptance_of(sizes, trial)` returns the acceptance (K,) of one step of the given sizes.
+    `acceptance_of(sizes, trial)` returns the acceptance (K,) of one step of the given sizes. Where every step is
+    accepted the result is infinite, and where none is it is 0.
     """
     size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
-    for trial in range(100):
+    for trial in range(200):
         acceptance = acceptance_of(size, trial)
         wanted = torch.where(acceptance > target, 1.0, -1.0).to(size)
         turned = ~found & (direction != 0) & (wanted != direction)
         going = ~found & ~turned
         size = torch.where(turned & (wanted < 0), size / 2, torch.where(going, size * 2.0**wanted, size))
-        direction, found = torch.where(going, wanted, direction), found | turned
+        direction = torch.where(going, wanted, direction)
+        found = found | turned | (size < SMALLEST) | (size > LARGEST)
         if bool(found.all()):
-            return size
-        lost = going & ((size < 1e-12) | (size > 1e12))
-        if bool(lost.any()):
             break
-    chain = int(lost.int().argmax())
-    up = bool(direction[chain] > 0)
-    reason = (
-        "The density may be flat" if up else "The gradient does not match the density, or data are not standardised"
-    )
-    raise SamplingError(
-        f"no step size was found: even at {float(size[chain]):.1e} a single step is "
-        f"{'accepted' if up else 'rejected'}. "
-        f"{reason}"
-    )
+    return torch.where(size < SMALLEST, 0.0, torch.where(size > LARGEST, math.inf, size))
+
+
+def usable_step_sizes(found: Tensor, all_found: Tensor) -> Tensor:
+    """Return the sizes (K,) that a search found; a chain without one gets the smallest (or largest) of `all_found`.
+
+    Raise if no chain has one.
+    """
+    good = all_found[(all_found > 0) & torch.isfinite(all_found)]
+    if not len(good):
+        flat = bool((all_found > 0).any())
+        size, outcome = (LARGEST, "accepted") if flat else (SMALLEST, "rejected")
+        reason = "The density may be flat"
+        if not flat:
+            reason = "The gradient does not match the density, or data are not standardised"
+        raise SamplingError(f"no step size was found: even at {size:.1e} a single step is {outcome}. {reason}")
+    return torch.where(found == 0, good.min(), torch.where(torch.isfinite(found), found, good.max()))
 
 
 def largest_curvature(

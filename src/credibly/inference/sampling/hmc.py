@@ -47,8 +47,10 @@ class HMCSampler(Sampler):
         self._placed = (self.adaptation.size, self.adaptation.size.to(target.device, target.dtype))
         # Per chain: acceptance, divergences, divergences in warm-up, iterations.
         self.sums = torch.zeros(4, self.chains, dtype=torch.float64, device=target.device)
-        # Consecutive iterations in which every chain diverged, steps of the last trajectory, gradients in total.
-        self.lost = self.steps = self.gradients = 0
+        # Gradients of each chain.
+        self.gradients = torch.zeros(self.chains, dtype=torch.float64)
+        # Consecutive iterations in which every chain diverged, and the most steps of a trajectory in the last one.
+        self.lost = self.steps = 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
     @property
@@ -60,26 +62,27 @@ class HMCSampler(Sampler):
         """Evaluate the starting points and, unless the step size is given, search for a rough one."""
         log_lik, gradient, log_prior = evaluate_start(self.target, theta, self.trajectories.slices, self.own.start)
         self.state = State(theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
-        self.gradients += self.plan.chains
+        self.gradients += 1
         self.adaptation.begin()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return state, counts and everything adapted."""
-        counts = torch.tensor([self.done, self.lost, self.gradients], dtype=torch.float64)
-        state = {f"state.{k}": v for k, v in self.state._asdict().items()}
-        return {**state, "sums": self.sums, "counts": counts, **self.adaptation.tensors()}
+        found = {f"state.{k}": v for k, v in self.state._asdict().items()}
+        found |= {"sums": self.sums, "evaluations": self.gradients}
+        found["counts"] = torch.tensor([self.done, self.lost], dtype=torch.float64)
+        return {**found, **self.adaptation.tensors()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
         device = self.target.device
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
-        self.sums = tensors["sums"].to(device)
-        self.done, self.lost, self.gradients = (int(count) for count in tensors["counts"].tolist())
-        self.adaptation.restore(tensors)
+        self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
+        self.done, self.lost = (int(count) for count in tensors["counts"].tolist())
+        self.adaptation.restore(tensors, self.done)
 
     def chain_axis(self, name: str) -> int | None:
         """Return the axis of a state tensor that runs over the chains."""
-        if name.startswith("state."):
+        if name.startswith("state.") or name == "evaluations":
             return 0
         return 1 if name == "sums" else self.adaptation.chain_axis(name)
 
@@ -100,7 +103,9 @@ class HMCSampler(Sampler):
         uniform = self.uniform.at(t)[:, 0]
         self.state, info = metropolis(current, proposal, self.adaptation.inverse_mass, uniform, self.target.weights)
         self.steps = max(steps)
-        self.gradients += self.steps * self.plan.integrator.gradients * self.plan.chains
+        # In lockstep, a chain with fewer steps is evaluated while it waits for the others.
+        taken = torch.tensor(steps if self.target.backend.fused else [self.steps] * self.chains, dtype=torch.float64)
+        self.gradients = self.gradients + self.plan.integrator.gradients * taken
         self.done += 1
         self._check_divergence(info.divergent, info.energy_error)
         if t < self.warmup:
@@ -130,7 +135,7 @@ class HMCSampler(Sampler):
         if self.plan.jitter:
             uniform = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length = length * (1 + self.plan.jitter * (2 * float(uniform) - 1))
-        most = self.plan.max_steps if self.plan.step_size is None else math.inf
+        most = self.adaptation.most_steps(t) if self.plan.step_size is None else math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.adaptation.size.tolist()]
 
     def _propose(self, current: State, steps: list[int], stop: Callable[[], bool]) -> State:
@@ -150,7 +155,7 @@ class HMCSampler(Sampler):
         mass = self.adaptation.inverse_mass
         current = self.state._replace(momentum=refresh(self.state.momentum, torch.cat(draws), mass, 1.0))
         proposal = self.trajectories.propose(current, size.to(device, dtype), mass, [1] * self.chains, None)
-        self.gradients += self.plan.integrator.gradients * self.plan.chains
+        self.gradients = self.gradients + self.plan.integrator.gradients
         uniform = torch.zeros(self.chains, device=device)
         return metropolis(current, proposal, mass, uniform, self.target.weights)[1].acceptance.cpu()
 
@@ -219,7 +224,7 @@ class HMCSampler(Sampler):
             "divergences": [int(d) for d in sums[1].tolist()],
             "warmup_divergences": [int(d) for d in sums[2].tolist()],
             "restarted": [restart._asdict() for restart in self.adaptation.restarts],
-            "gradients": self.gradients,
+            "gradients": int(self.of_all(self.gradients).sum()),
             "chains_at_once": self.trajectories.largest,
             "mesh": list(self.mesh.shape),
             "one_piece": self.target.whole(self.trajectories.largest),

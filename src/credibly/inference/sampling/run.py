@@ -178,9 +178,14 @@ class Run:
         else:
             tensors = own_state([load_tensors(folder.path / file) for file in files], self.sampler, recorder)
             recorder.restore(tensors)
-            self.sampler.restore(
-                {k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")}
-            )
+            own = {k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")}
+            try:
+                self.sampler.restore(own)
+            except KeyError as missing:
+                raise StoreError(
+                    f"the checkpoint in {os.fspath(folder.path)!r} has no {missing}: another version of credibly wrote "
+                    "it. Resume with that version, or fit again"
+                ) from missing
         if self.world.leader:
             folder.commit(status="running")
         self.world.barrier()

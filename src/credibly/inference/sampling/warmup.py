@@ -1,7 +1,8 @@
 """What HMC adapts during warm-up and then freezes: step size, diagonal mass, trajectory length, chains that are stuck.
 
 A chain that no proposal has moved for a third of the warm-up is restarted from the position of another chain: it would
-otherwise stay where it is, and its draws would be copies of its starting point. The record lists such chains.
+otherwise stay where it is, and its draws would be copies of its starting point. The record lists such chains. With a
+given step size nothing of this happens.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from credibly.inference.adaptation import (
     Welford,
     harmonic_mean,
     search_step_size,
+    usable_step_sizes,
     variance_with_gradients,
     windows,
 )
@@ -28,8 +30,13 @@ from credibly.inference.kernels.hmc import Info, State
 from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.target import Target
 
+# Most steps per trajectory while the mass is a guess: long ones with the steps that the narrowest direction allows cost
+# much and reach little.
+UNSCALED_STEPS = 100
 # Iterations without a move after which a chain counts as stuck, where a third of the warm-up is shorter.
 LEAST_STUCK = 20
+# So does a chain whose own step size is this fraction of the others'.
+NEGLIGIBLE = 1e-6
 
 
 class Restart(NamedTuple):
@@ -62,14 +69,14 @@ class Warmup:
         self.own = mesh.chains(plan.chains)
         self.chains, self.end = len(self.own), plan.warmup
         self.phases = windows(plan.warmup, plan.mass == "diagonal")
-        # The iteration from which all chains have one step size.
-        self.common_from = plan.warmup
+        # The iteration from which all chains have one step size, if ever.
+        self.common_from = plan.warmup + 1
         if plan.pooled:
             self.common_from = self.phases[-1][1] if len(self.phases) > 1 else plan.warmup // 3
         self.length, self.inverse_mass = plan.length, plan.inverse_mass
         self.size = torch.full((self.chains,), plan.step_size or 0.0, dtype=torch.float64)
         self.dual = DualAveraging(torch.ones(self.chains), plan.target_accept)
-        self.pool = PooledAcceptance(plan.chains)
+        self.pool = PooledAcceptance(plan.chains, plan.target_accept)
         self.draws, self.gradients = self._empty(), self._empty()
         self.trial: LengthTrial | None = None
         # Iterations in a row that rejected the proposal, (C,).
@@ -82,6 +89,11 @@ class Warmup:
         if not self.plan.tuned:
             return 1.0
         return 0.25 if self.trial is None else self.trial.part
+
+    def most_steps(self, t: int) -> int:
+        """Return the most steps of the trajectories of iteration t; shorter until a mass has been estimated."""
+        first = next((end for name, _, end in self.phases if name == "mass"), 0)
+        return min(self.plan.max_steps, UNSCALED_STEPS) if t < first else self.plan.max_steps
 
     def phase(self, t: int) -> tuple[str, int, int]:
         """Return the phase of iteration t: its name, first iteration and end."""
@@ -97,9 +109,11 @@ class Warmup:
 
         def acceptance(sizes: Tensor, trial: int) -> Tensor:
             own = self.one_step(sizes.expand(self.chains), trial)
-            return own if len(size) == self.chains else harmonic_mean(self._of_all(own))
+            return harmonic_mean(self._of_all(own)) if common else own
 
-        return search_step_size(acceptance, size, self.plan.target_accept)
+        common = len(size) < self.chains
+        found = search_step_size(acceptance, size, self.plan.target_accept)
+        return usable_step_sizes(found, found if common else self._of_all(found))
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
         """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
@@ -110,24 +124,25 @@ class Warmup:
             common = t >= self.common_from
             self.dual.update(self.pool.update(self._of_all(info.acceptance)) if common else info.acceptance)
             self.size = self.dual.size.expand(self.chains).clone()
-        self.rejected = torch.where(info.accepted, 0.0, self.rejected + 1)
-        state = self._free_stuck_chains(t, state)
+            self.rejected = torch.where(info.accepted, 0.0, self.rejected + 1)
+            state = self._free_stuck_chains(t, state)
         if name == "mass":
             self.draws.update(state.theta)
             self.gradients.update(state.gradient)
             if t + 1 == end:
                 self._set_mass()
         if self.plan.step_size is None:
-            if t + 1 == self.common_from and t + 1 < self.end:
-                self._restart_step_size(harmonic_mean(self._of_all(self.dual.final)))
+            if t + 1 == self.common_from:
+                # What every chain accepts is known by now: larger steps would lose the worst of them.
+                self._restart_step_size(harmonic_mean(self._of_all(self.dual.final)), optimism=1.0)
             elif name == "mass" and t + 1 == end:
                 self._restart_step_size(self.dual.final)
             if t + 1 == self.end:
-                self.size = self.dual.final.expand(self.chains).clone()
+                self.size = (self.dual.final * self.pool.margin).expand(self.chains).clone()
         return state
 
-    def _restart_step_size(self, near: Tensor) -> None:
-        self.dual.restart(self.search(near))
+    def _restart_step_size(self, near: Tensor, optimism: float = 10.0) -> None:
+        self.dual.restart(self.search(near), optimism)
         self.size = self.dual.size.expand(self.chains).clone()
 
     def _set_mass(self) -> None:
@@ -158,25 +173,32 @@ class Warmup:
         third = max(LEAST_STUCK, self.end // 3)
         if (t + 1) % third:
             return state
-        stuck = (self._of_all(self.rejected) >= third).tolist()
-        moving = [c for c, still in enumerate(stuck) if not still]
-        if all(stuck) or not any(stuck):
+        sizes = self._of_all(self.size)
+        still = (self._of_all(self.rejected).cpu() >= third) | (sizes < NEGLIGIBLE * sizes.median())
+        moving = [c for c in range(self.plan.chains) if not still[c]]
+        if not moving or len(moving) == self.plan.chains:
             return state
         sources = list(range(self.plan.chains))
-        for chain in (c for c, still in enumerate(stuck) if still):
+        for chain in (c for c in sources if still[c]):
             pick = torch.randint(len(moving), (), generator=stream(self.seed, "restart", chain, t))
             sources[chain] = moving[int(pick)]
             self.restarts.append(Restart(chain, t + 1, sources[chain]))
-        own = torch.tensor(sources[self.own.start : self.own.stop], device=self.target.device)
-        moved = State(*(self._of_all(part)[own] for part in state))
+        own = torch.tensor(sources[self.own.start : self.own.stop])
+        if len(self.dual.log_size) == self.chains:
+            found = self.dual.tensors()
+            self.dual.restore({k: self._of_all(v)[own] if v.ndim else v for k, v in found.items()})
+            self.size = self.dual.size
+        moved = State(*(self._of_all(part)[own.to(part.device)] for part in state))
         return moved._replace(momentum=state.momentum)
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that the rest of the run depends on."""
-        found = {"size": self.size, "rejected": self.rejected, "pool.recent": self.pool.recent}
+        found = {"size": self.size, "rejected": self.rejected}
+        found |= {"pool.recent": self.pool.recent, "pool.limited": self.pool.limited}
         found["restarts"] = torch.tensor(self.restarts, dtype=torch.float64).reshape(-1, len(Restart._fields))
-        found |= {f"dual.{k}": v for k, v in self.dual.tensors().items()}
+        # Always one value per chain, so that a run can resume with other chains per process.
+        found |= {f"dual.{k}": v.expand(self.chains) if v.ndim else v for k, v in self.dual.tensors().items()}
         if self.inverse_mass is not None:
             found["inverse_mass"] = self.inverse_mass
         if self.plan.tuned:
@@ -188,17 +210,18 @@ class Warmup:
             found |= {f"gradients.{k}": v for k, v in self.gradients.tensors().items()}
         return found
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the state that `tensors` returned."""
+    def restore(self, tensors: dict[str, Tensor], done: int) -> None:
+        """Restore the state that `tensors` returned after `done` iterations."""
 
         def below(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
         device = self.target.device
         self.size, self.rejected = tensors["size"], tensors["rejected"].to(device)
-        self.pool.recent = tensors["pool.recent"]
+        self.pool.recent, self.pool.limited = tensors["pool.recent"], tensors["pool.limited"]
         self.restarts = [Restart(*map(int, row)) for row in tensors["restarts"].tolist()]
-        self.dual.restore(below("dual."))
+        kept = 1 if self.common_from <= done else self.chains
+        self.dual.restore({k: v[:kept] if v.ndim else v for k, v in below("dual.").items()})
         if "inverse_mass" in tensors:
             self.inverse_mass = tensors["inverse_mass"].to(device)
         if "length" in tensors:
@@ -215,7 +238,7 @@ class Warmup:
         if name in ("size", "rejected") or name.endswith((".mean", ".squares", ".begun")):
             return 0
         if name.startswith("dual.") and name != "dual.count":
-            return None if self.plan.pooled else 0
+            return 0
         return 1 if name == "trial.jumps" else None
 
     def _empty(self) -> Welford:
