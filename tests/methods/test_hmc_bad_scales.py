@@ -178,7 +178,7 @@ def test_a_chain_that_never_moves_is_restarted_and_recorded():
 
     start = torch.zeros(4, 1, dtype=DOUBLE)
     start[2] = 40.0
-    fit = cr.HMC(draws=200, warmup=90, init=start, compile=False)
+    fit = cr.HMC(draws=500, warmup=90, init=start, compile=False)
     posterior = fit.fit(cr.Density(log_prob, 1, batched=True), seed=0, progress=False)
     (restart,) = posterior.record.history["restarted"]
     assert restart["chain"] == 2
