@@ -57,13 +57,20 @@ class Predictive:
     # -- moments and the decomposition -------------------------------------------------------------------------------
     @property
     def mean(self) -> Tensor:
-        """E[y | x, D]; for classes the averaged probabilities (N, ..., K)."""
+        """E[y | x, D]; for classes the averaged probabilities (N, ..., K).
+
+        Noise without a mean (`StudentT` with df <= 1) counts by its location, which is its median.
+        """
         # The mean alone is half the work of the summary. Without cached outputs, one pass computes everything instead.
         return self._mean if self._fits() and "_summary" not in vars(self) else self._summary.mean
 
     @property
     def variance(self) -> Tensor:
-        """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic."""
+        """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic.
+
+        It is infinite for noise of infinite variance (`StudentT` with df <= 2), as is the aleatoric part. Intervals and
+        the epistemic part are finite all the same.
+        """
         return self._summary.variance
 
     @property
@@ -121,6 +128,9 @@ class Predictive:
             total = likelihood.total(mean, variance_of_means, aleatoric)
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
+            if likelihood.support == "real":
+                # Next to noise of infinite variance the difference is not defined, the variance of the means is.
+                epistemic = torch.where(aleatoric.isfinite(), epistemic, variance_of_means)
             variance = likelihood.variance(mean, variance_of_means, aleatoric)
             dtype = self._result_dtype(output)
             parts: tuple[Tensor, ...] = (mean, variance, total, aleatoric, epistemic)
