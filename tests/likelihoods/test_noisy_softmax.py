@@ -1,4 +1,4 @@
-"""Noisy logits: the averaged softmax against brute force, its symmetry, and its use inside torch.func and a compiler."""
+"""Noisy logits: the averaged softmax against brute force, its symmetry, and its use in torch.func and a compiler."""
 
 import math
 
