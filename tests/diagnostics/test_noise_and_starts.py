@@ -92,7 +92,8 @@ def test_chains_that_disagree_about_a_predicted_variance(given):
 
 def test_a_well_mixed_fit_stays_good_and_uses_the_recorded_log_likelihood():
     problem = cr.Problem(nn.Linear(1, 2).double(), (X, Y), cr.likelihoods.HeteroscedasticGaussian(), cr.priors.Normal())
-    posterior = cr.HMC(chains=4, draws=500, warmup=200, start_steps=50, mass="diagonal").fit(problem, seed=0, progress=False)
+    method = cr.HMC(chains=4, draws=500, warmup=200, start_steps=50, mass="diagonal")
+    posterior = method.fit(problem, seed=0, progress=False)
     found = posterior.diagnostics(X, Y)
     assert set(found.judged) == {"predictions", "variances", "log densities", "log likelihood"}
     assert found.ok
@@ -122,7 +123,8 @@ def test_one_start_cannot_reveal_a_second_mode():
     density = cr.Density(two_modes, 1, batched=True)
 
     def verdict_from(init):
-        posterior = cr.HMC(chains=4, draws=200, warmup=50, init=init, compile=False).fit(density, seed=0, progress=False)
+        method = cr.HMC(chains=4, draws=200, warmup=50, init=init, compile=False)
+        posterior = method.fit(density, seed=0, progress=False)
         return posterior.record.history["starts"], posterior.diagnostics()
 
     starts, found = verdict_from(torch.full((4, 1), 19.0))

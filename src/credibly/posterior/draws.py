@@ -106,7 +106,8 @@ class SampledPosterior(Posterior):
                     found = f"must have a row per process, got {row_count(x)} rows for {world.size} processes"
                     raise InputError("x", found, "Pass more rows, or spread=False")
                 x = map_inputs(lambda t: t[mine.start : mine.stop], x)
-                y = None if y is None else torch.as_tensor(getattr(y, "values", y))[mine.start : mine.stop]
+                y = y if y is None or isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+                y = None if y is None else y[mine.start : mine.stop]
             shape = self._draws.shape[:2]
             found_there = per_draw(self.predict(x), y)
             functions = found_there.means.reshape(*shape, -1)
