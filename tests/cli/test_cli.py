@@ -297,7 +297,7 @@ class TestResume:
         assert done == f"Done. Load it with credibly.load({str(run)!r})."
         x = sys.modules["credibly_script_train"].x
         said = " ".join(verdict)
-        assert said == f"{known.diagnostics(x).verdict} (Based on predictions at 20 training rows.)"
+        assert said == f"{known.diagnostics(x, x.sum(1)).verdict} (Based on predictions at 20 training rows.)"
         assert len(verdict) <= 5
         assert found.stderr == ""
         assert torch.equal(cr.load(run).draws, known.draws)

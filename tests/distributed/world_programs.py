@@ -41,13 +41,18 @@ def samplers(folder):
         inside = method.fit(problem(), seed=3, progress=False)
         beside = method.fit(problem(), seed=3, progress=False, out=folder / name)
         assert torch.equal(inside.draws, beside.draws)
-        spread = beside.diagnostics(problem().x, spread=True)
+        x, y = problem().x, problem().likelihood.restore(problem().y)
+        spread = beside.diagnostics(x, y, spread=True)
         if name == "hmc":
-            plain = beside.diagnostics(problem().x)
+            plain = beside.diagnostics(x, y)
             assert spread.weights == plain.weights
             assert spread.functions is not None
             assert spread.functions.count == plain.functions.count
             assert abs(spread.functions.rhat_worst - plain.functions.rhat_worst) < 1e-9
+            assert list(spread.quantities) == ["log likelihood", "log densities"]
+            for what, space in plain.quantities.items():
+                assert spread.quantities[what].count == space.count
+                assert abs(spread.quantities[what].rhat_worst - space.rhat_worst) < 1e-9
         if current().leader:
             save_file({"draws": inside.draws.contiguous(), **inside.statistics}, folder / f"{name}.safetensors")
 

@@ -63,6 +63,7 @@ def with_chains(facts, *, divergences=0, ess=1000.0, rhat=1.003, e_bfmi=0.9):
         still=(),
         ok=ok,
         verdict=verdict,
+        quantities={},
     )
     return changed(facts, diagnostics=found)
 

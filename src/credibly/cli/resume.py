@@ -156,22 +156,21 @@ def _stopped(folder: Path, script: str | None) -> str:
 
 
 def _verdict(posterior: SampledPosterior, problem: Problem | Density | None) -> str:
-    """Return the verdict of the diagnostics, on predictions at some training rows if there is a network."""
+    """Return the verdict of the diagnostics, at some training rows if there is a network."""
     import textwrap
 
     from credibly.core.inputs import map_inputs
     from credibly.problem import Problem
 
-    x, basis = None, ""
+    x, y, basis = None, None, ""
     if isinstance(problem, Problem):
         rows = min(DIAGNOSED_ROWS, problem.n)
         picks = [round(i * (problem.n - 1) / max(1, rows - 1)) for i in range(rows)]
-        x, basis = (
-            map_inputs(lambda t: t[picks], problem.x),
-            f" (Based on predictions at {_count(rows, 'training row')}.)",
-        )
+        x, likelihood = map_inputs(lambda t: t[picks], problem.x), problem.likelihood
+        y = problem.y[picks] if likelihood.support == "class" else likelihood.restore(problem.y[picks])
+        basis = f" (Based on predictions at {_count(rows, 'training row')}.)"
     try:
-        found = posterior.diagnostics(x)
+        found = posterior.diagnostics(x, y)
     except InputError:
         return "Too few draws for a verdict."
     return textwrap.fill(found.verdict + basis, 100)

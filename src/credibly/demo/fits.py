@@ -150,7 +150,9 @@ def run_demo(
             result.posteriors[task][name] = posterior
             result.figures[task][name] = _evaluate(sets[task], posterior, seed)
             if isinstance(posterior, SampledPosterior) and posterior.statistics:
-                result.diagnostics[task][name] = posterior.diagnostics(held_out(sets[task]))
+                result.diagnostics[task][name] = posterior.diagnostics(
+                    held_out(sets[task]), getattr(sets[task], "y_test", None)
+                )
         for task in TASKS if REFERENCE in names else ():
             result.against[task].update(_against(held_out(sets[task]), result.posteriors[task]))
     if progress is not None:

@@ -1,7 +1,9 @@
 """Convergence diagnostics of draws in weight space and in function space, with a verdict.
 
 The function space decides. A network's weights have symmetries (permuted hidden units, flipped pairs of signs), so
-chains may never agree on single weights and yet agree on every prediction.
+chains may never agree on single weights and yet agree on every prediction. But chains may agree on every predicted mean
+and disagree about the noise, so variances, log densities of observed rows and learned scales are judged as well, and
+the worst of them decides.
 
 A verdict is based on the value that 99 of 100 coordinates stay within (with fewer than 100, on the worst), because the
 worst of thousands exceeds any limit by chance. The worst is shown as well.
@@ -13,6 +15,8 @@ worst of thousands exceeds any limit by chance. The worst is shown as well.
 | E-BFMI of every chain | at least 0.3 |
 | divergences | none |
 | acceptance of every chain | below 0.3 it is mentioned |
+| chains that never moved | none |
+| starting points of the chains | if all are the same, a good or usable verdict is qualified |
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +73,8 @@ class Diagnostics:
         still: indices of chains that never moved.
         ok: whether the predictions can be used: R-hat good or usable, and nothing else beyond its limit.
         verdict: what is wrong and what to do next.
+        quantities: mixing of further functions of the draws, by name, such as variances and log densities.
+        one_start: whether all chains are known to have started at the same point.
     """
 
     chains: int
@@ -81,22 +87,32 @@ class Diagnostics:
     still: tuple[int, ...]
     ok: bool
     verdict: str
+    quantities: dict[str, Mixing] = field(default_factory=dict)
+    one_start: bool = False
+
+    @property
+    def judged(self) -> dict[str, Mixing]:
+        """What the verdict is about, by name: predictions, or weights if there are none, and further quantities."""
+        main = {"weights": self.weights} if self.functions is None else {"predictions": self.functions}
+        return main | {name: space for name, space in self.quantities.items() if space.moving}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with None for NaN and infinity."""
         found = asdict(self)
-        for space in ("weights", "functions"):
-            if found[space] is not None:
-                del found[space]["rhat"]
+        for space in (found["weights"], found["functions"], *found["quantities"].values()):
+            if space is not None:
+                del space["rhat"]
         return {name: _plain(value) for name, value in found.items()}
 
     def __str__(self) -> str:
         spaces = [("weights", self.weights)] + ([("functions", self.functions)] if self.functions else [])
+        spaces += [(name, space) for name, space in self.quantities.items() if space.moving]
         rows = [["", *(name for name, _ in spaces)]]
         every = any(space.constant for _, space in spaces)
         rows += [[label, *(show(s) for _, s in spaces)] for label, show in _ROWS if every or label != _CONSTANT]
         lines = [f"{self.chains} chain{'s' * (self.chains > 1)} of {self.draws:,} draws"]
-        lines += [f"{row[0]:<22}" + "".join(f"{cell:>18}" for cell in row[1:]) for row in rows]
+        widths = [max(18, len(name) + 2) for name, _ in spaces]
+        lines += [f"{row[0]:<22}" + "".join(f"{cell:>{w}}" for cell, w in zip(row[1:], widths)) for row in rows]
         for label, values in (("acceptance", self.acceptance), ("E-BFMI", self.e_bfmi)):
             if values is not None:
                 lowest = f"   lowest chain {np.min(values):.3f}" if len(values) > 1 else ""
@@ -134,8 +150,10 @@ def diagnose(
     acceptance: Array | float | None = None,
     divergences: Array | int | None = None,
     *,
+    quantities: Mapping[str, Array] | None = None,
     coordinates: int = COORDINATES,
     network: bool = True,
+    one_start: bool = False,
     world: World | None = None,
 ) -> Diagnostics:
     """Return R-hat, ESS and MCSE of weights and predictions, with a verdict.
@@ -146,10 +164,13 @@ def diagnose(
         energy: the Hamiltonian at each draw, (chain, draw).
         acceptance: acceptance probability, one number or per (chain,) or (chain, draw); NaN counts as a rejection.
         divergences: the number of divergent trajectories, or which ones, (chain, draw).
-        coordinates: how many of the D weights, and of the predictions, to check, evenly spaced.
+        quantities: further functions of the draws, (chain, draw, ...) by name, judged like the predictions: log
+            densities of observed rows, variances, learned scales.
+        coordinates: how many of the D weights, of the predictions and of each quantity to check, evenly spaced.
         network: False for draws from a density that is not a network's, whose coordinates are of interest themselves.
+        one_start: whether all chains started at the same point, which the verdict then points out.
         world: processes that call this together. Each checks some of the coordinates, of all chains, and passes its own
-            part of the predictions as `functions`. The results are gathered, the draws are not.
+            part of the predictions and quantities. The results are gathered, the draws are not.
     """
     check_integer("coordinates", coordinates)
     chains, count = _chains_and_draws("draws", draws)
@@ -160,12 +181,34 @@ def diagnose(
         found = f"must be predictions of the same {chains} chains, got shape {tuple(functions.shape)}"
         raise InputError("functions", found)
     together = world or World()
+    for name, values in (quantities or {}).items():
+        # A process may have no part of a quantity that has few coordinates.
+        if together.size == 1:
+            _chains_and_draws("quantities", values)
+        if values.shape[0] != chains:
+            found = f"{name} must be of the same {chains} chains, got shape {tuple(values.shape)}"
+            raise InputError("quantities", found)
     own = shard(min(coordinates, math.prod(draws.shape[2:])), together.rank, together.size)
     weights, still = _mixing("draws", draws, coordinates, together, own)
     each = -(-coordinates // together.size)
     outputs = None if functions is None else _mixing("functions", functions, each, together)[0]
-    ok, verdict = judge(chains, weights, outputs, accepted, diverged, missing, still, draws=count, network=network)
-    return Diagnostics(chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict)
+    others = {name: _mixing(name, values, each, together)[0] for name, values in (quantities or {}).items()}
+    ok, verdict = judge(
+        chains,
+        weights,
+        outputs,
+        accepted,
+        diverged,
+        missing,
+        still,
+        quantities=others,
+        draws=count,
+        network=network,
+        one_start=one_start,
+    )
+    return Diagnostics(
+        chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict, others, one_start
+    )
 
 
 def _mixing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,6 +16,10 @@ E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
 # Fraction of coordinates that may exceed a limit.
 EXEMPT = 0.01
+ONE_START = (
+    "All chains started at the same point, so their agreement cannot reveal modes that none of them reached: start them"
+    ' at different points, such as init="ensemble", "fresh" or "prior".'
+)
 
 Numbers = npt.NDArray[Any]
 
@@ -100,16 +105,20 @@ def judge(
     e_bfmi: tuple[float, ...] | None = None,
     still: tuple[int, ...] = (),
     *,
+    quantities: Mapping[str, Mixing] | None = None,
     draws: int | None = None,
     network: bool = True,
+    one_start: bool = False,
 ) -> tuple[bool, str]:
     """Return whether the draws can be used, and a verdict: what is wrong and what to do about it.
 
-    The coordinates of a density that is not a network's (`network=False`) are of interest themselves; weights are not.
+    The worst of the predictions and the other quantities decides. Weights count only where there are no predictions.
+    The coordinates of a density that is not a network's (`network=False`) are of interest themselves.
     """
     own = "weights" if network else "coordinates"
-    what, seen = ("predictions", functions) if functions is not None else (own, weights)
-    for name, space in ((own, weights), (what, seen)):
+    main = "predictions" if functions is not None else own
+    spaces = {main: functions or weights, **(quantities or {})}
+    for name, space in {own: weights, **spaces}.items():
         if space.nonfinite:
             found = f"Broken: NaN or infinite draws in {space.nonfinite:,} of the {space.count:,} {name} checked."
             return False, f"{found} Lower the step size, standardise the data, and run again."
@@ -119,26 +128,32 @@ def judge(
         names = f"chain {still[0]}" if len(still) == 1 else f"chains {', '.join(map(str, still))}"
         found = f"Not mixed: {names} never moved while others did."
         return False, f"{found} Lower the step size, or start from other points."
-    if not seen.moving:
-        return False, f"Nothing to judge: the {what} are the same in every draw. Pass some that depend on the weights."
-    faults = _faults(what, seen, chains, divergences, e_bfmi, draws)
-    agreed = seen.rhat_most <= RHAT_USABLE
-    sentences = [_headline(what, seen, chains, faults=bool(faults)), *faults]
-    if agreed and seen.rhat_worst > RHAT_POOR:
-        sentences.append(
-            f"{_percent(seen.share_over_1_1)} of the {what} have R-hat above 1.1 (worst {seen.rhat_worst:.2f}):"
-            " treat those with care."
-        )
+    if not spaces[main].moving:
+        return False, f"Nothing to judge: the {main} are the same in every draw. Pass some that depend on the weights."
+    spaces = {name: space for name, space in spaces.items() if space.moving}
+    faults = _faults(spaces, chains, divergences, e_bfmi, draws)
+    agreed = all(space.rhat_most <= RHAT_USABLE for space in spaces.values())
+    one_start = one_start and chains > 1
+    sentences = [_headline(spaces, chains, faults=bool(faults), one_start=one_start), *faults]
+    for name, space in spaces.items():
+        if agreed and space.rhat_worst > RHAT_POOR:
+            sentences.append(
+                f"{_percent(space.share_over_1_1)} of the {name} have R-hat above 1.1 (worst {space.rhat_worst:.2f}):"
+                " treat those with care."
+            )
     if acceptance is not None and min(acceptance) < ACCEPTANCE_LOW:
         sentences.append(
             f"Acceptance is {min(acceptance):.0%} in the worst chain: a smaller step size would waste fewer proposals."
         )
     if chains == 1:
         sentences.append("One chain cannot show modes that it never reached: run four, or at least two.")
+    if one_start:
+        sentences.append(ONE_START)
     if functions is None and network:
+        basis = "the weights alone" if len(spaces) == 1 else f"the {_listed(spaces)} alone"
         sentences.append(
-            "This is judged by the weights alone, which have symmetries: chains may disagree on them and still agree on"
-            " every prediction. Pass predictions at held-out inputs for the answer that counts."
+            f"This is judged by {basis}. Weights have symmetries: chains may disagree on them and still agree on every"
+            " prediction. Pass predictions at held-out inputs for the answer that counts."
         )
     elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
         sentences.append(
@@ -148,34 +163,56 @@ def judge(
     return agreed and not faults, " ".join(sentences)
 
 
-def _headline(what: str, seen: Mixing, chains: int, *, faults: bool) -> str:
+def _headline(spaces: Mapping[str, Mixing], chains: int, *, faults: bool, one_start: bool) -> str:
+    """Return the grade of the quantity that mixed worst; a good grade covers all of them."""
     who = "the chains" if chains > 1 else "the halves of the chain"
+    what, seen = max(spaces.items(), key=lambda item: item[1].rhat_most)
     if seen.rhat_most > RHAT_POOR:
+        how = f"R-hat above 1.1 for {_percent(seen.share_over_1_1)}, worst {seen.rhat_worst:.2f}"
         return (
-            f"Not mixed: {who} disagree about the {what} (R-hat above 1.1 for {_percent(seen.share_over_1_1)}, worst"
-            f" {seen.rhat_worst:.2f}). Run more warm-up and more draws; if they still disagree, they are in different"
+            f"Not mixed: {who} disagree about the {what} ({how if seen.moving > 1 else f'R-hat {seen.rhat_worst:.2f}'})"
+            f"{_others(spaces, what)}. Run more warm-up and more draws; if they still disagree, they are in different"
             " modes: lengthen the trajectories or run more chains."
         )
     if seen.rhat_most > RHAT_USABLE:
         return (
-            f"Poorly mixed: {who} agree only roughly about the {what} ({_rhat_range(seen)}). Run about"
-            f" {max(2, _times(seen, chains))} times as long, with more warm-up."
+            f"Poorly mixed: {who} agree only roughly about the {what} ({_rhat_range(seen)}){_others(spaces, what)}. Run"
+            f" about {max(2, _times(seen, chains))} times as long, with more warm-up."
         )
+    every = _listed(spaces)
     if faults:
-        return f"Not yet: {who} agree about the {what} ({_rhat_range(seen)}), but something else is wrong."
+        return f"Not yet: {who} agree about the {every} ({_rhat_range(seen)}), but something else is wrong."
+    where = " from one start" if one_start else ""
     if seen.rhat_most > RHAT_GOOD:
         advice = "More draws would bring it below 1.01."
-        return f"Usable: {who} agree closely about the {what} ({_rhat_range(seen)}). {advice}"
-    return f"Good: {who} agree about the {what} ({_rhat_range(seen)}; ESS at least {seen.ess_most:,.0f})."
+        return f"Usable{where}: {who} agree closely about the {what} ({_rhat_range(seen)}). {advice}"
+    fewest = min(space.ess_most for space in spaces.values())
+    return f"Good{where}: {who} agree about the {every} ({_rhat_range(seen)}; ESS at least {fewest:,.0f})."
+
+
+def _others(spaces: Mapping[str, Mixing], what: str) -> str:
+    """Return a clause on the quantities that the chains agree about, next to one that they do not."""
+    fine = [name for name, space in spaces.items() if name != what and space.rhat_most <= RHAT_USABLE]
+    return f", although they agree about the {_listed(fine)}" if fine else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def _faults(
-    what: str, seen: Mixing, chains: int, divergences: int | None, e_bfmi: tuple[float, ...] | None, draws: int | None
+    spaces: Mapping[str, Mixing],
+    chains: int,
+    divergences: int | None,
+    e_bfmi: tuple[float, ...] | None,
+    draws: int | None,
 ) -> list[str]:
     """Return a sentence for everything but R-hat that is beyond its limit, each with a remedy."""
     faults = []
+    what, seen = min(spaces.items(), key=lambda item: item[1].ess_most)
     # If chains disagree, a low ESS only repeats that, and more draws are no remedy.
-    if seen.rhat_most <= RHAT_USABLE and _times(seen, chains) > 1:
+    if all(space.rhat_most <= RHAT_USABLE for space in spaces.values()) and _times(seen, chains) > 1:
         faults.append(
             f"There are too few effective draws of the {what}: ESS is only {seen.ess_most:,.0f}, {_needed(chains)} are"
             f" needed. Run about {_times(seen, chains)} times as many draws."

@@ -141,8 +141,9 @@ class StudentT(_SharedScale):
     """y = f(x, w) + scale * t with t Student-t of `df` degrees of freedom: robust to outliers.
 
     Args:
-        scale: as for `Gaussian`. The variance is scale^2 df / (df - 2), infinite for df <= 2.
-        df: degrees of freedom.
+        scale: as for `Gaussian`.
+        df: degrees of freedom. The variance is scale^2 df / (df - 2), infinite for df <= 2, and the mean exists for
+            df > 1. Below, predictions report the location, which is the median, as their mean.
     """
 
     df: float = field(default=4.0, kw_only=True)

@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood, row_shape
+from credibly.likelihoods.noisy_softmax import noisy_log_softmax
+
+# Nodes of either integral of noisy logits: with fewer, errors reach 0.1 for noise of standard deviation 3.
+LEAST_NODES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +155,19 @@ class Categorical(Likelihood):
 class HeteroscedasticCategorical(Categorical):
     """Classification with Gaussian noise on the logits, predicted by the network (Kendall & Gal 2017).
 
-    The network outputs K logits, then K log-variances: p(y) = E_e softmax(f + exp(v/2) e), by Monte Carlo over a fixed
-    set of `samples` noise vectors, which keeps the density a deterministic function of the weights.
+    The network outputs K logits f, then K log-variances v: p(y) = E_e softmax(f + exp(v/2) e). The average over the
+    noise is computed by quadrature, so it is a deterministic function of the weights, and classes with equal logits and
+    equal noise have equal probabilities. The largest error of a probability, measured over thousands of random logits
+    and noise levels for 2 to 100 classes, is 0.0002 for noise of standard deviation up to 1, 0.002 up to 3, 0.006 up to
+    5, and 0.06 up to 10 (root mean square 0.003).
+
+    Args:
+        samples: points of the quadrature per class, rounded down to a square number, at least 144. With 400 the largest
+            error is 0.001 up to a standard deviation of 3, 0.002 up to 5, and 0.03 up to 10.
     """
 
     outputs_per_class: ClassVar[int] = 2
-    samples: int = 32
+    samples: int = 256
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -165,10 +176,7 @@ class HeteroscedasticCategorical(Categorical):
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Return the log of the softmax averaged over the noise."""
         logits, log_variance = output.chunk(2, -1)
-        noise = _fixed_noise(self.samples, logits.shape[-1], logits.device).to(logits.dtype)
-        noise = noise.reshape(self.samples, *(1,) * (logits.ndim - 1), logits.shape[-1])
-        log_p = torch.log_softmax(logits + torch.exp(0.5 * log_variance) * noise, -1)
-        return torch.logsumexp(log_p, 0) - math.log(self.samples)
+        return noisy_log_softmax(logits, torch.exp(0.5 * log_variance), max(LEAST_NODES, math.isqrt(self.samples)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,16 +233,3 @@ def _entropy(p: Tensor) -> Tensor:
 def _binary_entropy(p: Tensor) -> Tensor:
     result: Tensor = torch.special.entr(p) + torch.special.entr(1 - p)
     return result
-
-
-def _fixed_noise(samples: int, classes: int, device: torch.device) -> Tensor:
-    """Return constant pseudo-random standard normal values (samples, classes), from a hash of their index.
-
-    Tensor arithmetic alone works under torch.compile and vmap, where a generator cannot be used.
-    """
-    bits = torch.arange(1, samples * classes + 1, dtype=torch.int64, device=device)
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 7046029254386353131)):
-        bits = (bits ^ (bits >> shift)) * factor  # int64 overflow wraps around, which mixes the bits
-    uniform = ((bits >> 11) & (2**52 - 1)).to(torch.float64) / 2**52 + 2.0**-54
-    normal: Tensor = torch.special.ndtri(uniform)
-    return normal.reshape(samples, classes)

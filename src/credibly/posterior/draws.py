@@ -15,6 +15,7 @@ from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.per_draw import per_draw
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
 from credibly.storage.record import Record
 from credibly.storage.stored_draws import StoredDraws
@@ -83,16 +84,21 @@ class SampledPosterior(Posterior):
     def _cast(self, draws: Tensor) -> Tensor:
         return draws if self._model is None else draws.to(self._model.layout.dtype)
 
-    def diagnostics(self, x: Any = None, *, spread: bool = False) -> Diagnostics:
-        """Return R-hat, ESS and MCSE of the weights and, given held-out inputs x, of the predictions; with a verdict.
+    def diagnostics(self, x: Any = None, y: Any = None, *, spread: bool = False) -> Diagnostics:
+        """Return R-hat, ESS and MCSE of the weights and of what they predict at held-out inputs x; with a verdict.
 
         The predictions are what counts: a network's weights have symmetries, so chains may disagree on the weights and
-        agree on every function of interest.
+        agree on every function of interest. Chains may also agree on every predicted mean and disagree about the noise.
+        The verdict is therefore about the worst of the means, variances that depend on x, learned scales, the log
+        likelihood of the training data and, given y, the log density of every row.
 
         With `spread`, every process of a run has to call this. Each handles some of the coordinates and rows of x, and
         the results are gathered: no process needs all draws of a run that is in a folder.
         """
+        if y is not None and x is None:
+            raise InputError("x", "must be given with y", "Pass the inputs that the targets y belong to")
         functions, world = None, current() if spread else World()
+        quantities = self._scalars(world)
         if x is not None:
             if world.size > 1:
                 mine = shard(row_count(x), world.rank, world.size)
@@ -100,7 +106,15 @@ class SampledPosterior(Posterior):
                     found = f"must have a row per process, got {row_count(x)} rows for {world.size} processes"
                     raise InputError("x", found, "Pass more rows, or spread=False")
                 x = map_inputs(lambda t: t[mine.start : mine.stop], x)
-            functions = self.predict(x).functions().reshape(*self._draws.shape[:2], -1)
+                y = y if y is None or isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+                y = None if y is None else y[mine.start : mine.stop]
+            shape = self._draws.shape[:2]
+            found_there = per_draw(self.predict(x), y)
+            functions = found_there.means.reshape(*shape, -1)
+            if found_there.variances is not None:
+                quantities["variances"] = found_there.variances.reshape(*shape, -1)
+            if found_there.log_densities is not None:
+                quantities["log densities"] = found_there.log_densities.reshape(*shape, -1)
         from credibly.diagnostics.summary import diagnose
 
         return diagnose(
@@ -109,9 +123,28 @@ class SampledPosterior(Posterior):
             energy=self.statistics.get("energy"),
             acceptance=self.statistics.get("acceptance"),
             divergences=self.statistics.get("divergent"),
+            quantities=quantities,
             network=self._model is not None,
+            one_start=bool((self.record.history.get("starts") or {}).get("identical")),
             world=world,
         )
+
+    def _scalars(self, world: World) -> dict[str, Tensor]:
+        """Return the likelihood's own parameters and the log likelihood of each draw; this process's part of them."""
+        if self._model is None:
+            return {}
+        found = {}
+        first, dim = self.layout.network_dim, self.layout.dim
+        if dim > first:
+            draws = self._draws
+            own = draws[..., first:] if isinstance(draws, Tensor) else draws.columns(first, dim)
+            names = {name.rpartition(".")[2] for name in self.layout.extra}
+            found["noise scale" if names == {"log_scale"} else "learned parameters"] = own
+        # Of a minibatch it is no function of the draw.
+        if "log_likelihood" in self.statistics and self.record.history.get("batch_size") is None:
+            found["log likelihood"] = self.statistics["log_likelihood"].unsqueeze(-1)
+        parts = {name: shard(values.shape[-1], world.rank, world.size) for name, values in found.items()}
+        return {name: values[..., parts[name].start : parts[name].stop] for name, values in found.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the draws and their statistics."""

@@ -57,13 +57,20 @@ class Predictive:
     # -- moments and the decomposition -------------------------------------------------------------------------------
     @property
     def mean(self) -> Tensor:
-        """E[y | x, D]; for classes the averaged probabilities (N, ..., K)."""
+        """E[y | x, D]; for classes the averaged probabilities (N, ..., K).
+
+        Noise without a mean (`StudentT` with df <= 1) counts by its location, which is its median.
+        """
         # The mean alone is half the work of the summary. Without cached outputs, one pass computes everything instead.
         return self._mean if self._fits() and "_summary" not in vars(self) else self._summary.mean
 
     @property
     def variance(self) -> Tensor:
-        """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic."""
+        """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic.
+
+        It is infinite for noise of infinite variance (`StudentT` with df <= 2), as is the aleatoric part. Intervals and
+        the epistemic part are finite all the same.
+        """
         return self._summary.variance
 
     @property
@@ -121,6 +128,9 @@ class Predictive:
             total = likelihood.total(mean, variance_of_means, aleatoric)
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
+            if likelihood.support == "real":
+                # Next to noise of infinite variance the difference is not defined, the variance of the means is.
+                epistemic = torch.where(aleatoric.isfinite(), epistemic, variance_of_means)
             variance = likelihood.variance(mean, variance_of_means, aleatoric)
             dtype = self._result_dtype(output)
             parts: tuple[Tensor, ...] = (mean, variance, total, aleatoric, epistemic)
@@ -137,7 +147,7 @@ class Predictive:
     # -- densities, quantiles, samples -------------------------------------------------------------------------------
     def log_prob(self, y: object) -> Tensor:
         """Return the log predictive density of each row, log (1/S) sum_s p(y | x, w_s), shape (N, ...)."""
-        target = self._target(y)
+        target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
@@ -147,7 +157,7 @@ class Predictive:
 
     def log_likelihoods(self, y: object) -> Iterator[Tensor]:
         """Yield log p(y_i | x_i, w_s) per draw and row, (S, rows) per block of rows, summed over targets and pixels."""
-        target = self._target(y)
+        target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra)
@@ -157,7 +167,7 @@ class Predictive:
 
     def cdf(self, y: object) -> Tensor:
         """Return P(Y <= y | x, D), elementwise in the shape of y."""
-        target = self._target(y)
+        target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
             return self.likelihood.cdf(output, target[start : start + output.shape[1]], extra).mean(0)
@@ -245,6 +255,18 @@ class Predictive:
         """Return the predictions of the same draws at the given rows (indices or a boolean mask)."""
         return Predictive(self._source, map_inputs(lambda t: t[rows.to(t.device)], self._x))
 
+    def prepared(self, y: object) -> Tensor:
+        """Return observed y in the layout and dtype of the likelihood. Raise if its shape does not match."""
+        sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
+        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+        target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
+        mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
+        expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
+        if target.shape != (self.rows, *expected):
+            wanted = f"{self.rows} rows of shape {tuple(expected)}"
+            raise InputError("y", f"has shape {tuple(value.shape)}, these predictions have {wanted}")
+        return target
+
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
         """Call `function(outputs, extra, start)` on consecutive blocks of rows and yield what it returns.
 
@@ -314,17 +336,6 @@ class Predictive:
     def _result_dtype(self, output: Tensor) -> torch.dtype:
         """Return the dtype of results: the network's, or float64 if the likelihood needs it."""
         return torch.float64 if self.likelihood.wide else output.dtype
-
-    def _target(self, y: object) -> Tensor:
-        sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
-        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
-        target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
-        mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
-        expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
-        if target.shape != (self.rows, *expected):
-            wanted = f"{self.rows} rows of shape {tuple(expected)}"
-            raise InputError("y", f"has shape {tuple(value.shape)}, these predictions have {wanted}")
-        return target
 
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:

@@ -1,7 +1,9 @@
 """Quantiles of a mixture of predictive distributions, by root finding on its CDF.
 
 For location-scale components the density is known too, and a few Halley steps converge from the quantile of a Gaussian
-with the mixture's moments. Other likelihoods, and the rare rows that do not converge, use a bracketing method.
+with the mixture's moments. Heavy tails, whose moments say little or do not exist, other likelihoods, and the rare rows
+that do not converge use a bracketing method. A quantile of a mixture lies between the smallest and the largest quantile
+of its components, which needs no moments.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from credibly.likelihoods.continuous import LocationScale
 
 BLOCK_VALUES = 2**18  # values per block of rows: the repeated passes over a block stay in the CPU caches
 MAX_STEPS = 8  # Halley steps before falling back to bracketing
+MAX_VARIANCE = 4.0  # of a standardised component for Halley steps; beyond, a start from the moments is far off
 
 
 def mixture_quantiles(
@@ -29,7 +32,7 @@ def mixture_quantiles(
     if standardised is not None:
         inner, location, scale = standardised
         return mixture_quantiles(inner, output, extra, levels) * scale.to(output.device) + location.to(output.device)
-    if isinstance(likelihood, LocationScale) and torch.isfinite(torch.tensor(likelihood.standard_variance())):
+    if isinstance(likelihood, LocationScale) and likelihood.standard_variance() <= MAX_VARIANCE:
         return _by_halley(likelihood, output, extra, levels)
     return _by_bracketing(likelihood, output, extra, levels)
 
@@ -88,26 +91,66 @@ def _halley(likelihood: LocationScale, loc: Tensor, scale: Tensor, levels: Seque
 
 
 def _by_bracketing(likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]) -> Tensor:
-    """Return quantiles by widening a bracket around all components until it contains the level, then narrowing it."""
+    """Return quantiles from brackets that contain them."""
+    if isinstance(likelihood, LocationScale):
+        return _between_components(likelihood, output, extra, levels)
     means, variances = likelihood.moments(output, extra)
-    std = variances.clamp(max=1e30).sqrt()
+    # Without moments the bracket starts anywhere and is widened for longer.
+    means = means.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    std = torch.where(variances.isfinite(), variances, means.square() + 1).sqrt()
     found = []
     for level in levels:
 
         def excess(value: Tensor, level: float = level) -> Tensor:
             return likelihood.cdf(output, value, extra).mean(0, dtype=torch.float64) - level
 
-        low, high = (means - 4 * std).amin(0), (means + 4 * std).amax(0)
-        extension = (high - low).clamp_min(1e-12)
-        for _ in range(60):
-            too_high, too_low = excess(low) > 0, excess(high) < 0
-            if not bool((too_high | too_low).any()):
-                break
-            low = torch.where(too_high, low - extension, low)
-            high = torch.where(too_low, high + extension, high)
-            extension = 2 * extension
+        low, high = widened(excess, (means - 4 * std).amin(0), (means + 4 * std).amax(0))
         found.append(integer_root(excess, low, high) if likelihood.support == "count" else root(excess, low, high))
     return torch.stack(found)
+
+
+def _between_components(
+    likelihood: LocationScale, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]
+) -> Tensor:
+    """Return quantiles from the bracket of the components' own quantiles, computed in float64."""
+    loc, scale = (part.double() for part in likelihood.location_scale(output, extra))
+    found = []
+    for level in levels:
+
+        def excess(value: Tensor, level: float = level) -> Tensor:
+            return likelihood.standard_cdf((value - loc) / scale).mean(0) - level
+
+        ends = loc + scale * _standard_quantile(likelihood, level, loc.device)
+        found.append(root(excess, ends.amin(0), ends.amax(0)).to(output.dtype))
+    return torch.stack(found)
+
+
+def _standard_quantile(likelihood: LocationScale, level: float, device: torch.device) -> Tensor:
+    """Return the quantile of a standardised component, a scalar in float64."""
+
+    def excess(value: Tensor) -> Tensor:
+        return likelihood.standard_cdf(value) - level
+
+    one = torch.ones((), dtype=torch.float64, device=device)
+    return root(excess, *widened(excess, -one, one))
+
+
+def widened(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a bracket around where an increasing function crosses zero, elementwise, by doubling the given one.
+
+    An end that was too far inside becomes the other end, so the bracket is no wider than the distance to the root.
+    """
+    extension = (high - low).clamp_min(1e-12)
+    for _ in range(200):
+        too_high, too_low = excess(low) > 0, excess(high) < 0
+        if not bool((too_high | too_low).any()):
+            break
+        low, high = (
+            torch.where(too_high, low - extension, torch.where(too_low, high, low)),
+            torch.where(too_low, high + extension, torch.where(too_high, low, high)),
+        )
+        extension = 2 * extension
+    return low, high
 
 
 def root(excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:

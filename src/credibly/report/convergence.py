@@ -39,9 +39,10 @@ def chains_section(facts: FitSummary) -> Section | None:
         Column("ESS, lowest", None, 0, "effective sample size: how many independent draws the draws are worth"),
         Column("MCSE, worst", None, 3, "Monte Carlo standard error of the mean, in posterior standard deviations"),
     )
-    spaces = ([("predictions", found.functions)] if found.functions is not None else []) + [("weights", found.weights)]
+    spaces = {**found.judged, "weights": found.weights}
     rows: list[tuple[Value, ...]] = [
-        (name, s.rhat_worst, s.rhat_median, min(s.ess_bulk_min, s.ess_tail_min), s.mcse_worst) for name, s in spaces
+        (name, s.rhat_worst, s.rhat_median, min(s.ess_bulk_min, s.ess_tail_min), s.mcse_worst)
+        for name, s in spaces.items()
     ]
     notes = []
     if found.acceptance is not None:
@@ -49,10 +50,10 @@ def chains_section(facts: FitSummary) -> Section | None:
     if found.divergences is not None:
         notes.append(f"Divergent trajectories: {found.divergences:,} (ideally none).")
     text = (
-        f"{found.chains} chains of {found.draws:,} draws each explored the posterior from different starts. If they "
-        "have mixed, they agree, and R-hat, which compares the variance between chains with that within chains, is "
-        "near 1. Weights may disagree, since permuting hidden units leaves the function unchanged; the predictions are "
-        "what counts.",
+        f"{found.chains} chains of {found.draws:,} draws each explored the posterior from "
+        f"{'one start' if found.one_start else 'different starts'}. If they have mixed, they agree, and R-hat, which "
+        "compares the variance between chains with that within chains, is near 1. Weights may disagree, since "
+        "permuting hidden units leaves the function unchanged; the predictions and their noise are what counts.",
         *([" ".join(notes)] if notes else []),
     )
     histogram = picture(

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
-from credibly.diagnostics.verdict import E_BFMI_LOW, ESS_PER_CHAIN, ESS_TOTAL, RHAT_GOOD, RHAT_POOR, RHAT_USABLE
+from credibly.diagnostics.verdict import (
+    E_BFMI_LOW,
+    ESS_PER_CHAIN,
+    ESS_TOTAL,
+    ONE_START,
+    RHAT_GOOD,
+    RHAT_POOR,
+    RHAT_USABLE,
+)
 from credibly.metrics import scores as metrics
 from credibly.report.metric_columns import LEVEL, baseline_of, format_number
 from credibly.report.page import Recommendation
@@ -162,26 +170,30 @@ def chains(facts: FitSummary) -> Finding | None:
     found = facts.diagnostics
     if found is None:
         return None
-    space = found.functions or found.weights
+    main, *others = found.judged.values()
+    if not found.ok and (not main.moving or found.still or any(space.nonfinite for space in (main, *others))):
+        return Finding(FAIL, f"The chains failed. {found.verdict}")
+    what, space = max(found.judged.items(), key=lambda item: item[1].rhat_most)
+    fewest = min(one.ess_most for one in found.judged.values())
     if found.ok:
         agree = f"The chains agree (R-hat up to {space.rhat_most:.3f}; 1 is perfect)"
-        return Finding(PASS, f"{agree} and give {space.ess_most:,.0f} effective draws.")
-    if not space.moving or found.still or space.nonfinite:
-        return Finding(FAIL, f"The chains failed. {found.verdict}")
+        text = f"{agree} and give {fewest:,.0f} effective draws."
+        return Finding(NOTE, f"{text} {ONE_START}") if found.one_start else Finding(PASS, text)
     poor = not space.rhat_most <= RHAT_POOR
     wanted = min(ESS_TOTAL, ESS_PER_CHAIN * found.chains)
     problems, advice = [], []
     draws, warmup = int(facts.settings.get("draws") or 0), int(facts.settings.get("warmup") or 0)
     known = draws > 0 and warmup > 0
     if space.rhat_most > RHAT_USABLE:
-        problems.append(f"chains disagree (R-hat up to {space.rhat_most:.2f}; {RHAT_GOOD} or less is good)")
+        about = "" if space is main else f" about the {what}"
+        problems.append(f"chains disagree{about} (R-hat up to {space.rhat_most:.2f}; {RHAT_GOOD} or less is good)")
         times = 4 if poor else 2
         if known:
             options = ("--set", f"draws={draws * times}", "--set", f"warmup={warmup * times}")
             advice.append(Recommendation(f"Run the chains {times} times as long.", refit_command(facts, *options)))
-    elif space.ess_most < wanted:
-        problems.append(f"only {space.ess_most:,.0f} effective draws ({wanted} recommended)")
-        times = math.ceil(wanted / max(space.ess_most, 1))
+    elif fewest < wanted:
+        problems.append(f"only {fewest:,.0f} effective draws ({wanted} recommended)")
+        times = math.ceil(wanted / max(fewest, 1))
         if known:
             command = refit_command(facts, "--set", f"draws={draws * times}")
             advice.append(Recommendation(f"Take {times} times as many draws.", command))

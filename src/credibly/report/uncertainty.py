@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from credibly import plot
@@ -24,7 +26,11 @@ def uncertainty_section(facts: FitSummary) -> Section:
     ]
     findings = []
     pictures = []
-    if fraction > 0:
+    if math.isinf(total):
+        findings.append(
+            "The noise has infinite variance, so the variance has no epistemic fraction. The intervals are finite."
+        )
+    elif fraction > 0:
         kind = "variance" if facts.task == "regression" else "entropy"
         shown = f"{fraction:.0%}" if fraction >= 0.01 else "Less than 1%"
         more = "more rows would help" if fraction > 0.3 else "more rows alone would help little; better columns might"

@@ -58,7 +58,7 @@ def summarise(run: TableRun) -> FitSummary:
         baseline=baseline(model, y, run.sample()),
         ood=model.ood(predictive),
         ood_far=_shuffled(model, inputs, run.config.seed),
-        diagnostics=_diagnostics(model, inputs),
+        diagnostics=_diagnostics(model, inputs, y),
         posterior=model.posterior,
         view=_view(model, run.sample()),
     )
@@ -117,13 +117,15 @@ def _shuffled(model: TableModel, inputs: Array, seed: int) -> Array | None:
     return model.ood(model.predict(np.stack([rng.permutation(column) for column in inputs.T], 1)))
 
 
-def _diagnostics(model: TableModel, inputs: Array) -> Any:
-    posterior = model.posterior
+def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
+    posterior, prepared = model.posterior, model.preparation
     if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
         return None
-    some = inputs[np.linspace(0, len(inputs) - 1, min(DIAGNOSED_ROWS, len(inputs))).round().astype(int)]
+    some = np.linspace(0, len(inputs) - 1, min(DIAGNOSED_ROWS, len(inputs))).round().astype(int)
+    # The posterior is that of the standardised target.
+    seen = y[some] if prepared.classes is not None else (y[some] - prepared.y_mean) / prepared.y_std
     try:
-        return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(some)))
+        return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(inputs[some])), torch.from_numpy(seen))
     except InputError:
         # Too few draws to diagnose.
         return None

@@ -36,7 +36,7 @@ from credibly.inference.sampling.identity import check_same
 from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
-from credibly.inference.sampling.starts import refuse_random_layers, starts
+from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
 from credibly.inference.target import Target, to_target
 from credibly.networks.layout import Layout
 from credibly.posterior.base import Posterior
@@ -151,9 +151,8 @@ class Run:
 
     def create(self, out: str | os.PathLike[str]) -> RunFolder:
         """Create the run folder that draws are streamed to."""
-        self.folder = create_folder(
-            self.method, self.problem, self.seed, out, self.sampler, self.record({}, "running"), self.world
-        )
+        record = self.record({"starts": self.starts()}, "running")
+        self.folder = create_folder(self.method, self.problem, self.seed, out, self.sampler, record, self.world)
         return self.folder
 
     def begin(self) -> None:
@@ -198,12 +197,23 @@ class Run:
             seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress)
         except Stopped:
             raise self._interrupted() from None
-        record = self.record({**self.sampler.history(), "seconds": self.recorder.before + seconds})
+        record = self.record({**self.history(), "seconds": self.recorder.before + seconds})
         if isinstance(self.recorder, FolderRecorder):
             record = dataclasses.replace(record, settings=self.recorder.folder.manifest["record"]["settings"])
             self.recorder.finish(dataclasses.asdict(record), self.sampler)
         draws, statistics = self.recorder.result()
         return self._posterior(draws, record, statistics)
+
+    def history(self) -> dict[str, Any]:
+        """Return what the record keeps of the run."""
+        return {**self.sampler.history(), "starts": self.starts()}
+
+    def starts(self) -> dict[str, Any] | None:
+        """Return where the chains started; a folder knows it of a run whose starting points are no longer at hand."""
+        if self.folder is not None:
+            known: dict[str, Any] | None = self.folder.manifest["record"]["history"].get("starts")
+            return known
+        return describe_starts(self.problem, self.method.init, self.method.chains, self.seed)
 
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
         """Return how the posterior came about."""
@@ -238,7 +248,7 @@ class Run:
         if self.recorder.kept:
             draws, statistics = self.recorder.result()
             assert isinstance(draws, Tensor)
-            posterior = self._posterior(draws.clone(), self.record(self.sampler.history(), "partial"), statistics)
+            posterior = self._posterior(draws.clone(), self.record(self.history(), "partial"), statistics)
         kept = self.recorder.kept
         return Interrupted(f"{message}; the {kept} draws so far are in the `posterior` of this error", posterior)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +65,19 @@ def starts(
     title = "MAP start" if members == 1 else f"{members} MAP starts"
     done = train(problem, objective, theta, fit, data, seed=seed, title=title, progress=progress, first=first)
     return done.theta.expand(chains, -1)[chosen].clone() if init == "map" else done.theta
+
+
+def describe_starts(
+    problem: Problem | Density, init: str | Tensor | Posterior, chains: int, seed: int
+) -> dict[str, Any]:
+    """Return where the chains start, for the record, and whether all of them start at the same point."""
+    if isinstance(init, str):
+        # A density has no network: its chains start at random points, whatever the word.
+        known = isinstance(problem, Problem)
+        return {"init": init if known else "random", "identical": known and chains > 1 and init in ("map", "network")}
+    points = init.sample(chains, seed=seed) if isinstance(init, Posterior) else init
+    same = chains > 1 and points.ndim == 2 and bool((points == points[:1]).all())
+    return {"init": "posterior" if isinstance(init, Posterior) else "tensor", "identical": same}
 
 
 def _density_start(density: Density, init: str | Tensor, chains: int, seed: int) -> Tensor:

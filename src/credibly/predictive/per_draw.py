@@ -1,0 +1,44 @@
+"""What each draw of the weights predicts, for diagnostics that compare draws: means, variances and log densities."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from credibly.predictive.base import Predictive
+
+
+class PerDraw(NamedTuple):
+    """Functions of each draw at the rows of a predictive.
+
+    Attributes:
+        means: E(y | x, w_s), (S, N, ...).
+        variances: Var(y | x, w_s) of a real target, (S, N, ...); None unless it is finite and differs between rows. A
+            noise that is the same in every row is a parameter of the likelihood.
+        log_densities: log p(y_i | x_i, w_s), (S, N); None without y.
+    """
+
+    means: Tensor
+    variances: Tensor | None
+    log_densities: Tensor | None
+
+
+def per_draw(predictive: Predictive, y: object = None) -> PerDraw:
+    """Return what each draw predicts, in one pass over the network's outputs."""
+    likelihood = predictive.likelihood
+    real = likelihood.support == "real"
+    target = None if y is None else predictive.prepared(y)
+
+    def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
+        mean, variance = likelihood.moments(output, extra)
+        parts = [mean, variance if real else mean[:, :0]]
+        if target is not None:
+            part = likelihood.log_prob(output, target[start : start + output.shape[1]], extra)
+            parts.append(part.reshape(*part.shape[:2], -1).sum(2, dtype=torch.float64))
+        return tuple(parts)
+
+    means, variances, *rest = (torch.cat(c, 1) for c in zip(*predictive.map_blocks(block)))
+    varies = real and not bool(variances.isposinf().all()) and not bool((variances == variances[:, :1]).all())
+    return PerDraw(likelihood.restore(means, 1), variances if varies else None, rest[0] if rest else None)
