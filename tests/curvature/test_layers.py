@@ -51,6 +51,17 @@ class UsedTwice(nn.Module):
         return self.head(F.linear(torch.tanh(self.layer(x)), self.layer.weight.T))
 
 
+class Scaled(nn.Module):
+    """A scalar parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.slope = mlp(2, 3, 2, dtype=DOUBLE), nn.Parameter(torch.tensor(1.5, dtype=DOUBLE))
+
+    def forward(self, x):
+        return self.slope * self.body(x)
+
+
 def force_problem(net):
     with torch.no_grad():
         y = net(X) + 0.3 * randn(6, net(X).shape[1], seed=1, dtype=DOUBLE)
@@ -74,9 +85,10 @@ def jacobian(problem, theta):
         (lambda: Force("autograd"), []),
         (lambda: Force("energy and force"), []),
         (UsedTwice, ["head"]),
+        (Scaled, ["body.0", "body.2"]),
         (lambda: mlp(2, 4, 2, dtype=DOUBLE), ["0", "2"]),
     ],
-    ids=["torch.func", "autograd.grad", "energy and force", "used twice", "plain"],
+    ids=["torch.func", "autograd.grad", "energy and force", "used twice", "scalar", "plain"],
 )
 def test_curvature_of_layers_that_are_used_beyond_their_call(make, layers):
     problem = force_problem(make())

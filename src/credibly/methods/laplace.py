@@ -148,7 +148,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             log_likelihood=value,
             log_prior=log_prior,
         )
-        history["log_evidence"] = posterior.log_evidence
+        posterior.record.history["log_evidence"] = posterior.log_evidence
         return posterior
 
     def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:
