@@ -77,7 +77,7 @@ class Forward:
         self.group_norm = on_cpu and uses_group_norm(self.module, trial)
         if self.group_norm:
             # Convolutions follow the layout of their weights, too. Only fixed ones can have another.
-            self.module.to(memory_format=torch.contiguous_format)
+            self.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         preferred = not on_cpu or (layout.dtype == torch.float32 and not self.group_norm)
         self.channels_last = preferred and takes_channels_last(self.module, trial)
         if self.channels_last and on_cpu:

@@ -139,7 +139,7 @@ def _compare(
 
 def _tolerance(dtype: torch.dtype) -> float:
     """Return the relative error that rounding may cause; a missing term is of the order of 1."""
-    return min(0.3, 30 * torch.finfo(dtype).eps ** 0.5)
+    return float(min(0.3, 30 * torch.finfo(dtype).eps ** 0.5))
 
 
 def _random_like(value: Tensor, generator: torch.Generator) -> Tensor:

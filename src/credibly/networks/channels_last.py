@@ -41,20 +41,23 @@ def uses_group_norm(module: nn.Module, trial: Inputs) -> bool:
     if all(t.ndim not in (4, 5) for _, t in tensors_of(trial)):
         return False
     args, kwargs = arguments(trial)
-    with torch.no_grad(), _GroupNorms() as seen:
+    seen = _GroupNorms()
+    with torch.no_grad(), seen:
         module(*args, **kwargs)
-    return seen.any
+    return seen.found
 
 
 class _GroupNorms(TorchDispatchMode):
     """Record whether any operation within the context is a group normalisation."""
 
-    any = False
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.any = self.any or function is torch.ops.aten.native_group_norm.default
+        self.found = self.found or function is torch.ops.aten.native_group_norm.default
         return function(*args, **(kwargs or {}))
 
 

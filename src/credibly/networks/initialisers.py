@@ -86,8 +86,9 @@ def _reset(module: nn.Module, done: set[int]) -> None:
 def _initialise_models(module: nn.Module, rule: Callable[[nn.Module], Any] | None) -> None:
     """Apply the `_init_weights` of the closest enclosing model to every module, children first."""
     # Looked up on the class: wrappers such as peft's forward the attributes of the model inside.
-    if callable(getattr(type(module), "_init_weights", None)) and _required(module._init_weights) == 1:
-        rule = module._init_weights
+    if callable(getattr(type(module), "_init_weights", None)):
+        own: Any = module._init_weights
+        rule = own if _required(own) == 1 else rule
     is_lora = _is_lora(module)
     for name, child in module.named_children():
         if not is_lora or name == "base_layer":
