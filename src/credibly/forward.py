@@ -19,7 +19,13 @@ from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 from credibly.errors import InputError
-from credibly.networks.channels_last import channels_last, takes_channels_last, with_paired_pools
+from credibly.networks.channels_last import (
+    channels_last,
+    default_layout,
+    takes_channels_last,
+    uses_group_norm,
+    with_paired_pools,
+)
 from credibly.networks.fused_unit import fuses
 from credibly.networks.layout import Layout
 from credibly.networks.stacked import stacked_forward
@@ -68,7 +74,12 @@ class Forward:
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
         self.looped, self.reason = self._choose(plan, trial, varied)
         on_cpu = layout.device.type == "cpu"
-        self.channels_last = (not on_cpu or layout.dtype == torch.float32) and takes_channels_last(self.module, trial)
+        self.group_norm = on_cpu and uses_group_norm(self.module, trial)
+        if self.group_norm:
+            # Convolutions follow the layout of their weights, too. Only fixed ones can have another.
+            self.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        preferred = not on_cpu or (layout.dtype == torch.float32 and not self.group_norm)
+        self.channels_last = preferred and takes_channels_last(self.module, trial)
         if self.channels_last and on_cpu:
             self.module = with_paired_pools(self.module)
         self.row_width = _row_width(self.module, trial)
@@ -136,7 +147,9 @@ class Forward:
             return fuses(self.module, trial)
 
     def arranged(self, x: Inputs) -> Inputs:
-        """Return the inputs in the memory format that the network runs fastest in: channels last for images."""
+        """Return the inputs in the memory format that the network runs fastest in: channels last for most images."""
+        if self.group_norm:
+            return map_inputs(default_layout, x)
         return map_inputs(channels_last, x) if self.channels_last else x
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:

@@ -1,5 +1,8 @@
 """Channels-last images and paired pooling: the same values as in torch's default layout, for any network."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -183,3 +186,57 @@ def test_estimators_with_noise_on_layers_use_it_too(estimator):
         method = cr.BayesByBackprop(steps=3, batch_size=4, estimator=estimator, optimiser="sgd")
         fits.append(method.fit(problem, progress=False).phi)
     torch.testing.assert_close(*fits, rtol=1e-4, atol=1e-5)
+
+
+GROUP_NORM_FITS = """
+import torch, credibly as cr
+from torch import nn
+from torch.nn import functional as F
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.gain, self.head = nn.Conv2d(2, 4, 3), nn.Parameter(torch.ones(4)), nn.Linear(144, 3)
+
+    def forward(self, x):
+        return self.head(F.group_norm(self.conv(x), 2, self.gain).flatten(1))
+
+def network(norm):
+    return nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.Flatten(), nn.Linear(144, 3))
+
+x, y = torch.randn(6, 2, 8, 8), torch.arange(6) % 3
+last = network(nn.GroupNorm(2, 4)).to(memory_format=torch.channels_last)
+cases = [
+    (network(nn.GroupNorm(2, 4)), x, "*"),
+    (cr.replace_batchnorm(network(nn.BatchNorm2d(4)), "group"), x, "*"),
+    (Functional(), x, "*"),
+    (last, x.contiguous(memory_format=torch.channels_last), "1.*"),
+    (network(nn.GroupNorm(2, 4)).double(), x.double().contiguous(memory_format=torch.channels_last), "1.*"),
+]
+for net, images, random in cases:
+    problem = cr.Problem(
+        net, data=(images, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal(), random=random
+    )
+    for method in (cr.Laplace(steps=2), cr.MAP(steps=2)):
+        mean = method.fit(problem, progress=False).predict(images).mean
+        assert bool(mean.isfinite().all())
+print("done")
+"""
+
+
+def test_group_normalisation_does_not_end_the_process():
+    """torch's gradient of group_norm crashes on channels-last images that need no gradient themselves."""
+    done = subprocess.run([sys.executable, "-c", GROUP_NORM_FITS], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_only_networks_with_group_normalisation_keep_the_default_layout():
+    x, y = torch.randn(6, 1, 8, 8), torch.arange(6) % 3
+
+    def forward(norm):
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(144, 3))
+        return cr.Problem(net, data=(x, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal()).forward
+
+    assert forward(nn.Identity()).channels_last
+    assert not forward(nn.Identity()).group_norm
+    assert not forward(nn.GroupNorm(2, 4)).channels_last

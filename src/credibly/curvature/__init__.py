@@ -2,15 +2,19 @@
 
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock, block_from_tensors
 from credibly.curvature.gauss_newton import STRUCTURES, curvature_blocks
+from credibly.curvature.layers import LayerPart
 from credibly.curvature.output_fisher import fisher_root
-from credibly.curvature.parts import LayerPart, Parts, RowPass, choose_names, find_parts
+from credibly.curvature.parts import Parts, RowPass, choose_names, find_parts
 from credibly.curvature.prior_precision import prior_precision
+from credibly.curvature.scores import FISHERS, Fisher
 
 __all__ = [
+    "FISHERS",
     "STRUCTURES",
     "Block",
     "DenseBlock",
     "DiagonalBlock",
+    "Fisher",
     "KronBlock",
     "LayerPart",
     "Parts",

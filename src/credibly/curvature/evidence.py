@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from credibly.curvature import Block
+from credibly.curvature.output_fisher import closed_form
 from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
 from credibly.priors.elementwise import Normal, Prior
@@ -59,11 +60,12 @@ def check_tunable(problem: Problem, *, noise: bool) -> None:
     other = [type(p).__name__ for p in priors if not isinstance(p, Normal)]
     if other:
         raise InputError("tune", f"the prior is {other[0]}", "Only Normal priors can be scaled by evidence")
-    fixed = isinstance(problem.likelihood, Gaussian) and problem.likelihood.scale != "learned"
+    likelihood = problem.likelihood
+    fixed = isinstance(likelihood, Gaussian) and closed_form(likelihood) and likelihood.scale != "learned"
     if noise and not fixed:
         raise InputError(
             "tune_noise",
-            f"the likelihood is {problem.likelihood}",
+            f"the likelihood is {likelihood}",
             "Only a Gaussian's fixed scale can be tuned; a learned one is fitted with the weights",
         )
 

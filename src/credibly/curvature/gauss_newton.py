@@ -1,6 +1,6 @@
 """The generalised Gauss-Newton matrix sum_i J_i' F_i J_i of a likelihood at one point, plus the prior's precision.
 
-J_i is the Jacobian of row i's output, F_i its Fisher information (see `output_fisher`). Three structures:
+J_i is the Jacobian of row i's output, F_i its Fisher information (see `scores`). Three structures:
 
     full   the matrix itself
     kron   per layer B x A / M, with A = sum a a' over inputs, B = sum g g' over output gradients at M positions (K-FAC)
@@ -12,7 +12,6 @@ Rows are processed in blocks, so memory does not grow with their number. Sums ar
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -20,9 +19,9 @@ from torch import Tensor
 from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.progress import Progress
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
-from credibly.curvature.output_fisher import fisher_root
 from credibly.curvature.parts import Captured, Parts, RowPass
 from credibly.curvature.prior_precision import prior_off_diagonal, prior_precision
+from credibly.curvature.scores import Fisher
 from credibly.errors import InputError
 from credibly.problem import Problem
 
@@ -32,28 +31,37 @@ BLOCK_VALUES = 2**22
 
 
 def curvature_blocks(
-    problem: Problem, theta: Tensor, structure: str, parts: Parts, *, progress: bool | None = None
+    problem: Problem,
+    theta: Tensor,
+    structure: str,
+    parts: Parts,
+    *,
+    fisher: Fisher | None = None,
+    progress: bool | None = None,
 ) -> list[Block]:
     """Return blocks of the precision of log p_T at theta (D,), for these parts and the likelihood's own parameters.
 
     Both curvatures include their temperature. A layer of "kron" has one prior precision per input: the mean over
     outputs where it differs between them (priors that are not Normal). If the prior is an earlier posterior with
-    correlations, "full" keeps all of them and the other structures keep the diagonal of its precision.
+    correlations, "full" keeps all of them and the other structures keep the diagonal of its precision. `fisher` is
+    exact by default; the likelihood's own parameters have their second derivative in any case.
     """
+    fisher = fisher or Fisher()
+    fisher.check(problem.likelihood)
     check_memory(problem, structure, parts)
     precision = prior_precision(problem.prior, theta) / problem.tempering.prior
     sums = _SUMS[structure](parts, problem)
     passes = RowPass(problem.layout, problem.likelihood, problem.forward, theta, parts)
     extra = problem.extra(theta.unsqueeze(0))
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
+    labels = fisher.generator(problem.device)
     rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, sums.values_per_row)
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for start in range(0, problem.n, rows):
             x, y = _slice(problem.x, start, rows), problem.y[start : start + rows]
             captured = passes(x)
             sums.begin(captured)
-            root = fisher_root(problem.likelihood, captured.output, y, extra)
-            for vector in output_vectors(root):
+            for vector in fisher.vectors(problem.likelihood, captured.output, y, extra, labels):
                 sums.add(captured, *captured.pull_back(vector))
             own += _own_curvature(problem, theta, captured.output, y)
             done = min(problem.n, start + rows)
@@ -63,20 +71,6 @@ def curvature_blocks(
         here = precision[problem.layout.network_dim :]
         blocks.append(DiagonalBlock.of("likelihood", own.clamp_min(0) / problem.tempering.likelihood, here))
     return blocks
-
-
-def output_vectors(root: Tensor) -> Iterator[Tensor]:
-    """Yield the columns of S (N, ..., W, R) as output vectors (N, ..., W), one per element (pixel) and column."""
-    elements = root.shape[1:-2]
-    if not elements:
-        yield from root.unbind(-1)
-        return
-    flat = root.flatten(1, -3)
-    for element in range(flat.shape[1]):
-        for column in range(flat.shape[-1]):
-            vector = torch.zeros_like(flat[..., 0])
-            vector[:, element] = flat[:, element, :, column]
-            yield vector.unflatten(1, elements)
 
 
 def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | None) -> Tensor:

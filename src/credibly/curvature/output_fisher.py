@@ -3,6 +3,8 @@
 The expectation is over y drawn from the likelihood, so F is positive semi-definite for any data. For Gaussian,
 Bernoulli, Categorical and Poisson it equals the Hessian of -log p, which does not depend on y there. For the others (a
 predicted variance, Student-t noise, noisy logits) the Hessian may be indefinite, and F is its expectation.
+
+A subclass with a `log_prob` of its own has another density than the class it extends, and F comes from that density.
 """
 
 from __future__ import annotations
@@ -11,19 +13,35 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.likelihoods import Categorical, Likelihood
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from credibly.likelihoods.base import Extra, IndependentTargets
 from credibly.likelihoods.continuous import LocationScale
+
+# Classes with a closed form of the Fisher information.
+KINDS = (Categorical, LocationScale, Bernoulli, Poisson)
+
+
+def closed_form(likelihood: Likelihood) -> bool:
+    """Return whether the likelihood is of a known kind and has the log_prob of that kind."""
+    method = getattr(likelihood.log_prob, "__func__", None)
+    if method is Gaussian.log_prob:
+        # It reads the location off the output for speed, whatever a subclass defines.
+        names = ("location_scale", "standard_log_prob")
+        return all(getattr(type(likelihood), name) is getattr(Gaussian, name) for name in names)
+    return any(method is kind.log_prob for kind in KINDS)
 
 
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
     """Return S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W) and `extra` (1, ...), as for one draw.
 
-    A custom likelihood of none of the known kinds gets the Hessian at y, with negative eigenvalues set to zero.
+    A custom likelihood of none of the known kinds, or one that overrides the `log_prob` of its kind, gets the Hessian
+    of its log_prob at y, with negative eigenvalues set to zero.
     """
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
-        if isinstance(likelihood, Categorical):
+        if not closed_form(likelihood) and isinstance(likelihood, KINDS):
+            root = _projected(likelihood, leaf, y, extra)
+        elif isinstance(likelihood, Categorical):
             root = _of_classes(likelihood, leaf)
         elif isinstance(likelihood, LocationScale):
             root = _of_location_scale(likelihood, leaf, extra)

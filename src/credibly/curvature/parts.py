@@ -3,39 +3,27 @@
 For one row, the gradient of an output in the weight of a Linear layer or a convolution is sum_t g_t a_t', with a the
 layer's inputs, g the gradients in its outputs and t the positions it is applied at (pixels, tokens; one for a table). A
 bias is one more input that is always 1. Both come out of plain forward and backward passes over a block of rows. All
-other parameters (gains, embeddings, tied weights) are the rest: each row gets its own copy, so one backward pass gives
-per-row gradients.
+other parameters (gains, embeddings, tied weights, layers that the forward pass also differentiates) are the rest: each
+row gets its own copy, so one backward pass gives per-row gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from credibly.core.inputs import Inputs, call, map_inputs
+from credibly.curvature.layers import LayerPart, complete, gradients, layer_gradients, layer_inputs, recording
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 
 LAST = "last layer"
-
-
-@dataclass(frozen=True)
-class LayerPart:
-    """A layer: its name, and the indices (out, in) of its weight in the flat vector; a bias is the last column."""
-
-    name: str
-    indices: Tensor
-    bias: bool
-    convolution: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,6 @@ def find_parts(layout: Layout, names: tuple[str, ...], row: Inputs) -> Parts:
     usable = {w: c for w, c in candidates.items() if w in single}
     calls = {rows: _calls(layout, dict(usable.values()), _repeated(row, rows)) for rows in (1, 2)}
     layers: list[LayerPart] = []
-    covered: set[str] = set()
     for weight, (prefix, part) in usable.items():
         # Skip layers that are never called, called twice, or called with another leading axis than the rows.
         if any([seen for name, seen in calls[rows] if name == prefix] != [rows] for rows in calls):
@@ -97,10 +84,11 @@ def find_parts(layout: Layout, names: tuple[str, ...], row: Inputs) -> Parts:
         indices = coordinates[weight].flatten(1)
         indices = torch.cat([indices, coordinates[name].unsqueeze(1)], 1) if bias else indices
         layers.append(LayerPart(prefix, indices, bias, isinstance(part, nn.Conv2d)))
-        covered |= {weight, *((name,) if bias else ())}
+    whole = complete(layout, tuple(layers), row)
+    covered = {f"{layer.name}.{kind}".lstrip(".") for layer in whole for kind in ("weight", "bias")[: 1 + layer.bias]}
     rest = [n for n in names if n not in covered]
     empty = torch.empty(0, dtype=torch.int64, device=layout.device)
-    return Parts(tuple(layers), tuple(rest), torch.cat([empty, *(coordinates[n].flatten() for n in rest)]))
+    return Parts(whole, tuple(rest), torch.cat([empty, *(coordinates[n].flatten() for n in rest)]))
 
 
 class Captured:
@@ -119,15 +107,15 @@ class Captured:
 
     def pull_back(self, vector: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """Return each layer's g (N, T, out) and per-row gradients (N, P) in the rest, for a vector (N, ..., W)."""
-        gradients = [
-            g.flatten(2).mT if layer.convolution else g.reshape(len(g), -1, g.shape[-1])
-            for layer, g in zip(self.layers, _gradients(self._graph, self._layer_outputs, vector))
+        of_layers = [
+            layer_gradients(layer, g)
+            for layer, g in zip(self.layers, gradients(self._graph, self._layer_outputs, vector))
         ]
         if self._copies is None:
-            return gradients, None
+            return of_layers, None
         output, leaves = self._copies
-        rows = _gradients(output, leaves, vector.reshape(output.shape))
-        return gradients, torch.cat([g.flatten(1) for g in rows], 1)
+        rows = gradients(output, leaves, vector.reshape(output.shape))
+        return of_layers, torch.cat([g.reshape(len(g), -1) for g in rows], 1)
 
 
 class RowPass:
@@ -142,23 +130,15 @@ class RowPass:
         """Run one block of rows."""
         with torch.enable_grad():
             seen: dict[str, tuple[Tensor, Tensor]] = {}
-            with _recording(self.module, self.parts.layers, seen):
+            with recording(self.module, self.parts.layers, seen):
                 raw = call(self.module, x)
-            inputs = [self._inputs(layer, seen[layer.name][0]) for layer in self.parts.layers]
+            inputs = [
+                layer_inputs(layer, self.module.get_submodule(layer.name), seen[layer.name][0])
+                for layer in self.parts.layers
+            ]
             copies = self._copies(x, len(raw)) if self.parts.rest else None
             outputs = [seen[layer.name][1] for layer in self.parts.layers]
             return Captured(self.parts.layers, self.likelihood.arrange(raw), inputs, outputs, copies)
-
-    def _inputs(self, layer: LayerPart, value: Tensor) -> Tensor:
-        part = self.module.get_submodule(layer.name)
-        value = value.detach()
-        if isinstance(part, nn.Conv2d):
-            mode = "constant" if part.padding_mode == "zeros" else part.padding_mode
-            value = F.pad(value, part._reversed_padding_repeated_twice, mode)
-            value = F.unfold(value, part.kernel_size, part.dilation, 0, part.stride).mT
-        else:
-            value = value.reshape(len(value), -1, value.shape[-1])
-        return F.pad(value, (0, 1), value=1.0) if layer.bias else value
 
     def _copies(self, x: Inputs, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Return outputs (N, 1, ...) from a copy of the rest's parameters per row, and those copies."""
@@ -168,34 +148,6 @@ class RowPass:
             wide[name] = wide[name].clone().requires_grad_()
         output = self.forward.apply(wide, map_inputs(lambda t: t.unsqueeze(1), x), shared=False)
         return self.likelihood.arrange(output, 1), [wide[n] for n in self.parts.rest]
-
-
-def _gradients(output: Tensor, leaves: list[Tensor], vector: Tensor) -> list[Tensor]:
-    if not leaves or not output.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(output, leaves, vector, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves)]
-
-
-@contextmanager
-def _recording(
-    module: nn.Module, layers: tuple[LayerPart, ...], seen: dict[str, tuple[Tensor, Tensor]]
-) -> Iterator[None]:
-    """Record the layers' inputs and outputs in every forward pass within the context; outputs get gradients."""
-    handles = []
-    for layer in layers:
-
-        def record(_part: nn.Module, args: tuple[Any, ...], out: Tensor, name: str = layer.name) -> Tensor:
-            out = out if out.requires_grad else out.requires_grad_()
-            seen[name] = (args[0], out)
-            return out
-
-        handles.append(module.get_submodule(layer.name).register_forward_hook(record))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _calls(layout: Layout, parts: dict[str, nn.Module], x: Inputs) -> list[tuple[str, int]]:

@@ -57,6 +57,8 @@ class Method(ABC):
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
         """Return how a posterior came about."""
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
+        if self.starts_fresh:
+            history = {"starts": problem.layout.start_rules, **history}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -68,6 +70,12 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    @property
+    def starts_fresh(self) -> bool:
+        """Whether a fit starts at new initial values of the network; the record then has the rules behind them."""
+        init = getattr(self, "init", None)
+        return isinstance(init, str) and init in ("fresh", "ensemble")
 
     @classmethod
     def title(cls) -> str:
@@ -161,8 +169,8 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Return starting points (M, D).
 
-    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers, "prior" draws from the
-    prior.
+    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers (perturbed around its own
+    where there is none), "prior" draws from the prior.
     """
     layout = problem.layout
     if isinstance(init, Tensor):

@@ -135,6 +135,12 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
         return posterior(done.theta, fit.record(history))
 
+    @property
+    def starts_fresh(self) -> bool:
+        """Several members from one point would stay together, so they start at new initial values."""
+        several = isinstance(self.init, str) and self.init in ("network", "map") and self.members > 1
+        return several or super().starts_fresh
+
     def _start(self, problem: Problem, init: str | Tensor, seed: int, mesh: Mesh, progress: bool | None) -> Tensor:
         if isinstance(init, Tensor) or init != "map":
             several = isinstance(init, str) and init == "network" and self.members > 1

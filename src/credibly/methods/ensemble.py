@@ -43,7 +43,8 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         bootstrap: each member sees N rows resampled with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
-        init: "fresh" (each member from the modules' own initialisers), "prior", "network" or an (M, D) tensor.
+        init: "fresh" (each member from the modules' own initialisers, or perturbed around the given weights where there
+            is none; `record.history["starts"]` lists both), "prior", "network" or an (M, D) tensor.
     """
 
     name: ClassVar[str] = "ensemble"

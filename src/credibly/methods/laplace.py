@@ -17,7 +17,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import blank_row, describe
-from credibly.curvature import STRUCTURES, choose_names, curvature_blocks, find_parts
+from credibly.curvature import STRUCTURES, Fisher, choose_names, curvature_blocks, find_parts
 from credibly.curvature.evidence import (
     ScaleFactors,
     check_tunable,
@@ -27,6 +27,7 @@ from credibly.curvature.evidence import (
     rescaled,
 )
 from credibly.curvature.gauss_newton import check_memory
+from credibly.curvature.jacobian_check import check_jacobian
 from credibly.curvature.prior_precision import prior_precision
 from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Fit, initial
@@ -48,6 +49,9 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     Args:
         structure: of the curvature: "kron" (Kronecker factors of each Linear layer and convolution, K-FAC), "diag" or
             "full" (small networks). Parameters of other kinds are diagonal unless it is full.
+        fisher: the Fisher information of the outputs: "exact", "sampled" (from labels drawn from the model; unbiased,
+            and cheaper for many classes) or "empirical" (from the observed labels; a rough substitute).
+        fisher_samples: number of labels per row with "sampled". Each costs one backward pass.
         random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob
             patterns on their names. The others stay at their trained values.
         start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which
@@ -60,6 +64,8 @@ class Laplace(TrainingMethod[LaplacePosterior]):
 
     name: ClassVar[str] = "laplace"
     structure: str = "kron"
+    fisher: str = "exact"
+    fisher_samples: int = 1
     random: str | tuple[str, ...] | None = None
     start: str | Tensor = "map"
     init: str | Tensor = "network"
@@ -70,6 +76,10 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("structure", self.structure, STRUCTURES)
+        Fisher(self.fisher, self.fisher_samples)
+        if self.fisher_samples != 1 and self.fisher != "sampled":
+            found = f'must be 1 unless fisher="sampled", got {self.fisher_samples}'
+            raise InputError("fisher_samples", found)
         if isinstance(self.random, list):
             object.__setattr__(self, "random", tuple(self.random))
         if not (
@@ -85,6 +95,12 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         check_integer("refits", self.refits, least=0)
         if self.tune is None and (self.tune_noise or self.refits):
             raise InputError("tune", 'must be "evidence" with tune_noise or refits, got None')
+        if self.tune_noise and self.fisher == "empirical":
+            raise InputError(
+                "tune_noise",
+                'must be False with fisher="empirical", got True',
+                "The empirical Fisher follows the residuals, not the scale of the noise",
+            )
         if self.refits and not (isinstance(self.start, str) and self.start == "map"):
             raise InputError("refits", f'must be 0 unless start="map", got {self.refits} with start={self.start!r}')
 
@@ -95,18 +111,21 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
         check_memory(problem, self.structure, parts)
+        fisher = Fisher(self.fisher, self.fisher_samples, seed)
+        fisher.check(problem.likelihood)
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)
         begin = initial(problem, self.init, 1, seed)
-        # Raises for a flat prior, before any work.
+        # Both raise before any work: for a flat prior, and for a forward pass that hides its weights from autograd.
         prior_precision(problem.prior, begin[0])
+        check_jacobian(problem, begin[0], parts)
         history: dict[str, Any] = {}
         choice = ScaleFactors()
         tried: list[dict[str, float]] = []
         for _ in range(1 + self.refits):
             current = rescaled(problem, choice)
             theta = self._point(fit, current, begin, history)
-            blocks = curvature_blocks(current, theta, self.structure, parts, progress=progress)
+            blocks = curvature_blocks(current, theta, self.structure, parts, fisher=fisher, progress=progress)
             value = float(_log_likelihood(current, theta))
             log_prior = log_prior_of(current, theta, names)
             if self.tune is not None:
@@ -129,7 +148,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             log_likelihood=value,
             log_prior=log_prior,
         )
-        history["log_evidence"] = posterior.log_evidence
+        posterior.record.history["log_evidence"] = posterior.log_evidence
         return posterior
 
     def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:

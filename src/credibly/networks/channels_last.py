@@ -3,6 +3,9 @@
 torch's convolutions take about as long in either layout. Pooling does not: torch's kernel vectorises over adjacent
 channels, and the compiler's code is scalar otherwise. The compiler itself puts convolutions channels last, except those
 of one input channel, where the layout is ambiguous; and its gradient of max-pooling scatters by index.
+
+Networks with group normalisation stay in torch's default layout: theirs is slower channels last, and its gradient ends
+the process there if the weights need one and the images do not.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
 
@@ -30,6 +34,36 @@ def takes_channels_last(module: nn.Module, trial: Inputs) -> bool:
     except Exception:  # whatever it is, the network runs in the usual layout
         return False
     return True
+
+
+def uses_group_norm(module: nn.Module, trial: Inputs) -> bool:
+    """Return whether a network of images normalises groups of channels, by a layer or by a call in its forward."""
+    if all(t.ndim not in (4, 5) for _, t in tensors_of(trial)):
+        return False
+    args, kwargs = arguments(trial)
+    seen = _GroupNorms()
+    with torch.no_grad(), seen:
+        module(*args, **kwargs)
+    return seen.found
+
+
+class _GroupNorms(TorchDispatchMode):
+    """Record whether any operation within the context is a group normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.found = self.found or function is torch.ops.aten.native_group_norm.default
+        return function(*args, **(kwargs or {}))
+
+
+def default_layout(x: Tensor) -> Tensor:
+    """Return images (N, C, H, W) or (N, C, D, H, W) in torch's default layout, and any other tensor unchanged."""
+    return x.contiguous() if x.ndim in (4, 5) else x
 
 
 def channels_last(x: Tensor) -> Tensor:

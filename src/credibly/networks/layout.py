@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from credibly.core.inputs import Inputs, arguments, network_device_dtype, output_tensor
-from credibly.core.rng import global_stream
+from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
+from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.normalisation import refuse_batchnorm
 
 Patterns = str | Sequence[str]
+log = logging.getLogger("credibly")
 
 
 @dataclass(frozen=True)
@@ -137,19 +141,32 @@ class Layout:
             for name, value in tensors.items():
                 mine[name].copy_(value)
 
-    def reinitialised(self, seed: int, count: int, first: int = 0) -> Tensor:
-        """Return new initial values (count, network_dim) from the modules' `reset_parameters`, one stream per row.
+    @functools.cached_property
+    def start_rules(self) -> dict[str, list[str]]:
+        """Where the values of `reinitialised` come from: names of random parameters by rule."""
+        perturbed = uninitialised(self.module)
+        names = [e.name for e in self.entries if e.name not in self.extra]
+        rules = {
+            "own initialiser": [n for n in names if n not in perturbed],
+            "perturbed": [n for n in names if n in perturbed],
+        }
+        if rules["perturbed"]:
+            log.info("starts: no module initialises %s; perturbed around the given values", _list(rules["perturbed"]))
+        return rules
 
-        Parameters that no module can reset keep their values.
+    def reinitialised(self, seed: int, count: int, first: int = 0) -> Tensor:
+        """Return new initial values (count, network_dim) from the modules' own initialisers, one stream per row.
+
+        Parameters that no initialiser writes are perturbed around their values; `start_rules` tells which.
         """
         rows = []
         for member in range(first, first + count):
             module = copy.deepcopy(self.module).cpu()
-            with global_stream(seed, "initialise", member), torch.no_grad():
-                for part in module.modules():
-                    reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-                    if callable(reset):
-                        reset()
+            with global_stream(seed, "initialise", member):
+                reinitialise(module)
+            parameters, noise = dict(module.named_parameters()), stream(seed, "perturb", member)
+            for name in self.start_rules["perturbed"]:
+                perturb(parameters[name], noise)
             rows.append(self.read(module))
         return torch.stack(rows)
 
@@ -202,13 +219,22 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
     for prefix, part in module.named_modules():
         for name, parameter in part.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
-            if parameter.ndim < 2 or isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+            # peft looks the columns of `lora_embedding_A` up, like an embedding.
+            looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
+            if parameter.ndim < 2 or looked_up:
                 fans[full] = 1
+            elif _is_transposed_linear(part):
+                fans[full] = parameter.shape[0]
             elif isinstance(part, nn.modules.conv._ConvTransposeNd):
                 fans[full] = math.prod((parameter.shape[0], *parameter.shape[2:])) // part.groups
             else:
                 fans[full] = math.prod(parameter.shape[1:])
     return fans
+
+
+def _is_transposed_linear(part: nn.Module) -> bool:
+    """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
+    return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
 
 
 def _list(names: Mapping[str, object] | Sequence[str], most: int = 8) -> str:

@@ -60,6 +60,10 @@ class FrozenBatchNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
 
+    def reset_parameters(self) -> None:
+        """Reset weight to 1 and bias to 0; the statistics stay."""
+        _set_constants((self.weight, 1.0), (self.bias, 0.0))
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, C, ...) to (N, C, ...)."""
         _check_channels(x, self.channel_axis, self.num_features)
@@ -111,6 +115,10 @@ class FilterResponseNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
         self.tau = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if threshold else None
 
+    def reset_parameters(self) -> None:
+        """Reset weight to 1, bias and tau to 0."""
+        _set_constants((self.weight, 1.0), (self.bias, 0.0), (self.tau, 0.0))
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, C, ...) to (N, C, ...), with at least one axis after the channels."""
         if x.dim() < 3:
@@ -136,6 +144,12 @@ class FilterResponseNorm(nn.Module):
         return (
             f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}, threshold={self.tau is not None}"
         )
+
+
+def _set_constants(*pairs: tuple[Tensor | None, float]) -> None:
+    for parameter, value in pairs:
+        if parameter is not None:
+            nn.init.constant_(parameter, value)
 
 
 def find_running_statistics(module: nn.Module) -> list[str]:

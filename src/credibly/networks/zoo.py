@@ -139,11 +139,7 @@ class ResNet20FRN(nn.Module):
     def reset_parameters(self) -> None:
         """Reinitialise every layer; the normalisations are reset to gamma 1, beta 0, tau 0."""
         for part in self.modules():
-            if isinstance(part, FilterResponseNorm):
-                for value, parameter in ((1.0, part.weight), (0.0, part.bias), (0.0, part.tau)):
-                    if parameter is not None:
-                        nn.init.constant_(parameter, value)
-            elif isinstance(part, (nn.Conv2d, nn.Linear)):
+            if isinstance(part, (FilterResponseNorm, nn.Conv2d, nn.Linear)):
                 part.reset_parameters()
 
 

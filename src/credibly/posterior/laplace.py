@@ -76,7 +76,14 @@ class LaplacePosterior(Posterior):
             return self.parts.rest_indices
         if block.source == "likelihood":
             return torch.arange(self.layout.network_dim, self.layout.dim, device=self.layout.device)
-        return next(layer.indices for layer in self.parts.layers if layer.name == block.source).flatten()
+        for layer in self.parts.layers:
+            if layer.name == block.source:
+                return layer.indices.flatten()
+        raise InputError(
+            "net",
+            f"its forward uses the weight of {block.source!r} beyond its call, and the stored curvature lacks that",
+            "Fit the posterior again",
+        )
 
     @cached_property
     def blocks(self) -> tuple[tuple[Block, Tensor], ...]:

@@ -8,8 +8,9 @@ from torch import Tensor
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import stream, stream_seed
 from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
-from credibly.curvature.gauss_newton import output_vectors, row_gradients, rows_per_block
+from credibly.curvature.gauss_newton import row_gradients, rows_per_block
 from credibly.curvature.parts import Captured
+from credibly.curvature.scores import output_vectors
 from credibly.posterior.model import Model
 
 

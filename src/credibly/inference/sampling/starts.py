@@ -44,8 +44,8 @@ def starts(
     """Return the starting points (C, D) of all chains, or of the chains in `own`.
 
     "prior": draws from the prior, which are more dispersed than the posterior, as R-hat requires. "map": all chains at
-    one MAP fit. "ensemble": each chain at a MAP fit of its own, all trained as one batch. A posterior gives draws of
-    its own. `steps` is the length of those fits, which need not reach the mode.
+    one MAP fit. "ensemble": each chain at a MAP fit of its own from the initial values of "fresh", all trained as one
+    batch. A posterior gives draws of its own. `steps` is the length of those fits, which need not reach the mode.
     """
     chosen = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):

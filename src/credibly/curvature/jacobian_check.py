@@ -1,0 +1,105 @@
+"""Whether automatic differentiation gives the Jacobian of a network, by finite differences at two rows.
+
+A forward pass that detaches what depends on the weights, rounds it, or calls `torch.autograd.grad` without
+`create_graph=True`, has outputs that vary with the weights where autograd sees no dependence. Its Gauss-Newton matrix
+would miss those terms without any error.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor
+from credibly.core.rng import stream
+from credibly.curvature.gauss_newton import row_gradients
+from credibly.curvature.parts import Parts, RowPass
+from credibly.errors import InputError
+from credibly.problem import Problem
+
+# Directions in which the derivative is compared, and the sizes of the steps relative to the weights.
+DIRECTIONS = 3
+STEPS = (1e-4, 1e-3)
+# Difference, relative to the usual size of a derivative, that kinks (ReLU, max-pooling) may cause. Missing terms are of
+# the order of 1.
+TOLERANCE = 0.2
+# Relative rounding error of an output: also networks in float64 may have single operations in float32.
+ROUNDING = 1e-6
+
+
+def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
+    """Raise if the derivative of two rows' outputs near theta (D,) differs from finite differences.
+
+    It costs one backward pass and six forward passes of two rows. A difference must persist at a second step size,
+    since one step may cross a discontinuity.
+    """
+    layout, generator = problem.layout, stream(0, "jacobian check")
+    x = map_inputs(lambda t: t[:2], problem.x)
+    width = _widths(problem, theta)
+    # Not at theta itself: a layer that starts at zero would hide all layers before it.
+    point = theta.detach() + 0.1 * width * _normal(width, generator)
+    captured = RowPass(layout, problem.likelihood, problem.forward, point, parts)(x)
+    vector = _normal(captured.output, generator)
+    of_layers, rest = captured.pull_back(vector)
+    gradient = row_gradients(captured.inputs, of_layers, rest).sum(0).double()
+    usual = float((gradient * width[parts.indices].double()).norm())
+    size = float((vector.double() * captured.output.double()).abs().sum())
+    if not math.isfinite(usual + size):
+        return  # the fit itself reports values that are not finite
+    project = _in_double(problem, x, vector)
+    for _ in range(DIRECTIONS):
+        direction = torch.zeros_like(point, dtype=torch.float64)
+        direction[parts.indices] = (width * _normal(width, generator))[parts.indices].double()
+        exact = float(gradient @ direction[parts.indices])
+        for step in STEPS:
+            change = project(point + direction * step) - project(point - direction * step)
+            found = change / (2 * step)
+            if abs(found - exact) <= TOLERANCE * max(abs(found), usual) + ROUNDING * size / step:
+                break
+        else:
+            raise InputError(
+                "net",
+                f"automatic differentiation gives a derivative of {exact:.3g} in the weights where finite differences "
+                f"give {found:.3g}",
+                "Its forward hides a dependence on the weights from autograd: torch.autograd.grad without "
+                "create_graph=True, detach(), no_grad or rounding. Differentiate by torch.func.grad there, or select "
+                "parameters without such a dependence by random=",
+            )
+
+
+def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> Callable[[Tensor], float]:
+    """Return the function <f(w), vector> of w (D,), by a network in float64 unless it only runs in its own dtype."""
+    layout, likelihood = problem.layout, problem.likelihood
+
+    def evaluate(module: nn.Module, theta: Tensor, inputs: Inputs) -> float:
+        args, kwargs = arguments(inputs)
+        with torch.no_grad():
+            output = output_tensor(functional_call(module, layout.split(theta)[0], args, kwargs))
+            return float((likelihood.arrange(output).double() * vector.double()).sum())
+
+    wide = copy.deepcopy(layout.module).double()
+    inputs = map_inputs(lambda t: t.double() if t.is_floating_point() else t, x)
+    try:
+        evaluate(wide, torch.zeros(layout.dim, dtype=torch.float64, device=layout.device), inputs)
+    except Exception:  # such as a tensor of fixed dtype made in its forward
+        return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x)
+    return lambda theta: evaluate(wide, theta.double(), inputs)
+
+
+def _widths(problem: Problem, theta: Tensor) -> Tensor:
+    """Return a natural size of changes of every weight, (D,): the root mean square of its tensor, or 0.1 if zero."""
+    width = torch.full_like(theta, 0.1)
+    for entry in problem.layout.entries:
+        size = float(theta[entry.start : entry.stop].detach().square().mean().sqrt()) if entry.stop > entry.start else 0
+        if size > 0:
+            width[entry.start : entry.stop] = size
+    return width
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
