@@ -21,8 +21,6 @@ Array = npt.NDArray[Any]
 
 # Test rows of synthetic tables, and the most that a real table has.
 TEST_ROWS = 500
-# Rows of the largest tables.
-MOST_ROWS = 2_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class SmallTable:
     split: Callable[[int], Rows]
 
 
-# -- real tables --------------------------------------------------------------------------------------------------------
+# -- real tables ------------------------------------------------------------------------------------------------------
 def diabetes(train: int, split: int) -> Rows:
     """Return random rows of the diabetes table that comes with scikit-learn; the others are for testing."""
     from sklearn.datasets import load_diabetes
@@ -74,7 +72,7 @@ def _rows(x: Array, y: Array, train: Array, test: Array) -> Rows:
     return Rows(x[train], y[train], x[test], y[test])
 
 
-# -- synthetic tables ---------------------------------------------------------------------------------------------------
+# -- synthetic tables -------------------------------------------------------------------------------------------------
 def linear(rng: np.random.Generator, rows: int) -> tuple[Array, Array]:
     x = rng.normal(size=(rows, 5))
     return x, x @ np.array([1.0, -0.5, 0.5, 0.25, 0.0]) + rng.normal(size=rows)
@@ -121,7 +119,7 @@ def synthetic(make: Callable[[np.random.Generator, int], tuple[Array, Array]], t
 
 
 def tables(root: Path | None) -> list[SmallTable]:
-    """Return the tables from the smallest to the largest; without a folder of UCI sets, those that need none."""
+    """Return the tables; without a folder of UCI sets, those that need none."""
     made: list[tuple[str, str, Callable[[np.random.Generator, int], tuple[Array, Array]], int]] = [
         ("linear-70", "linear, 5 columns", linear, 70),
         ("gap-80", "a sine with a gap", gap, 80),
@@ -130,8 +128,7 @@ def tables(root: Path | None) -> list[SmallTable]:
         ("hetero-200", "noise that depends on x", heteroscedastic, 200),
         ("steps-300", "a mean that jumps", steps, 300),
         ("heavy-400", "Student-t noise with 3 degrees of freedom", heavy_tails, 400),
-        ("friedman-1000", "Friedman 1", friedman, 1_000),
-        ("hetero-2000", "noise that depends on x", heteroscedastic, 2_000),
+        ("friedman-600", "Friedman 1", friedman, 600),
     ]
     found = [SmallTable(name, about, partial(synthetic, make, rows)) for name, about, make, rows in made]
     found += [SmallTable(f"diabetes-{rows}", "diabetes progression", partial(diabetes, rows)) for rows in (100, 350)]
@@ -145,7 +142,6 @@ def tables(root: Path | None) -> list[SmallTable]:
         ("energy", "heating load, standard splits", "energy", None),
         ("concrete", "strength of concrete, standard splits", "concrete", None),
         ("wine", "quality of red wine, standard splits", "wine_red", None),
-        ("naval-500", "decay of a ship's propulsion, 500 rows", "naval", 500),
-        ("protein-2000", "protein structure, 2,000 rows", "protein", MOST_ROWS),
+        ("protein-2000", "protein structure, 2,000 rows", "protein", 2_000),
     ]
     return found + [SmallTable(name, about, partial(uci, root, file, rows)) for name, about, file, rows in real]

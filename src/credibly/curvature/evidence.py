@@ -171,8 +171,8 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     return torch.cat([theta[:first], own.to(theta)])
 
 
-def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> tuple[Tensor, list[Block]]:
-    """Return theta (D,) and its blocks with all learned noise scales multiplied by the factor of highest evidence.
+def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> Tensor:
+    """Return theta (D,) with all learned noise scales multiplied by the factor of highest evidence, given its blocks.
 
     The mode of weights and noise together has the noise of residuals that the weights have made small. With the
     weights integrated out, a Gaussian's variance is RSS / (N - gamma), where gamma is the number of weights that the
@@ -180,7 +180,7 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> t
     """
     first = problem.layout.network_dim
     if list(problem.likelihood.parameters()) != ["log_scale"]:
-        return theta, blocks
+        return theta
     output, tempering = _outputs(problem, theta), problem.tempering
     network, own = theta[:first].double(), theta[first:].double()
     weights = [b for b in blocks if b.source != "likelihood"]
@@ -192,9 +192,7 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> t
         log_det = sum(b.log_det(1.0, math.exp(-2 * shift)) for b in weights)
         return log_lik / tempering.likelihood + prior / tempering.prior - 0.5 * log_det
 
-    shift = _maximise(evidence)
-    moved = [b if b.source == "likelihood" else b.scaled(1.0, math.exp(-2 * shift)) for b in blocks]
-    return torch.cat([theta[:first], (own + shift).to(theta)]), moved
+    return torch.cat([theta[:first], (own + _maximise(evidence)).to(theta)])
 
 
 def _outputs(problem: Problem, theta: Tensor) -> Tensor:

@@ -44,8 +44,9 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         bootstrap: each member sees N rows resampled with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
-        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, which is too small where
-            the network has fitted some of the noise) or "held-out" (those of `validation`, or five further fits).
+        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+            network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
+            predicted by a further fit to the others).
         init: "fresh" (each member from the modules' own initialisers), "prior", "network" or an (M, D) tensor.
     """
 

@@ -114,7 +114,8 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             theta = self._point(fit, current, begin, history)
             blocks = curvature_blocks(current, theta, self.structure, parts, progress=progress)
             if self.noise_from == "evidence":
-                theta, blocks = noise_by_evidence(current, theta, blocks)
+                theta = noise_by_evidence(current, theta, blocks)
+                blocks = curvature_blocks(current, theta, self.structure, parts, progress=progress)
             value = float(_log_likelihood(current, theta))
             log_prior = log_prior_of(current, theta, names)
             if self.tune is not None:

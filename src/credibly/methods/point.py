@@ -28,8 +28,9 @@ class _Point(TrainingMethod[DrawsPosterior]):
     """One set of weights.
 
     Args:
-        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, which is too small where
-            the network has fitted some of the noise) or "held-out" (those of `validation`, or five further fits).
+        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+            network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
+            predicted by a further fit to the others).
         init: "network" (start from the weights given), "fresh", "prior" or a (1, D) tensor.
     """
 
