@@ -54,7 +54,23 @@ def write_page(record: dict[str, Any], folder: Path) -> None:
     (folder / "README.md").write_text(page(record), encoding="utf-8")
     lines = ",\n".join(json.dumps(cell) for cell in record["cells"])
     machine = json.dumps(record["machine"])
+    print(index_line(record))
     (folder / "results.json").write_text(f'{{"machine": {machine},\n"cells": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def index_line(record: dict[str, Any]) -> str:
+    """Return the line for docs/results/index.md."""
+    cells = [c for c in record["cells"] if "error" not in c]
+    names = _names(cells)
+    found = []
+    for way in _ways(cells):
+        means = _means(cells, names, way, "coverage")
+        low = min(means, key=lambda n: means[n])
+        found.append(f"{TITLES.get(way, way)} {fmean(means.values()):.3f} (lowest {means[low]:.3f}, {low})")
+    return (
+        f"- [Coverage of the defaults on small tables](table-coverage/README.md). Over {len(names)} tables and "
+        f"{len({c['split'] for c in cells})} splits, 90 % intervals cover: {'; '.join(found)}."
+    )
 
 
 def page(record: dict[str, Any]) -> str:
