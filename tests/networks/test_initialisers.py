@@ -237,7 +237,7 @@ def test_the_record_says_where_the_starts_come_from(tmp_path):
     expected = problem.layout.start_rules
     posterior = cr.DeepEnsemble(members=2, steps=2).fit(problem, seed=0)
     posterior.save(tmp_path / "run")
-    assert cr.load(tmp_path / "run", Bare()).record.history["starts"] == expected
+    assert cr.load(tmp_path / "run", Bare()).record.history["initialisers"] == expected
     fits = [
         cr.MAP(steps=2, init="fresh"),
         cr.BayesByBackprop(members=2, steps=2),
@@ -245,9 +245,9 @@ def test_the_record_says_where_the_starts_come_from(tmp_path):
         cr.SGLD(chains=2, draws=2, warmup=2, init="fresh"),
     ]
     for method in fits:
-        assert method.fit(problem, seed=0, progress=False).record.history["starts"] == expected
+        assert method.fit(problem, seed=0, progress=False).record.history["initialisers"] == expected
     for method in (cr.MAP(steps=2), cr.DeepEnsemble(members=2, steps=2, init="prior")):
-        assert "starts" not in method.fit(problem, seed=0, progress=False).record.history
+        assert "initialisers" not in method.fit(problem, seed=0, progress=False).record.history
 
 
 def test_members_of_an_ensemble_start_there():

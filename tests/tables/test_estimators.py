@@ -40,11 +40,11 @@ def both(method):
 
 
 def regressor(**kwargs):
-    return cr.BayesianRegressor(**{"hidden": (8,), "settings": SETTINGS["ensemble"]} | kwargs)
+    return cr.BayesianRegressor(**{"method": "ensemble", "hidden": (8,), "settings": SETTINGS["ensemble"]} | kwargs)
 
 
 def classifier(**kwargs):
-    return cr.BayesianClassifier(**{"hidden": (8,), "settings": SETTINGS["ensemble"]} | kwargs)
+    return cr.BayesianClassifier(**{"method": "ensemble", "hidden": (8,), "settings": SETTINGS["ensemble"]} | kwargs)
 
 
 # -- scikit-learn's rules ---------------------------------------------------------------------------------------------

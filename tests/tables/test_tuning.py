@@ -145,13 +145,13 @@ def test_estimators_tune(brief, rule, widths):
     x, raw, rng = wave(60, None)
     settings = {"steps": 40, "members": 2, "validation": 0.0}
     y = 50 + 4 * np.sin(raw[:, 0]) + 0.2 * rng.normal(size=60)
-    model = cr.BayesianRegressor(hidden=8, settings=settings, tune=rule).fit(x, y)
+    model = cr.BayesianRegressor("ensemble", hidden=8, settings=settings, tune=rule).fit(x, y)
     assert {t.hidden for t in model.trials_} == widths
     best = max((t for t in model.trials_ if t.noise == "learned"), key=lambda t: t.score)
     assert (model.recipe_.scale, model.recipe_.hidden) == (best.prior_scale, best.hidden)
     assert model.posterior_.record.prior["scale"] == best.prior_scale
     labels = np.where(raw[:, 0] > 0, "yes", "no")
-    sorted_out = cr.BayesianClassifier(hidden=8, settings=settings, tune=rule).fit(x, labels)
+    sorted_out = cr.BayesianClassifier("ensemble", hidden=8, settings=settings, tune=rule).fit(x, labels)
     assert {t.prior_scale for t in sorted_out.trials_} == set(SCALES)
     with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
         cr.BayesianRegressor(tune="best").fit(x, y)

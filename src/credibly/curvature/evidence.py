@@ -151,15 +151,12 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     first = problem.layout.network_dim
     if first == problem.dim:
         return theta
-    with torch.no_grad():
-        output = torch.cat(
-            [problem.likelihood.arrange(problem.forward(theta.unsqueeze(0), x), 1) for x, _ in problem.blocks(1)], 1
-        )
+    output = _outputs(problem, theta)
     network, own = theta[:first].double(), theta[first:].double()
 
     def loss(values: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
-        log_lik = problem.likelihood.log_prob(output.double(), problem.y, problem.extra(whole)).sum()
+        log_lik = problem.likelihood.log_prob(output, problem.y, problem.extra(whole)).sum()
         prior = _own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
@@ -174,6 +171,37 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     if not bool(torch.isfinite(own).all()):
         raise InputError("start", "the noise cannot be fitted to the network's residuals", 'Use start="map"')
     return torch.cat([theta[:first], own.to(theta)])
+
+
+def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> Tensor:
+    """Return theta (D,) with all learned noise scales multiplied by the factor of highest evidence, given its blocks.
+
+    The mode of weights and noise together has the noise of residuals that the weights have made small. With the
+    weights integrated out, a Gaussian's variance is RSS / (N - gamma), where gamma is the number of weights that the
+    data determine (MacKay 1992). The weights stay where they are. Nothing changes without a learned scale.
+    """
+    first = problem.layout.network_dim
+    if list(problem.likelihood.parameters()) != ["log_scale"]:
+        return theta
+    output, tempering = _outputs(problem, theta), problem.tempering
+    network, own = theta[:first].double(), theta[first:].double()
+    weights = [b for b in blocks if b.source != "likelihood"]
+
+    def evidence(shift: float) -> float:
+        extra = problem.extra(torch.cat([network, own + shift]).unsqueeze(0))
+        log_lik = float(problem.likelihood.log_prob(output, problem.y, extra).sum())
+        prior = float(_own_log_prior(problem.prior, network, own + shift))
+        log_det = sum(b.log_det(1.0, math.exp(-2 * shift)) for b in weights)
+        return log_lik / tempering.likelihood + prior / tempering.prior - 0.5 * log_det
+
+    return torch.cat([theta[:first], (own + _maximise(evidence)).to(theta)])
+
+
+def _outputs(problem: Problem, theta: Tensor) -> Tensor:
+    """Return the outputs of one network (D,) at all rows, (1, N, ..., K) in float64."""
+    with torch.no_grad():
+        blocks = [problem.likelihood.arrange(problem.forward(theta.unsqueeze(0), x), 1) for x, _ in problem.blocks(1)]
+    return torch.cat(blocks, 1).double()
 
 
 def _own_log_prior(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Method(ABC):
         """Return how a posterior came about."""
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
-            history = {"starts": problem.layout.start_rules, **history}
+            history = {"initialisers": problem.layout.start_rules, **history}
         return Record(
             method=self.name,
             settings=to_spec(self),

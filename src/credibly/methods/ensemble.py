@@ -23,6 +23,7 @@ from credibly.distributed.world import Mesh
 from credibly.errors import InputError
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import Data, rotated, split
+from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
@@ -43,8 +44,11 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         bootstrap: each member sees N rows resampled with replacement.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
+        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+            network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
+            predicted by a further fit to the others).
         init: "fresh" (each member from the modules' own initialisers, or perturbed around the given weights where there
-            is none; `record.history["starts"]` lists both), "prior", "network" or an (M, D) tensor.
+            is none; `record.history["initialisers"]` lists both), "prior", "network" or an (M, D) tensor.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -54,11 +58,13 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
     bootstrap: bool = False
     anchored: bool = False
     prior: bool = True
+    noise_from: str = TRAINING
     init: str | Tensor = "fresh"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_integer("members", self.members)
+        check_noise_from(self.noise_from)
         if self.anchored and not self.prior:
             raise InputError("anchored", "must be False with prior=False, got True", "Anchored members need the prior")
 
@@ -84,18 +90,26 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                 first=own.start,
                 peers=fit.world,
             )
-            draws = mesh.all_chains(done.theta, self.members).unsqueeze(1)
+            members = mesh.all_chains(done.theta, self.members)
             history = join_histories(mesh, done.history)
-        return DrawsPosterior(Model.of(problem), draws, fit.record(history))
+            if self.noise_from == HELD_OUT:
+                # All members in every process: the rows that one has not seen may be those of another process's.
+                start = initial(problem, self.init, self.members, seed)
+                every = self.rows(problem, seed, range(self.members))
+                loss = partial(NegativeLogDensity, problem, prior_weight=float(self.prior))
+                members, history["held_out_noise"] = with_held_out_noise(
+                    problem, members, every, loss, self, start, seed=seed, progress=fit.progress
+                )
+        return DrawsPosterior(Model.of(problem), members.unsqueeze(1), fit.record(history))
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return anchored members that start at draws from the prior and stop by held-out rows.
+        """Return anchored members that start at draws from the prior, and stop and take their noise by held-out rows.
 
         Members that start alike and share one prior mean would mostly agree. Held-out rows stop each of them before it
-        fits the noise of its rows, which would make its intervals too narrow.
+        fits the noise of its rows; what it has fitted of it by then would still make its intervals too narrow.
         """
-        anchored = {"members": 10, "anchored": True, "init": "prior", "validation": 0.2}
+        anchored = {"members": 10, "anchored": True, "init": "prior", "validation": 0.2, "noise_from": HELD_OUT}
         return super().table_settings(layers, noise) | anchored
 
     @classmethod

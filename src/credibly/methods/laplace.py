@@ -24,6 +24,7 @@ from credibly.curvature.evidence import (
     choose_scales,
     fit_own_parameters,
     log_prior_of,
+    noise_by_evidence,
     rescaled,
 )
 from credibly.curvature.gauss_newton import check_memory
@@ -57,6 +58,9 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which
             makes a network trained elsewhere Bayesian; or a (D,) tensor of weights.
         init: starting point of the MAP fit: "network", "fresh", "prior" or a (1, D) tensor.
+        noise_from: what a learned noise maximises: "training" (the density of the training rows, together with the
+            weights: too small where the network has fitted some of the noise) or "evidence" (the evidence, with the
+            weights integrated out).
         tune: "evidence" chooses one factor on the scale of all Normal priors by the Laplace evidence, after the fit.
         tune_noise: with `tune`, also choose a factor on a Gaussian likelihood's fixed scale.
         refits: with `tune`, how often to fit the mode again under the chosen scales, and choose again.
@@ -69,6 +73,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     random: str | tuple[str, ...] | None = None
     start: str | Tensor = "map"
     init: str | Tensor = "network"
+    noise_from: str = "training"
     tune: str | None = None
     tune_noise: bool = False
     refits: int = 0
@@ -80,6 +85,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         if self.fisher_samples != 1 and self.fisher != "sampled":
             found = f'must be 1 unless fisher="sampled", got {self.fisher_samples}'
             raise InputError("fisher_samples", found)
+        check_choice("noise_from", self.noise_from, ("training", "evidence"))
         if isinstance(self.random, list):
             object.__setattr__(self, "random", tuple(self.random))
         if not (
@@ -126,6 +132,9 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             current = rescaled(problem, choice)
             theta = self._point(fit, current, begin, history)
             blocks = curvature_blocks(current, theta, self.structure, parts, fisher=fisher, progress=progress)
+            if self.noise_from == "evidence":
+                theta = noise_by_evidence(current, theta, blocks)
+                blocks = curvature_blocks(current, theta, self.structure, parts, fisher=fisher, progress=progress)
             value = float(_log_likelihood(current, theta))
             log_prior = log_prior_of(current, theta, names)
             if self.tune is not None:
@@ -150,6 +159,11 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         )
         posterior.record.history["log_evidence"] = posterior.log_evidence
         return posterior
+
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return the noise of highest evidence: on a small table that of the mode is much too small."""
+        return super().table_settings(layers, noise) | {"noise_from": "evidence"}
 
     def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:
         """Return w*, (D,)."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import split
+from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity
@@ -24,22 +25,45 @@ from credibly.posterior.model import Model
 
 @dataclass(frozen=True, kw_only=True)
 class _Point(TrainingMethod[DrawsPosterior]):
-    """One set of weights. `init` is "network" (start from the weights given), "fresh", "prior" or a (1, D) tensor."""
+    """One set of weights.
+
+    Args:
+        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+            network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
+            predicted by a further fit to the others).
+        init: "network" (start from the weights given), "fresh", "prior" or a (1, D) tensor.
+    """
 
     prior_weight: ClassVar[float]
+    noise_from: str = TRAINING
     init: str | Tensor = "network"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_noise_from(self.noise_from)
 
     def _fit(self, fit: Fit) -> DrawsPosterior:
         """Return one parameter vector as a posterior of a single draw."""
         problem, seed = fit.problem, fit.seed
         with fit.keep_partial(partial(partial_draws, fit)):
-            theta, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
+            begin, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
             objective = NegativeLogDensity(problem, data.count, self.prior_weight)
             title, mesh = type(self).__name__, fit.world.all_rows()
             done = train(
-                problem, objective, theta, self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
+                problem, objective, begin.clone(), self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
             )
-        return DrawsPosterior(Model.of(problem), done.theta.unsqueeze(1), fit.record(done.history))
+            theta, history = done.theta, done.history
+            if self.noise_from == HELD_OUT:
+                loss = partial(NegativeLogDensity, problem, prior_weight=self.prior_weight)
+                theta, history["held_out_noise"] = with_held_out_noise(
+                    problem, theta, data, loss, self, begin, seed=seed, progress=fit.progress, mesh=mesh
+                )
+        return DrawsPosterior(Model.of(problem), theta.unsqueeze(1), fit.record(history))
+
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return the noise of held-out rows: a point has no other width, and its residuals are too small."""
+        return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
 
 @dataclass(frozen=True, kw_only=True)

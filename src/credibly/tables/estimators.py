@@ -121,16 +121,17 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
     shape (N, K), are supported.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", which picks HMC if it is affordable. The default is a deep
-            ensemble of randomised members: the fastest method with calibrated intervals, as cross-validation fits many
-            times.
+        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
+            most 4 million, otherwise a deep ensemble. On small tables HMC is the fastest method with calibrated
+            intervals.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
             regularise more.
         noise: "learned" (one scale per target), "heteroscedastic" (depends on x), "student" (learned scale, heavy
             tails), or a known standard deviation in units of the standardised target.
-        settings: settings of the method that override those of the recipe, such as {"members": 20}.
+        settings: settings of the method that override those of the recipe, such as {"draws": 500}; name the method too,
+            as they are those of one method.
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
@@ -151,7 +152,7 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
 
     def __init__(
         self,
-        method: str = "ensemble",
+        method: str = "auto",
         hidden: int | Sequence[int] = (50,),
         activation: str = "silu",
         prior_scale: float = 1.0,
@@ -213,13 +214,14 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
     Inputs are standardised by the training rows, so their units do not matter.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", which picks HMC if it is affordable. The default is a deep
-            ensemble of randomised members: fast, as cross-validation fits many times.
+        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
+            most 4 million, otherwise a deep ensemble.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
             regularise more.
-        settings: settings of the method that override those of the recipe, such as {"members": 20}.
+        settings: settings of the method that override those of the recipe, such as {"draws": 500}; name the method too,
+            as they are those of one method.
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
@@ -240,7 +242,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
 
     def __init__(
         self,
-        method: str = "ensemble",
+        method: str = "auto",
         hidden: int | Sequence[int] = (50,),
         activation: str = "silu",
         prior_scale: float = 2.0,

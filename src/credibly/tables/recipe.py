@@ -127,14 +127,17 @@ class Recipe:
 
     def fitter(self, rows: int, parameters: int) -> Method:
         """Return the method with its settings. Raise on settings that it does not have."""
-        name, _ = self.resolved(rows, parameters)
+        name, why = self.resolved(rows, parameters)
         kind = METHODS[name]
         if name == "dropout" and not self.hidden and "insert" not in self.settings:
             raise InputError("method", "dropout needs a hidden layer", "Pass hidden layers, or another method")
         known = [f for f in getattr(kind, "__dataclass_fields__", {}) if f != "name"]
         for key in self.settings:
             if key not in known:
-                raise InputError("settings", f"{kind.__name__} has no {key!r}", f"It has {', '.join(sorted(known))}")
+                advice = f"It has {', '.join(sorted(known))}"
+                if self.method == "auto":
+                    advice += f'. It was picked by method="auto" ({why}); name the method that the settings are for'
+                raise InputError("settings", f"{kind.__name__} has no {key!r}", advice)
         return kind(**settings_for(name, len(self.hidden), self.noise) | dict(self.settings))
 
 

@@ -46,11 +46,16 @@ class Data:
         if self.held_out is not None:
             return objective.score(theta, self.held_out)
         scores = torch.empty(len(theta), dtype=theta.dtype, device=theta.device)
-        for index, part in enumerate(self.parts):
-            members = [m for m, held in enumerate(self.held) if held == index]
-            if members:
-                scores[members] = objective.score(theta[members], part)
+        for part, members in self.unseen(len(theta)):
+            scores[members] = objective.score(theta[members], part)
         return scores
+
+    def unseen(self, count: int) -> list[tuple[Problem, list[int]]]:
+        """Return the held-out rows, each part with those of `count` members that have not seen it."""
+        if self.held_out is not None:
+            return [(self.held_out, list(range(count)))]
+        by_part = [[m for m, held in enumerate(self.held) if held == index] for index in range(len(self.parts))]
+        return [(part, members) for part, members in zip(self.parts, by_part) if members]
 
 
 def split(problem: Problem, options: Training, seed: int) -> Data:
