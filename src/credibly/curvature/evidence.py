@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credibly.core.rows import sum_rows
 from credibly.curvature import Block
 from credibly.errors import InputError
 from credibly.likelihoods import Gaussian
@@ -88,7 +89,7 @@ def choose_scales(
     network = [b for b in blocks if b.source != "likelihood"]
     others = [b for b in blocks if b.source == "likelihood"]
     tempering = problem.tempering
-    targets = problem.y.numel()
+    targets = _targets(problem)
     # Beside the normaliser, the log likelihood depends on the noise through -(1/2 s^2) sum r^2 / sigma^2.
     misfit = _misfit(problem, log_likelihood) if noise else 0.0
     squares = _squares(problem, theta, names)
@@ -151,13 +152,14 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
         return theta
     with torch.no_grad():
         output = torch.cat(
-            [problem.likelihood.arrange(problem.forward(theta.unsqueeze(0), x), 1) for x, _ in problem.blocks(1)], 1
+            [problem.likelihood.arrange(problem.forward(theta.unsqueeze(0), x), 1) for x, _, _ in problem.blocks(1)], 1
         )
     network, own = theta[:first].double(), theta[first:].double()
 
     def loss(values: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
-        log_lik = problem.likelihood.log_prob(output.double(), problem.y, problem.extra(whole)).sum()
+        rows = problem.likelihood.log_prob(output.double(), problem.y, problem.extra(whole))
+        log_lik = sum_rows(rows, problem.sample_weight).sum()
         prior = _own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
@@ -195,11 +197,16 @@ def _squares(problem: Problem, theta: Tensor, names: tuple[str, ...]) -> float:
 
 
 def _misfit(problem: Problem, log_likelihood: float) -> float:
-    """Return sum_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
+    """Return sum_i v_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
     assert isinstance(problem.likelihood, Gaussian)
     scale = torch.as_tensor(problem.likelihood.scale, dtype=torch.float64).log()
-    constant = float(scale.expand(problem.y.shape[-1]).sum()) * (problem.y.numel() / problem.y.shape[-1])
-    return -log_likelihood - constant - 0.5 * problem.y.numel() * math.log(2 * math.pi)
+    constant = float(scale.expand(problem.y.shape[-1]).sum()) * (_targets(problem) / problem.y.shape[-1])
+    return -log_likelihood - constant - 0.5 * _targets(problem) * math.log(2 * math.pi)
+
+
+def _targets(problem: Problem) -> float:
+    """Return the number of targets in all rows, each row counted by its weight."""
+    return problem.y.numel() if problem.sample_weight is None else problem.y[0].numel() * problem.total_weight
 
 
 def _scaled_prior(

@@ -40,7 +40,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         members: number of members.
         rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False
             holds out the same rows for all.
-        bootstrap: each member sees N rows resampled with replacement.
+        bootstrap: each member sees N rows resampled with replacement, with their weights if they have any.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
         init: "fresh" (each member from the modules' own initialisers), "prior", "network" or an (M, D) tensor.
@@ -143,6 +143,9 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                     )
                     for m in members
                 ]
+                if problem.sample_weight is not None:
+                    # A row of weight v is as precise as the mean of v rows.
+                    scale = scale / problem.sample_weight.sqrt().reshape(-1, *(1,) * (problem.y.ndim - 1))
                 targets = problem.y + scale * torch.stack(noise)
         return Perturbation(targets, anchors)
 
