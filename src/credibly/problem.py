@@ -121,6 +121,7 @@ class Problem:
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
+        self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.prior_spec = prior

@@ -17,6 +17,7 @@ from credibly.core.checks import check_choice, check_positive
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, StudentT
+from credibly.likelihoods.continuous import STANDARD
 from credibly.methods import METHODS, Method
 from credibly.networks.zoo import ACTIVATIONS, mlp
 from credibly.priors.elementwise import Normal
@@ -81,7 +82,8 @@ class Recipe:
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":
                 return HeteroscedasticGaussian()
-            return (Gaussian if self.noise == "learned" else StudentT)(per_target=targets > 1)
+            # Targets are standardised, whichever of their rows a problem has.
+            return (Gaussian if self.noise == "learned" else StudentT)(scale_prior=STANDARD, per_target=targets > 1)
         return Gaussian(self.noise)
 
     def outputs(self, targets: int = 1, classes: int | None = None) -> int:
