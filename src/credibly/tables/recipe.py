@@ -98,11 +98,15 @@ class Recipe:
         x: npt.NDArray[Any],
         y: npt.NDArray[Any],
         *,
+        sample_weight: npt.NDArray[Any] | None = None,
         classes: int | None = None,
         seed: int = 0,
         device: str | None = None,
     ) -> Problem:
-        """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,)."""
+        """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,).
+
+        `sample_weight` are the weights of the rows, (N,); None for ones.
+        """
         targets = y.shape[1] if y.ndim == 2 else 1
         with global_stream(seed, "network"):
             net = mlp(x.shape[1], self.hidden, self.outputs(targets, classes), self.activation)
@@ -114,6 +118,7 @@ class Recipe:
             data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
             likelihood=self.likelihood(classes, targets),
             prior=Normal(self.scale, fan_in=True),
+            sample_weight=sample_weight,
             device=device,
         )
 
