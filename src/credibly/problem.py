@@ -113,11 +113,11 @@ class Problem:
             raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
         self.sample_weight: Tensor | None = None
         if sample_weight is not None:
-            self.sample_weight = to_weights(sample_weight, self.n, layout.device, layout.dtype)
-        if self.sample_weight is not None and not bool(self.sample_weight.all()):
-            kept = self.sample_weight.nonzero().squeeze(1)
-            self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
-            self.sample_weight = self.sample_weight[kept]
+            given = to_weights(sample_weight, self.n, layout.device, layout.dtype)
+            kept = given.nonzero().squeeze(1)
+            if len(kept) < self.n:
+                self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
+            self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         self.y = self.likelihood.prepare(y, layout.dtype)

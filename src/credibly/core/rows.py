@@ -24,10 +24,8 @@ class Rows(NamedTuple):
         return Rows(map_inputs(lambda t: t[rows], self.x), self.y[rows], weight)
 
 
-def to_weights(
-    value: Any, rows: int, device: torch.device, dtype: torch.dtype, name: str = "sample_weight"
-) -> Tensor | None:
-    """Return weights as a tensor (rows,), None if all of them are 1. Raise on values that are no weights."""
+def to_weights(value: Any, rows: int, device: torch.device, dtype: torch.dtype, name: str = "sample_weight") -> Tensor:
+    """Return weights as a tensor (rows,). Raise on values that are no weights."""
     weights = to_tensor(value, name, device, dtype, convert=True).to(dtype)
     if weights.shape != (rows,):
         raise InputError(name, f"must have shape ({rows},), one weight per row, got {tuple(weights.shape)}")
@@ -36,7 +34,7 @@ def to_weights(
         raise InputError(name, f"must be non-negative, got {float(weights.min()):g}")
     if not bool((weights > 0).any()):
         raise InputError(name, "must be positive for at least one row, got zeros only")
-    return None if bool((weights == 1).all()) else weights
+    return weights
 
 
 def sum_rows(values: Tensor, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -53,11 +53,10 @@ def moments(name: str, values: Array, weight: Array | None = None) -> tuple[Arra
 
 
 def row_weights(value: Any, rows: int) -> Array | None:
-    """Return weights of rows in float64, (rows,), None for ones. Raise on values that are no weights."""
+    """Return weights of rows in float64, (rows,). Raise on values that are no weights."""
     if value is None:
         return None
-    found = to_weights(value, rows, torch.device("cpu"), torch.float64)
-    return None if found is None else np.asarray(found.numpy())
+    return np.asarray(to_weights(value, rows, torch.device("cpu"), torch.float64).numpy())
 
 
 def class_weights(value: Any, classes: Array, labels: Array, weight: Array | None) -> Array | None:

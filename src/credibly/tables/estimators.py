@@ -317,7 +317,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
 def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
     """Return the rows of positive weight, with their weights; None for ones."""
     weight = row_weights(sample_weight, len(X))
-    if weight is None or weight.all():
-        return X, y, weight
-    kept = weight > 0
-    return X[kept], y[kept], weight[kept]
+    if weight is None:
+        return X, y, None
+    kept = np.flatnonzero(weight)
+    return X[kept], y[kept], None if (weight[kept] == 1).all() else weight[kept]
