@@ -1,25 +1,26 @@
-"""Weights of rows: an integer weight equals repeated rows, zero equals a row left out, in every method and criterion."""
+"""Weights of rows: an integer weight equals repeated rows, zero a row left out, in every method and criterion."""
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import credibly as cr
+from credibly.backends.cpp.library import library
 from credibly.comparing import pareto
 from credibly.core.rows import sum_rows
+from credibly.inference.sampling import run
 from credibly.inference.target import ProblemTarget
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
 from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.inference.training.reparameterisation import choose_estimator
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian
-from credibly.methods.resuming import stored_problem
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from credibly.networks.zoo import mlp
 from credibly.posterior.laplace import LaplacePosterior
 from credibly.problem import Problem
-from credibly.storage.manifest import parse_manifest
 
 DOUBLE = torch.float64
 COUNTS = torch.tensor([3, 0, 1, 2, 1, 4, 0, 1])
@@ -269,16 +270,23 @@ def test_methods_with_minibatches_and_held_out_rows_take_weights(method):
 
 
 # -- storage and criteria ---------------------------------------------------------------------------------------------
-def test_weights_are_part_of_the_identity_of_a_run(tmp_path):
+def test_weights_are_stored_with_a_run_and_part_of_its_identity(tmp_path, monkeypatch):
     weighted, repeated = pair()
     method = cr.HMC(chains=2, warmup=2, draws=4, step_size=0.05, max_steps=4, init="network", compile=False)
     whole = method.fit(weighted, seed=0, progress=False)
-    method.fit(weighted, seed=0, out=tmp_path / "run", progress=False)
-    loaded = cr.load(tmp_path / "run")
-    close(loaded.draws, whole.draws)
-    assert loaded.record.fingerprint == weighted.fingerprint() != repeated.fingerprint()
-    again = stored_problem(tmp_path / "run", parse_manifest(tmp_path / "run"))
-    assert again.fingerprint() == weighted.fingerprint()
+    assert whole.record.fingerprint == weighted.fingerprint() != repeated.fingerprint()
+
+    def stop(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "starts", stop)
+        with pytest.raises(KeyboardInterrupt):
+            method.fit(weighted, seed=0, out=tmp_path / "run", progress=False)
+    other = Problem(weighted.layout.module, (X, Y), Gaussian(), cr.priors.Normal(0.8), sample_weight=COUNTS * 2)
+    with pytest.raises(cr.StoreError, match="another problem: the data differ"):
+        cr.resume(tmp_path / "run", other, progress=False)
+    assert torch.equal(cr.resume(tmp_path / "run", progress=False).draws, whole.draws)
 
 
 def test_loo_and_waic_weigh_rows():
@@ -321,3 +329,32 @@ def test_comparisons_take_the_weights_of_the_problem():
         cr.compare_models({"a": (posterior, weighted), "b": (method.fit(other, progress=False), other)})
     with pytest.raises(cr.InputError, match="If they had weights"):
         cr.compare_models({"a": posterior}, data=weighted.rows[:2])
+
+
+# -- the C++ backend --------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("task", [*TASKS, "heteroscedastic", "two targets"])
+def test_the_cpp_backend_weighs_rows_as_torch_does(task):
+    extra = {
+        "heteroscedastic": (HeteroscedasticGaussian(), Y, 2),
+        "two targets": (Gaussian(per_target=True), noise(8, 2, seed=4), 2),
+    }
+    likelihood, y, width = {**TASKS, **extra}[task]
+    weights = torch.tensor([0.3, 2.0, 0.7, 0.0, 1.0, 4.2, 0.1, 2.2], dtype=DOUBLE)
+    torch.manual_seed(0)
+    problem = Problem(
+        mlp(2, 4, width).to(DOUBLE), (X, y), likelihood, cr.priors.Normal(0.8), sample_weight=weights, temperature=0.7
+    )
+    theta = noise(3, problem.dim, seed=2)
+    fused, plain = ProblemTarget(problem), ProblemTarget(problem)
+    assert fused.select_backend("auto").name == "cpp"
+    for mine, theirs in zip(fused.likelihood_and_grad(theta), plain.likelihood_and_grad(theta)):
+        close(mine, theirs, 1e-9)
+    settings = {"steps": 20, "lr": 0.05, "batch_size": 3}
+    for method in (cr.MAP(**settings), cr.MCDropout(insert="2", rate=0.2, **settings)):
+        fits = (replace(method, compile=c).fit(problem, seed=0, progress=False) for c in ("auto", False))
+        for mine, theirs in zip(*(fit.tensors().values() for fit in fits)):
+            close(mine, theirs, 1e-8)
+    sampler = cr.SGLD(chains=2, warmup=5, draws=5, batch_size=3, step_size=1e-4, init="network")
+    mine, theirs = (replace(sampler, compile=c).fit(problem, seed=0, progress=False) for c in ("auto", False))
+    close(mine.draws, theirs.draws, 1e-9)

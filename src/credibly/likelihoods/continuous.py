@@ -216,4 +216,6 @@ def _log_std(y: Tensor, weight: Tensor | None) -> list[float]:
     share = (v / v.sum() / values.shape[1]).reshape(-1, 1, 1)
     centred = values - (share * values).sum((0, 1))
     std = (share * centred.square()).sum((0, 1)).sqrt()
+    # Rounding leaves a constant with a tiny standard deviation.
+    std = torch.where(values.amax((0, 1)) > values.amin((0, 1)), std, 0.0)
     return [math.log(s) if s > 0 and math.isfinite(s) else 0.0 for s in std.tolist()]
