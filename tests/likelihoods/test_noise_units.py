@@ -36,7 +36,7 @@ def noise_estimate(p, scale):
 
 @pytest.mark.parametrize("scale", [1e3, 1e-3, 1e-6, 2.54])
 def test_the_noise_in_units_of_y_does_not_depend_on_them(scale):
-    """The priors of the weights are scaled with y. The prior N(-1, 1) moved the estimate by 11 %, 16 % and 42 %."""
+    """The priors of the weights are scaled with y. The prior N(-1, 1) moved the estimate by 11 %, 15 % and 41 %."""
     known = math.exp(noise_estimate(problem(), 1.0))
     assert known == pytest.approx(0.5, rel=0.2)
     found = math.exp(noise_estimate(problem(scale * Y, scale=scale), scale)) / scale

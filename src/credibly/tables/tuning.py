@@ -138,12 +138,13 @@ def tune(
     chosen = grid[best]
     if noise:
         other = dataclasses.replace(chosen, noise="heteroscedastic")
-        if _clearly_better(score_of(other), scores[best], len(some), validated):
+        weight = float(len(some)) if sample_weight is None else float(sample_weight[some].sum())
+        if _clearly_better(score_of(other), scores[best], weight, validated):
             chosen = other
     return chosen, tuple(trials)
 
 
-def _clearly_better(new: _Score, old: _Score, rows: int, weight: Array | None) -> bool:
+def _clearly_better(new: _Score, old: _Score, rows: float, weight: Array | None) -> bool:
     """Return whether the richer noise model is clearly better."""
     if new.values is not None and old.values is not None:
         gain = new.values - old.values
@@ -183,15 +184,16 @@ def _validate(recipe: Recipe, rows: _Rows, order: Array, classes: int | None, se
 
 
 def _evidence(recipe: Recipe, rows: _Rows, classes: int | None, seed: int, structure: str) -> _Score:
-    """Return the log evidence per row of a fit to all rows."""
+    """Return the log evidence per row of a fit to all rows, per unit of their weight if they have weights."""
     problem = _problem(recipe, rows, classes, seed)
+    total = problem.total_weight
     try:
         with one_thread():
             if recipe.method == "bbb":
                 bound = BayesByBackprop(**BOUND).fit(problem, seed=seed, progress=False).elbo(problem, seed=seed)
-                return _Score(float(bound.value) / problem.n, float(bound.standard_error) / problem.n)
+                return _Score(float(bound.value) / total, float(bound.standard_error) / total)
             fitted = Laplace(structure=structure, **POINT).fit(problem, seed=seed, progress=False)
-            return _Score(fitted.log_evidence / problem.n, 0.0)
+            return _Score(fitted.log_evidence / total, 0.0)
     except TrainingError:
         return _Score(-math.inf, math.inf)
 
