@@ -26,20 +26,19 @@ class Config:
         target: column to predict.
         task: "regression", "classification" or "auto", which infers it from the target column.
         drop: columns to leave out.
-        weight: column with the weights of the rows in the fit; None for ones.
         holdout: fraction of the rows held out for evaluation; 0 fits all rows.
         seed: seed of the split and of the fit.
         method, hidden, activation, prior_scale, noise, settings: as in `Recipe`.
         device: "cpu", "cuda", ...; None for the CPU.
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
+        weight: column with the weights of the rows in the fit; None for ones.
     """
 
     table: str
     target: str
     task: str = "auto"
     drop: tuple[str, ...] = ()
-    weight: str | None = None
     holdout: float = 0.2
     seed: int = 0
     method: str = "auto"
@@ -50,6 +49,7 @@ class Config:
     device: str | None = None
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
