@@ -17,7 +17,7 @@ from credibly import runtime
 from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
-from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
+from credibly.core.inputs import Inputs, arguments, call, map_inputs, output_tensor, row_count, tensors_of
 from credibly.errors import InputError
 from credibly.networks.channels_last import (
     channels_last,
@@ -221,3 +221,28 @@ def _row_width(module: nn.Module, trial: Inputs) -> int:
         for handle in handles:
             handle.remove()
     return max(1, sum(sizes))
+
+
+def try_network(layout: Layout, rows: Inputs) -> Tensor:
+    """Return the network's output for a few rows, or raise an error about x or net."""
+    try:
+        with torch.no_grad():
+            output = call(layout.module, rows)
+    except InputError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(
+            f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows)
+        )
+        raise InputError(
+            "x",
+            f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
+            "Check the shape of a row and the dtype",
+        ) from error
+    if output.ndim == 0 or output.shape[0] != row_count(rows):
+        raise InputError(
+            "net",
+            f"returned shape {tuple(output.shape)} for {row_count(rows)} rows",
+            "The first axis of its output must be the rows",
+        )
+    return output

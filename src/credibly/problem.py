@@ -1,8 +1,9 @@
 """Problem: network, likelihood, prior, data and temperature, and the density that they define.
 
-    log p_T(w | D) = (1/T_lik) * sum_i log p(y_i | x_i, w) + (1/T_prior) * log p(w) + const
+    log p_T(w | D) = (1/T_lik) * sum_i v_i log p(y_i | x_i, w) + (1/T_prior) * log p(w) + const
 
-Every method evaluates this density through the functions here, which alone handle N, the prior and the temperatures.
+Every method evaluates this density through the functions here, which alone handle N, the weights v of the rows (1 by
+default), the prior and the temperatures.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_positive
-from credibly.core.inputs import Inputs, call, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan
+from credibly.forward import Forward, Plan, try_network
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout, Patterns
 from credibly.priors.elementwise import Prior
@@ -63,6 +65,9 @@ class Problem:
             a tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
         likelihood: the distribution of y given the network's output.
         prior: one prior for all random parameters, {name pattern: prior}, or an earlier posterior's `as_prior()`.
+        sample_weight: the weights v of the rows, (N,): survey weights, class weights or counts. They multiply the log
+            likelihoods, and N becomes their sum, so an integer weight equals that many copies of the row and a row of
+            weight 0 is left out. Weights with a mean of 1 keep the number of observations. None weighs all rows alike.
         temperature: one number T for likelihood and prior, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
             layer of a pretrained network Bayesian.
@@ -80,6 +85,7 @@ class Problem:
         likelihood: Likelihood,
         prior: Prior | Mapping[str, Prior] | GaussianPrior,
         *,
+        sample_weight: Any = None,
         temperature: float | Tempering = 1.0,
         random: Patterns = "*",
         device: torch.device | str | None = None,
@@ -105,9 +111,17 @@ class Problem:
         if y.ndim == 0 or len(y) != self.n:
             rows = len(y) if y.ndim else "no"
             raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
+        self.sample_weight: Tensor | None = None
+        if sample_weight is not None:
+            given = to_weights(sample_weight, self.n, layout.device, layout.dtype)
+            kept = given.nonzero().squeeze(1)
+            if len(kept) < self.n:
+                self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
+            self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
+        self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.prior_spec = prior
@@ -129,6 +143,18 @@ class Problem:
         """Device of the network, the data and the density."""
         return self.layout.device
 
+    @property
+    def total_weight(self) -> float:
+        """N as the density has it: the sum of the weights, the number of rows if there are none."""
+        return float(self.n) if self.sample_weight is None else float(self.sample_weight.double().sum())
+
+    @property
+    def relative_weight(self) -> Tensor | None:
+        """Weights divided by their mean, (N,), for objectives that are means over rows; None if there are none."""
+        if self.sample_weight is None:
+            return None
+        return self.sample_weight * (self.n / self.total_weight)
+
     def in_full_precision(self) -> Problem:
         """Return a copy that runs the network in its native dtype, without autocast."""
         other = copy.copy(self)
@@ -136,26 +162,38 @@ class Problem:
         return other
 
     def subset(self, rows: Tensor) -> Self:
-        """Return the same problem on the given rows of the data; N is their number."""
+        """Return the same problem on the given rows of the data, with their weights; N counts them alone."""
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
         part.n = len(rows)
+        part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
-    def with_rows(self, *more: tuple[Inputs, Tensor]) -> Self:
-        """Return the same problem with the rows of further (x, y), in the problem's own layout, appended."""
-        columns = [[t for _, t in tensors_of(x)] for x in (self.x, *(x for x, _ in more))]
+    def with_rows(self, *more: tuple[Inputs, Tensor] | Rows) -> Self:
+        """Return the same problem with the rows of further (x, y, weights), in the problem's own layout, appended.
+
+        Rows without weights, as (x, y), weigh 1 each.
+        """
+        sets = [self.rows, *(Rows(*some) for some in more)]
+        columns = [[t for _, t in tensors_of(some.x)] for some in sets]
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
-        whole.y = torch.cat([self.y, *(y for _, y in more)])
+        whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
+        weights = [(len(some.y), some.weight) for some in sets]
+        whole.sample_weight = join_weights(weights, torch.empty((), dtype=self.layout.dtype, device=self.device))
         return whole
+
+    @property
+    def rows(self) -> Rows:
+        """All rows of the data, with their weights."""
+        return Rows(self.x, self.y, self.sample_weight)
 
     # -- the density ---------------------------------------------------------------------------------------------------
     def log_likelihood_rows(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> Tensor:
-        """Return the log likelihood per row, (C, N, ...); x and y are (C, N, ...) with shared=False."""
+        """Return the log likelihood per row, (C, N, ...), not weighted; x and y are (C, N, ...) with shared=False."""
         output = self.likelihood.arrange(self.forward(theta, x, shared=shared), 1)
         return self.likelihood.log_prob(output, y, self.extra(theta))
 
@@ -165,10 +203,15 @@ class Problem:
             return {}
         return {k.removeprefix("likelihood."): v for k, v in self.layout.split(theta)[1].items()}
 
-    def parts(self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True) -> tuple[Tensor, Tensor]:
-        """Return the log likelihood summed over rows and the log prior, (C,) each, untempered and not rescaled."""
+    def parts(
+        self, theta: Tensor, x: Inputs, y: Tensor, *, shared: bool = True, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log likelihood summed over rows and the log prior, (C,) each, untempered and not rescaled.
+
+        `weight` are the weights of these rows, (N,) or (C, N).
+        """
         rows = self.log_likelihood_rows(theta, x, y, shared=shared)
-        return rows.flatten(1).sum(1), self.prior.log_prob(theta)
+        return sum_rows(rows, weight), self.prior.log_prob(theta)
 
     def parts_and_grad(
         self,
@@ -179,6 +222,7 @@ class Problem:
         prior_weight: float | Tensor,
         *,
         shared: bool = True,
+        weight: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `parts` and the gradient (C, D) of likelihood_weight * log lik + prior_weight * log prior.
 
@@ -187,7 +231,7 @@ class Problem:
         """
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            log_lik, log_prior = self.parts(t, x, y, shared=shared)
+            log_lik, log_prior = self.parts(t, x, y, shared=shared, weight=weight)
             return _weighted(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
 
         gradient, (log_lik, log_prior) = grad_and_aux(total, theta)
@@ -208,23 +252,22 @@ class Problem:
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return max(ACTIVATION_BUDGET, int(0.2 * memory) // self.layout.dtype.itemsize)
 
-    def blocks(self, chains: int) -> Iterator[tuple[Inputs, Tensor]]:
+    def blocks(self, chains: int) -> Iterator[Rows]:
         """Yield the data in blocks of `block_rows` rows."""
         size = self.block_rows(chains)
         if size >= self.n:
-            yield self.x, self.y
+            yield self.rows
             return
         for start in range(0, self.n, size):
-            x = map_inputs(lambda t, s=start: t[s : s + size], self.x)  # type: ignore[misc]
-            yield x, self.y[start : start + size]
+            yield self.rows.at(slice(start, start + size))
 
     def log_density(self, theta: Tensor) -> Tensor:
         """Return log p_T(w | D) up to a constant at theta (C, D) or (D,), shape (C,) or ()."""
         points = self._points(theta)
         with torch.no_grad():
             log_lik = torch.zeros(len(points), dtype=torch.float64, device=self.device)
-            for x, y in self.blocks(len(points)):
-                log_lik += self.log_likelihood_rows(points, x, y).flatten(1).sum(1)
+            for x, y, weight in self.blocks(len(points)):
+                log_lik += sum_rows(self.log_likelihood_rows(points, x, y), weight)
             value = self._temper(log_lik, self.prior.log_prob(points))
         return value.to(theta.dtype).reshape(theta.shape[:-1])
 
@@ -237,15 +280,16 @@ class Problem:
         return Evaluation(log_lik, log_prior, self._temper(log_lik, log_prior), gradient)
 
     def minibatch(self, theta: Tensor, rows: Tensor) -> Evaluation:
-        """Return an unbiased estimate from a minibatch B of rows, whose log likelihood is rescaled by N/|B|.
+        """Return an unbiased estimate from a minibatch B of rows, whose log likelihood is rescaled by n/|B|.
 
-        `rows` holds indices, (B,) for all chains or (C, B) with one batch per chain.
+        n is the number of rows, weighted or not: every row is equally likely to be in a batch. `rows` holds indices,
+        (B,) for all chains or (C, B) with one batch per chain.
         """
         points = self._points(theta)
         shared, scale = rows.ndim == 1, self.n / rows.shape[-1]
-        x, y = map_inputs(lambda t: t[rows], self.x), self.y[rows]
+        x, y, weight = self.rows.at(rows)
         log_lik, log_prior, gradient = self.parts_and_grad(
-            points, x, y, scale / self.tempering.likelihood, 1 / self.tempering.prior, shared=shared
+            points, x, y, scale / self.tempering.likelihood, 1 / self.tempering.prior, shared=shared, weight=weight
         )
         return Evaluation(log_lik * scale, log_prior, self._temper(log_lik * scale, log_prior), gradient)
 
@@ -253,9 +297,9 @@ class Problem:
         log_lik = torch.zeros(len(points), dtype=torch.float64, device=self.device)
         log_prior = gradient = torch.zeros((), device=self.device, dtype=points.dtype)
         prior_weight = 1 / self.tempering.prior
-        for x, y in self.blocks(len(points)):
+        for x, y, weight in self.blocks(len(points)):
             block_lik, block_prior, block_grad = self.parts_and_grad(
-                points, x, y, 1 / self.tempering.likelihood, prior_weight
+                points, x, y, 1 / self.tempering.likelihood, prior_weight, weight=weight
             )
             log_prior = block_prior if prior_weight else log_prior
             log_lik, gradient, prior_weight = log_lik + block_lik, gradient + block_grad, 0.0
@@ -270,9 +314,10 @@ class Problem:
         return theta.reshape(-1, self.dim)
 
     def fingerprint(self) -> str:
-        """Return a short hash of the data, including the order of its rows."""
+        """Return a short hash of the data and its weights, including the order of its rows."""
         digest = hashlib.sha256()
-        for name, tensor in [*tensors_of(self.x), ("y", self.y)]:
+        weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
+        for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
             # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
             digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
@@ -280,36 +325,13 @@ class Problem:
 
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"
+        weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
         return (
-            f"Problem(N = {self.n}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: {self.forward.reason})"
+            f"Problem(N = {self.n}{weighted}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: "
+            f"{self.forward.reason})"
         )
 
 
 def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:
     """Return wa * a + wb * b, skipping multiplications by the float 1, the most common weight."""
     return (wa * a if isinstance(wa, Tensor) or wa != 1 else a) + (wb * b if isinstance(wb, Tensor) or wb != 1 else b)
-
-
-def try_network(layout: Layout, rows: Inputs) -> Tensor:
-    """Return the network's output for a few rows, or raise an error about x or net."""
-    try:
-        with torch.no_grad():
-            output = call(layout.module, rows)
-    except InputError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(
-            f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows)
-        )
-        raise InputError(
-            "x",
-            f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
-            "Check the shape of a row and the dtype",
-        ) from error
-    if output.ndim == 0 or output.shape[0] != row_count(rows):
-        raise InputError(
-            "net",
-            f"returned shape {tuple(output.shape)} for {row_count(rows)} rows",
-            "The first axis of its output must be the rows",
-        )
-    return output

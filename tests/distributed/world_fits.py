@@ -42,15 +42,19 @@ TO_ROUNDING = {
     "dropout concrete": cr.MCDropout(insert="*", concrete=True, **PLAIN),
     "swag": cr.SWAG(rank=2, iterates=4, every=5, batch_size=9, **PLAIN),
     "laplace": cr.Laplace(structure="full", batch_size=8, **PLAIN),
+    "weighted map": cr.MAP(batch_size=5, validation=0.2, **PLAIN),
+    "weighted dropout": cr.MCDropout(insert="*", rate=0.1, batch_size=7, **PLAIN),
 }
 
 
-def problem(seed=0, shift=0.0):
+def problem(seed=0, shift=0.0, weights=None):
     """Return a small regression in float64; the seed sets the network's weights, the shift is added to the data."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
     x = torch.randn(ROWS, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    return cr.Problem(net, (x, torch.sin(2 * x[:, :1]) + x[:, 1:] + shift), Gaussian(0.3), Normal(1.5))
+    return cr.Problem(
+        net, (x, torch.sin(2 * x[:, :1]) + x[:, 1:] + shift), Gaussian(0.3), Normal(1.5), sample_weight=weights
+    )
 
 
 def tensors_and_history(posterior):
@@ -67,7 +71,11 @@ def tensors_and_history(posterior):
 def fit_all(target):
     """Return the tensors and the histories of all fits, by name."""
     every = {**BIT_FOR_BIT, **TO_ROUNDING}
-    found = {name: tensors_and_history(method.fit(target, seed=3)) for name, method in every.items()}
+    weighted = problem(weights=torch.arange(ROWS) % 4)
+    found = {
+        name: tensors_and_history(method.fit(weighted if name.startswith("weighted") else target, seed=3))
+        for name, method in every.items()
+    }
     return {name: tensors for name, (tensors, _) in found.items()}, {name: past for name, (_, past) in found.items()}
 
 

@@ -112,7 +112,7 @@ def test_strips_of_rows_that_fit_into_the_caches_give_the_same_value(monkeypatch
     monkeypatch.setattr(credibly.inference.target, "CACHED", values)
     target = ProblemTarget(p)
     evaluate = target._evaluate
-    monkeypatch.setattr(target, "_evaluate", lambda t, x, y, w: calls.append(len(y)) or evaluate(t, x, y, w))
+    monkeypatch.setattr(target, "_evaluate", lambda t, rows, w: calls.append(len(rows.y)) or evaluate(t, rows, w))
     for a, b in zip(usual, target.likelihood_and_grad(points)):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     assert sum(calls) == 23

@@ -137,7 +137,7 @@ def test_decay_of_each_coordinate():
         lambda: nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.4), nn.Linear(3, 3), nn.Linear(3, 1)).double()
     )
     prior = {"*.bias": cr.priors.Normal(2.0), "*": cr.priors.Normal(PRIOR, fan_in=True)}
-    problem = tiny(net, prior=prior, likelihood=Gaussian())
+    problem = tiny(net, prior=prior, likelihood=Gaussian(scale_prior=cr.priors.Normal(1.0, -1.0)))
     objective = objective_of(problem)
     (theta,) = some_weights(problem, 1)
     leaf = theta.clone().requires_grad_()

@@ -110,7 +110,8 @@ def test_a_learned_noise_scale():
     x = randn(12, 2, dtype=DOUBLE)
     y = x @ torch.tensor([1.0, -0.5], dtype=DOUBLE) + 0.7 * randn(12, seed=4, dtype=DOUBLE)
     net = nn.Linear(2, 1, bias=False).double()
-    p = cr.Problem(net, data=(x, y), likelihood=Gaussian(), prior=cr.priors.Normal(0.8))
+    likelihood = Gaussian(scale_prior=cr.priors.Normal(1.0, -1.0))
+    p = cr.Problem(net, data=(x, y), likelihood=likelihood, prior=cr.priors.Normal(0.8))
     grid = torch.linspace(-4, 3, 4001, dtype=DOUBLE)  # of the log scale, which has prior N(-1, 1)
     noise = grid.exp().square()[:, None, None] * torch.eye(12, dtype=DOUBLE)
     covariance = 0.64 * x @ x.T + noise

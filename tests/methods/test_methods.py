@@ -75,7 +75,8 @@ def test_fits_and_predicts(name, task):
 @pytest.mark.parametrize("name", cr.METHODS)
 def test_fitting_helps(name):
     """The fit is better than the initial network, by the density it approximates."""
-    p = problem()
+    likelihood = Gaussian(scale_prior=cr.priors.Normal(1.0, -1.0))
+    p = cr.Problem(mlp(3, 6, 1), data=(X, Y), likelihood=likelihood, prior=cr.priors.Normal())
     posterior = make(name, **LONGER[name]).fit(p, seed=0)
     start = torch.cat([p.layout.read(p.layout.module), torch.tensor([-1.0])])
     assert bool((p.log_density(posterior.draws[:, 0]) > p.log_density(start) + 10).all())

@@ -48,13 +48,18 @@ def classifier(**kwargs):
 
 
 # -- scikit-learn's rules ---------------------------------------------------------------------------------------------
-@parametrize_with_checks(both("ensemble"))
+def inexact(_estimator):
+    """Return the check that asks for equality to 1e-7; test_table_weights.py has it to the rounding of float32."""
+    return {"check_sample_weight_equivalence_on_dense_data": "fits are in float32, and noise is drawn by the row"}
+
+
+@parametrize_with_checks(both("ensemble"), expected_failed_checks=inexact)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
-@parametrize_with_checks([e for method in ("map", "hmc") for e in both(method)])
+@parametrize_with_checks([e for method in ("map", "hmc") for e in both(method)], expected_failed_checks=inexact)
 def test_scikit_learn_checks_with_other_methods(estimator, check):
     check(estimator)
 

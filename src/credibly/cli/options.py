@@ -101,6 +101,14 @@ Drop = Annotated[
     str | None,
     typer.Option(metavar="A,B", help="Columns to leave out, such as row numbers.", autocompletion=_column_list),
 ]
+Weight = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column with the weights of the rows in the fit, such as survey weights or counts; it is no input.",
+        autocompletion=_columns,
+    ),
+]
 Holdout = Annotated[
     float | None,
     typer.Option(help="Fraction of the rows held out for the metrics in the report; 0 fits all rows. (Default: 0.2.)"),

@@ -77,15 +77,17 @@ def _entry(name: str, value: Any, data: Any) -> Entry:
     known = posterior.record.fingerprint
     if known and known != entry.problem.fingerprint():
         found = f"was fitted to other data ({posterior.record.n:,} rows) than those given ({entry.problem.n:,} rows)"
-        advice = "Pass the training rows in their order and dtype: all criteria are of training rows"
+        advice = "Pass the training rows in their order and dtype: all criteria are of training rows. "
+        advice += f"If they had weights, pass models[{name!r}] as (posterior, problem)"
         raise InputError(f"models[{name!r}]", found, advice)
     return entry
 
 
 def _rebuilt(name: str, posterior: Posterior, data: Any) -> Entry:
     """Rebuild a posterior's problem from the data and the prior and temperatures in its record."""
+    weights = None
     if isinstance(data, Problem):
-        likelihood = data.likelihood
+        likelihood, weights = data.likelihood, data.sample_weight
         data = (data.x, data.y if likelihood.support == "class" else likelihood.restore(data.y))
     record, model = posterior.record, posterior.model
     prior: Any = None
@@ -100,6 +102,7 @@ def _rebuilt(name: str, posterior: Posterior, data: Any) -> Entry:
         data,
         model.likelihood,
         Normal() if prior is None else prior,
+        sample_weight=weights,
         temperature=Tempering(**record.tempering),
         random=model.layout.random,
     )
@@ -117,6 +120,9 @@ def _check_comparable(first: Entry, other: Entry) -> None:
     if a.shape != b.shape or not torch.equal(a.double(), b.double()):
         found = f"{names} were fitted to different data (targets of shape {tuple(a.shape)} and {tuple(b.shape)})"
         raise InputError("models", found, "Compare models fitted to the same targets, row for row")
+    v, w = (torch.ones(len(a)) if e.problem.sample_weight is None else e.problem.sample_weight for e in (first, other))
+    if not torch.equal(v.cpu().double(), w.cpu().double()):
+        raise InputError("models", f"{names} were fitted with different sample_weight", "Give their rows equal weights")
 
 
 def same_inputs(entries: list[Entry]) -> bool:

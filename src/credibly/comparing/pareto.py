@@ -10,6 +10,9 @@ definitions are those of Vehtari, Simpson, Gelman, Yao and Gabry (2024), the fit
 arviz-stats has the same ones but loops over rows in Python; here blocks of rows are processed on their device (the
 tests compare both to 1e-10).
 
+A row of weight v enters the posterior as p(y_i | x_i, w)^v. Leaving it out leaves all of it out, r_s = p(y_i | w_s)^-v,
+and its contribution to the sum over rows is v log p(y_i | y_-i).
+
 Log likelihoods are (draws, rows), results (rows,) in float64.
 """
 
@@ -46,28 +49,32 @@ class WidelyApplicable(NamedTuple):
     variance: Tensor
 
 
-def loo(log_likelihood: Tensor, *, efficiency: float = 1.0) -> LeaveOneOut:
+def loo(log_likelihood: Tensor, *, efficiency: float = 1.0, weight: Tensor | None = None) -> LeaveOneOut:
     """Return the PSIS-LOO of each row.
 
     Args:
         log_likelihood: log p(y_i | x_i, w_s), (draws, rows).
         efficiency: relative efficiency, ESS per draw; correlated draws need a longer tail.
+        weight: weights v of the rows in the posterior, (rows,), which multiply both log densities; None for ones.
     """
     values = checked(log_likelihood, MIN_DRAWS)
+    v = torch.ones_like(values[0]) if weight is None else weight.to(values)
     elpd, shape = [], []
     length = tail_length(len(values), efficiency)
-    for part in values.split(max(1, FIT_VALUES // (length * _grid(length))), 1):
-        weights, k = psis(-part, length)
-        elpd.append(torch.logsumexp(weights + part, 0))
+    size = max(1, FIT_VALUES // (length * _grid(length)))
+    for part, own in zip(values.split(size, 1), v.split(size)):
+        weights, k = psis(-part * own, length)
+        elpd.append(own * torch.logsumexp(weights + part, 0))
         shape.append(k)
-    return LeaveOneOut(torch.cat(elpd), _lppd(values), torch.cat(shape))
+    return LeaveOneOut(torch.cat(elpd), v * _lppd(values), torch.cat(shape))
 
 
-def waic(log_likelihood: Tensor) -> WidelyApplicable:
-    """Return the WAIC of each row: log mean_s p(y_i | w_s) - Var_s log p(y_i | w_s)."""
+def waic(log_likelihood: Tensor, *, weight: Tensor | None = None) -> WidelyApplicable:
+    """Return the WAIC of each row of weight v: v log mean_s p(y_i | w_s) - Var_s[v log p(y_i | w_s)]."""
     values = checked(log_likelihood, 2)
-    variance = values.var(0)
-    return WidelyApplicable(_lppd(values) - variance, variance)
+    v = torch.ones_like(values[0]) if weight is None else weight.to(values)
+    variance = (v * values).var(0)
+    return WidelyApplicable(v * _lppd(values) - variance, variance)
 
 
 def limit(draws: int) -> float:

@@ -2,7 +2,7 @@
 
 LOO and WAIC need the log likelihood of each row under each draw. It is computed for a block of rows under all draws and
 reduced before the next block, so memory does not grow with the rows. A row of x is one observation: the likelihoods of
-its targets or pixels are multiplied.
+its targets or pixels are multiplied. Where rows have weights, sums over rows are weighted by them (see `pareto`).
 """
 
 from __future__ import annotations
@@ -151,12 +151,17 @@ def _by_rows(
         )
     relative_efficiency = efficiency(entry) if "loo" in kinds else 1.0
     parts: dict[str, list[tuple[Tensor, ...]]] = {kind: [] for kind in kinds}
+    weights, start = entry.problem.sample_weight, 0
     for block in predictive.log_likelihoods(entry.targets):
         if not bool(block.isfinite().all()):
             found = f"{entry.name!r} has draws under which a row is impossible"
             raise InputError("models", found, "Its log likelihood is not finite; use another likelihood")
+        own = None if weights is None else weights[start : start + block.shape[1]]
+        start += block.shape[1]
         for kind in kinds:
-            got: tuple[Tensor, ...] = loo(block, efficiency=relative_efficiency) if kind == "loo" else waic(block)
+            got: tuple[Tensor, ...] = (
+                loo(block, efficiency=relative_efficiency, weight=own) if kind == "loo" else waic(block, weight=own)
+            )
             parts[kind].append(tuple(part.cpu() for part in got))
     pareto_k = None
     for kind in kinds:

@@ -138,7 +138,7 @@ def learn(
         last = posteriors[-1]
         if coreset:
             first, *others = [p.subset(k) for p, k in zip(problems, kept)]
-            rows = first.with_rows(*((p.x, p.y) for p in others))
+            rows = first.with_rows(*(p.rows for p in others))
             path = None if folder is None else folder / "coreset"
             last = _fit(rows, method, last, family, stream_seed(seed, "coreset fit"), None, [], path)
             line.update(len(tasks) + 1, final=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from credibly.core.rows import sum_rows
 from credibly.curvature import Block
 from credibly.curvature.output_fisher import closed_form
 from credibly.errors import InputError
@@ -90,7 +91,7 @@ def choose_scales(
     network = [b for b in blocks if b.source != "likelihood"]
     others = [b for b in blocks if b.source == "likelihood"]
     tempering = problem.tempering
-    targets = problem.y.numel()
+    targets = _targets(problem)
     # Beside the normaliser, the log likelihood depends on the noise through -(1/2 s^2) sum r^2 / sigma^2.
     misfit = _misfit(problem, log_likelihood) if noise else 0.0
     squares = _squares(problem, theta, names)
@@ -156,7 +157,8 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
 
     def loss(values: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
-        log_lik = problem.likelihood.log_prob(output, problem.y, problem.extra(whole)).sum()
+        rows = problem.likelihood.log_prob(output, problem.y, problem.extra(whole))
+        log_lik = sum_rows(rows, problem.sample_weight).sum()
         prior = _own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
@@ -189,7 +191,7 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> T
 
     def evidence(shift: float) -> float:
         extra = problem.extra(torch.cat([network, own + shift]).unsqueeze(0))
-        log_lik = float(problem.likelihood.log_prob(output, problem.y, extra).sum())
+        log_lik = float(sum_rows(problem.likelihood.log_prob(output, problem.y, extra), problem.sample_weight))
         prior = float(_own_log_prior(problem.prior, network, own + shift))
         log_det = sum(b.log_det(1.0, math.exp(-2 * shift)) for b in weights)
         return log_lik / tempering.likelihood + prior / tempering.prior - 0.5 * log_det
@@ -200,7 +202,8 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> T
 def _outputs(problem: Problem, theta: Tensor) -> Tensor:
     """Return the outputs of one network (D,) at all rows, (1, N, ..., K) in float64."""
     with torch.no_grad():
-        blocks = [problem.likelihood.arrange(problem.forward(theta.unsqueeze(0), x), 1) for x, _ in problem.blocks(1)]
+        points = theta.unsqueeze(0)
+        blocks = [problem.likelihood.arrange(problem.forward(points, x), 1) for x, _, _ in problem.blocks(1)]
     return torch.cat(blocks, 1).double()
 
 
@@ -225,11 +228,16 @@ def _squares(problem: Problem, theta: Tensor, names: tuple[str, ...]) -> float:
 
 
 def _misfit(problem: Problem, log_likelihood: float) -> float:
-    """Return sum_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
+    """Return sum_i v_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
     assert isinstance(problem.likelihood, Gaussian)
     scale = torch.as_tensor(problem.likelihood.scale, dtype=torch.float64).log()
-    constant = float(scale.expand(problem.y.shape[-1]).sum()) * (problem.y.numel() / problem.y.shape[-1])
-    return -log_likelihood - constant - 0.5 * problem.y.numel() * math.log(2 * math.pi)
+    constant = float(scale.expand(problem.y.shape[-1]).sum()) * (_targets(problem) / problem.y.shape[-1])
+    return -log_likelihood - constant - 0.5 * _targets(problem) * math.log(2 * math.pi)
+
+
+def _targets(problem: Problem) -> float:
+    """Return the number of targets in all rows, each row counted by its weight."""
+    return problem.y.numel() if problem.sample_weight is None else problem.y[0].numel() * problem.total_weight
 
 
 def _scaled_prior(

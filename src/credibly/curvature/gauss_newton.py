@@ -1,9 +1,10 @@
-"""The generalised Gauss-Newton matrix sum_i J_i' F_i J_i of a likelihood at one point, plus the prior's precision.
+"""The generalised Gauss-Newton matrix sum_i v_i J_i' F_i J_i of a likelihood at one point, plus the prior's precision.
 
-J_i is the Jacobian of row i's output, F_i its Fisher information (see `scores`). Three structures:
+J_i is the Jacobian of row i's output, F_i its Fisher information (see `scores`), v_i its weight. Three structures:
 
     full   the matrix itself
     kron   per layer B x A / M, with A = sum a a' over inputs, B = sum g g' over output gradients at M positions (K-FAC)
+           (a row of weight v counts v times in A, B and M)
     diag   its diagonal
 
 Rows are processed in blocks, so memory does not grow with their number. Sums are accumulated in float64.
@@ -16,8 +17,8 @@ import os
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.progress import Progress
+from credibly.core.rows import sum_rows
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
 from credibly.curvature.parts import Captured, Parts, RowPass
 from credibly.curvature.prior_precision import prior_off_diagonal, prior_precision
@@ -58,12 +59,14 @@ def curvature_blocks(
     rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, sums.values_per_row)
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for start in range(0, problem.n, rows):
-            x, y = _slice(problem.x, start, rows), problem.y[start : start + rows]
+            x, y, weight = problem.rows.at(slice(start, start + rows))
             captured = passes(x)
-            sums.begin(captured)
+            sums.begin(captured, weight)
             for vector in fisher.vectors(problem.likelihood, captured.output, y, extra, labels):
+                if weight is not None:
+                    vector = vector * weight.sqrt().reshape(-1, *(1,) * (vector.ndim - 1))
                 sums.add(captured, *captured.pull_back(vector))
-            own += _own_curvature(problem, theta, captured.output, y)
+            own += _own_curvature(problem, theta, captured.output, y, weight)
             done = min(problem.n, start + rows)
             line.update(done, final=done == problem.n)
     blocks = sums.blocks(precision, 1 / problem.tempering.likelihood)
@@ -96,8 +99,8 @@ class _Sums:
         self.values_per_row = self.rest_size
         self.rest = self._zeros(self.rest_size)
 
-    def begin(self, captured: Captured) -> None:
-        """Start a block of rows."""
+    def begin(self, captured: Captured, weight: Tensor | None) -> None:
+        """Start a block of rows with these weights; output vectors are multiplied by their roots already."""
 
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
         """Add the gradients of one output vector of the block."""
@@ -120,7 +123,7 @@ class _Diagonal(_Sums):
         self.layers = [self._zeros(*layer.indices.shape) for layer in parts.layers]
         self.squares: list[Tensor] = []
 
-    def begin(self, captured: Captured) -> None:
+    def begin(self, captured: Captured, weight: Tensor | None) -> None:
         self.squares = [a.squeeze(1).square() if a.shape[1] == 1 else a for a in captured.inputs]
 
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
@@ -146,13 +149,14 @@ class _Kron(_Sums):
         super().__init__(parts, problem)
         self.inner = [self._zeros(layer.indices.shape[1], layer.indices.shape[1]) for layer in parts.layers]
         self.outer = [self._zeros(layer.indices.shape[0], layer.indices.shape[0]) for layer in parts.layers]
-        self.counts = [0] * len(parts.layers)
+        self.counts = [0.0] * len(parts.layers)
 
-    def begin(self, captured: Captured) -> None:
+    def begin(self, captured: Captured, weight: Tensor | None) -> None:
         for i, a in enumerate(captured.inputs):
             flat = a.flatten(0, 1)
-            self.inner[i] += flat.mT @ flat
-            self.counts[i] += len(flat)
+            own = flat if weight is None else (a * weight.reshape(-1, 1, 1)).flatten(0, 1)
+            self.inner[i] += own.mT @ flat
+            self.counts[i] += len(flat) if weight is None else a.shape[1] * float(weight.double().sum())
 
     def add(self, captured: Captured, layers: list[Tensor], rest: Tensor | None) -> None:
         super().add(captured, layers, rest)
@@ -189,7 +193,7 @@ class _Full(_Sums):
 _SUMS: dict[str, type[_Sums]] = {"kron": _Kron, "diag": _Diagonal, "full": _Full}
 
 
-def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor) -> Tensor:
+def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor, weight: Tensor | None) -> Tensor:
     """Return -d^2 / d e^2 of the rows' log likelihood for each of the likelihood's own parameters, (E,)."""
     first = problem.layout.network_dim
     leaf = theta[first:].detach().clone().requires_grad_()
@@ -197,7 +201,8 @@ def _own_curvature(problem: Problem, theta: Tensor, output: Tensor, y: Tensor) -
         return leaf.detach().double()
     with torch.enable_grad():
         whole = torch.cat([theta[:first].detach(), leaf]).unsqueeze(0)
-        value = problem.likelihood.log_prob(output.unsqueeze(0), y, problem.extra(whole)).double().sum()
+        rows = problem.likelihood.log_prob(output.unsqueeze(0), y, problem.extra(whole)).double()
+        value = sum_rows(rows, weight).sum()
         (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
         second = [torch.autograd.grad(slope[i], leaf, retain_graph=True)[0][i] for i in range(len(leaf))]
     return -torch.stack(second).double()
@@ -226,7 +231,3 @@ def _memory(device: torch.device) -> float:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
         return 2.0**34
-
-
-def _slice(x: Inputs, start: int, rows: int) -> Inputs:
-    return map_inputs(lambda t: t[start : start + rows], x)

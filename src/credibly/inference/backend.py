@@ -8,7 +8,8 @@
 
 `cpp` and `cuda` take whole trajectories or blocks of steps per call, so nothing returns to Python in between. The
 Triton units of a residual network belong to the network itself (`networks.fused_unit`) and run under `torch`.
-`compile=False` always selects eager torch. All backends agree to rounding, and tests hold them to that.
+`compile=False` always selects eager torch. Rows with weights are for `cpp`, up to the widths of full-batch steps, and
+`torch`. All backends agree to rounding, and tests hold them to that.
 """
 
 from __future__ import annotations
@@ -107,10 +108,10 @@ def select_for_trajectories(problem: Problem, weights: tuple[float, float], comp
     """Select the backend of full-batch gradients and HMC trajectories. All rows must be in this process."""
     parts = (problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights)
     if compile is not False and problem.micro_batch is None:
-        density: FusedDensity | None = CppDensity.of(problem.forward.cpp_stack, *parts)
+        density: FusedDensity | None = CppDensity.of(problem.forward.cpp_stack, *parts, problem.sample_weight)
         if density is not None:
             return Backend("cpp", compile, density)
-        if problem.device.type == "cuda":
+        if problem.device.type == "cuda" and problem.sample_weight is None:
             density = CudaDensity.of(problem.forward.small, *parts)
             if density is not None:
                 return Backend("cuda", compile, density)
@@ -137,7 +138,7 @@ def select_for_minibatches(
                 else Backend("torch", compile)
             )
         if not one_by_one and problem.micro_batch is None:
-            density = CppDensity.of(problem.forward.cpp_stack, problem.layout, *parts)
+            density = CppDensity.of(problem.forward.cpp_stack, problem.layout, *parts, problem.sample_weight)
             if density is not None:
                 return Backend("cpp", compile, density)
     return Backend("torch", compile)
@@ -149,9 +150,9 @@ def select_for_training(
     """Select the backend of training steps of the parameters theta (M, D) on minibatches of `batch` rows."""
     alone = len(theta) < torch.get_num_threads() and batch * theta.shape[1] > ONE_THREAD
     if compile is not False and not alone and theta.is_contiguous() and theta.dtype == problem.layout.dtype:
-        density = CppDensity.of(
-            problem.forward.cpp_stack, problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights
-        )
+        parts = (problem.layout, problem.x, problem.y, problem.likelihood, problem.prior, weights)
+        # Objectives are means over rows, so the weights have a mean of 1.
+        density = CppDensity.of(problem.forward.cpp_stack, *parts, problem.relative_weight)
         if density is not None:
             return Backend("cpp", compile, density)
     return Backend("torch", compile)
@@ -165,7 +166,7 @@ def wide_stack(problem: Problem) -> Stack | None:
     forward = problem.forward
     if forward.looped or forward.stack is None or forward.module is not problem.layout.module:
         return None
-    if forward.precision is not None:
+    if forward.precision is not None or problem.sample_weight is not None:
         return None
     stack = Stack.of(forward.module, problem.layout, max_width=math.inf)
     return stack if supports_wide(stack, problem.x, problem.y, problem.likelihood, problem.prior) else None

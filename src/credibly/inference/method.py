@@ -188,7 +188,9 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
         network = layout.reinitialised(seed, members)
     entries = layout.entries[len(layout.entries) - len(layout.extra) :]
     extras = [
-        torch.full((members, entry.stop - entry.start), parameter.init, dtype=layout.dtype, device=layout.device)
+        torch.as_tensor(parameter.init, dtype=layout.dtype, device=layout.device).expand(
+            members, entry.stop - entry.start
+        )
         for entry, parameter in zip(entries, problem.likelihood.parameters().values())
     ]
     return torch.cat([network, *extras], -1).clone()

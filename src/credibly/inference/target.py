@@ -17,6 +17,7 @@ from credibly.core.autodiff import grad_and_aux
 from credibly.core.compilation import Compile, compiled
 from credibly.core.inputs import Inputs, map_inputs
 from credibly.core.rng import stream
+from credibly.core.rows import Rows, sum_rows
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError
 from credibly.inference.backend import TORCH, Backend, select_for_trajectories
@@ -194,12 +195,12 @@ class ProblemTarget(Target):
         if self.backend.fused:
             return self.backend.trajectories.likelihood_and_grad(theta)
         if self.whole(len(theta)):
-            return self._in_strips(theta, self.problem.x, self.problem.y, self.weights[1])
+            return self._in_strips(theta, self.problem.rows, self.weights[1])
         prior, _ = grad_and_aux(self._prior_term, theta)
         gradient = torch.zeros_like(prior) if self.sharded else prior
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
-        for x, y in self.local.blocks(len(theta)):
-            lik, slope = self._function(len(theta), len(y))(theta, x, y)
+        for block in self.local.blocks(len(theta)):
+            lik, slope = self._function(len(theta), len(block.y))(theta, *block)
             log_lik, gradient = log_lik + lik, gradient + slope
         if self.mesh is not None and self.sharded:
             log_lik, gradient = self.mesh.sum_rows(log_lik), self.mesh.sum_rows(gradient.contiguous()) + prior
@@ -208,11 +209,11 @@ class ProblemTarget(Target):
     def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         """Return the log likelihood (C,), rescaled to all rows, and the gradient of the log density (C, D)."""
         problem = self.problem
-        if rows is None:
-            x, y, shared = problem.x, problem.y, True
-        else:
-            x, y, shared = map_inputs(lambda t: t[rows], problem.x), problem.y[rows], rows.ndim == 1
-        lik, _, gradient = problem.parts_and_grad(theta, x, y, scale * self.weights[0], self.weights[1], shared=shared)
+        x, y, weight = problem.rows if rows is None else problem.rows.at(rows)
+        shared = rows is None or rows.ndim == 1
+        lik, _, gradient = problem.parts_and_grad(
+            theta, x, y, scale * self.weights[0], self.weights[1], shared=shared, weight=weight
+        )
         return (lik * scale).double(), gradient
 
     def full_likelihood(self, theta: Tensor) -> Tensor | None:
@@ -223,21 +224,21 @@ class ProblemTarget(Target):
             self._full = self.local.in_full_precision()
         total = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         with torch.no_grad():
-            for x, y in self._full.blocks(len(theta)):
-                total += self._full.log_likelihood_rows(theta, x, y).flatten(1).sum(1, dtype=torch.float64)
+            for x, y, weight in self._full.blocks(len(theta)):
+                total += sum_rows(self._full.log_likelihood_rows(theta, x, y), weight, torch.float64)
         return self.mesh.sum_rows(total) if self.mesh is not None and self.sharded else total
 
-    def _in_strips(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
+    def _in_strips(self, theta: Tensor, rows: Rows, prior_weight: float) -> tuple[Tensor, Tensor]:
         """Evaluate these rows; stacks of layers on a CPU in strips whose activations stay in its caches."""
-        n = len(y)
+        n = len(rows.y)
         strips = min(MAX_STRIPS, len(theta) * n * self.problem.forward.row_width // CACHED)
         stack = self.device.type == "cpu" and self.problem.forward.stack is not None
-        if not stack or not isinstance(x, Tensor) or strips <= 1:
-            return self._evaluate(theta, x, y, prior_weight)
-        rows = math.ceil(n / strips)
-        log_lik, gradient = self._evaluate(theta, x[:rows], y[:rows], prior_weight)
-        for start in range(rows, n, rows):
-            lik, slope = self._evaluate(theta, x[start : start + rows], y[start : start + rows], 0.0)
+        if not stack or not isinstance(rows.x, Tensor) or strips <= 1:
+            return self._evaluate(theta, rows, prior_weight)
+        size = math.ceil(n / strips)
+        log_lik, gradient = self._evaluate(theta, rows.at(slice(0, size)), prior_weight)
+        for start in range(size, n, size):
+            lik, slope = self._evaluate(theta, rows.at(slice(start, start + size)), 0.0)
             log_lik, gradient = log_lik + lik, gradient + slope
         return log_lik, gradient
 
@@ -250,12 +251,12 @@ class ProblemTarget(Target):
             self._compiled[key] = compiled(self._piece, True, 0, self.device)
         return self._compiled[key]
 
-    def _piece(self, theta: Tensor, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
-        return self._in_strips(theta, x, y, 0.0)
+    def _piece(self, theta: Tensor, x: Inputs, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._in_strips(theta, Rows(x, y, weight), 0.0)
 
-    def _evaluate(self, theta: Tensor, x: Inputs, y: Tensor, prior_weight: float) -> tuple[Tensor, Tensor]:
+    def _evaluate(self, theta: Tensor, rows: Rows, prior_weight: float) -> tuple[Tensor, Tensor]:
         def total(t: Tensor) -> tuple[Tensor, Tensor]:
-            lik = self.problem.log_likelihood_rows(t, x, y).flatten(1).sum(1, dtype=torch.float64)
+            lik = sum_rows(self.problem.log_likelihood_rows(t, rows.x, rows.y), rows.weight, torch.float64)
             value = lik * self.weights[0]
             return (value + self.problem.prior.log_prob(t) * prior_weight if prior_weight else value).sum(), lik
 

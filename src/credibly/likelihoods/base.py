@@ -26,11 +26,17 @@ Extra = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A random parameter that the likelihood adds to the flat vector."""
+    """A random parameter that the likelihood adds to the flat vector.
+
+    Attributes:
+        shape: its shape.
+        prior: of all its elements, or one per element.
+        init: the starting value of all its elements, or one per element.
+    """
 
     shape: tuple[int, ...]
-    prior: Prior
-    init: float
+    prior: Prior | tuple[Prior, ...]
+    init: float | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,13 @@ class Likelihood(ABC):
     @abstractmethod
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check targets and return them in the layout of `log_prob`: (N, ..., K), or (N, ...) for classes."""
+
+    def scaled_to(self, y: Tensor, weight: Tensor | None) -> Self:
+        """Return the likelihood with the defaults that depend on the units of y set for these prepared targets.
+
+        `weight` are the weights (N,) of the rows, None for ones.
+        """
+        return self
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""

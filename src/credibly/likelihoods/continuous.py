@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from credibly.likelihoods.base import Extra, IndependentTargets, Parameter, expa
 from credibly.likelihoods.special import student_t_cdf
 from credibly.priors.elementwise import Normal, Prior, student_t_draws, student_t_log_prob
 
+# The prior of log(scale) for targets of standard deviation 1.
+STANDARD = Normal(scale=1.0, loc=-1.0)
 Scale = float | tuple[float, ...] | list[float] | Literal["learned"]
 
 
@@ -81,7 +83,7 @@ class _SharedScale(LocationScale):
     """A scale that does not depend on x: fixed, or a random parameter `log_scale` with its own prior."""
 
     scale: Scale = "learned"
-    scale_prior: Prior = field(default=Normal(scale=1.0, loc=-1.0), kw_only=True)
+    scale_prior: Prior | tuple[Prior, ...] | None = field(default=None, kw_only=True)
     per_target: bool = field(default=False, kw_only=True)
     targets: int = field(default=1, kw_only=True)
 
@@ -96,13 +98,27 @@ class _SharedScale(LocationScale):
             object.__setattr__(self, "scale", tuple(float(value) for value in self.scale))
         else:
             check_positive("scale", self.scale)
+        if isinstance(self.scale_prior, tuple) and not self.per_target:
+            raise InputError("scale_prior", "must be one prior unless per_target=True, got several")
+
+    def scaled_to(self, y: Tensor, weight: Tensor | None) -> Self:
+        """Centre the default prior of a learned scale at the standard deviation of y, divided by e."""
+        if self.scale != "learned" or self.scale_prior is not None:
+            return self
+        logs = _log_std(y, weight)
+        if not self.per_target:
+            logs = [sum(logs) / len(logs)]
+        # Rounded, so that y standardised to rounding counts as standardised and has the prior STANDARD itself.
+        priors = tuple(replace(STANDARD, loc=STANDARD.loc + round(value, 2)) for value in logs)
+        return self._bound(scale_prior=priors if len(set(priors)) > 1 else priors[0])
 
     def parameters(self) -> dict[str, Parameter]:
         """Return `log_scale` if the scale is learned, one value or one per target."""
         if self.scale != "learned":
             return {}
-        shape = (self.targets,) if self.per_target else ()
-        return {"log_scale": Parameter(shape, self.scale_prior, self.scale_prior.centre)}
+        prior = STANDARD if self.scale_prior is None else self.scale_prior
+        start = tuple(p.centre for p in prior) if isinstance(prior, tuple) else prior.centre
+        return {"log_scale": Parameter((self.targets,) if self.per_target else (), prior, start)}
 
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the output and the shared scale."""
@@ -114,6 +130,9 @@ class _SharedScale(LocationScale):
         if isinstance(self.scale, tuple) and len(self.scale) != targets:
             found = f"has {len(self.scale)} values for {targets} targets"
             raise InputError("scale", found, "Pass one number, or one per target")
+        if isinstance(self.scale_prior, tuple) and len(self.scale_prior) != targets:
+            found = f"has {len(self.scale_prior)} priors for {targets} targets"
+            raise InputError("scale_prior", found, "Pass one prior, or one per target")
         return {"targets": targets}
 
 
@@ -123,7 +142,10 @@ class Gaussian(_SharedScale):
 
     Args:
         scale: a positive number, one per target, or "learned", which makes log(scale) a random parameter of the model.
-        scale_prior: the prior of log(scale) if it is learned.
+        scale_prior: the prior of log(scale) if it is learned, or one per target. None is N(log(s) - 1, 1), where s is
+            the standard deviation of the training targets (their geometric mean if several share a scale): the noise
+            is expected at about a third of s whatever the units of y. The prior of the network has units of its own:
+            standardise y, or scale the prior of the last layer to it.
         per_target: whether a learned scale has one value per target.
     """
 
@@ -186,3 +208,15 @@ class HeteroscedasticGaussian(LocationScale):
         """Return the means m and standard deviations exp(v / 2)."""
         loc, log_variance = output.chunk(2, -1)
         return loc, torch.exp(0.5 * log_variance)
+
+
+def _log_std(y: Tensor, weight: Tensor | None) -> list[float]:
+    """Return the log standard deviation of every target (N, ..., K) over rows and pixels; 0 for a constant one."""
+    values = y.double().reshape(len(y), -1, y.shape[-1])
+    v = values.new_ones(len(y)) if weight is None else weight.double()
+    share = (v / v.sum() / values.shape[1]).reshape(-1, 1, 1)
+    centred = values - (share * values).sum((0, 1))
+    std = (share * centred.square()).sum((0, 1)).sqrt()
+    # Rounding leaves a constant with a tiny standard deviation.
+    std = torch.where(values.amax((0, 1)) > values.amin((0, 1)), std, 0.0)
+    return [math.log(s) if s > 0 and math.isfinite(s) else 0.0 for s in std.tolist()]

@@ -22,6 +22,7 @@ from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_choice, check_integer, check_positive
 from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rng import draw_noise, normal, stream
+from credibly.core.rows import sum_rows
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import Family, MeanField, Parts, family
@@ -29,7 +30,7 @@ from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import split
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
-from credibly.inference.training.objectives import NegativeLogDensity, Objective
+from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
@@ -185,6 +186,7 @@ class FreeEnergy(Objective):
     ) -> None:
         self.problem, self.family, self.n, self.options, self.layers = problem, chosen, n, options, layers
         self.seed, self.per_epoch = seed, per_epoch
+        self.weights, self.effective = problem.relative_weight, effective_rows(problem, n)
         self.width = chosen.size(problem.dim)
         self._scoring = self._normal((self._draws(8, stream(seed, "scoring", device=problem.device)),))[0]
 
@@ -223,14 +225,14 @@ class FreeEnergy(Objective):
         """Return misfit and complexity, and the gradient of their sum."""
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
-        count = self.n if rows is None else rows.shape[-1]
+        count, weight = self.n if rows is None else rows.shape[-1], self.weights_of(rows)
         noise = self._normal(noise)
 
         def total(phi: Tensor) -> tuple[Tensor, Tensor]:
             gaussian, stretch = self._parts(phi)
-            log_lik = self._log_likelihood(gaussian, x, y, noise)
+            log_lik = self._log_likelihood(gaussian, x, y, noise, weight)
             misfit = -log_lik / (count * self.problem.tempering.likelihood)
-            complexity = controls[0] * self._complexity(gaussian, stretch, noise[0]) / self.n
+            complexity = controls[0] * self._complexity(gaussian, stretch, noise[0]) / self.effective
             parts = torch.stack([misfit, complexity.to(misfit.dtype)], -1)
             return parts.sum(), parts
 
@@ -248,13 +250,15 @@ class FreeEnergy(Objective):
         """Return E_q log p(batch | w), (M,), averaged over the draws of the step."""
         return self._log_likelihood(self._parts(phi)[0], x, y, self._normal(noise))
 
-    def _log_likelihood(self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
+    def _log_likelihood(
+        self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...], weight: Tensor | None = None
+    ) -> Tensor:
         if self.layers.name != "weights":
             mu, sigma = gaussian
-            return self.layers.log_likelihood(self.problem, mu[0], sigma[0], noise, x, y).unsqueeze(0)
+            return self.layers.log_likelihood(self.problem, mu[0], sigma[0], noise, x, y, weight).unsqueeze(0)
         draws = self.family.draw(gaussian, noise[0])
         rows = self.problem.log_likelihood_rows(draws.flatten(0, 1), x, y)
-        return rows.flatten(1).sum(1).reshape(draws.shape[:2]).mean(1)
+        return sum_rows(rows, weight).reshape(draws.shape[:2]).mean(1)
 
     def complexity(self, phi: Tensor, noise: Tensor) -> Tensor:
         """Return E_q[log q] - E_q[log p] / T_prior, (M,): the KL divergence at T = 1."""
@@ -273,10 +277,10 @@ class FreeEnergy(Objective):
         draws = self.family.draw(theta[:, : self.width], self._scoring)
         members, samples, _ = draws.shape
         total = torch.zeros(members, dtype=theta.dtype, device=theta.device)
-        for x, y in held_out.blocks(members * samples):
+        for x, y, weight in held_out.blocks(members * samples):
             rows = held_out.log_likelihood_rows(draws.flatten(0, 1), x, y).reshape(members, samples, len(y), -1).sum(-1)
-            total += (torch.logsumexp(rows, 1) - math.log(samples)).sum(-1)
-        return total / held_out.n
+            total += sum_rows(torch.logsumexp(rows, 1) - math.log(samples), weight)
+        return total / held_out.total_weight
 
 
 def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, members: int) -> Tensor:

@@ -41,7 +41,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         members: number of members.
         rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False
             holds out the same rows for all.
-        bootstrap: each member sees N rows resampled with replacement.
+        bootstrap: each member sees N rows resampled with replacement, with their weights if they have any.
         anchored: randomised MAP, see the module's page; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
         noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
@@ -158,6 +158,9 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                     )
                     for m in members
                 ]
+                if problem.sample_weight is not None:
+                    # A row of weight v is as precise as the mean of v rows.
+                    scale = scale / problem.sample_weight.sqrt().reshape(-1, *(1,) * (problem.y.ndim - 1))
                 targets = problem.y + scale * torch.stack(noise)
         return Perturbation(targets, anchors)
 

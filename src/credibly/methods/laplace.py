@@ -1,10 +1,10 @@
 """The Laplace approximation: a Gaussian around a trained network, with the curvature of the log density there.
 
-    q(w) = N(w*, P^-1),   P = (1/T_lik) sum_i J_i' F_i J_i + (1/T_prior) diag(-d^2 log p(w*))
+    q(w) = N(w*, P^-1),   P = (1/T_lik) sum_i v_i J_i' F_i J_i + (1/T_prior) diag(-d^2 log p(w*))
 
 w* is the mode (a MAP fit first), or a network that is trained already. J_i is the Jacobian of the output of row i and
 F_i the Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, which is positive
-semi-definite.
+semi-definite. v_i is the weight of row i, 1 by default.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import blank_row, describe
+from credibly.core.rows import sum_rows
 from credibly.curvature import STRUCTURES, Fisher, choose_names, curvature_blocks, find_parts
 from credibly.curvature.evidence import (
     ScaleFactors,
@@ -195,6 +196,6 @@ class Laplace(TrainingMethod[LaplacePosterior]):
 def _log_likelihood(problem: Problem, theta: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=problem.device)
     with torch.no_grad():
-        for x, y in problem.blocks(1):
-            total += problem.log_likelihood_rows(theta.unsqueeze(0), x, y).double().sum()
+        for x, y, weight in problem.blocks(1):
+            total += sum_rows(problem.log_likelihood_rows(theta.unsqueeze(0), x, y).double(), weight).sum()
     return total

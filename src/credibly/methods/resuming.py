@@ -180,6 +180,7 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
             (x, y),
             likelihood,
             prior,
+            sample_weight=data.get("sample_weight"),
             temperature=Tempering(**stored["tempering"]),
             random=tuple(manifest["random"]),
             plan=manifest["plan"],

@@ -206,7 +206,7 @@ def largest_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, ro
     size = 0.0
     for _ in range(POWER_STEPS):
         ahead, behind = (problem.minibatch(theta + sign * reach * vector, chosen).gradient for sign in (1, -1))
-        product = (behind - ahead) / (2 * reach * problem.n)
+        product = (behind - ahead) / (2 * reach * problem.total_weight)
         size = float(product.norm())
         if not math.isfinite(size) or size == 0:
             raise InputError("sgd_lr", "must be given: the curvature at the start is zero or not finite")

@@ -21,7 +21,7 @@ from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
-from credibly.forward import Forward
+from credibly.forward import Forward, try_network
 from credibly.networks.dropout_masks import (
     MaskedDropout,
     Site,
@@ -33,7 +33,6 @@ from credibly.networks.dropout_masks import (
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, Predictive
-from credibly.problem import try_network
 from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.

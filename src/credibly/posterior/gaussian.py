@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_integer, is_real
 from credibly.core.rng import check_seed, stream
+from credibly.core.rows import sum_rows
 from credibly.core.specs import from_spec, kinds_of, to_spec
 from credibly.errors import InputError
 from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
@@ -113,8 +114,8 @@ class GaussianPosterior(Posterior):
         terms = torch.zeros(len(draws), dtype=torch.float64, device=draws.device)
         with torch.no_grad():
             for some in torch.arange(len(draws), device=draws.device).split(16):
-                for x, y in problem.blocks(len(some)):
-                    terms[some] += problem.log_likelihood_rows(draws[some], x, y).flatten(1).sum(1)
+                for x, y, weight in problem.blocks(len(some)):
+                    terms[some] += sum_rows(problem.log_likelihood_rows(draws[some], x, y), weight)
                 of = some % self.components
                 prior = problem.prior.expected_log_prob(
                     loc[of],

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs
-from credibly.forward import Forward
+from credibly.forward import Forward, try_network
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.problem import Problem, try_network
+from credibly.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,9 @@ class BoundPrior:
 
 
 def bind(
-    prior: Prior | Mapping[str, Prior] | GaussianPrior, layout: Layout, extra: Mapping[str, Prior] | None = None
+    prior: Prior | Mapping[str, Prior] | GaussianPrior,
+    layout: Layout,
+    extra: Mapping[str, Prior | tuple[Prior, ...]] | None = None,
 ) -> BoundPrior | BoundGaussianPrior:
     """Return the prior of a layout's flat vector.
 
@@ -113,7 +115,7 @@ def bind(
         prior: one prior for all parameters, or {name pattern: prior}, where the first matching pattern applies. A
             `GaussianPrior` covers the whole vector, including the layout's extra tensors.
         layout: the parameters in the flat vector.
-        extra: priors of the layout's extra tensors, by name.
+        extra: priors of the layout's extra tensors, by name: one for all elements, or one per element.
     """
     if isinstance(prior, GaussianPrior):
         return prior.bind(layout)
@@ -132,7 +134,9 @@ def bind(
     segments: list[_Segment] = []
     for entry in layout.entries:
         if entry.name in layout.extra:
-            chosen = (extra or {})[entry.name]
+            own = (extra or {})[entry.name]
+            each = own if isinstance(own, tuple) else (own,) * (entry.stop - entry.start)
+            segments += [_Segment(entry.start + i, entry.start + i + 1, member, 1.0) for i, member in enumerate(each)]
         else:
             chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
             if chosen_pattern is None:
@@ -141,8 +145,8 @@ def bind(
                 )
             used.add(chosen_pattern)
             chosen = groups[chosen_pattern]
-        shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
-        segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
+            shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
+            segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
     unused = [p for p in groups if p not in used]
     if unused and not (len(unused) == 1 and unused[0] == "*"):
         raise InputError(
@@ -151,8 +155,8 @@ def bind(
             f"The names are {', '.join(names[:12])}",
         )
     merged = _merge(segments, layout)
-    own = sum(s.stop <= layout.network_dim for s in merged)
-    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, own)
+    count = sum(s.stop <= layout.network_dim for s in merged)
+    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, count)
 
 
 def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:

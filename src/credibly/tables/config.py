@@ -32,6 +32,7 @@ class Config:
         device: "cpu", "cuda", ...; None for the CPU.
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
+        weight: column with the weights of the rows in the fit; None for ones.
     """
 
     table: str
@@ -48,6 +49,7 @@ class Config:
     device: str | None = None
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    weight: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
@@ -56,7 +58,9 @@ class Config:
         check_integer("--seed", self.seed, least=0, most=2**63 - 1)
         if not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
-        for key, names in (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop)):
+        weight = () if self.weight is None else (self.weight,)
+        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
+        for key, names in named:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
                     raise InputError(key, f"must be text that UTF-8 can encode, got {name!r}")
@@ -91,7 +95,8 @@ def _is_text(name: str) -> bool:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "holdout": (int, float), "seed": (int,),
+    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
+    "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
     "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),
 }  # fmt: skip

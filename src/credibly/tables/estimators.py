@@ -11,23 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
+from credibly.tables.arrays import Array, class_weights, is_width, moments, real_targets, row_weights, seed_of, to_array
 from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import Trial, tune
-
-Array = npt.NDArray[Any]
 
 
 class Uncertainty(NamedTuple):
@@ -51,9 +46,9 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
     verbose: bool
     tune: str | None
 
-    def _fit(self, X: Array, y: Array, recipe: Recipe, classes: int | None = None) -> Self:
-        seed = _seed(self.random_state)
-        self._x_mean, scale = _moments("X", X)
+    def _fit(self, X: Array, y: Array, weight: Array | None, recipe: Recipe, classes: int | None = None) -> Self:
+        seed = seed_of(self.random_state)
+        self._x_mean, scale = moments("X", X, weight)
         # A constant column carries no information; an infinite scale makes it 0 in new rows too.
         self._x_scale = np.where(X.max(0) == X.min(0), np.inf, scale)
         self.trials_: tuple[Trial, ...] = ()
@@ -62,6 +57,7 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
                 recipe,
                 self._standardised(X),
                 y,
+                sample_weight=weight,
                 rule=self.tune,
                 classes=classes,
                 seed=seed,
@@ -69,7 +65,9 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
                 width=self.tune == "evidence",
             )
         self.recipe_ = recipe
-        problem = recipe.problem(self._standardised(X), y, classes=classes, seed=seed, device=self.device)
+        problem = recipe.problem(
+            self._standardised(X), y, sample_weight=weight, classes=classes, seed=seed, device=self.device
+        )
         rows, parameters = len(X), problem.layout.dim
         fitter = recipe.fitter(rows, parameters)
         self.method_, self.why_ = recipe.resolved(rows, parameters)
@@ -81,7 +79,7 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
 
     def _recipe(self, task: str, **noise: Any) -> Recipe:
         hidden = (self.hidden,) if isinstance(self.hidden, (int, np.integer)) else self.hidden
-        if not isinstance(hidden, (tuple, list, np.ndarray)) or not all(_is_width(w) for w in hidden):
+        if not isinstance(hidden, (tuple, list, np.ndarray)) or not all(is_width(w) for w in hidden):
             raise InputError("hidden", f"must be a positive integer or a tuple such as (50, 50), got {self.hidden!r}")
         return Recipe(
             task=task,
@@ -174,19 +172,21 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         self.verbose = verbose
         self.tune = tune
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
 
         Args:
             X: inputs, (N, P), at least 2 rows.
             y: targets, (N,) or (N, K).
+            sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`. They also
+                weigh the rows that inputs and targets are standardised by, and `tune`. None for ones.
         """
         recipe = self._recipe("regression", noise=self.noise)
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        y = _targets(y)
-        self._y_mean, self._y_scale = _moments("y", y)
+        X, y, weight = _weighted(X, real_targets(y), sample_weight)
+        self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        return self._fit(X, (y - self._y_mean) / self._y_scale, recipe)
+        return self._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X in the units of y: moments, intervals, densities, samples."""
@@ -195,17 +195,17 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean in the shape of y and, with return_std=True, the standard deviation of y, noise included."""
         predictive = self.predictive(X)
-        mean = _array(predictive.mean)
-        return (mean, _array(predictive.std)) if return_std else mean
+        mean = to_array(predictive.mean)
+        return (mean, to_array(predictive.std)) if return_std else mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
         """Return the bounds of the central interval that contains y with probability `level`, in the shape of y."""
         lower, upper = self.predictive(X).interval(level)
-        return _array(lower), _array(upper)
+        return to_array(lower), to_array(upper)
 
     def log_score(self, X: Any, y: Any) -> float:
         """Return the mean log predictive density of y in its own units, summed over the targets of a row."""
-        return float(self.predictive(X).log_prob(_targets(np.asarray(y))).mean())
+        return float(self.predictive(X).log_prob(real_targets(np.asarray(y))).mean())
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
@@ -227,6 +227,8 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         verbose: whether to show a progress bar.
         tune: "rows" or "evidence" to choose the prior scale, and by evidence the width, on the training rows (see
             `credibly.tables.tuning`); None for no tuning.
+        class_weight: weights of the rows by class: {label: weight}, or "balanced" for the same total weight in every
+            class. Probabilities are then those of a population with these weights, not of the training rows.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
@@ -251,6 +253,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         device: str | None = None,
         verbose: bool = False,
         tune: str | None = None,
+        class_weight: str | Mapping[Any, float] | None = None,
     ) -> None:
         self.method = method
         self.hidden = hidden
@@ -261,23 +264,28 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self.device = device
         self.verbose = verbose
         self.tune = tune
+        self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
 
         Args:
             X: inputs, (N, P), at least 2 rows.
             y: labels of at least two classes, (N,): numbers, strings or booleans.
+            sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`, and those
+                of `class_weight`. They also weigh the rows that inputs are standardised by, and `tune`. None for ones.
         """
         recipe = self._recipe("classification")
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
+        X, y, weight = _weighted(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             found = f"has one class, {self.classes_[0]!r}"
             # scikit-learn's checks look for this sentence.
             raise InputError("y", found, "Classifier can't train when only one class is present")
-        return self._fit(X, labels, recipe, classes=len(self.classes_))
+        weight = class_weights(self.class_weight, self.classes_, labels, weight)
+        return self._fit(X, labels, weight, recipe, classes=len(self.classes_))
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X; its labels are indices into `classes_`."""
@@ -291,7 +299,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Return probabilities (N, classes) averaged over the posterior, in the order of `classes_`."""
-        return _array(self.predictive(X).probabilities)
+        return to_array(self.predictive(X).probabilities)
 
     def predict_log_proba(self, X: Any) -> Array:
         """Return log probabilities, (N, classes)."""
@@ -299,43 +307,19 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         # Exact even where 1 - p would round to zero.
         if len(self.classes_) == 2:
             columns = [predictive.log_prob(torch.full((predictive.rows,), float(label))) for label in (0, 1)]
-            return _array(torch.stack(columns, 1))
-        return _array(predictive.probabilities.log())
+            return to_array(torch.stack(columns, 1))
+        return to_array(predictive.probabilities.log())
 
     def uncertainty(self, X: Any) -> Uncertainty:
         """Return total, aleatoric and epistemic uncertainty of each row, in nats."""
         predictive = self.predictive(X)
-        return Uncertainty(*(_array(v) for v in (predictive.total, predictive.aleatoric, predictive.epistemic)))
+        return Uncertainty(*(to_array(v) for v in (predictive.total, predictive.aleatoric, predictive.epistemic)))
 
 
-def _seed(random_state: int | np.random.RandomState | None) -> int:
-    """Return a non-negative int as it is; draw a seed from anything else, as scikit-learn does."""
-    if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool) and random_state >= 0:
-        return int(random_state)
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
-
-
-def _is_width(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
-
-
-def _moments(name: str, values: Array) -> tuple[Array, Array]:
-    """Return mean and standard deviation per column in float64; a constant column has scale 1, so it becomes 0."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        constant = values.max(0) == values.min(0)
-        mean, scale = np.where(constant, values[0], values.mean(0)), np.where(constant, 1.0, values.std(0))
-    if not (np.isfinite(mean).all() and np.isfinite(scale).all()):
-        raise InputError(name, "values are so large that their variance overflows", "Divide them by a constant")
-    return mean, np.where(scale > np.finfo(np.float64).tiny, scale, 1.0)
-
-
-def _targets(y: Array) -> Array:
-    """Return targets in float64, (N,) or (N, K)."""
-    if issparse(y):
-        raise InputError("y", "is a sparse matrix", "Pass a dense array, such as y.toarray()")
-    return y.astype(np.float64)
-
-
-def _array(tensor: Tensor) -> Array:
-    result: Array = tensor.detach().cpu().numpy().astype(np.float64)
-    return result
+def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
+    """Return the rows of positive weight, with their weights; None for ones."""
+    weight = row_weights(sample_weight, len(X))
+    if weight is None:
+        return X, y, None
+    kept = np.flatnonzero(weight)
+    return X[kept], y[kept], None if (weight[kept] == 1).all() else weight[kept]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from credibly.errors import InputError, StoreError
 from credibly.storage.run_folder import checksum
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
 from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
-from credibly.tables.targets import class_numbers, inspect_target, real_values
+from credibly.tables.targets import check_column, class_numbers, inspect_target, real_values
 
 VERSION = 1
 
@@ -62,9 +61,9 @@ class Preparation:
             rows: indices or mask of the training rows, None for all. Rows without a target are ignored.
         """
         drop = (drop,) if isinstance(drop, str) else tuple(drop)
-        _check_column("--target", target, table.column_names)
+        check_column("--target", target, table.column_names)
         for name in drop:
-            _check_column("--drop", name, table.column_names)
+            check_column("--drop", name, table.column_names)
         if target in drop:
             raise InputError("--drop", f"{target!r} is the target")
         known = inspect_target(target, whole_column(table, target), task)
@@ -162,7 +161,7 @@ class Preparation:
         return y if self.classes is not None else (np.asarray(y, dtype=np.float64) - self.y_mean) / self.y_std
 
     def _target_cells(self, table: Any) -> Any:
-        _check_column("--target", self.target, table.schema.names)
+        check_column("--target", self.target, table.schema.names)
         return whole_column(table, self.target)
 
     # -- serialisation -------------------------------------------------------------------------------------------------
@@ -209,15 +208,6 @@ class Preparation:
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-
-
-def _check_column(option: str, name: str, names: list[str]) -> None:
-    if name in names:
-        return
-    near = difflib.get_close_matches(name, names, 1, 0.5) or [n for n in names if n.lower() == name.lower()]
-    advice = f"Did you mean {near[0]!r}? " if near else ""
-    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    raise InputError(option, f"no column {name!r}", f"{advice}The table has {listed}")
 
 
 def _moments(name: str, cells: Any, task: str) -> tuple[float, float]:

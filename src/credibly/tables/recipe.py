@@ -17,6 +17,7 @@ from credibly.core.checks import check_choice, check_positive
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, StudentT
+from credibly.likelihoods.continuous import STANDARD
 from credibly.methods import METHODS, Method
 from credibly.networks.zoo import ACTIVATIONS, mlp
 from credibly.priors.elementwise import Normal
@@ -81,7 +82,8 @@ class Recipe:
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":
                 return HeteroscedasticGaussian()
-            return (Gaussian if self.noise == "learned" else StudentT)(per_target=targets > 1)
+            # Targets are standardised, whichever of their rows a problem has.
+            return (Gaussian if self.noise == "learned" else StudentT)(scale_prior=STANDARD, per_target=targets > 1)
         return Gaussian(self.noise)
 
     def outputs(self, targets: int = 1, classes: int | None = None) -> int:
@@ -96,11 +98,15 @@ class Recipe:
         x: npt.NDArray[Any],
         y: npt.NDArray[Any],
         *,
+        sample_weight: npt.NDArray[Any] | None = None,
         classes: int | None = None,
         seed: int = 0,
         device: str | None = None,
     ) -> Problem:
-        """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,)."""
+        """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,).
+
+        `sample_weight` are the weights of the rows, (N,); None for ones.
+        """
         targets = y.shape[1] if y.ndim == 2 else 1
         with global_stream(seed, "network"):
             net = mlp(x.shape[1], self.hidden, self.outputs(targets, classes), self.activation)
@@ -112,6 +118,7 @@ class Recipe:
             data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),
             likelihood=self.likelihood(classes, targets),
             prior=Normal(self.scale, fan_in=True),
+            sample_weight=sample_weight,
             device=device,
         )
 

@@ -51,6 +51,7 @@ from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
+from credibly.tables.targets import weight_column
 from credibly.tables.threads import threads_for
 
 if TYPE_CHECKING:
@@ -88,11 +89,13 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
             "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
         )
     table = read_table(config.table) if table is None else table
-    known = Preparation.fit(table, config.target, task=config.task, drop=config.drop)
+    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
+    drop = config.drop if config.weight is None else (*config.drop, config.weight)
+    known = Preparation.fit(table, config.target, task=config.task, drop=drop)
     rows = known.usable_rows(table)
     labels = known.target_values(table.take(rows)) if known.task == "classification" else None
     train, held_out = (rows[part] for part in split(len(rows), config.holdout, config.seed, labels))
-    preparation = Preparation.fit(table, config.target, task=known.task, drop=config.drop, rows=train)
+    preparation = Preparation.fit(table, config.target, task=known.task, drop=drop, rows=train)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
     recipe = config.recipe(known.task)
     chosen = table.take(train)
@@ -101,7 +104,8 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     if classes is None:
         y = (y - preparation.y_mean) / preparation.y_std
     _check_device(config.device)
-    problem = recipe.problem(x, y, classes=classes, seed=config.seed, device=config.device)
+    weights = None if weights is None else weights[train]
+    problem = recipe.problem(x, y, sample_weight=weights, classes=classes, seed=config.seed, device=config.device)
     size = problem.n, problem.layout.dim
     return Prepared(
         config,

@@ -21,12 +21,14 @@ def tune_table(
     """
     config, known, problem = prepared.config, prepared.preparation, prepared.problem
     classes = None if known.classes is None else len(known.classes)
+    weight = None if problem.sample_weight is None else problem.sample_weight.cpu().numpy()
     x, y = problem.x, problem.y if classes is not None and classes > 2 else problem.likelihood.restore(problem.y)
     assert not isinstance(x, (tuple, dict))
     recipe, trials = tune(
         prepared.recipe,
         x.cpu().numpy(),
         y.cpu().numpy(),
+        sample_weight=weight,
         rule=rule,
         classes=classes,
         seed=config.seed,
@@ -36,7 +38,14 @@ def tune_table(
         progress=progress,
     )
     config = dataclasses.replace(config, prior_scale=recipe.scale, noise=recipe.noise, hidden=recipe.hidden)
-    problem = recipe.problem(x.cpu().numpy(), y.cpu().numpy(), classes=classes, seed=config.seed, device=config.device)
+    problem = recipe.problem(
+        x.cpu().numpy(),
+        y.cpu().numpy(),
+        sample_weight=weight,
+        classes=classes,
+        seed=config.seed,
+        device=config.device,
+    )
     size = problem.n, problem.layout.dim
     ready = dataclasses.replace(
         prepared,

@@ -1,7 +1,8 @@
-"""The target column: determines the task and the classes, and rejects targets that cannot be predicted."""
+"""The target column: determines the task and the classes, and rejects targets that cannot be predicted; and weights."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
 from credibly.tables.columns import DATE, Array
-from credibly.tables.parsing import is_number, numbers, positions, texts
+from credibly.tables.parsing import is_number, numbers, positions, texts, whole_column
 
 TASKS = ("auto", "regression", "classification")
 DATE_ADVICE = "Convert it to a number, such as days since a start date"
@@ -146,6 +147,33 @@ def real_values(name: str, cells: Any) -> Array:
     values = np.array(column.to_numpy(zero_copy_only=False))
     if not np.isfinite(values).all():
         raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows")
+    return values
+
+
+def check_column(option: str, name: str, names: list[str]) -> None:
+    """Raise, with the nearest name, unless there is such a column."""
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, 1, 0.5) or [n for n in names if n.lower() == name.lower()]
+    advice = f"Did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    raise InputError(option, f"no column {name!r}", f"{advice}The table has {listed}")
+
+
+def weight_column(table: Any, name: str, target: str) -> Array:
+    """Return the weights of all rows, (N,) float64. Raise on cells that are no weights."""
+    option = "--weight"
+    check_column(option, name, table.column_names)
+    if name == target:
+        raise InputError(option, f"{name!r} is the target")
+    column, wrong = numbers(whole_column(table, name))
+    if wrong:
+        raise InputError(option, f"{name!r} in row {wrong[0][0] + 1}: {wrong[0][1]}", "Fix or remove that row")
+    if column.null_count:
+        raise InputError(option, f"{name!r} is missing in {column.null_count:,} rows", "Fill in or remove those rows")
+    values = np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
+    if not np.isfinite(values).all() or (values < 0).any() or not values.any():
+        raise InputError(option, f"{name!r} must hold finite weights, none negative and one positive at least")
     return values
 
 

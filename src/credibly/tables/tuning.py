@@ -1,8 +1,9 @@
 """Choice of the prior scale, the noise model and the width on the training rows.
 
 By validation rows: each candidate is fitted as a small ensemble to 80 % of the rows and scored by the mean log
-predictive density of the others, over two such splits. By evidence: each candidate is fitted once to all rows and
-scored by its log marginal likelihood (Laplace's, or the ELBO if the recipe's method is Bayes by Backprop).
+predictive density of the others, over two such splits; if rows have weights, so has that mean. By evidence: each
+candidate is fitted once to all rows and scored by its log marginal likelihood (Laplace's, or the ELBO if the recipe's
+method is Bayes by Backprop).
 
 First the prior scale (and the width) is chosen, then the noise: homoscedastic, unless heteroscedastic noise is better
 by more than the standard error of the difference, or has more than three times the evidence.
@@ -24,9 +25,11 @@ from credibly.core.checks import check_choice
 from credibly.core.threads import one_thread
 from credibly.errors import TrainingError
 from credibly.methods import BayesByBackprop, DeepEnsemble, Laplace
+from credibly.problem import Problem
 from credibly.tables.recipe import Recipe
 
 Array = npt.NDArray[Any]
+_Rows = tuple[Array, Array, Array | None]
 
 RULES = ("rows", "evidence")
 SCALES = (1.0, 2.0, 4.0)
@@ -75,6 +78,7 @@ def tune(
     x: Array,
     y: Array,
     *,
+    sample_weight: Array | None = None,
     rule: str = "rows",
     classes: int | None = None,
     seed: int = 0,
@@ -88,6 +92,7 @@ def tune(
     Args:
         recipe: determines everything else: the task, the depth of the network, the method.
         x, y: training rows, as `Recipe.problem` takes them.
+        sample_weight: weights of the rows, (N,); None for ones.
         rule: "rows" for validation rows, or "evidence".
         classes: number of classes; None for regression.
         seed: seed of the splits and of the fits.
@@ -101,14 +106,16 @@ def tune(
     rng = np.random.default_rng([seed, 0x7E5])
     some = rng.permutation(len(x))[:ROWS]
     splits = [rng.permutation(some) for _ in range(SPLITS)]
+    rows = (x, y, sample_weight)
+    validated = None if sample_weight is None else sample_weight[np.concatenate([o[_cut(o) :] for o in splits])]
     trials: list[Trial] = []
 
     def score_of(candidate: Recipe) -> _Score:
         if rule == "rows":
-            values = np.concatenate([_validate(candidate, x, y, order, classes, seed) for order in splits])
-            found = _Score(float(values.mean()), _error(values), values)
+            values = np.concatenate([_validate(candidate, rows, order, classes, seed) for order in splits])
+            found = _Score(float(np.average(values, weights=validated)), _error(values, validated), values)
         else:
-            found = _evidence(candidate, x[some], y[some], classes, seed, structure)
+            found = _evidence(candidate, _at(rows, some), classes, seed, structure)
         trials.append(Trial(candidate.noise, candidate.scale, found.score, found.error, candidate.hidden))
         if progress is not None:
             progress(len(trials), total)
@@ -131,45 +138,62 @@ def tune(
     chosen = grid[best]
     if noise:
         other = dataclasses.replace(chosen, noise="heteroscedastic")
-        if _clearly_better(score_of(other), scores[best], len(some)):
+        weight = float(len(some)) if sample_weight is None else float(sample_weight[some].sum())
+        if _clearly_better(score_of(other), scores[best], weight, validated):
             chosen = other
     return chosen, tuple(trials)
 
 
-def _clearly_better(new: _Score, old: _Score, rows: int) -> bool:
+def _clearly_better(new: _Score, old: _Score, rows: float, weight: Array | None) -> bool:
     """Return whether the richer noise model is clearly better."""
     if new.values is not None and old.values is not None:
         gain = new.values - old.values
-        return bool(gain.mean() > _error(gain))
+        return bool(np.average(gain, weights=weight) > _error(gain, weight))
     return (new.score - old.score) * rows > max(math.log(3), 2 * rows * math.hypot(new.error, old.error))
 
 
-def _validate(recipe: Recipe, x: Array, y: Array, order: Array, classes: int | None, seed: int) -> Array:
+def _cut(order: Array) -> int:
+    """Return the number of rows that train; the others validate."""
+    return max(1, int(0.8 * len(order)))
+
+
+def _at(rows: _Rows, some: Array) -> _Rows:
+    x, y, weight = rows
+    return x[some], y[some], None if weight is None else weight[some]
+
+
+def _problem(recipe: Recipe, rows: _Rows, classes: int | None, seed: int) -> Problem:
+    x, y, weight = rows
+    return recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed)
+
+
+def _validate(recipe: Recipe, rows: _Rows, order: Array, classes: int | None, seed: int) -> Array:
     """Return log predictive densities of the last fifth of the rows in the given order, by a fit to the others."""
-    cut = max(1, int(0.8 * len(order)))
-    train, validation = order[:cut], order[cut:]
-    problem = recipe.problem(x[train], y[train], classes=classes, seed=seed)
+    train, validation = order[: _cut(order)], order[_cut(order) :]
+    problem = _problem(recipe, _at(rows, train), classes, seed)
     try:
         with one_thread():
             fitted = DeepEnsemble(**SETTINGS).fit(problem, seed=seed, progress=False)
     except TrainingError:
         return np.full(len(validation), -np.inf)
-    inputs = torch.from_numpy(np.ascontiguousarray(x[validation], np.float32))
-    targets = torch.from_numpy(np.ascontiguousarray(y[validation]))
+    x, y, _ = _at(rows, validation)
+    inputs = torch.from_numpy(np.ascontiguousarray(x, np.float32))
+    targets = torch.from_numpy(np.ascontiguousarray(y))
     values: Array = fitted.predict(inputs).log_prob(targets).double().numpy()
     return values
 
 
-def _evidence(recipe: Recipe, x: Array, y: Array, classes: int | None, seed: int, structure: str) -> _Score:
-    """Return the log evidence per row of a fit to all rows."""
-    problem = recipe.problem(x, y, classes=classes, seed=seed)
+def _evidence(recipe: Recipe, rows: _Rows, classes: int | None, seed: int, structure: str) -> _Score:
+    """Return the log evidence per row of a fit to all rows, per unit of their weight if they have weights."""
+    problem = _problem(recipe, rows, classes, seed)
+    total = problem.total_weight
     try:
         with one_thread():
             if recipe.method == "bbb":
                 bound = BayesByBackprop(**BOUND).fit(problem, seed=seed, progress=False).elbo(problem, seed=seed)
-                return _Score(float(bound.value) / problem.n, float(bound.standard_error) / problem.n)
+                return _Score(float(bound.value) / total, float(bound.standard_error) / total)
             fitted = Laplace(structure=structure, **POINT).fit(problem, seed=seed, progress=False)
-            return _Score(fitted.log_evidence / problem.n, 0.0)
+            return _Score(fitted.log_evidence / total, 0.0)
     except TrainingError:
         return _Score(-math.inf, math.inf)
 
@@ -178,5 +202,13 @@ def _scaled(hidden: tuple[int, ...], factor: float) -> tuple[int, ...]:
     return tuple(max(1, round(w * factor)) for w in hidden)
 
 
-def _error(values: Array) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
+def _error(values: Array, weight: Array | None = None) -> float:
+    """Return the standard error of the mean, weighted if there are weights."""
+    n = len(values)
+    if n < 2:
+        return float("inf")
+    if weight is None:
+        return float(values.std(ddof=1) / np.sqrt(n))
+    share = weight / weight.sum()
+    squares = (share * (values - (share * values).sum())) ** 2
+    return float(np.sqrt(squares.sum() * n / (n - 1)))

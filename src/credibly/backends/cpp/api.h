@@ -32,6 +32,7 @@ template <class T> struct Data {
   int64_t log_scale;    // offset of the learned log scale in a parameter vector, or -1
   int64_t per_target;   // whether every target has its own learned scale
   double weight;        // 1 / temperature of the likelihood
+  const T* row_weight;  // [padded row], the weights of the rows, or null for ones
 };
 
 // A normal prior.

@@ -49,6 +49,7 @@ class Data(ctypes.Structure):
         ("log_scale", Int),
         ("per_target", Int),
         ("weight", Real),
+        ("row_weight", Address),
     ]
 
 

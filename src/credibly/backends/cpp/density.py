@@ -77,6 +77,7 @@ class CppDensity:
         likelihood: Likelihood,
         prior: BoundPrior,
         weights: tuple[float, float],
+        row_weight: Tensor | None = None,
     ) -> None:
         targets = y.to(stack.dtype)
         targets = targets.unsqueeze(1) if targets.ndim == 1 else targets
@@ -84,10 +85,11 @@ class CppDensity:
         inputs, outputs = padded_columns(x.to(stack.dtype)), padded_columns(targets)
         loc = prior.loc.to(stack.dtype).contiguous()
         precision = (weights[1] / prior.std.double() ** 2).to(stack.dtype).contiguous()
-        self._kept = (inputs, outputs, loc, precision)  # the struct holds their addresses
+        own = None if row_weight is None else padded_columns(row_weight.to(stack.dtype).unsqueeze(1))
+        self._kept = (inputs, outputs, loc, precision, own)  # the struct holds their addresses
         data = likelihood_struct(likelihood, layout, stack, targets.shape[1], weights[0])
         data.rows, data.padded = len(x), inputs.shape[1]
-        data.x, data.y = api.address(inputs), api.address(outputs)
+        data.x, data.y, data.row_weight = (api.address(column) for column in (inputs, outputs, own))
         self.struct = api.Density(stack.struct, data, api.Prior(api.address(loc), api.address(precision)))
         self._evaluations = api.function("evaluations", stack.dtype)
         self._trajectories = api.function("trajectories", stack.dtype)
@@ -103,11 +105,15 @@ class CppDensity:
         likelihood: Likelihood,
         prior: Any,
         weights: tuple[float, float],
+        row_weight: Tensor | None = None,
     ) -> CppDensity | None:
-        """Return the density, or None if the C++ backend does not support the likelihood, the prior or the data."""
+        """Return the density, or None if the C++ backend does not support the likelihood, the prior or the data.
+
+        `row_weight` are the weights of the rows, (N,); None for ones.
+        """
         if stack is None or not supports(x, y, likelihood, prior):
             return None
-        return CppDensity(stack, layout, x, y, likelihood, prior, weights)
+        return CppDensity(stack, layout, x, y, likelihood, prior, weights, row_weight)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log likelihood (C,) in float64 and the gradient (C, D) of the log density."""

@@ -15,6 +15,13 @@ template <class T>
 double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int64_t rows, bool value, T* gradient) {
   const int64_t valid = data.rows - first < rows ? data.rows - first : rows, K = data.targets;
   const T w = T(data.weight);
+  const T* row_weight = data.row_weight ? data.row_weight + first : nullptr;
+  const auto weight_of = [row_weight](int64_t r) { return row_weight ? double(row_weight[r]) : 1.0; };
+  double count = double(valid);  // of the rows, each by its weight
+  if (row_weight) {
+    count = 0;
+    for (int64_t r = 0; r < valid; ++r) count += double(row_weight[r]);
+  }
   double sum = 0;
   double shared_derivative = 0;  // with respect to a log scale that all targets share
   for (int64_t k = 0; k < K && data.kind != CATEGORICAL; ++k) {
@@ -27,7 +34,12 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
       const double precision = std::exp(-2 * log_scale);
       const T factor = w * T(precision);
       double squares[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-      if (value || learned) {
+      if ((value || learned) && row_weight) {
+        for (int64_t r = 0; r < valid; ++r) {
+          const double residual = double(y[r]) - double(out[r]);
+          squares[0] += weight_of(r) * residual * residual;
+        }
+      } else if (value || learned) {
         int64_t r = 0;
         for (; r + 8 <= valid; r += 8)
           for (int h = 0; h < 8; ++h) {
@@ -40,8 +52,8 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
       double square = 0;
       for (double part : squares) square += part;
       square *= precision;
-      sum += -0.5 * square - double(valid) * (log_scale + HALF_LOG_TWO_PI);
-      const double derivative = (square - double(valid)) * data.weight;
+      sum += -0.5 * square - count * (log_scale + HALF_LOG_TWO_PI);
+      const double derivative = (square - count) * data.weight;
       if (learned && data.per_target) gradient[offset] += T(derivative);
       if (learned && !data.per_target) shared_derivative += derivative;
     } else if (data.kind == HETEROSCEDASTIC) {
@@ -53,7 +65,7 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
         const Vec<T> square = residual * scaled;
         if (value)
           for (int h = 0; h < L && r + h < valid; ++h)
-            sum += -0.5 * (double(square[h]) + double(v[h])) - HALF_LOG_TWO_PI;
+            sum += weight_of(r + h) * (-0.5 * (double(square[h]) + double(v[h])) - HALF_LOG_TWO_PI);
         *(Vec<T>*)(out + r) = w * scaled;
         *(Vec<T>*)(log_variance + r) = (T(0.5) * w) * (square - T(1));
       }
@@ -63,7 +75,8 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
       if (value)
         for (int64_t r = 0; r < valid; ++r) {
           const double z = out[r];
-          sum += double(y[r]) * z - (z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z)));
+          const double normaliser = z > 0 ? z + std::log1p(std::exp(-z)) : std::log1p(std::exp(z));
+          sum += weight_of(r) * (double(y[r]) * z - normaliser);
         }
       for (int64_t r = 0; r < rows; r += L) {
         Vec<T>& z = *(Vec<T>*)(out + r);
@@ -92,7 +105,8 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
         normaliser += z;
       }
       if (value)
-        for (int h = 0; h < L && r + h < valid; ++h) sum += double(chosen[h]) - std::log(double(normaliser[h]));
+        for (int h = 0; h < L && r + h < valid; ++h)
+          sum += weight_of(r + h) * (double(chosen[h]) - std::log(double(normaliser[h])));
       const Vec<T> normalised_weight = w / normaliser;
       for (int64_t k = 0; k < K; ++k) {
         Vec<T>& z = *(Vec<T>*)(f + k * PITCH + r);
@@ -101,6 +115,11 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
     }
     for (int64_t k = 0; k < K; ++k)
       for (int64_t r = valid; r < rows; ++r) f[k * PITCH + r] = T(0);
+  }
+  if (row_weight) {
+    const int64_t outputs = data.kind == HETEROSCEDASTIC ? 2 * K : K;
+    for (int64_t k = 0; k < outputs; ++k)
+      for (int64_t r = 0; r < valid; ++r) f[k * PITCH + r] *= row_weight[r];
   }
   return sum;
 }

@@ -24,10 +24,11 @@ template <class T> class Batch {
     targets = all.kind == CATEGORICAL ? 1 : all.targets;
     if (has_rows) {
       const int64_t padded = (size + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
-      columns.assign((net.inputs[0] + targets) * padded + 64 / sizeof(T), T(0));
+      columns.assign((net.inputs[0] + targets + 1) * padded + 64 / sizeof(T), T(0));
       T* aligned = reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(columns.data()) + 63) / 64 * 64);
       batch.rows = size, batch.padded = padded;
       batch.x = x = aligned, batch.y = y = aligned + net.inputs[0] * padded;
+      if (all.row_weight) batch.row_weight = weights = y + targets * padded;
     }
     chain.reset(new Chain<T>(net, batch, density.prior, nullptr));
   }
@@ -37,6 +38,7 @@ template <class T> class Batch {
     if (rows) {
       gather(all.x, net.inputs[0], x, rows);
       gather(all.y, targets, y, rows);
+      if (weights) gather(all.row_weight, 1, weights, rows);
     }
     return chain->evaluate(theta, gradient, value, masks);
   }
@@ -53,7 +55,7 @@ template <class T> class Batch {
   int64_t size, targets;
   Data<T> batch;
   std::vector<T> columns;
-  T *x = nullptr, *y = nullptr;
+  T *x = nullptr, *y = nullptr, *weights = nullptr;
   std::unique_ptr<Chain<T>> chain;
 };
 

@@ -153,6 +153,8 @@ def _create(
         files["fixed.safetensors"] = {f"fixed/{k}": v for k, v in layout.fixed().items()}
         files["initial.safetensors"] = {"network": layout.read(layout.module)}
         data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(problem.x))}, "y": problem.y}
+        if problem.sample_weight is not None:
+            data["sample_weight"] = problem.sample_weight
         if sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
             files["data.safetensors"] = data
     if not isinstance(method.init, str):

@@ -123,7 +123,7 @@ def _dropout_step(
     rates = objective.own[0]
     none = torch.zeros(len(rates), dtype=rates.dtype)
     by_layer = torch.stack([none if site is None else rates[:, site] for site in sites], -1).contiguous()
-    precision = (objective.decay(rates) / objective.n).contiguous()
+    precision = (objective.decay(rates) / objective.effective).contiguous()
     fixed = problem.layout.network_dim if objective.fixed_scale else problem.dim
     step.dropping = DropoutSettings(by_layer, precision, fixed)
     return step

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rng import stream
+from credibly.core.rows import sum_rows
 from credibly.errors import InputError
 from credibly.forward import Forward
-from credibly.inference.training.objectives import Objective
+from credibly.inference.training.objectives import Objective, effective_rows
 from credibly.networks.dropout_masks import find_sites, masked_copy
 from credibly.problem import Problem
 
@@ -87,6 +88,7 @@ class DropoutObjective(Objective):
     ) -> None:
         self.problem, self.network, self.n, self.batch, self.seed = problem, network, n, batch, seed
         self.concrete, self.fixed_scale = concrete, fixed_scale
+        self.weights, self.effective = problem.relative_weight, effective_rows(problem, n)
         self.own = (rates,)
         self.looped = network.forward.looped
         self.precision = 1 / torch.square(problem.prior.std)
@@ -116,15 +118,15 @@ class DropoutObjective(Objective):
         """Return misfit under masks and decay, and the gradient of their sum."""
         if rows is not None:
             x, y = map_inputs(lambda t: t[rows], x), y[rows]
-        count = self.n if rows is None else rows.shape[-1]
+        count, row_weights = self.n if rows is None else rows.shape[-1], self.weights_of(rows)
         if self.shard is not None:
             noise = tuple(u[:, self.shard] for u in noise)
 
         def total(values: Tensor) -> tuple[Tensor, Tensor]:
             weights, rates = self._split(values, own[0])
-            log_lik = self.log_likelihood(weights, self.masks(rates, noise), x, y).flatten(1).sum(1)
+            log_lik = sum_rows(self.log_likelihood(weights, self.masks(rates, noise), x, y), row_weights)
             misfit = -log_lik / (count * self.problem.tempering.likelihood)
-            decay = self.complexity(weights, rates) / self.n
+            decay = self.complexity(weights, rates) / self.effective
             parts = torch.stack([misfit, decay], -1)
             return parts.sum(), parts
 
@@ -197,7 +199,7 @@ class DropoutObjective(Objective):
         likelihood, own = self.problem.likelihood, weights.clone()
         total = torch.zeros(1 if log_scales is None else len(log_scales), count, dtype=theta.dtype, device=theta.device)
         parameters = self.problem.layout.split(weights)[0]
-        for x, y in held_out.blocks(count):
+        for x, y, row_weights in held_out.blocks(count):
             sums: list[Tensor | None] = [None] * len(total)
             for masks in drawn:
                 output = likelihood.arrange(self.network.forward.apply({**parameters, **masks}, x), 1)
@@ -206,8 +208,8 @@ class DropoutObjective(Objective):
                         own[:, network:] = log_scales[index].to(own)
                     rows, before = likelihood.log_prob(output, y, self.problem.extra(own)), sums[index]
                     sums[index] = rows if before is None else torch.logaddexp(before, rows)
-            total += torch.stack([(s - math.log(passes)).flatten(1).sum(1) for s in sums if s is not None])
-        return total / held_out.n
+            total += torch.stack([sum_rows(s - math.log(passes), row_weights) for s in sums if s is not None])
+        return total / held_out.total_weight
 
     def final_rates(self, theta: Tensor) -> list[dict[str, float]]:
         """Return the rates of each member by site, learned or given."""

@@ -5,9 +5,9 @@ small. For a linear model with P weights and a flat prior its variance is RSS / 
 (N - P) sigma^2; a network on a small table may fit most of its rows exactly. Methods that keep only a mode therefore
 take the noise that maximises the log predictive density of held-out rows,
 
-    sum_i log mean_m p(y_i | x_i, w_m, s) + log p(s),
+    sum_i v_i log mean_m p(y_i | x_i, w_m, s) + log p(s),
 
-where m are the members that have not seen row i and s the likelihood's own parameters, such as a log scale: one value
+where v_i is the weight of row i, m are the members that have not seen row i and s the likelihood's own parameters, such as a log scale: one value
 for all members. What the members get wrong together counts as noise, and what they disagree about does not.
 """
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
+from credibly.core.rows import sum_rows
 from credibly.distributed.world import Mesh
 from credibly.inference.training.data import Data, folds
 from credibly.inference.training.loop import train
@@ -59,7 +60,8 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
         total = sum(float(parameters[name].prior.log_prob(value).sum()) for name, value in extra.items())
         for part, output in outputs:
             rows = part.likelihood.log_prob(output, part.y.double(), extra)
-            total += float(torch.logsumexp(rows, 0).sum()) - rows[0].numel() * math.log(len(rows))
+            mixture = torch.logsumexp(rows, 0, keepdim=True) - math.log(len(rows))
+            total += float(sum_rows(mixture, part.sample_weight))
         return total
 
     # Several parameters, one per target, depend on one another only by the weights of the members: two rounds suffice.
@@ -133,5 +135,5 @@ def with_held_out_noise(
 def _outputs(part: Problem, theta: Tensor) -> Tensor:
     """Return the outputs of members at the held-out rows, (M, N, ..., K) in float64."""
     with torch.no_grad():
-        blocks = [part.likelihood.arrange(part.forward(theta, x), 1) for x, _ in part.blocks(len(theta))]
+        blocks = [part.likelihood.arrange(part.forward(theta, x), 1) for x, _, _ in part.blocks(len(theta))]
     return torch.cat(blocks, 1).double()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.inputs import Inputs, Tensors, map_inputs
+from credibly.core.rows import sum_rows
 from credibly.problem import Problem
 
 
@@ -20,6 +21,7 @@ class Objective(ABC):
             evaluated one at a time.
         part_names: the terms that the loss is the sum of, for the progress bar and the history.
         looped: whether members must be evaluated one at a time.
+        weights: of all rows of the problem, with a mean of 1; None for ones.
         shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise
             of a step is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
     """
@@ -27,6 +29,7 @@ class Objective(ABC):
     own: tuple[Tensor, ...] = ()
     part_names: tuple[str, ...] = ("loss",)
     looped: bool = False
+    weights: Tensor | None = None
     shard: slice | None = None
 
     def controls(self, step: int) -> tuple[float, ...]:
@@ -46,9 +49,18 @@ class Objective(ABC):
         x and y are all of the data; `rows` are the indices (B,) or (M, B) to use, None for all of them.
         """
 
+    def weights_of(self, rows: Tensor | None) -> Tensor | None:
+        """Return the weights of a batch, in the shape of its indices; None for ones."""
+        return self.weights if self.weights is None or rows is None else self.weights[rows]
+
     @abstractmethod
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Return the mean log predictive density of each member on held-out rows, (M,)."""
+        """Return the mean log predictive density of each member on held-out rows, weighted by them, (M,)."""
+
+
+def effective_rows(problem: Problem, n: int) -> float:
+    """Return N for n of the problem's rows: their number times the mean weight."""
+    return n if problem.sample_weight is None else n * problem.total_weight / problem.n
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,13 @@ class Perturbation:
 class NegativeLogDensity(Objective):
     """-(1/N) log p_T(w | D), or -(1/N) log p(D | w) with prior_weight 0, for M members that may be perturbed.
 
+    Args:
+        problem: the density.
+        n: number of training rows. With weights, N is n times their mean over all rows, for every member alike: the
+            weight of the prior against the likelihood is exact whichever rows a member trains on.
+        prior_weight: 0 leaves the prior out.
+        perturbation: how members differ.
+
     Anchored members have the mean of their Normal prior moved to a draw from it, and may have shifted targets.
     """
 
@@ -70,14 +89,14 @@ class NegativeLogDensity(Objective):
     def __init__(
         self, problem: Problem, n: int, prior_weight: float = 1.0, perturbation: Perturbation | None = None
     ) -> None:
-        self.problem, self.n = problem, n
+        self.problem, self.n, self.weights = problem, n, problem.relative_weight
         self.looped = problem.forward.looped
         given = perturbation or Perturbation()
         self.anchored, self.shifted = given.anchors is not None, given.targets is not None
         self.own = tuple(t for t in (given.anchors, given.targets) if t is not None)
         # Of the mean over the batch: (N/B) / N / T.
         self.likelihood_weight = 1 / problem.tempering.likelihood
-        self.prior_weight = prior_weight / problem.tempering.prior / n
+        self.prior_weight = prior_weight / problem.tempering.prior / effective_rows(problem, n)
         self.variance = torch.square(problem.prior.std) if self.anchored else torch.ones(())
 
     def evaluate(
@@ -91,7 +110,9 @@ class NegativeLogDensity(Objective):
             x = map_inputs(lambda t: t.expand(len(theta), *t.shape), x)
         weight = self.likelihood_weight / count
         prior_weight = 0.0 if self.anchored else self.prior_weight
-        log_lik, log_prior, gradient = self.problem.parts_and_grad(theta, x, y, weight, prior_weight, shared=shared)
+        log_lik, log_prior, gradient = self.problem.parts_and_grad(
+            theta, x, y, weight, prior_weight, shared=shared, weight=self.weights_of(rows)
+        )
         if self.anchored:
             offset = theta - own[0]
             log_prior = -0.5 * (torch.square(offset) / self.variance).sum(-1)
@@ -101,9 +122,9 @@ class NegativeLogDensity(Objective):
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
         """Return the mean log likelihood per row."""
         total = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
-        for x, y in held_out.blocks(len(theta)):
-            total += held_out.log_likelihood_rows(theta, x, y).flatten(1).sum(1)
-        return total / held_out.n
+        for x, y, weight in held_out.blocks(len(theta)):
+            total += sum_rows(held_out.log_likelihood_rows(theta, x, y), weight)
+        return total / held_out.total_weight
 
     def _rows(self, own: tuple[Tensor, ...], x: Inputs, y: Tensor, rows: Tensor | None) -> tuple[Inputs, Tensor]:
         if rows is None:

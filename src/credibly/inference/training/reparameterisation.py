@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from credibly.core.inputs import Inputs, arguments, call, map_inputs, output_tensor
 from credibly.core.rng import draw_noise
+from credibly.core.rows import sum_rows
 from credibly.errors import InputError
 from credibly.problem import Problem
 
@@ -54,9 +55,16 @@ class LayerNoise:
         return noise
 
     def log_likelihood(
-        self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
+        self,
+        problem: Problem,
+        mu: Tensor,
+        sigma: Tensor,
+        noise: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        weight: Tensor | None = None,
     ) -> Tensor:
-        """Return E_q log p(batch | w) from mu and sigma (D,)."""
+        """Return E_q log p(batch | w) from mu and sigma (D,), with the weights of the rows (B,)."""
         raise NotImplementedError
 
 
@@ -98,7 +106,14 @@ class OnLayers(LayerNoise):
         return tuple(drawn[:, :, rows] if cut else drawn for drawn, cut in zip(noise, per_row))
 
     def log_likelihood(
-        self, problem: Problem, mu: Tensor, sigma: Tensor, noise: tuple[Tensor, ...], x: Inputs, y: Tensor
+        self,
+        problem: Problem,
+        mu: Tensor,
+        sigma: Tensor,
+        noise: tuple[Tensor, ...],
+        x: Inputs,
+        y: Tensor,
+        weight: Tensor | None = None,
     ) -> Tensor:
         """Return the average over K passes."""
         means, scales = problem.layout.split(mu)[0], problem.layout.split(sigma)[0]
@@ -116,7 +131,8 @@ class OnLayers(LayerNoise):
             values |= {buffer: tensor[0, k] for (buffer, _, _), tensor in zip(self.shapes, noise[1:])}
             output = output_tensor(functional_call(self.module, values, args, kwargs)).unsqueeze(0)
             output = problem.likelihood.arrange(output, 1)
-            value = problem.likelihood.log_prob(output, y, problem.extra(drawn.unsqueeze(0))).sum()
+            rows = problem.likelihood.log_prob(output, y, problem.extra(drawn.unsqueeze(0)))
+            value = rows.sum() if weight is None else sum_rows(rows, weight).sum()
             total = value if total is None else total + value
         assert total is not None
         return total / samples

@@ -1,0 +1,52 @@
+"""Rows of data and their weights: v_i >= 0 multiplies the log likelihood of row i; an integer equals repeated rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from credibly.core.inputs import Inputs, check_finite, map_inputs, to_tensor
+from credibly.errors import InputError
+
+
+class Rows(NamedTuple):
+    """Rows of the data, with their weights if they have any."""
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor | None = None
+
+    def at(self, rows: Tensor | slice) -> Rows:
+        """Return some of the rows, by indices of any shape or a slice."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Rows(map_inputs(lambda t: t[rows], self.x), self.y[rows], weight)
+
+
+def to_weights(value: Any, rows: int, device: torch.device, dtype: torch.dtype, name: str = "sample_weight") -> Tensor:
+    """Return weights as a tensor (rows,). Raise on values that are no weights."""
+    weights = to_tensor(value, name, device, dtype, convert=True).to(dtype)
+    if weights.shape != (rows,):
+        raise InputError(name, f"must have shape ({rows},), one weight per row, got {tuple(weights.shape)}")
+    check_finite(name, weights)
+    if bool((weights < 0).any()):
+        raise InputError(name, f"must be non-negative, got {float(weights.min()):g}")
+    if not bool((weights > 0).any()):
+        raise InputError(name, "must be positive for at least one row, got zeros only")
+    return weights
+
+
+def sum_rows(values: Tensor, weight: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum (C, N, ...) over everything but the first axis, rows multiplied by their weights, (N,) or (C, N)."""
+    if weight is None:
+        return values.flatten(1).sum(1, dtype=dtype)
+    each = values if values.ndim == 2 else values.flatten(2).sum(2)
+    return (each * weight).sum(1, dtype=dtype)
+
+
+def join_weights(parts: list[tuple[int, Tensor | None]], like: Tensor) -> Tensor | None:
+    """Concatenate weights of several sets of rows, each with its number of rows; None stands for ones."""
+    if all(weight is None for _, weight in parts):
+        return None
+    return torch.cat([like.new_ones(rows) if weight is None else weight for rows, weight in parts])
