@@ -44,7 +44,7 @@ def test_the_noise_of_one_member_is_the_root_mean_square_of_its_held_out_residua
 
 @pytest.mark.parametrize("kind", [Gaussian, StudentT])
 def test_several_members_are_judged_by_their_mixture(kind):
-    given = problem(kind())
+    given = problem(kind(scale_prior=Normal(1.0, loc=-1.0)))
     theta = 0.3 * torch.randn(6, given.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = unseen(given)
 

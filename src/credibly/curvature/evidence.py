@@ -159,7 +159,7 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
         rows = problem.likelihood.log_prob(output, problem.y, problem.extra(whole))
         log_lik = sum_rows(rows, problem.sample_weight).sum()
-        prior = _own_log_prior(problem.prior, network, values)
+        prior = own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
     for _ in range(50):
@@ -192,7 +192,7 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> T
     def evidence(shift: float) -> float:
         extra = problem.extra(torch.cat([network, own + shift]).unsqueeze(0))
         log_lik = float(sum_rows(problem.likelihood.log_prob(output, problem.y, extra), problem.sample_weight))
-        prior = float(_own_log_prior(problem.prior, network, own + shift))
+        prior = float(own_log_prior(problem.prior, network, own + shift))
         log_det = sum(b.log_det(1.0, math.exp(-2 * shift)) for b in weights)
         return log_lik / tempering.likelihood + prior / tempering.prior - 0.5 * log_det
 
@@ -207,7 +207,7 @@ def _outputs(problem: Problem, theta: Tensor) -> Tensor:
     return torch.cat(blocks, 1).double()
 
 
-def _own_log_prior(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:
+def own_log_prior(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:
     """Return the log prior of the likelihood's own parameters, up to a constant."""
     first = len(network)
     if isinstance(prior, BoundGaussianPrior):

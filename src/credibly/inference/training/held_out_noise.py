@@ -7,8 +7,9 @@ take the noise that maximises the log predictive density of held-out rows,
 
     sum_i v_i log mean_m p(y_i | x_i, w_m, s) + log p(s),
 
-where v_i is the weight of row i, m are the members that have not seen row i and s the likelihood's own parameters, such as a log scale: one value
-for all members. What the members get wrong together counts as noise, and what they disagree about does not.
+where v_i is the weight of row i, m are the members that have not seen it and s the likelihood's own parameters, such as
+a log scale: one value for all members. What the members get wrong together counts as noise, and what they disagree
+about does not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_choice
 from credibly.core.rows import sum_rows
+from credibly.curvature.evidence import own_log_prior
 from credibly.distributed.world import Mesh
 from credibly.inference.training.data import Data, folds
 from credibly.inference.training.loop import train
@@ -53,11 +55,11 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
     """
     outputs = [(part, _outputs(part, theta[list(members)])) for part, members in unseen if members]
     noise = theta[:, problem.layout.network_dim :].double().mean(0)
-    parameters = problem.likelihood.parameters()
+    network = theta[0, : problem.layout.network_dim].double()
 
     def density(tried: Tensor) -> float:
         extra = problem.extra(with_noise(problem, theta[:1].double(), tried))
-        total = sum(float(parameters[name].prior.log_prob(value).sum()) for name, value in extra.items())
+        total = float(own_log_prior(problem.prior, network, tried))
         for part, output in outputs:
             rows = part.likelihood.log_prob(output, part.y.double(), extra)
             mixture = torch.logsumexp(rows, 0, keepdim=True) - math.log(len(rows))
