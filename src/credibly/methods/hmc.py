@@ -41,14 +41,15 @@ class HMC(SamplingMethod):
 
     Args:
         chains, draws: number of chains, and of draws per chain.
-        warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards.
+        warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards. A chain
+            that does not move in a third of them restarts from another chain's position, and the record says so.
         step_size: Delta; None finds it during warm-up.
         trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter
             or an eighth of it, whichever gave the most effective predictions per gradient during warm-up.
         target_accept: acceptance that the step size is adapted to.
-        pooled: one step size for all chains; False gives each its own (chains then wait for the one with the most
-            steps).
-        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted to the variance during warm-up), or
+        pooled: one step size for all chains at the end of warm-up, such that the worst of them moves; False gives each
+            its own throughout (chains then wait for the one with the most steps).
+        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted during warm-up), or
             "auto": identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
         jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
             the trajectory length is given.
