@@ -37,6 +37,9 @@ from credibly.storage.record import Record
 
 # Draws for the ELBO that is reported at the end.
 FINAL_SAMPLES = 32
+# The learning rate of richer families, in units of their start's standard deviations, over that of the mean field, in
+# units of the weights, whose standard deviations are a few tenths or less.
+RELATIVE_RATE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +162,8 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         gaussian, rest = phi[:, :width], phi[:, width:]
         relative = Relative(chosen, chosen.loc(gaussian, dim), chosen.variance(gaussian, dim).sqrt())
         begin = relative.phi(chosen.parts(gaussian)) if warm else relative.start()
-        # The weight of the KL term has risen to 1 already.
-        options = self if warm else replace(self, kl_warmup=0)
+        # After a mean-field fit the weight of the KL term has risen to 1 already.
+        options = replace(self, lr=RELATIVE_RATE * self.lr, kl_warmup=self.kl_warmup if warm else 0)
         title = f"{self.label}, {self.family}"
         done = options._train(fit, data, relative, torch.cat([begin, rest], -1), noise, title)
         values, rest = done.theta[:, :width], done.theta[:, width:]
