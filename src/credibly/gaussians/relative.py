@@ -18,7 +18,6 @@ from torch import Tensor
 from credibly.gaussians.families import Family, FullRank, LowRank, Parts
 from credibly.gaussians.precisions import Precision
 
-
 # Entries of a row of L below which the rate need not fall: 7 beats 12 for networks of 52 to 242 weights.
 FULL_RATE_ENTRIES = 7
 
