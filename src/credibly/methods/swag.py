@@ -137,9 +137,12 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             every = self.every or max(LEAST_STEPS, data.count // batch, -(-self.plan(data.count)[0] // self.iterates))
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
-            mean, stretch = averages.mean(0), math.sqrt(every / (data.count * noise.ratio))
-            for average, loss in zip(averages, losses):
-                moments.add(mean + stretch * (average - mean), loss)
+            mean, stretch = averages[1:].mean(0), math.sqrt(every / (data.count * noise.ratio))
+            # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
+            # starts away from the mode.
+            change = averages.diff(dim=0) / math.sqrt(2)
+            for deviation, loss in zip(change - change.mean(0), losses[1:]):
+                moments.add(mean + stretch * deviation, loss)
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
@@ -153,7 +156,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     def _averages(
         self, fit: Fit, objective: Objective, theta: Tensor, data: Data, batch: int, every: int, noise: GradientNoise
     ) -> tuple[float, Tensor, list[float]]:
-        """Return the learning rate, the averages (T, D) in float64 of all windows but the first, and their losses."""
+        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses."""
         problem, scale = fit.problem, noise.scale
         batches = IndependentBatches(
             data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
@@ -187,10 +190,10 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     ) -> Iterator[tuple[Tensor, float]]:
         """Run SGD at a constant rate from theta (1, D), in place, and yield a point (D,) and the loss every few steps.
 
-        Points are iterates, or the averages over each window, in float64; of those there is one more. Clipped gradients
-        would have less noise than was measured, so averages are without.
+        Points are iterates, or the averages over each window, in float64; of those there are two more. Clipped
+        gradients would have less noise than was measured, so averages are without.
         """
-        steps = every * (self.iterates + averaged)
+        steps = every * (self.iterates + (2 if averaged else 0))
         clip = None if averaged else self.clip_norm
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0, clip_norm=clip)
         step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
