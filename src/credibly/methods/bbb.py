@@ -114,7 +114,9 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
             done = self._train(fit, data, chosen, phi, noise)
         else:
             if not warm:
-                layers = choose_estimator(self.estimator, problem, batch, mean_field=single)
+                # Noise on layers takes a pass per draw, weights one pass for all of them.
+                asked = self.estimator if self.samples == 1 else "weights"
+                layers = choose_estimator(asked, problem, batch, mean_field=single)
                 phi = widened(chosen, self._train(fit, data, MeanField(), phi, layers).theta, problem.dim)
             done = self._refine(fit, data, chosen, phi.clone(), noise, warm)
             if not (warm or data.stops):
@@ -174,7 +176,8 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         """Return the posterior of phi (M, P), with or without learned prior scales behind it."""
         values = values[:, : chosen.size(fit.problem.dim)].contiguous()
         if isinstance(chosen, Relative):
-            chosen, values = chosen.base, chosen.base.phi(chosen.parts(values))
+            base = chosen.base
+            return GaussianPosterior(Model.of(fit.problem), base, base.phi(chosen.parts(values)), record)
         return GaussianPosterior(Model.of(fit.problem), chosen, values, record)
 
     def _elbos(self, fit: Fit, chosen: Family, values: Tensor) -> Tensor:
