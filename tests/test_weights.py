@@ -139,7 +139,7 @@ METHODS = {
     "map": cr.MAP(**FULL),
     "ensemble": cr.DeepEnsemble(members=2, **FULL),
     "bbb": cr.BayesByBackprop(estimator="weights", **FULL),
-    "low-rank": cr.BayesByBackprop(family="low-rank", rank=2, **FULL),
+    "low-rank": cr.BayesByBackprop(family="low-rank", rank=2, estimator="weights", **FULL),
     "laplace kron": cr.Laplace(structure="kron", **FULL),
     "laplace diag": cr.Laplace(structure="diag", **FULL),
     "laplace full": cr.Laplace(structure="full", **FULL),

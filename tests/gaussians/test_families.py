@@ -9,6 +9,7 @@ from torch.distributions import MultivariateNormal, Normal
 import credibly as cr
 from conftest import randn
 from credibly.gaussians.families import FULL_RANK_LIMIT, FullRank, LowRank, MeanField, family, inverse_softplus
+from credibly.gaussians.relative import Relative
 
 f64 = torch.float64
 DIM, MEMBERS = 5, 3
@@ -39,6 +40,30 @@ def test_draws_have_the_mean_and_the_covariance(chosen):
         # Entries of a sample covariance of N(0, I) have standard deviation sqrt(1/K), sqrt(2/K) on the diagonal.
         away = torch.cov(whitened) - torch.eye(DIM, dtype=f64)
         assert float(away.abs().max()) < 4.5 * math.sqrt(2 / count)
+
+
+@every_family
+def test_phi_is_the_inverse_of_parts(chosen):
+    phi = some_phi(chosen)
+    torch.testing.assert_close(chosen.phi(chosen.parts(phi)), phi, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", [LowRank(2), FullRank()], ids=["low-rank", "full-rank"])
+def test_relative_coordinates_describe_the_same_gaussians(base):
+    loc, scale = randn(MEMBERS, DIM, seed=5, dtype=f64), randn(MEMBERS, DIM, seed=6, dtype=f64).exp()
+    relative, phi = Relative(base, loc, scale), some_phi(base)
+    there = relative.phi(base.parts(phi))
+    noise = randn(MEMBERS, 3, base.noise_size(DIM), seed=7, dtype=f64)
+    torch.testing.assert_close(relative.draw(there, noise), base.draw(phi, noise))
+    torch.testing.assert_close(relative.entropy(there), base.entropy(phi))
+    torch.testing.assert_close(relative.covariance(there, DIM), base.covariance(phi, DIM))
+    torch.testing.assert_close(relative.precision(there).matrix(), base.precision(phi).matrix())
+    start = relative.start()
+    torch.testing.assert_close(relative.loc(start, DIM), loc)
+    torch.testing.assert_close(relative.variance(start, DIM), scale.square())
+    assert relative.size(DIM) == base.size(DIM) == start.shape[1]
+    same = relative.init(loc, 0.3)
+    torch.testing.assert_close(relative.covariance(same, DIM), base.covariance(base.init(loc, 0.3), DIM))
 
 
 @every_family

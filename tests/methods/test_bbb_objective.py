@@ -23,8 +23,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from torch.nn.functional import softplus
 
 import credibly as cr
+from credibly.inference.training.free_energy import kl_weight
 from credibly.likelihoods import Gaussian
-from credibly.methods.bbb import kl_weight
 from credibly.priors.elementwise import Laplace, Normal, ScaleMixture, StudentT
 
 

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import credibly as cr
-from conftest import mlp, randn
+from conftest import Conjugate, mlp, randn
 from credibly.gaussians.families import LowRank
 from credibly.inference.training.data import split
+from credibly.inference.training.gradient_noise import IndependentBatches, gradient_noise, largest_curvature
 from credibly.likelihoods import Categorical, Gaussian
-from credibly.methods.swag import SWAG, Iterates, largest_curvature
+from credibly.methods.swag import SWAG, Iterates
 
 DOUBLE = torch.float64
 
@@ -110,15 +111,100 @@ def test_the_mean_is_at_the_mode_of_a_linear_model_and_the_covariance_is_not_the
     assert bool((narrow.std < 0.7 * wide.std).all())
 
 
+def linear(count, scales, correlation=0.0, noise=0.3, assumed=None):
+    """Return a linear model with inputs of those scales; the likelihood's noise is the true one unless given."""
+    x = randn(count, len(scales), dtype=DOUBLE)
+    shared = randn(count, 1, seed=1, dtype=DOUBLE)
+    x = (math.sqrt(1 - correlation) * x + math.sqrt(correlation) * shared) * torch.tensor(scales, dtype=DOUBLE) + 0.5
+    y = x @ randn(len(scales), seed=2, dtype=DOUBLE) + 0.2 + noise * randn(count, seed=3, dtype=DOUBLE)
+    return Conjugate(nn.Linear(len(scales), 1).double(), x, y, noise=assumed or noise, prior=1.0)
+
+
+@pytest.mark.parametrize(
+    "model, batch_size",
+    [
+        (linear(200, [1.0] * 4), None),
+        (linear(1000, [0.3, 1.0, 3.0, 1.0, 1.0], noise=1.0), None),  # condition number 130
+        (linear(500, [1.0] * 4, correlation=0.5, noise=0.1), 20),
+        (linear(400, [1.0] * 5, noise=0.3, assumed=1.0), 200),  # gradients a tenth as noisy as the likelihood assumes
+    ],
+    ids=["isotropic", "scaled", "correlated", "misspecified noise"],
+)
+def test_the_default_variance_is_that_of_the_posterior(model, batch_size):
+    """Ratios of the weights' variances, on average over them.
+
+    Forty differences of averages estimate each variance with a relative standard error of 0.27 (that of n squares of
+    normal numbers, correlated -1/2 between neighbours), and gradient noise adds 0.1 to all. Windows of finite length
+    take up to 0.2 away. Iterates at the former default rate had ratios of 0.001 to 0.2.
+    """
+    mean, covariance = model.exact()
+    posterior = SWAG(batch_size=batch_size).fit(model.problem(), seed=0)
+    ratio = posterior.std[0].square() / covariance.diagonal()
+    assert 0.7 < float(ratio.mean()) < 1.4, ratio
+    assert bool(((ratio > 0.3) & (ratio < 2.5)).all()), ratio
+    assert bool(((posterior.loc[0] - mean).abs() < 0.3 * covariance.diagonal().sqrt()).all())
+
+
+def test_the_noise_of_gradients_and_the_curvature_are_measured():
+    """On a linear model both have closed forms: the rows' gradients at the mode, and the design."""
+    model, batch = linear(300, [0.3, 1.0, 3.0], noise=0.5, assumed=0.8), 40
+    problem, mode = model.problem(), model.exact()[0]
+    noise = gradient_noise(problem, mode.unsqueeze(0), split(problem, SWAG(), 0), batch, seed=0)
+    residual = model.y - model.design @ mode
+    rows = model.design * residual.unsqueeze(1) / model.noise**2
+    gradients = torch.cov(rows.T) * (1 - batch / 300) / batch  # without replacement
+    hessian = model.design.T @ model.design / model.noise**2 / 300
+    scale = (batch * gradients.diagonal() + 1 / 300).rsqrt()
+    assert bool(((noise.scale[0] / scale).log().abs() < 0.35).all())  # 64 batches: 0.18 of each variance
+    size = noise.scale[0].square()
+    exact = float((size * gradients.diagonal()).sum() / (size * hessian.diagonal()).sum())
+    assert noise.ratio == pytest.approx(exact, rel=0.25)  # 192 batches: 0.1 along one direction
+    # Directions are random, so their mean curvature is the trace up to its off-diagonal part.
+    scaled = noise.scale[0].unsqueeze(1) * hessian * noise.scale[0]
+    spread = float((2 * (scaled - torch.diag(scaled.diagonal())).square().sum() / 16).sqrt())
+    assert abs(noise.trace - float(scaled.trace())) < 3 * spread
+
+
+def test_minibatches_of_averages_are_independent():
+    """Shuffled epochs use every row once, so gradient noise would cancel over an epoch."""
+    few = IndependentBatches(12, 4, seed=0, purpose="test", device=torch.device("cpu"))
+    rows = torch.cat([few.at(step) for step in range(300)])
+    assert rows.shape == (300, 4)
+    assert all(len(set(row.tolist())) == 4 for row in rows)
+    epochs = rows.reshape(100, 12)
+    # Three disjoint batches in a row have probability 0.0003.
+    assert sum(len(set(epoch.tolist())) == 12 for epoch in epochs) < 3
+    counts = torch.bincount(rows.flatten(), minlength=12).double()
+    assert float((counts - 100).square().sum() / 100) < 30  # chi-squared with 11 degrees of freedom
+    assert torch.equal(few.at(7), rows[7:8])
+    many = IndependentBatches(torch.arange(500, 5000), 4, seed=0, purpose="test", device=torch.device("cpu"))
+    assert int(torch.cat([many.at(step) for step in range(200)]).min()) >= 500
+
+
 def test_the_default_rate_follows_the_curvature(conjugate):
     """-(1/N) log p of a linear model has the exact precision over N as its Hessian."""
     problem = conjugate.problem()
     data = split(problem, SWAG(), 0)
-    top = float(torch.linalg.eigvalsh(torch.linalg.inv(conjugate.exact()[1]))[-1]) / problem.n
+    mean, covariance = conjugate.exact()
+    hessian, mode = torch.linalg.inv(covariance) / problem.n, mean.unsqueeze(0)
     found = largest_curvature(problem, torch.zeros(1, 4, dtype=DOUBLE), data, 0)
-    assert found == pytest.approx(top, rel=1e-3)
-    rate = SWAG(steps=10, rank=2, iterates=2).fit(problem, seed=0).record.history["sgd_lr"]
-    assert rate == pytest.approx(0.04 / top, rel=2e-3)
+    assert found == pytest.approx(float(torch.linalg.eigvalsh(hessian)[-1]), rel=1e-3)
+    history = SWAG(init=mode, rank=2, iterates=2, every=1).fit(problem, seed=0).record.history
+    assert history["sgd_batch"] == 7
+    noise = gradient_noise(problem, mode, data, 7, seed=0)
+    scaled = noise.scale[0].unsqueeze(1) * hessian * noise.scale[0]
+    top = float(torch.linalg.eigvalsh(scaled)[-1])
+    assert history["sgd_lr"] == pytest.approx(0.1 * min(1 / top, 0.2 * 7 / noise.trace), rel=1e-2)
+    assert history["stretch"] == pytest.approx(math.sqrt(1 / (problem.n * noise.ratio)))
+
+
+def test_a_drift_is_no_width():
+    """From far away SGD moves towards the mode for many windows: their averages differ by hundreds of widths."""
+    model = linear(300, [1.0, 1.0])
+    mean, covariance = model.exact()
+    start = (mean + 100 * covariance.diagonal().sqrt()).unsqueeze(0)
+    posterior = SWAG(init=start, every=5, momentum=0.0).fit(model.problem(), seed=0)
+    assert bool((posterior.std[0] < 4 * covariance.diagonal().sqrt()).all())
 
 
 def test_post_hoc_from_a_trained_network():

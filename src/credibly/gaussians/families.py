@@ -38,6 +38,10 @@ class Family(ABC):
         """Split phi into the mean (M, D) and the tensors that define the covariance."""
 
     @abstractmethod
+    def phi(self, parts: Parts) -> Tensor:
+        """Return the phi (M, P) whose parts these are."""
+
+    @abstractmethod
     def size(self, dim: int) -> int:
         """Return P, the length of a row of phi."""
 
@@ -97,6 +101,11 @@ class MeanField(Family):
         mu, rho = phi.chunk(2, -1)
         return mu, F.softplus(rho)
 
+    def phi(self, parts: Parts) -> Tensor:
+        """Return (mu, rho)."""
+        mu, sigma = parts
+        return torch.cat([mu, _inverse_softplus(sigma)], -1)
+
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + sigma e."""
         mu, sigma = self.parts(phi)
@@ -155,6 +164,11 @@ class LowRank(Family):
         dim = phi.shape[-1] // (2 + self.rank)
         mu, rho, factor = phi.split([dim, dim, dim * self.rank], -1)
         return mu, F.softplus(rho), factor.reshape(-1, dim, self.rank)
+
+    def phi(self, parts: Parts) -> Tensor:
+        """Return (mu, rho, F)."""
+        mu, sigma, factor = parts
+        return torch.cat([mu, _inverse_softplus(sigma), factor.flatten(1)], -1)
 
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + sigma e + F f."""
@@ -226,6 +240,15 @@ class FullRank(Family):
         index = (rows * dim + columns).expand(len(phi), -1)
         return phi[:, :dim], factor.scatter(1, index, values).reshape(-1, dim, dim)
 
+    def phi(self, parts: Parts) -> Tensor:
+        """Return mu and the rows of the lower triangle, its diagonal as rho."""
+        mu, factor = parts
+        rows, columns = torch.tril_indices(*factor.shape[-2:], device=mu.device)
+        values = factor[:, rows, columns]
+        diagonal = rows == columns
+        rho = _inverse_softplus(torch.where(diagonal, values, 1.0))
+        return torch.cat([mu, torch.where(diagonal, rho, values)], -1)
+
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:
         """mu + L e."""
         mu, factor = self.parts(phi)
@@ -255,9 +278,13 @@ class FullRank(Family):
         return factor @ factor.mT
 
 
-def family(name: str, rank: int) -> Family:
+def family(name: str, rank: int) -> MeanField | LowRank | FullRank:
     """Return the family with the given name."""
-    families: dict[str, Family] = {"mean-field": MeanField(), "low-rank": LowRank(rank), "full-rank": FullRank()}
+    families: dict[str, MeanField | LowRank | FullRank] = {
+        "mean-field": MeanField(),
+        "low-rank": LowRank(rank),
+        "full-rank": FullRank(),
+    }
     check_choice("family", name, families)
     return families[name]
 
@@ -265,3 +292,7 @@ def family(name: str, rank: int) -> Family:
 def inverse_softplus(value: float) -> float:
     """Return the x with softplus(x) = value."""
     return value + math.log(-math.expm1(-value))
+
+
+def _inverse_softplus(values: Tensor) -> Tensor:
+    return values + torch.log(-torch.expm1(-values))

@@ -11,26 +11,23 @@ weights sum to one, so an epoch adds up to the free energy.
 from __future__ import annotations
 
 import itertools
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_choice, check_integer, check_positive
-from credibly.core.inputs import Inputs, Tensors, map_inputs
-from credibly.core.rng import draw_noise, normal, stream
-from credibly.core.rows import sum_rows
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
-from credibly.gaussians.families import Family, MeanField, Parts, family
+from credibly.gaussians.families import Family, FullRank, LowRank, MeanField, family
+from credibly.gaussians.relative import Relative
 from credibly.inference.method import Fit, initial
-from credibly.inference.training.data import split
-from credibly.inference.training.loop import train
+from credibly.inference.training.data import Data, split
+from credibly.inference.training.free_energy import FreeEnergy
+from credibly.inference.training.loop import Trained, train
 from credibly.inference.training.method import TrainingMethod
-from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
+from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
@@ -40,6 +37,9 @@ from credibly.storage.record import Record
 
 # Draws for the ELBO that is reported at the end.
 FINAL_SAMPLES = 32
+# The learning rate of richer families, in units of their start's standard deviations, over that of the mean field, in
+# units of the weights, whose standard deviations are a few tenths or less.
+RELATIVE_RATE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     """Bayes by Backprop: a Gaussian over the weights, fitted by the variational free energy.
 
     Args:
-        family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks).
+        family: "mean-field", "low-rank" (with `rank`) or "full-rank" (small networks). The last two take as many steps
+            again from a mean-field fit, and return that fit if the ELBO has not risen.
         samples: draws of the weights per step.
         estimator: how a draw enters the network. "weights" (any module), "local" (local reparameterisation: noise on
             the outputs of Linear layers; for convolutions it treats positions as independent, which the posterior does
@@ -89,52 +90,106 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
 
     def _fit(self, fit: Fit) -> GaussianPosterior:
         """Return the fitted Gaussian; `record.history` holds the free energy, its parts and the ELBO in nats."""
-        problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
+        problem, seed = fit.problem, fit.seed
         data = split(problem, self, seed)
-        steps, batch, per_epoch = self.plan(data.count)
+        steps, batch, _ = self.plan(data.count)
         if self.kl_warmup >= steps:
             raise InputError("kl_warmup", f"must be below the number of steps, {steps}, got {self.kl_warmup}")
-        chosen = family(self.family, self.rank)
         if self.learn_prior_scale and not problem.prior.groups:
             raise InputError(
                 "learn_prior_scale", "must be False if the prior is a posterior, got True", "Its scale is known"
             )
+        chosen = family(self.family, self.rank)
+        width, single = chosen.size(problem.dim), self.members == 1
+        noise = choose_estimator(self.estimator, problem, batch, mean_field=isinstance(chosen, MeanField) and single)
+        warm = isinstance(self.init, GaussianPosterior)
         if isinstance(self.init, GaussianPosterior):
             phi = warm_start(problem, self.init, chosen, self.members)
         else:
-            phi = chosen.init(self._start(problem, self.init, seed, mesh, progress), self.init_scale)
+            start = self._start(problem, self.init, seed, fit.world.all_rows(), fit.progress)
+            phi = MeanField().init(start, self.init_scale)
         if self.learn_prior_scale:
             phi = torch.cat([phi, phi.new_zeros(self.members, problem.prior.groups)], -1)
-        noise = choose_estimator(
-            self.estimator, problem, batch, mean_field=isinstance(chosen, MeanField) and self.members == 1
-        )
-        objective = FreeEnergy(problem, chosen, data.count, self, noise, seed=seed, per_epoch=per_epoch)
-        model, width = Model.of(problem), chosen.size(problem.dim)
+        history: dict[str, Any] = {}
+        if isinstance(chosen, MeanField):
+            done = self._train(fit, data, chosen, phi, noise)
+        else:
+            if not warm:
+                # Noise on layers takes a pass per draw, weights one pass for all of them.
+                asked = self.estimator if self.samples == 1 else "weights"
+                layers = choose_estimator(asked, problem, batch, mean_field=single)
+                phi = widened(chosen, self._train(fit, data, MeanField(), phi, layers).theta, problem.dim)
+            done = self._refine(fit, data, chosen, phi.clone(), noise, warm)
+            if not (warm or data.stops):
+                # The same draws for both: what they have in common cancels.
+                before, after = (self._elbos(fit, chosen, values) for values in (phi, done.theta))
+                done.theta = torch.where((after >= before).unsqueeze(1), done.theta, phi)
+                history |= {"mean_field_elbo": float(before.mean()), "improved": (after >= before).tolist()}
+        history |= {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
+        factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
+        if factor is not None:
+            history["prior_scale_factor"] = factor.tolist()
+        fitted = self._posterior(fit, chosen, done.theta, Record(method=self.name))
+        elbo = fitted.elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
+        history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
+        return self._posterior(fit, chosen, done.theta, fit.record(history))
 
-        def posterior(values: Tensor, record: Record, error: TrainingError | None = None) -> GaussianPosterior:
-            return GaussianPosterior(model, chosen, values[:, :width].contiguous(), record)
-
-        with fit.keep_partial(posterior):
-            done = train(
-                problem,
+    def _train(
+        self, fit: Fit, data: Data, chosen: Family, phi: Tensor, noise: LayerNoise, title: str | None = None
+    ) -> Trained:
+        """Minimise the free energy from phi, which is changed in place."""
+        per_epoch = self.plan(data.count)[2]
+        objective = FreeEnergy(fit.problem, chosen, data.count, self, noise, seed=fit.seed, per_epoch=per_epoch)
+        with fit.keep_partial(lambda values, record, error: self._posterior(fit, chosen, values, record)):
+            return train(
+                fit.problem,
                 objective,
                 phi,
                 self,
                 data,
-                seed=seed,
-                title=self.label,
+                seed=fit.seed,
+                title=title or self.label,
                 shared_batches=True,
-                progress=progress,
-                mesh=mesh,
+                progress=fit.progress,
+                mesh=fit.world.all_rows(),
             )
-        history = {**done.history, "estimator": noise.name, "estimator_reason": noise.reason}
-        factor = done.theta[:, width:].exp() if self.learn_prior_scale else None
-        if factor is not None:
-            history["prior_scale_factor"] = factor.tolist()
-        fitted = posterior(done.theta, fit.record({}))
-        elbo = fitted.elbo(problem, samples=FINAL_SAMPLES, seed=seed, prior_scale=factor)
-        history |= {"elbo": float(elbo.value), "elbo_standard_error": float(elbo.standard_error)}
-        return posterior(done.theta, fit.record(history))
+
+    def _refine(
+        self, fit: Fit, data: Data, chosen: LowRank | FullRank, phi: Tensor, noise: LayerNoise, warm: bool
+    ) -> Trained:
+        """Train a richer family from phi of a Gaussian in it, in the units of that Gaussian.
+
+        A mean-field start has no factor yet; it begins with a small one, whose variance the diagonal gives up.
+        """
+        width, dim = phi.shape[-1] - (fit.problem.prior.groups if self.learn_prior_scale else 0), fit.problem.dim
+        gaussian, rest = phi[:, :width], phi[:, width:]
+        relative = Relative(chosen, chosen.loc(gaussian, dim), chosen.variance(gaussian, dim).sqrt())
+        begin = relative.phi(chosen.parts(gaussian)) if warm else relative.start()
+        # After a mean-field fit the weight of the KL term has risen to 1 already.
+        options = replace(self, lr=RELATIVE_RATE * self.lr, kl_warmup=self.kl_warmup if warm else 0)
+        title = f"{self.label}, {self.family}"
+        done = options._train(fit, data, relative, torch.cat([begin, rest], -1), noise, title)
+        values, rest = done.theta[:, :width], done.theta[:, width:]
+        done.theta = torch.cat([chosen.phi(relative.parts(values)), rest], -1)
+        return done
+
+    def _posterior(self, fit: Fit, chosen: Family, values: Tensor, record: Record) -> GaussianPosterior:
+        """Return the posterior of phi (M, P), with or without learned prior scales behind it."""
+        values = values[:, : chosen.size(fit.problem.dim)].contiguous()
+        if isinstance(chosen, Relative):
+            base = chosen.base
+            return GaussianPosterior(Model.of(fit.problem), base, base.phi(chosen.parts(values)), record)
+        return GaussianPosterior(Model.of(fit.problem), chosen, values, record)
+
+    def _elbos(self, fit: Fit, chosen: Family, values: Tensor) -> Tensor:
+        """Return the ELBO of each member, (M,)."""
+        width = chosen.size(fit.problem.dim)
+        found = []
+        for one in values.split(1):
+            factor = one[:, width:].exp() if self.learn_prior_scale else None
+            posterior = self._posterior(fit, chosen, one, Record(method=self.name))
+            found.append(posterior.elbo(fit.problem, samples=FINAL_SAMPLES, seed=fit.seed, prior_scale=factor).value)
+        return torch.stack(found).to(values.device)
 
     @property
     def starts_fresh(self) -> bool:
@@ -168,119 +223,12 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})
 
 
-class FreeEnergy(Objective):
-    """VFE / N of M Gaussians on a minibatch, with this step's weight of the KL term."""
-
-    part_names = ("misfit", "complexity")
-
-    def __init__(
-        self,
-        problem: Problem,
-        chosen: Family,
-        n: int,
-        options: BayesByBackprop,
-        layers: LayerNoise,
-        *,
-        seed: int,
-        per_epoch: int,
-    ) -> None:
-        self.problem, self.family, self.n, self.options, self.layers = problem, chosen, n, options, layers
-        self.seed, self.per_epoch = seed, per_epoch
-        self.weights, self.effective = problem.relative_weight, effective_rows(problem, n)
-        self.width = chosen.size(problem.dim)
-        self._scoring = self._normal((self._draws(8, stream(seed, "scoring", device=problem.device)),))[0]
-
-    def controls(self, step: int) -> tuple[float, ...]:
-        """Return the weight of the KL term.
-
-        That of this minibatch (times their number, for a mean loss) and the warm-up.
-        """
-        weight = kl_weight(self.options.kl_weights, step % self.per_epoch, self.per_epoch) * self.per_epoch
-        warmup = min(1.0, (step + 1) / (self.options.kl_warmup + 1))
-        return (weight * warmup,)
-
-    def noise(self, step: int) -> tuple[Tensor, ...]:
-        """Draw standard normal numbers for the weights (M, K, .), and for the layers if the estimator needs them."""
-        generator = stream(self.seed, "variational noise", step, device=self.problem.device)
-        samples = self.options.samples
-        # With layer noise alone and a closed-form KL no weight is ever drawn.
-        if self.layers.whole and self.problem.prior.closed_form:
-            weights = torch.zeros(1, samples, 1, dtype=self.problem.layout.dtype, device=self.problem.device)
-        else:
-            weights = self._draws(samples, generator)
-        return weights, *self.layers.draw(samples, generator)
-
-    def _draws(self, samples: int, generator: torch.Generator) -> Tensor:
-        shape = (self.options.members, samples, self.family.noise_size(self.problem.dim))
-        return draw_noise(shape, generator, self.problem.layout.dtype)
-
-    def _normal(self, noise: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        weights = normal(noise[0], (self.family.noise_size(self.problem.dim),))
-        layers = tuple(normal(drawn, shape) for drawn, (_, shape, _) in zip(noise[1:], self.layers.shapes))
-        return weights, *(layers if self.shard is None else self.layers.cut(layers, self.shard))
-
-    def evaluate(
-        self, theta: Tensor, own: Tensors, x: Inputs, y: Tensor, rows: Tensor | None, noise: Tensors, controls: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return misfit and complexity, and the gradient of their sum."""
-        if rows is not None:
-            x, y = map_inputs(lambda t: t[rows], x), y[rows]
-        count, weight = self.n if rows is None else rows.shape[-1], self.weights_of(rows)
-        noise = self._normal(noise)
-
-        def total(phi: Tensor) -> tuple[Tensor, Tensor]:
-            gaussian, stretch = self._parts(phi)
-            log_lik = self._log_likelihood(gaussian, x, y, noise, weight)
-            misfit = -log_lik / (count * self.problem.tempering.likelihood)
-            complexity = controls[0] * self._complexity(gaussian, stretch, noise[0]) / self.effective
-            parts = torch.stack([misfit, complexity.to(misfit.dtype)], -1)
-            return parts.sum(), parts
-
-        gradient, parts = grad_and_aux(total, theta)
-        return parts.detach(), gradient
-
-    def _parts(self, phi: Tensor) -> tuple[Parts, Tensor | None]:
-        """Return the parts of the Gaussian, and the factors on the prior scales if they are learned."""
-        if not self.options.learn_prior_scale:
-            return self.family.parts(phi), None
-        gaussian, stretch = phi.split([self.width, phi.shape[-1] - self.width], -1)
-        return self.family.parts(gaussian), stretch.exp()
-
-    def log_likelihood(self, phi: Tensor, x: Inputs, y: Tensor, noise: tuple[Tensor, ...]) -> Tensor:
-        """Return E_q log p(batch | w), (M,), averaged over the draws of the step."""
-        return self._log_likelihood(self._parts(phi)[0], x, y, self._normal(noise))
-
-    def _log_likelihood(
-        self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...], weight: Tensor | None = None
-    ) -> Tensor:
-        if self.layers.name != "weights":
-            mu, sigma = gaussian
-            return self.layers.log_likelihood(self.problem, mu[0], sigma[0], noise, x, y, weight).unsqueeze(0)
-        draws = self.family.draw(gaussian, noise[0])
-        rows = self.problem.log_likelihood_rows(draws.flatten(0, 1), x, y)
-        return sum_rows(rows, weight).reshape(draws.shape[:2]).mean(1)
-
-    def complexity(self, phi: Tensor, noise: Tensor) -> Tensor:
-        """Return E_q[log q] - E_q[log p] / T_prior, (M,): the KL divergence at T = 1."""
-        return self._complexity(*self._parts(phi), self._normal((noise,))[0])
-
-    def _complexity(self, gaussian: Parts, stretch: Tensor | None, noise: Tensor) -> Tensor:
-        prior, dim = self.problem.prior, self.problem.dim
-        # A closed form needs no draws.
-        draws = noise if prior.closed_form else self.family.draw(gaussian, noise)
-        loc, variance = self.family.loc(gaussian, dim), self.family.variance(gaussian, dim)
-        expected = prior.expected_log_prob(loc, variance, draws, stretch, self.family.factor(gaussian))
-        return -self.family.entropy(gaussian) - expected / self.problem.tempering.prior
-
-    def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Return the mean log predictive density per row, over a fixed set of draws."""
-        draws = self.family.draw(theta[:, : self.width], self._scoring)
-        members, samples, _ = draws.shape
-        total = torch.zeros(members, dtype=theta.dtype, device=theta.device)
-        for x, y, weight in held_out.blocks(members * samples):
-            rows = held_out.log_likelihood_rows(draws.flatten(0, 1), x, y).reshape(members, samples, len(y), -1).sum(-1)
-            total += sum_rows(torch.logsumexp(rows, 1) - math.log(samples), weight)
-        return total / held_out.total_weight
+def widened(chosen: LowRank | FullRank, values: Tensor, dim: int) -> Tensor:
+    """Return the phi of a richer family for the same Gaussians as a mean-field phi; columns behind it are kept."""
+    mu, sigma = MeanField().parts(values[:, : 2 * dim])
+    none = sigma.new_zeros(len(sigma), dim, chosen.rank) if isinstance(chosen, LowRank) else None
+    parts = (mu, torch.diag_embed(sigma)) if none is None else (mu, sigma, none)
+    return torch.cat([chosen.phi(parts), values[:, 2 * dim :]], -1)
 
 
 def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, members: int) -> Tensor:
@@ -298,13 +246,3 @@ def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, m
             "init", f"must be a posterior of this network, got one with {there}, where the problem has {here}"
         )
     return posterior.phi.detach().to(problem.device, problem.layout.dtype).clone()
-
-
-def kl_weight(kind: str, index: int, batches: int) -> float:
-    """Return the weight of the KL term in minibatch `index` (from 0) of an epoch.
-
-    The weights of an epoch sum to one.
-    """
-    if kind == "uniform":
-        return 1 / batches
-    return 2.0 ** -(index + 1) / (1 - 2.0**-batches)

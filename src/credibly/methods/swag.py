@@ -2,16 +2,21 @@
 
     q(w) = N(mean, (diag(variance) + D D' / (K - 1)) / 2)
 
-mean and variance are those of all T recorded iterates; the K columns of D are the last iterates minus the running mean
-at their time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches, so the width
-of q depends on learning rate, batch size and curvature. It describes the region that training moves in, not the
-posterior.
+mean and variance are those of all T recorded points; the K columns of D are the last points minus the running mean at
+their time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches.
+
+At a given learning rate the points are iterates, as in the paper. Their stationary variance follows learning rate,
+batch size and curvature (Mandt, Hoffman & Blei 2017): the region that training moves in, not the posterior, and no
+single rate makes it the posterior's in more than one direction, since for a well-specified likelihood it is the same in
+all. By default the points are therefore averages over windows of m steps, stretched around their mean, whose variance
+is the posterior's in every direction that relaxes within a window (`training.gradient_noise`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,30 +25,37 @@ from torch import Tensor
 
 from credibly.core.checks import check_integer, check_positive
 from credibly.core.progress import Progress
-from credibly.core.rng import stream
-from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
 from credibly.inference.adaptation import Welford
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.data import Data, split
+from credibly.inference.training.gradient_noise import (
+    GradientNoise,
+    IndependentBatches,
+    Rescaled,
+    gradient_noise,
+    largest_curvature,
+)
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
-from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
-from credibly.problem import Problem
 
-# Minibatches per epoch by default: with all rows in one there would be no noise to learn from.
-LEAST_BATCHES = 8
+# Minibatches per epoch by default: with all rows in one there would be no noise to learn from. For averages, whose
+# width does not depend on the batch size, larger batches keep the noise of the Hessian down.
+LEAST_BATCHES, LEAST_BATCHES_AVERAGED = 8, 4
 # Steps between two recorded iterates, by default.
 LEAST_STEPS = 10
 # So that a weight that never moved has a density.
 LEAST_VARIANCE = 1e-30
-# The default learning rate, as a fraction of the largest at which gradient descent is stable.
-STABLE_FRACTION = 0.2
-POWER_STEPS = 12
+# The default learning rate times the largest curvature, over 1 - momentum: plain gradient descent is stable up to 2.
+RATE_BY_CURVATURE = 1.0
+# The same times the trace of the Hessian, over the batch size. The noise of minibatch Hessians, and of gradients away
+# from the mode, widens SGD by about this fraction.
+RATE_BY_TRACE = 0.2
 # Learning rates tried if none is given.
 TRIALS = 5
 
@@ -53,17 +65,20 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     """SWAG: a Gaussian with the mean and covariance of the weights that SGD visits at a constant learning rate.
 
     Args:
-        rank: K, the number of last iterates in the low-rank part; from 2 to `iterates`.
-        iterates: T, the number of recorded iterates.
-        every: steps between two of them; None takes an epoch, but at least 10.
-        sgd_lr: the constant learning rate, on the loss -(1/N) log p. None takes a fifth of the largest stable rate,
-            from the largest curvature at the start and the momentum; if SGD diverges all the same, it restarts with a
-            quarter of that.
+        rank: K, the number of last points in the low-rank part; from 2 to `iterates`.
+        iterates: T, the number of recorded points.
+        every: steps per point. None takes an epoch: with `sgd_lr` at least 10 steps, without it at least the steps of
+            training divided by `iterates`.
+        sgd_lr: the constant learning rate of SWAG as published, on the loss -(1/N) log p: points are iterates, and the
+            rate sets their variance. None matches the posterior instead: points are averages over `every` steps of
+            SGD on independent minibatches, stretched by the measured noise of the gradients. The rate then only
+            decides which directions have relaxed. It is a fifth of the largest stable one, with each weight in units
+            of its gradient noise; if SGD diverges all the same, it restarts with a quarter of that.
         init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior
             around a network that is trained already) or a (1, D) tensor.
 
-    SGD has the momentum, batch size and clipping of the training settings; without a batch size, minibatches have 128
-    rows, or an eighth of the rows if there are few.
+    SGD has the momentum and batch size of the training settings, and with `sgd_lr` their clipping; without a batch
+    size, minibatches have 128 rows, or an eighth of the rows if there are few.
     """
 
     name: ClassVar[str] = "swag"
@@ -91,7 +106,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """Return the Gaussian of the iterates; `record.history` holds the learning rate and the losses."""
         problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
         data = split(problem, self, seed)
-        batch = self.batch_size or max(1, min(128, data.count // LEAST_BATCHES))
+        parts = LEAST_BATCHES if self.sgd_lr is not None else LEAST_BATCHES_AVERAGED
+        batch = self.batch_size or max(1, min(128, data.count // parts))
         if batch >= data.count:
             raise InputError(
                 "batch_size",
@@ -111,19 +127,25 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 error.posterior = None
                 raise
             theta, history = done.theta, done.history
-        rates = [] if self.sgd_lr is None else [self.sgd_lr]
-        if not rates:
-            first = STABLE_FRACTION * 2 * (1 - self.momentum) / largest_curvature(problem, theta, data, seed)
-            rates = [first / 4**trial for trial in range(TRIALS)]
-        for rate in rates:
-            try:
-                moments = self._descend(problem, objective, theta.clone(), data, batch, rate, seed, mesh, progress)
-                break
-            except TrainingError:
-                # A rate that diverges gives way to the next; the last one raises.
-                if rate == rates[-1]:
-                    raise
-        history |= {"sgd_lr": rate, "sgd_batch": batch, "iterates": self.iterates, "sgd_loss": moments.losses}
+        moments = Iterates(self.rank, problem.dim, problem.device)
+        if self.sgd_lr is not None:
+            rate, every = self.sgd_lr, self.every or max(LEAST_STEPS, data.count // batch)
+            batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
+            for point, loss in self._descend(fit, objective, theta, batches, rate, every):
+                moments.add(point, loss)
+        else:
+            every = self.every or max(LEAST_STEPS, data.count // batch, -(-self.plan(data.count)[0] // self.iterates))
+            noise = gradient_noise(problem, theta, data, batch, seed)
+            rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
+            mean, stretch = averages[1:].mean(0), math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
+            # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
+            # starts away from the mode.
+            change = averages.diff(dim=0) / math.sqrt(2)
+            for deviation, loss in zip(change - change.mean(0), losses[1:]):
+                moments.add(mean + stretch * deviation, loss)
+            history |= {"noise_ratio": noise.ratio, "stretch": stretch}
+        history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
+        history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
         return GaussianPosterior(
             Model.of(problem),
             LowRank(self.rank),
@@ -131,30 +153,59 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             fit.record(history),
         )
 
+    def _averages(
+        self, fit: Fit, objective: Objective, theta: Tensor, data: Data, batch: int, every: int, noise: GradientNoise
+    ) -> tuple[float, Tensor, list[float]]:
+        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses."""
+        problem, scale = fit.problem, noise.scale
+        batches = IndependentBatches(
+            data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
+        )
+        top = largest_curvature(problem, theta, data, fit.seed, scale)
+        first = (1 - self.momentum) * min(RATE_BY_CURVATURE / top, RATE_BY_TRACE * batch / noise.trace)
+        rates = [first / 4**trial for trial in range(TRIALS)]
+        for rate in rates:
+            descent = self._descend(fit, Rescaled(objective, scale), theta / scale, batches, rate, every, averaged=True)
+            try:
+                points, losses = zip(*descent)
+            except TrainingError:
+                # A rate that diverges gives way to the next; the last one raises.
+                if rate == rates[-1]:
+                    raise
+                continue
+            # SGD forgets its start in the first window.
+            return rate, torch.stack(points[1:]) * scale.double(), list(losses[1:])
+        raise AssertionError("the last rate returns or raises")
+
     def _descend(
         self,
-        problem: Problem,
-        objective: NegativeLogDensity,
+        fit: Fit,
+        objective: Objective,
         theta: Tensor,
-        data: Data,
-        batch: int,
+        batches: Batches,
         rate: float,
-        seed: int,
-        mesh: Mesh,
-        progress: bool | None,
-    ) -> Iterates:
-        """Run SGD at a constant rate from theta (1, D), in place, and record iterates."""
-        every = self.every or max(LEAST_STEPS, data.count // batch)
-        steps = every * self.iterates
-        options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0)
-        batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
-        step = make_step(problem, objective, options, steps, theta, batch, mesh)
+        every: int,
+        *,
+        averaged: bool = False,
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Run SGD at a constant rate from theta (1, D), in place, and yield a point (D,) and the loss every few steps.
+
+        Points are iterates, or the averages over each window, in float64; of those there are two more. Clipped
+        gradients would have less noise than was measured, so averages are without.
+        """
+        steps = every * (self.iterates + (2 if averaged else 0))
+        clip = None if averaged else self.clip_norm
+        options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0, clip_norm=clip)
+        step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
-        moments = Iterates(self.rank, theta.shape[-1], theta.device)
-        with Progress("SWAG", steps, progress) as bar:
+        total = torch.zeros_like(theta[0], dtype=torch.float64)
+        with Progress("SWAG", steps, fit.progress) as bar:
             done = 0
             while done < steps:
-                done = step.advance_to(theta, batches, done, (done // every + 1) * every, active)
+                limit = done + 1 if averaged else (done // every + 1) * every
+                done = step.advance_to(theta, batches, done, limit, active)
+                if averaged:
+                    total += theta[0]
                 if done % every == 0:
                     loss = float(step.parts.double().sum())
                     if not math.isfinite(loss) or not bool(torch.isfinite(theta).all()):
@@ -164,9 +215,9 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                             member=0,
                             posterior=None,
                         )
-                    moments.add(theta[0], loss)
+                    yield (total / every if averaged else theta[0]), loss
+                    total.zero_()
                     bar.update(done, final=done == steps, loss=loss)
-        return moments
 
 
 class Iterates:
@@ -190,25 +241,3 @@ class Iterates:
         rho = sigma + torch.log(-torch.expm1(-sigma))
         factor = torch.stack(tuple(self.deviations), -1).double() / math.sqrt(2 * (len(self.deviations) - 1))
         return torch.cat([self.running.mean[0], rho, factor.flatten()]).to(dtype).unsqueeze(0)
-
-
-def largest_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, rows: int = 2048) -> float:
-    """Return the largest absolute eigenvalue of the Hessian of -(1/N) log p_T at theta (1, D), by power iteration."""
-    pool = torch.arange(data.count, device=problem.device) if isinstance(data.rows, int) else data.rows
-    order = torch.randperm(len(pool), generator=stream(seed, "curvature rows"))[:rows].to(problem.device)
-    chosen = pool[order]
-    vector = torch.randn(theta.shape, generator=stream(seed, "curvature"), dtype=torch.float64).to(theta)
-    vector = vector / vector.norm()
-    # Of the difference quotient.
-    reach = 1e-3 * (1 + float(theta.norm()))
-    if theta.dtype == torch.float64:
-        reach *= 1e-3
-    size = 0.0
-    for _ in range(POWER_STEPS):
-        ahead, behind = (problem.minibatch(theta + sign * reach * vector, chosen).gradient for sign in (1, -1))
-        product = (behind - ahead) / (2 * reach * problem.total_weight)
-        size = float(product.norm())
-        if not math.isfinite(size) or size == 0:
-            raise InputError("sgd_lr", "must be given: the curvature at the start is zero or not finite")
-        vector = product / size
-    return size
