@@ -9,7 +9,7 @@ process with one thread. Finished cells are kept in --out, and a repeated comman
 the file after a change of the code. --page writes the results page from the cells in --out.
 
 The ways to fit are the defaults: `BayesianRegressor()`, `credibly fit` (on the same training rows, of which it holds
-out a fifth), and `BayesianRegressor(method=...)` for every method. "ensemble, joint mode" is the ensemble with the
+out a fifth), and `BayesianRegressor(method=...)` for every method. "joint-mode ensemble" is the ensemble with the
 noise of its training rows, for comparison.
 """
 
@@ -46,7 +46,7 @@ from credibly.tables import Config, fit_table, prepare
 from credibly.tables.estimators import BayesianRegressor
 
 LEVEL = 0.9
-DEFAULT, COMMAND, JOINT = "default", "fit", "ensemble, joint mode"
+DEFAULT, COMMAND, JOINT = "default", "fit", "joint-mode ensemble"
 # HMC is what the default picks for all of these tables.
 WAYS = (DEFAULT, COMMAND, *(name for name in METHODS if name != "hmc"), JOINT)
 

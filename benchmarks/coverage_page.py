@@ -35,7 +35,7 @@ Nothing was tuned: inputs and targets are standardised by the training rows, and
 network has one hidden layer of 50 SiLU units and a learned noise scale, also on the tables whose noise depends on x or
 has heavy tails. `BayesianRegressor()` picks HMC on all of these tables. `credibly fit` has the same defaults, but holds
 out a fifth of the training rows for its report, so it is fitted to fewer. The columns named by a method are
-`BayesianRegressor(method=...)`. "ensemble, joint mode" takes the noise of the training rows
+`BayesianRegressor(method=...)`. "joint-mode ensemble" takes the noise of the training rows
 (`settings={{"noise_from": "training"}}`), which was the default before; the ensemble now takes the noise that maximises
 the density of the rows that each member has held out.
 
@@ -166,7 +166,7 @@ def _names(cells: Cells) -> list[str]:
 
 
 def _ways(cells: Cells) -> list[str]:
-    order = ["default", "fit", "ensemble", "ensemble, joint mode", "laplace", "map", "mle", "dropout", "swag", "bbb"]
+    order = ["default", "fit", "ensemble", "joint-mode ensemble", "laplace", "map", "mle", "dropout", "swag", "bbb"]
     found = {c["way"] for c in cells}
     return [way for way in order if way in found] + sorted(found - set(order))
 

@@ -262,3 +262,16 @@ def test_a_full_batch_and_a_diverging_rate_raise():
         nn.Linear(2, 1), data=(randn(40, 2), randn(40, seed=1)), likelihood=Gaussian(1.0), prior=cr.priors.Normal()
     )
     assert SWAG(steps=20).fit(flat, seed=0).loc.shape == (1, 3)
+
+
+def test_the_noise_of_held_out_rows_is_that_of_a_map_fit():
+    x = randn(60, 8)
+    y = x[:, :1] + 0.5 * randn(60, 1, seed=1)
+    problem = cr.Problem(nn.Linear(8, 1), (x, y), cr.likelihoods.Gaussian(), cr.priors.Normal(3.0))
+    settings = {"steps": 200, "compile": False, "noise_from": "held-out"}
+    point = cr.MAP(**settings).fit(problem, seed=0)
+    cloud = cr.SWAG(**settings, iterates=5, rank=3).fit(problem, seed=0)
+    assert float(cloud.loc[0, -1]) == pytest.approx(float(point.draws[0, 0, -1]), abs=1e-6)
+    assert cloud.record.history["held_out_noise"] == pytest.approx(point.record.history["held_out_noise"])
+    other = cr.SWAG(**settings | {"noise_from": "training"}, iterates=5, rank=3).fit(problem, seed=0)
+    assert float(cloud.loc[0, -1]) > float(other.loc[0, -1]) + 0.02

@@ -18,6 +18,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,6 +39,7 @@ from credibly.inference.training.gradient_noise import (
     gradient_noise,
     largest_curvature,
 )
+from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
@@ -74,6 +76,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             SGD on independent minibatches, stretched by the measured noise of the gradients. The rate then only
             decides which directions have relaxed. It is a fifth of the largest stable one, with each weight in units
             of its gradient noise; if SGD diverges all the same, it restarts with a quarter of that.
+        noise_from: rows that the mean of a learned noise comes from: "training" or "held-out" (those of `validation`,
+            or else ten folds, each predicted by a MAP fit to the others).
         init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior
             around a network that is trained already) or a (1, D) tensor.
 
@@ -86,6 +90,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     iterates: int = 40
     every: int | None = None
     sgd_lr: float | None = None
+    noise_from: str = TRAINING
     init: str | Tensor = "map"
 
     def __post_init__(self) -> None:
@@ -99,6 +104,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             raise InputError("rank", f"must be at most the number of iterates, {self.iterates}, got {self.rank}")
         if self.sgd_lr is not None:
             check_positive("sgd_lr", self.sgd_lr)
+        check_noise_from(self.noise_from)
         if isinstance(self.init, str) and self.init not in ("map", "network"):
             raise InputError("init", f'must be "map", "network" or a (1, D) tensor, got {self.init!r}')
 
@@ -114,13 +120,22 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 f"must be smaller than the number of training rows, {data.count}, got {batch}",
                 "With all rows in a batch, SGD has no noise",
             )
-        theta = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
+        begin = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
+        theta = begin.clone()
         history: dict[str, Any] = {}
         objective = NegativeLogDensity(problem, data.count)
         if isinstance(self.init, str) and self.init == "map":
             try:
                 done = train(
-                    problem, objective, theta, self, data, seed=seed, title="MAP start", progress=progress, mesh=mesh
+                    problem,
+                    objective,
+                    theta.clone(),
+                    self,
+                    data,
+                    seed=seed,
+                    title="MAP start",
+                    progress=progress,
+                    mesh=mesh,
                 )
             except TrainingError as error:
                 # A point estimate is not a result of this method.
@@ -146,12 +161,20 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
-        return GaussianPosterior(
-            Model.of(problem),
-            LowRank(self.rank),
-            moments.phi(problem.layout.dtype),
-            fit.record(history),
-        )
+        phi = moments.phi(problem.layout.dtype)
+        if self.noise_from == HELD_OUT:
+            loss = partial(NegativeLogDensity, problem)
+            found, history["held_out_noise"] = with_held_out_noise(
+                problem, theta, data, loss, self, begin, seed=seed, progress=progress, mesh=mesh
+            )
+            own = slice(problem.layout.network_dim, problem.dim)
+            phi[:, own] = found[:, own]
+        return GaussianPosterior(Model.of(problem), LowRank(self.rank), phi, fit.record(history))
+
+    @classmethod
+    def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
+        """Return the noise of held-out rows: the mean that SGD circles around has fitted some of the noise."""
+        return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
     def _averages(
         self, fit: Fit, objective: Objective, theta: Tensor, data: Data, batch: int, every: int, noise: GradientNoise
