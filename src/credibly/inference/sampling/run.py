@@ -74,6 +74,10 @@ class SamplingMethod(Method):
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if these settings do not fit the problem; by default they always do."""
 
+    def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
+        """Return `init` as it applies to the problem."""
+        return self.init
+
     def fit(
         self,
         problem: Problem | Density,
@@ -216,8 +220,9 @@ class Run:
     def _start(self) -> None:
         method, own = self.method, self.recorder.own
         try:
+            init = method.start_points(self.problem)
             self.sampler.start(
-                starts(self.problem, method.init, method.chains, self.seed, self.progress, own, method.start_steps)
+                starts(self.problem, init, method.chains, self.seed, self.progress, own, method.start_steps)
             )
         except KeyboardInterrupt:
             if self.folder is None:

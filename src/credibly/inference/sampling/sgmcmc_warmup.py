@@ -1,0 +1,314 @@
+"""What SG-MCMC finds out during warm-up: curvature, gradient noise, and from them the step size and number of steps.
+
+Curvature and noise are those of the preconditioned coordinates w / R, with unit the root mean squared prior scale there.
+a is the largest curvature at the current points of the chains, by power iteration, and V the variance of the minibatch
+gradient in that direction. For B of N rows drawn without replacement, with S the covariance of the rows' gradients,
+
+    V = (N^2 / B) (1 - B/N) S                            zero for full batches
+
+h is the step of SGHMC, eps = h^2 that of SGLD:
+
+    stability   h <= 1 / sqrt(a), half of what a harmonic oscillator allows;      SGLD: eps <= 1.5 / a
+    heat        h V / (2 friction) <= 5 % of the temperature;                     SGLD: eps V / 4 <= 5 %
+    epochs      h <= 0.5 B / (N sqrt(a)): an epoch is half a radian of the fastest oscillation. Minibatches of an epoch are
+                disjoint, so their errors cancel over it, but for the N mod B rows that it leaves out, whose heat counts
+
+SGHMC satisfies the first, and either of the other two. With a control variate V grows with the distance from the anchor
+during the steps of an epoch, as V(h) = V' (h steps)^2 for SGHMC and V' eps steps for SGLD, and the heat is that of V(h).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from credibly.core.rng import stream
+from credibly.distributed.world import Mesh
+from credibly.errors import SamplingError
+from credibly.inference.adaptation import largest_curvature
+from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
+from credibly.inference.target import ProblemTarget, Target
+from credibly.inference.training.batches import Batches
+
+# h sqrt(a) of SGHMC, and eps a of SGLD. Curvature changes along a chain: 4 is unstable for the square of either.
+STABLE, STABLE_OVERDAMPED = 1.0, 1.5
+# Heat by gradient noise, as a fraction of the temperature.
+HEAT = 0.05
+# Fastest oscillation during an epoch, in radians.
+EPOCH = 0.5
+# Fraction of warm-up in which chains descend from where they start, with this many times the friction and half the step.
+DESCENT, DAMPING = 0.25, 20.0
+# Steps before the second estimate of the curvature; then they double.
+FIRST_STAGE = 32
+# Chains, iterations and rows of an estimate of the curvature, and minibatches of one of the noise.
+PROBED, ITERATIONS, PROBE_ROWS, PROBE_BATCHES = 16, 8, 1024, 16
+# A step that no run reaches.
+NEVER = 2**50
+
+
+class Estimate(NamedTuple):
+    """Largest curvature a, and the variance V of a minibatch gradient in its direction (V' with a control variate)."""
+
+    curvature: float
+    noise: float
+
+
+class Probe:
+    """Estimates of curvature and noise at the points of at most 16 chains."""
+
+    def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh, batches: Batches | None) -> None:
+        self.target, self.plan, self.seed, self.mesh, self.batches = target, plan, seed, mesh, batches
+        self.own = mesh.chains(plan.chains)
+        every = math.ceil(plan.chains / PROBED)
+        # The same chains for any number of processes.
+        self.chosen = [c - self.own.start for c in self.own if c % every == 0]
+        self.count = len(range(0, plan.chains, every))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether gradients are those of minibatches."""
+        return self.batches is not None and not self.batches.whole
+
+    def gradient(self, theta: Tensor, trial: str) -> Tensor:
+        """Return a minibatch gradient outside the run's own batches; all chains share its rows."""
+        return self._evaluate(theta, *self._rows(trial, self.batches.batch if self.batches is not None else 0))
+
+    def estimate(self, theta: Tensor, root: Tensor | None, done: int) -> Estimate:
+        """Return curvature and noise at theta (C, D) of this process, over all processes."""
+        result = theta.new_zeros(len(theta), 2, dtype=torch.float64)
+        chains = torch.tensor(self.chosen, device=theta.device, dtype=torch.long)
+        points = theta[chains]
+        metric = torch.ones_like(points) if root is None else root.expand_as(theta)[chains]
+        if len(chains):
+            curvature, direction = self._curvature(points, metric, done)
+            result[chains, 0] = curvature.double()
+            if self.noisy:
+                result[chains, 1] = self._noise(points, metric, direction, curvature, done)
+        found = self.mesh.all_chains(result, self.plan.chains)
+        largest, noise = float(found[:, 0].max()), float(found[:, 1].sum()) / self.count
+        if not (math.isfinite(largest) and math.isfinite(noise)):
+            raise SamplingError(
+                f"step_size: the curvature is not finite after {done} steps. Pass a step_size, or another init"
+            )
+        # Where the log density is nearly flat, the prior's precision is a lower bound.
+        least = ((1.0 if root is None else root.square()) / self.target.scale.square().to(theta)).amax()
+        return Estimate(max(largest, float(least)), noise)
+
+    @property
+    def cost(self) -> float:
+        """Gradients of an estimate, of all chains and in units of full gradients."""
+        if self.batches is None:
+            return 2.0 * ITERATIONS * self.count
+        n, each = len(self.batches.rows), PROBE_BATCHES * (2 if self.plan.control_variate else 1)
+        rows = 2 * ITERATIONS * min(n, PROBE_ROWS) + (each * self.batches.batch if self.noisy else 0)
+        return self.count * rows / n
+
+    def _curvature(self, points: Tensor, metric: Tensor, done: int) -> tuple[Tensor, Tensor]:
+        rows, scale = self._rows(f"curvature rows {done}", PROBE_ROWS)
+        streams = [stream(self.seed, "curvature", self.own.start + c, done) for c in self.chosen]
+        draws = [torch.randn(points.shape[1], generator=s, dtype=torch.float64) for s in streams]
+        first = torch.stack(draws).to(points)
+        return largest_curvature(lambda w: self._evaluate(w, rows, scale), points, metric, first, ITERATIONS)
+
+    def _noise(self, points: Tensor, metric: Tensor, direction: Tensor, curvature: Tensor, done: int) -> Tensor:
+        """Return the variance of the minibatch gradients of every chain along a direction."""
+        along = metric * direction / direction.norm(dim=-1, keepdim=True)
+        offset, time = torch.zeros_like(points), torch.ones_like(curvature)
+        if self.plan.control_variate:
+            # A free flight, short against the fastest oscillation.
+            time = 0.3 / curvature.clamp(min=1e-12).sqrt()
+            streams = [stream(self.seed, "flight", self.own.start + c, done) for c in self.chosen]
+            draws = [torch.randn(points.shape[1], generator=s, dtype=torch.float64) for s in streams]
+            offset = time.unsqueeze(1) * metric * torch.stack(draws).to(points)
+        slopes = []
+        for trial in range(PROBE_BATCHES):
+            gradient = self.gradient(points + offset, f"noise {done} {trial}")
+            if self.plan.control_variate:
+                gradient = gradient - self.gradient(points, f"noise {done} {trial}")
+            slopes.append((along * gradient).sum(-1).double())
+        return torch.stack(slopes).var(0) / time.double().square()
+
+    def _rows(self, purpose: str, count: int) -> tuple[Tensor | None, float]:
+        """Return that many rows without replacement, and N divided by their number."""
+        if not isinstance(self.target, ProblemTarget) or not 0 < count < self.target.problem.n:
+            return None, 1.0
+        n = self.target.problem.n
+        return torch.randperm(n, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
+
+    def _evaluate(self, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
+        return self.target.in_turn(theta, lambda w: self.target.minibatch_and_grad(w, rows, scale))[1]
+
+
+def momentum_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
+    """Return the step size h of SGHMC."""
+    root = math.sqrt(found.curvature)
+    stable = STABLE / root
+    if batches is None or batches.whole or found.noise == 0:
+        return stable
+    n, steps = len(batches.rows), batches.per_epoch
+    heat = _heat_limit(found.noise, plan, steps if plan.control_variate else 0)
+    if plan.control_variate:
+        return min(stable, heat)
+    left_out = found.noise / (1 - batches.batch / n) * (n - steps * batches.batch) / n
+    epoch = min(EPOCH / (steps * root), _heat_limit(left_out, plan))
+    return min(stable, max(heat, epoch))
+
+
+def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
+    """Return the step size eps of SGLD."""
+    stable = STABLE_OVERDAMPED / found.curvature
+    if batches is None or batches.whole or found.noise == 0:
+        return stable
+    if plan.control_variate:
+        # The chain diffuses: its squared distance from the anchor grows as eps per step.
+        return min(stable, math.sqrt(4 * HEAT / (found.noise * batches.per_epoch)))
+    return min(stable, 4 * HEAT / found.noise)
+
+
+def _heat_limit(noise: float, plan: SGMCMCPlan, steps: int = 0) -> float:
+    """Return the largest h with h V / (2 friction) = HEAT, for V = V' (h steps)^2 if there are steps since an anchor.
+
+    A given momentum c has the friction ln(1/c) / h.
+    """
+    if noise == 0:
+        return math.inf
+    power = (1 if plan.momentum is None else 2) + (2 if steps else 0)
+    return float((2 * HEAT * plan.friction(1.0) / (noise * max(1, steps) ** 2)) ** (1 / power))
+
+
+class Warmup:
+    """Step size, kept momentum and schedule of a run.
+
+    A given step size is used throughout. Otherwise warm-up moves with momentum (SGLD too: warm-up only finds the points
+    where the draws begin), in stages that double in length; each begins with an estimate of curvature and noise, because
+    both change on the way from the start to the posterior, and the last estimate gives the step size of the draws. In
+    the first quarter, chains descend with strong friction and half the step.
+
+    Attributes:
+        size: step size of the draws, in units of the method: h for SGHMC, eps for SGLD.
+        pace: step size h of this stage of warm-up.
+        schedule: with warm-up and thinning as far as they are known.
+        stage_end: the step at which `next_stage` is called next.
+    """
+
+    def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh, batches: Batches | None) -> None:
+        self.plan, self.batches = plan, batches
+        self.probe = Probe(target, plan, seed, mesh, batches)
+        self.adapts = plan.step_size is None
+        self.size = plan.step_size or 0.0
+        self.pace = self.kept = self.elapsed = self.gradients = 0.0
+        self.stage_begin, self.stage_end, self.shortened = 0, 0 if self.adapts else NEVER, False
+        self.found = Estimate(math.nan, math.nan)
+        # What compilation assumes before the first estimate.
+        self.schedule = plan.schedule(1000, 20)
+        if not self.adapts:
+            step = math.sqrt(self.size) if plan.overdamped else self.size
+            self.schedule = plan.schedule(self._warmup_steps(0, step), self._thin(step))
+
+    def first_gradient(self, theta: Tensor, trial: int) -> Tensor:
+        """Return a minibatch gradient at the starting points."""
+        batches = self.batches
+        self.gradients += self.plan.chains * (1.0 if batches is None else batches.batch / len(batches.rows))
+        return self.probe.gradient(theta, f"probe {trial}")
+
+    def begin(self, theta: Tensor, root: Tensor | None) -> None:
+        """Begin the first stage at the starting points."""
+        if self.adapts:
+            self.next_stage(theta, root, 0)
+
+    def next_stage(self, theta: Tensor, root: Tensor | None, done: int) -> None:
+        """Estimate curvature and noise after `done` steps; begin the next stage of warm-up, or end it."""
+        plan, before = self.plan, self.found.curvature
+        self.found = self.probe.estimate(theta, root, done)
+        self.gradients += self.probe.cost
+        self.elapsed += (done - self.stage_begin) * self.pace
+        self.stage_begin, passed = done, self._passed(done)
+        if passed > 1 - 1e-9:
+            if before > self.found.curvature:
+                # The larger of the last two, because no later estimate corrects this one.
+                self.found = self.found._replace(curvature=before)
+            self.size = (overdamped_step if plan.overdamped else momentum_step)(self.found, plan, self.batches)
+            step = math.sqrt(self.size) if plan.overdamped else self.size
+            self.schedule, self.stage_end = plan.schedule(done, self._thin(step)), NEVER
+            return
+        descends = passed < DESCENT - 1e-9
+        self.pace = momentum_step(self.found, plan, self.batches) * (0.5 if descends else 1.0)
+        self.kept = math.exp(-DAMPING * self.pace / plan.unit) if descends else plan.kept(self.pace)
+        end = self._warmup_steps(done, self.pace)
+        self.schedule = plan.schedule(end, self._thin(self.pace))
+        turn = self._warmup_steps(done, self.pace, DESCENT) if descends else end
+        self.stage_end = min(max(FIRST_STAGE, 2 * done), max(turn, done + 1), end)
+
+    def controls(self, t: int) -> tuple[float, float, float]:
+        """Return step size h, noise scale and kept momentum of step t."""
+        if self.adapts and t < self.schedule.warmup:
+            return self.pace, 1.0, self.kept
+        size, heat = self.schedule.at(t, self.size)
+        return (math.sqrt(size), heat, 0.0) if self.plan.overdamped else (size, heat, self.plan.kept(size))
+
+    def reported(self, t: int) -> float:
+        """Return the step size of step t in units of the method."""
+        size = self.controls(t)[0]
+        return size**2 if self.plan.overdamped else size
+
+    # -- numbers of steps ----------------------------------------------------------------------------------------------
+    @property
+    def _most_warmup(self) -> int:
+        warm, drawing = self.plan.times
+        return max(1, round(self.plan.max_steps * warm / (warm + drawing)))
+
+    def _passed(self, done: int) -> float:
+        """Return the fraction of warm-up that has passed."""
+        if self.plan.warmup is not None:
+            return done / self.plan.warmup if self.plan.warmup else 1.0
+        return max(self.elapsed / (self.plan.times[0] * self.plan.unit), done / self._most_warmup)
+
+    def _warmup_steps(self, done: int, step: float, fraction: float = 1.0) -> int:
+        """Return the number of steps after which a fraction of warm-up will have passed."""
+        if self.plan.warmup is not None:
+            return math.ceil(fraction * self.plan.warmup)
+        wanted = done + math.ceil((fraction * self.plan.times[0] * self.plan.unit - self.elapsed) / step - 1e-9)
+        most = math.ceil(fraction * self._most_warmup)
+        self.shortened = self.shortened or wanted > most
+        return max(1, min(wanted, most))
+
+    def _thin(self, step: float) -> int:
+        """Return the number of steps per draw."""
+        wanted = math.ceil(self.plan.times[1] * self.plan.unit / (self.plan.draws * step) - 1e-9)
+        most = max(1, (self.plan.max_steps - self._most_warmup) // self.plan.draws)
+        self.shortened = self.shortened or (self.plan.thin is None and wanted > most)
+        return max(1, min(wanted, most))
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+    def state(self) -> list[float]:
+        """Return everything that later steps depend on."""
+        numbers = [float(getattr(self, name)) for name in _NUMBERS]
+        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin]
+
+    def restore(self, state: list[float]) -> None:
+        """Restore what `state` returned."""
+        *numbers, curvature, noise, warmup, thin = state
+        for name, number in zip(_NUMBERS, numbers):
+            setattr(self, name, type(getattr(self, name))(number))
+        self.found = Estimate(curvature, noise)
+        self.schedule = self.plan.schedule(int(warmup), int(thin))
+
+    def history(self) -> dict[str, Any]:
+        """Return what warm-up found."""
+        known = self.adapts and not math.isnan(self.found.curvature)
+        noisy = known and self.probe.noisy
+        return {
+            "step_size": self.size,
+            "momentum": self.controls(self.schedule.warmup)[2],
+            "warmup": self.schedule.warmup,
+            "thin": self.schedule.thin,
+            "shortened": self.shortened,
+            "curvature": self.found.curvature if known else None,
+            "gradient_noise": self.found.noise if noisy else None,
+        }
+
+
+_NUMBERS = ("size", "pace", "kept", "elapsed", "gradients", "stage_begin", "stage_end", "shortened")
