@@ -89,7 +89,7 @@ class _SGMCMC(SamplingMethod):
     draws: int = 100
     warmup: int | None = None
     thin: int | None = None
-    max_steps: int = 50_000
+    max_steps: int = 100_000
     batch_size: int | None = None
     step_size: float | None = None
     schedule: str = "constant"
@@ -213,7 +213,7 @@ class SGLD(_SGMCMC):
 
     name: ClassVar[str] = "sgld"
     overdamped: ClassVar[bool] = True
-    times: ClassVar[tuple[float, float]] = (6.0, 18.0)
+    times: ClassVar[tuple[float, float]] = (6.0, 15.0)
     chains: int = 64
     draws: int = 25
 
