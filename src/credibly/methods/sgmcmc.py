@@ -41,7 +41,7 @@ from credibly.errors import InputError
 from credibly.inference.density import Density
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
-from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, SGMCMCPlan
+from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, Schedule, SGMCMCPlan
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import ProblemTarget, Target
 from credibly.posterior.base import Posterior
@@ -158,12 +158,9 @@ class _SGMCMC(SamplingMethod):
         kind = self.preconditioner_kind(target)
         return SGMCMCPlan(
             chains=self.chains,
-            kind=self.schedule,
+            template=self.resolved_schedule(),
             warmup=self.warmup,
-            draws=self.draws,
             thin=self.thin,
-            cycles=self.cycles,
-            exploration=self.exploration,
             times=self.times,
             max_steps=self.max_steps,
             batch_size=self.batch(target.problem.n) if isinstance(target, ProblemTarget) else None,
@@ -175,6 +172,17 @@ class _SGMCMC(SamplingMethod):
             control_variate=self.control_variate,
             step_size=self.step_size,
             compile=self.compile,
+        )
+
+    def resolved_schedule(self) -> Schedule:
+        """Return when draws are taken, and the step size of every step, with one step for every number not given."""
+        return Schedule(
+            kind=self.schedule,
+            warmup=1 if self.warmup is None else self.warmup,
+            draws=self.draws,
+            thin=1 if self.thin is None else self.thin,
+            cycles=self.cycles,
+            exploration=self.exploration,
         )
 
     def preconditioner_kind(self, target: Target) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -87,8 +88,8 @@ class SGMCMCPlan:
     """The settings of `SGLD` or `SGHMC` resolved for one target.
 
     Attributes:
-        kind, warmup, draws, thin, cycles, exploration: of the schedule; warm-up and thinning are None if warm-up
-            finds the number of steps from the step size.
+        template: the schedule, but for the steps that warm-up finds.
+        warmup, thin: as given; None if the number of steps follows from the step size.
         times: how far the chains move in warm-up and while drawing, as multiples of `unit`, if warm-up finds the
             number of steps.
         max_steps: most steps per chain that it may find.
@@ -103,12 +104,9 @@ class SGMCMCPlan:
     """
 
     chains: int
-    kind: str
+    template: Schedule
     warmup: int | None
-    draws: int
     thin: int | None
-    cycles: int
-    exploration: float
     times: tuple[float, float]
     max_steps: int
     batch_size: int | None
@@ -123,14 +121,8 @@ class SGMCMCPlan:
 
     def schedule(self, warmup: int, thin: int) -> Schedule:
         """Return the schedule with the given warm-up and thinning, unless the settings give their own."""
-        return Schedule(
-            kind=self.kind,
-            warmup=warmup if self.warmup is None else self.warmup,
-            draws=self.draws,
-            thin=thin if self.thin is None else self.thin,
-            cycles=self.cycles,
-            exploration=self.exploration,
-        )
+        found = warmup if self.warmup is None else self.warmup, thin if self.thin is None else self.thin
+        return dataclasses.replace(self.template, warmup=found[0], thin=found[1])
 
     def kept(self, size: float) -> float:
         """Return the fraction of the momentum that a step of this size keeps."""

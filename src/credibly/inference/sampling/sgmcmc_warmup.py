@@ -283,8 +283,8 @@ class Warmup:
 
     def _thin(self, step: float) -> int:
         """Return the number of steps per draw."""
-        wanted = math.ceil(self.plan.times[1] * self.plan.unit / (self.plan.draws * step) - 1e-9)
-        most = max(1, (self.plan.max_steps - self._most_warmup) // self.plan.draws)
+        wanted = math.ceil(self.plan.times[1] * self.plan.unit / (self.plan.template.draws * step) - 1e-9)
+        most = max(1, (self.plan.max_steps - self._most_warmup) // self.plan.template.draws)
         cut = self.plan.warmup is None and self.adapts and self.elapsed < 0.99 * self.plan.times[0] * self.plan.unit
         self.shortened = cut or (self.plan.thin is None and wanted > most)
         return max(1, min(wanted, most))
