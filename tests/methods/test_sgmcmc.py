@@ -272,7 +272,7 @@ def test_the_step_size_comes_from_the_largest_curvature(conjugate, exact_curvatu
         assert history["curvature"] == pytest.approx(largest, rel=1e-6)
         assert history["step_size"] == pytest.approx(expected, rel=1e-6)
         assert history["gradient_noise"] is None
-    assert history["momentum"] == pytest.approx(math.exp(-history["step_size"] / conjugate.prior), rel=1e-6)
+    assert history["momentum"] == pytest.approx(math.exp(-1.4 * history["step_size"] / conjugate.prior), rel=1e-6)
 
 
 def test_the_curvature_is_that_of_the_tempered_density(conjugate, exact_curvature):

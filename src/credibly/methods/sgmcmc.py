@@ -15,10 +15,10 @@ measures the largest curvature a and the noise where the chains are, and takes t
 keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_warmup` has the formulas). On full
 batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
 
-The friction is 1 in units of the prior's standard deviation, the slowest time scale there is, as it sets HMC's trajectory
-length; and the number of steps follows from the step size, so that the chains move far enough in these units. SGHMC needs
-about as many gradients as HMC. SGLD diffuses: in the same number of steps it moves less, so it has more chains, and
-R-hat shows where they have not mixed.
+Times are in units of the prior's standard deviation, which sets the slowest time scale there is, and HMC's trajectory
+length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps follows from
+the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves less, so it has more
+chains, and R-hat shows where they have not mixed.
 
 Gradient noise makes minibatches no cheaper per row than full batches: a smaller batch needs smaller steps. They pay off
 where a full gradient is too large to be a step. `control_variate=True` (SVRG) removes most of the noise.
@@ -221,9 +221,9 @@ class SGLD(_SGMCMC):
 
     name: ClassVar[str] = "sgld"
     overdamped: ClassVar[bool] = True
-    times: ClassVar[tuple[float, float]] = (6.0, 15.0)
-    chains: int = 64
-    draws: int = 25
+    times: ClassVar[tuple[float, float]] = (5.0, 9.0)
+    chains: int = 96
+    draws: int = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,13 +231,13 @@ class SGHMC(_SGMCMC):
     """Stochastic-gradient Hamiltonian Monte Carlo: gradient steps with momentum, friction and matching noise.
 
     Args:
-        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1 in units
+        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1.4 in units
             of the prior's scale, and the record keeps its value.
     """
 
     name: ClassVar[str] = "sghmc"
     overdamped: ClassVar[bool] = False
-    times: ClassVar[tuple[float, float]] = (10.0, 30.0)
+    times: ClassVar[tuple[float, float]] = (10.0, 36.0)
     momentum: float | None = None
 
     def __post_init__(self) -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 from credibly.core.compilation import Compile
 
 SCHEDULES = ("constant", "polynomial", "cyclical")
+# In units of the prior's scale. A harmonic oscillator of that width is damped critically by 2; narrower directions keep
+# oscillating, and less friction suits networks better. 1 to 2 mix about equally well.
+FRICTION = 1.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +98,8 @@ class SGMCMCPlan:
         max_steps: most steps per chain that it may find.
         batch_size: rows per minibatch; None for a plain density.
         overdamped: whether no momentum survives a step while drawing (SGLD).
-        momentum: the fraction of the momentum that a step keeps; None for a friction of 1 / `unit`.
+        momentum: the fraction of the momentum that a step keeps; None for a friction of 1.4 / `unit`, which damps the
+            slowest direction about critically.
         unit: root mean squared prior scale of the preconditioned coordinates: the slowest time scale of the chains.
         preconditioner: "identity", "prior" or "rmsprop".
         root: square root of the prior's preconditioner, (D,); None for the others.
@@ -126,8 +130,8 @@ class SGMCMCPlan:
 
     def kept(self, size: float) -> float:
         """Return the fraction of the momentum that a step of this size keeps."""
-        return math.exp(-size / self.unit) if self.momentum is None else self.momentum
+        return math.exp(-FRICTION * size / self.unit) if self.momentum is None else self.momentum
 
     def friction(self, size: float) -> float:
         """Return the friction per unit of time at this step size."""
-        return 1 / self.unit if self.momentum is None else -math.log(self.momentum) / size
+        return FRICTION / self.unit if self.momentum is None else -math.log(self.momentum) / size

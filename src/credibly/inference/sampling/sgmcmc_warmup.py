@@ -41,12 +41,12 @@ HEAT = 0.05
 # Length of an epoch in radians of the fastest oscillation, and in times 1/a of the fastest relaxation. On a linear model
 # with 40 minibatches they widen the posterior's variance by less than 5 %; twice the first gives 15 %.
 EPOCH, EPOCH_OVERDAMPED = 0.25, 1.0
-# Fraction of warm-up in which chains descend from where they start, with this many times the friction and half the step.
+# Fraction of warm-up in which chains descend from where they start, with this friction and half the step.
 DESCENT, DAMPING = 0.25, 20.0
 # Steps before the second estimate of the curvature; then they double.
 FIRST_STAGE = 32
 # Chains, iterations and rows of an estimate of the curvature, and minibatches of one of the noise.
-PROBED, ITERATIONS, PROBE_ROWS, PROBE_BATCHES = 16, 8, 1024, 16
+PROBED, ITERATIONS, PROBE_ROWS, PROBE_BATCHES = 16, 6, 1024, 16
 # A step that no run reaches.
 NEVER = 2**50
 
@@ -283,7 +283,7 @@ class Warmup:
 
     def _thin(self, step: float) -> int:
         """Return the number of steps per draw."""
-        wanted = math.ceil(self.plan.times[1] * self.plan.unit / (self.plan.template.draws * step) - 1e-9)
+        wanted = round(self.plan.times[1] * self.plan.unit / (self.plan.template.draws * step))
         most = max(1, (self.plan.max_steps - self._most_warmup) // self.plan.template.draws)
         cut = self.plan.warmup is None and self.adapts and self.elapsed < 0.99 * self.plan.times[0] * self.plan.unit
         self.shortened = cut or (self.plan.thin is None and wanted > most)
