@@ -79,25 +79,29 @@ class Probe:
         return self._evaluate(theta, *self._rows(trial, self.batches.batch if self.batches is not None else 0))
 
     def estimate(self, theta: Tensor, root: Tensor | None, done: int) -> Estimate:
-        """Return curvature and noise at theta (C, D) of this process, over all processes."""
+        """Return curvature and noise at theta (C, D) of this process, over all processes.
+
+        One chain at a time: rounding then does not depend on how chains are distributed over processes.
+        """
         result = theta.new_zeros(len(theta), 2, dtype=torch.float64)
-        chains = torch.tensor(self.chosen, device=theta.device, dtype=torch.long)
-        points = theta[chains]
-        metric = torch.ones_like(points) if root is None else root.expand_as(theta)[chains]
-        if len(chains):
-            curvature, direction = self._curvature(points, metric, done)
-            result[chains, 0] = curvature.double()
-            if self.noisy:
-                result[chains, 1] = self._noise(points, metric, direction, curvature, done)
+        scale = self.target.scale.to(theta)
+        for c in self.chosen:
+            point = theta[c : c + 1]
+            metric = torch.ones_like(point) if root is None else root.expand_as(theta)[c : c + 1]
+            curvature, direction = self._curvature(point, metric, c, done)
+            # Where the log density is nearly flat, the prior's precision is a lower bound.
+            result[c, 0] = torch.maximum(curvature[0], torch.square(metric / scale).amax())
+            if not math.isfinite(float(curvature)):
+                result[c, 0] = math.nan
+            elif self.noisy:
+                result[c, 1] = self._noise(point, metric, direction, float(result[c, 0]), c, done)
         found = self.mesh.all_chains(result, self.plan.chains)
         largest, noise = float(found[:, 0].max()), float(found[:, 1].sum()) / self.count
         if not (math.isfinite(largest) and math.isfinite(noise)):
             raise SamplingError(
                 f"step_size: the curvature is not finite after {done} steps. Pass a step_size, or another init"
             )
-        # Where the log density is nearly flat, the prior's precision is a lower bound.
-        least = ((1.0 if root is None else root.square()) / self.target.scale.square().to(theta)).amax()
-        return Estimate(max(largest, float(least)), noise)
+        return Estimate(largest, noise)
 
     @property
     def cost(self) -> float:
@@ -108,30 +112,32 @@ class Probe:
         rows = 2 * ITERATIONS * min(n, PROBE_ROWS) + (each * self.batches.batch if self.noisy else 0)
         return self.count * rows / n
 
-    def _curvature(self, points: Tensor, metric: Tensor, done: int) -> tuple[Tensor, Tensor]:
+    def _curvature(self, point: Tensor, metric: Tensor, chain: int, done: int) -> tuple[Tensor, Tensor]:
         rows, scale = self._rows(f"curvature rows {done}", PROBE_ROWS)
-        streams = [stream(self.seed, "curvature", self.own.start + c, done) for c in self.chosen]
-        draws = [torch.randn(points.shape[1], generator=s, dtype=torch.float64) for s in streams]
-        first = torch.stack(draws).to(points)
-        return largest_curvature(lambda w: self._evaluate(w, rows, scale), points, metric, first, ITERATIONS)
+        first = self._normal("curvature", chain, done).to(point)
+        return largest_curvature(lambda w: self._evaluate(w, rows, scale), point, metric, first, ITERATIONS)
 
-    def _noise(self, points: Tensor, metric: Tensor, direction: Tensor, curvature: Tensor, done: int) -> Tensor:
-        """Return the variance of the minibatch gradients of every chain along a direction."""
-        along = metric * direction / direction.norm(dim=-1, keepdim=True)
-        offset, time = torch.zeros_like(points), torch.ones_like(curvature)
+    def _noise(
+        self, point: Tensor, metric: Tensor, direction: Tensor, curvature: float, chain: int, done: int
+    ) -> Tensor:
+        """Return the variance of minibatch gradients along a direction."""
+        along = metric * direction / direction.norm()
+        time, away = 1.0, point
         if self.plan.control_variate:
-            # A free flight, short against the fastest oscillation.
-            time = 0.3 / curvature.clamp(min=1e-12).sqrt()
-            streams = [stream(self.seed, "flight", self.own.start + c, done) for c in self.chosen]
-            draws = [torch.randn(points.shape[1], generator=s, dtype=torch.float64) for s in streams]
-            offset = time.unsqueeze(1) * metric * torch.stack(draws).to(points)
+            # A free flight from the anchor, short against the fastest oscillation.
+            time = 0.3 / math.sqrt(curvature)
+            away = point + time * metric * self._normal("flight", chain, done).to(point)
         slopes = []
         for trial in range(PROBE_BATCHES):
-            gradient = self.gradient(points + offset, f"noise {done} {trial}")
+            gradient = self.gradient(away, f"noise {done} {trial}")
             if self.plan.control_variate:
-                gradient = gradient - self.gradient(points, f"noise {done} {trial}")
-            slopes.append((along * gradient).sum(-1).double())
-        return torch.stack(slopes).var(0) / time.double().square()
+                gradient = gradient - self.gradient(point, f"noise {done} {trial}")
+            slopes.append((along * gradient).sum().double())
+        return torch.stack(slopes).var() / time**2
+
+    def _normal(self, purpose: str, chain: int, done: int) -> Tensor:
+        generator = stream(self.seed, purpose, self.own.start + chain, done)
+        return torch.randn(1, self.target.dim, generator=generator, dtype=torch.float64)
 
     def _rows(self, purpose: str, count: int) -> tuple[Tensor | None, float]:
         """Return that many rows without replacement, and N divided by their number."""
@@ -141,7 +147,7 @@ class Probe:
         return torch.randperm(n, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
 
     def _evaluate(self, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
-        return self.target.in_turn(theta, lambda w: self.target.minibatch_and_grad(w, rows, scale))[1]
+        return torch.cat([self.target.minibatch_and_grad(w, rows, scale)[1] for w in theta.split(1)])
 
 
 def momentum_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
