@@ -124,6 +124,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 if rate == rates[-1]:
                     raise
         history |= {"sgd_lr": rate, "sgd_batch": batch, "iterates": self.iterates, "sgd_loss": moments.losses}
+        steps = self.iterates * (self.every or max(LEAST_STEPS, data.count // batch))
+        history["gradients"] = round(history.get("gradients", 0.0) + steps * batch / data.count, 2)
         return GaussianPosterior(
             Model.of(problem),
             LowRank(self.rank),

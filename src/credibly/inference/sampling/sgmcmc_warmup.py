@@ -212,7 +212,7 @@ class Warmup:
         self.probe = Probe(target, plan, seed, mesh, batches)
         self.adapts = plan.step_size is None
         self.size = plan.step_size or 0.0
-        self.pace = self.kept = self.elapsed = self.gradients = 0.0
+        self.pace = self.kept = self.elapsed = self.gradients = self.largest = 0.0
         self.stage_begin, self.stage_end, self.shortened = 0, 0 if self.adapts else NEVER, False
         self.found = Estimate(math.nan, math.nan)
         # What compilation assumes before the first estimate.
@@ -248,7 +248,11 @@ class Warmup:
             self.schedule, self.stage_end = plan.schedule(done, self._thin(step)), NEVER
             return
         descends = passed < DESCENT - 1e-9
-        self.pace = momentum_step(self.found, plan, self.batches) * (0.5 if descends else 1.0)
+        # Steps do not grow during warm-up: curvature may fall, as it does while a learned noise is still large, and
+        # rise again within a stage.
+        self.largest = max(self.largest, self.found.curvature)
+        worst = self.found._replace(curvature=self.largest)
+        self.pace = momentum_step(worst, plan, self.batches) * (0.5 if descends else 1.0)
         self.kept = math.exp(-DAMPING * self.pace / plan.unit) if descends else plan.kept(self.pace)
         end = self._warmup_steps(done, self.pace)
         self.schedule = plan.schedule(end, self._thin(self.pace))
@@ -324,4 +328,4 @@ class Warmup:
         }
 
 
-_NUMBERS = ("size", "pace", "kept", "elapsed", "gradients", "stage_begin", "stage_end", "shortened")
+_NUMBERS = ("size", "pace", "kept", "elapsed", "gradients", "largest", "stage_begin", "stage_end", "shortened")
