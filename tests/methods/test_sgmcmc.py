@@ -247,9 +247,13 @@ def test_the_minibatches_of_an_epoch_average_to_the_full_gradient(method):
     assert not torch.equal(rows[0], rows[1])  # each chain has its own order
 
 
-def test_the_batch_size_is_256_or_all_rows():
-    assert cr.SGLD().batch(100_000) == 256
-    assert cr.SGLD().batch(4096) == 4096
+def test_the_batch_size_is_about_256_or_all_rows():
+    assert cr.SGLD().batch(10_240_000) == 256
+    assert cr.SGLD().batch(60_000) == 250
+    for n in (10_001, 12_347, 50_021):
+        assert 192 <= cr.SGLD().batch(n) < 320
+        assert n % cr.SGLD().batch(n) < 15
+    assert cr.SGLD().batch(10_000) == 10_000
     assert cr.SGLD().batch(24) == 24
     assert cr.SGLD(batch_size=24).batch(24) == 24
     posterior = fit(cr.SGLD, problem(), chains=2, draws=2, warmup=2, thin=1, init="prior")

@@ -48,8 +48,8 @@ from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
 PRECONDITIONERS = ("auto", "prior", "rmsprop")
-# Rows up to which every step takes all of them, and rows per batch beyond.
-FULL_ROWS, BATCH = 4096, 256
+# Rows up to which every step takes all of them, and the smallest and largest batch beyond.
+FULL_ROWS, BATCHES = 10_000, (192, 320)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,8 @@ class _SGMCMC(SamplingMethod):
         thin: steps per draw; None takes as many as let the chains move across the prior's scale several times during
             all draws.
         max_steps: most steps per chain if `warmup` or `thin` is None; the record says whether it cut them.
-        batch_size: rows per minibatch; None takes all rows up to 4,096 of them, else 256.
+        batch_size: rows per minibatch; None takes all rows up to 10,000 of them, else about 256, chosen so that an
+            epoch leaves out few rows.
         step_size: h of SGHMC, eps of SGLD; None finds it in warm-up, and the record keeps its value.
         schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its
             end).
@@ -196,7 +197,10 @@ class _SGMCMC(SamplingMethod):
         """Return the rows per minibatch of a problem with n rows."""
         if self.batch_size is not None and self.batch_size > n:
             raise InputError("batch_size", f"must be at most the number of rows, {n}, got {self.batch_size}")
-        return self.batch_size or (n if n <= FULL_ROWS else BATCH)
+        if self.batch_size is not None or n <= FULL_ROWS:
+            return self.batch_size or n
+        # Rows that an epoch leaves out heat the chains.
+        return min(range(*BATCHES), key=lambda batch: (n % batch, abs(batch - 256)))
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
@@ -237,7 +241,7 @@ class SGHMC(_SGMCMC):
 
     name: ClassVar[str] = "sghmc"
     overdamped: ClassVar[bool] = False
-    times: ClassVar[tuple[float, float]] = (10.0, 36.0)
+    times: ClassVar[tuple[float, float]] = (10.0, 48.0)
     momentum: float | None = None
 
     def __post_init__(self) -> None:

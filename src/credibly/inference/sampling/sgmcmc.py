@@ -181,9 +181,10 @@ class SGMCMCSampler(Sampler):
         ends = torch.stack(self.theta.aminmax())
         if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(ends).all()):
             chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
+            used = self.warm.reported(self.done - 1)
             raise SamplingError(
                 f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
-                f"step_size={self.warm.size:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
+                f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
             )
         if self.done == self.warm.stage_end and self.done <= self.warmup:
             with torch.no_grad():

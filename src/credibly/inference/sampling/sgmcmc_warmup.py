@@ -248,9 +248,9 @@ class Warmup:
             self.schedule, self.stage_end = plan.schedule(done, self._thin(step)), NEVER
             return
         descends = passed < DESCENT - 1e-9
-        # Steps do not grow during warm-up: curvature may fall, as it does while a learned noise is still large, and
-        # rise again within a stage.
-        self.largest = max(self.largest, self.found.curvature)
+        # The step at most doubles from stage to stage: curvature may fall, as it does while a learned noise is still
+        # large, and rise again within a stage.
+        self.largest = max(self.largest / 4, self.found.curvature)
         worst = self.found._replace(curvature=self.largest)
         self.pace = momentum_step(worst, plan, self.batches) * (0.5 if descends else 1.0)
         self.kept = math.exp(-DAMPING * self.pace / plan.unit) if descends else plan.kept(self.pace)
