@@ -1,5 +1,6 @@
 """The transition kernels, against Hamilton's equations, detailed balance and the fluctuation-dissipation relation."""
 
+import itertools
 import math
 
 import pytest
@@ -380,7 +381,7 @@ def test_two_steps_of_sgld_by_hand(preconditioner):
     # The momentum that the step before left: its noise, and a half kick.
     start = noise[0] + 0.15 * metric.sqrt() * wells(theta)[1]
     state = theta, start, wells(theta)[1]
-    for xi, fresh in zip(noise[:-1], noise[1:]):
+    for xi, fresh in itertools.pairwise(noise):
         expected = state[0] + 0.045 * metric * state[2] + 0.3 * metric.sqrt() * (xi + fresh) / 2
         state = langevin(*state, fresh, 0.3 * ONE, 0 * ONE, ONE, root, wells)[:3]
         torch.testing.assert_close(state[0], expected, rtol=0, atol=1e-14)

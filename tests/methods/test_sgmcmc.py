@@ -16,7 +16,7 @@ from credibly.core.compilation import compiler_missing
 from credibly.core.rng import fill_normal
 from credibly.inference import backend
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
-from credibly.inference.sampling import sgmcmc_warmup
+from credibly.inference.sampling import sgmcmc_steps
 from credibly.inference.target import to_target
 from credibly.likelihoods import Categorical, Gaussian
 
@@ -264,7 +264,7 @@ def test_the_batch_size_is_about_256_or_all_rows():
 @pytest.fixture
 def exact_curvature(monkeypatch):
     """Enough power iterations for six digits; a run takes fewer."""
-    monkeypatch.setattr(sgmcmc_warmup, "ITERATIONS", 30)
+    monkeypatch.setattr(sgmcmc_steps, "ITERATIONS", 30)
 
 
 def test_the_step_size_comes_from_the_largest_curvature(conjugate, exact_curvature):

@@ -12,9 +12,9 @@ import credibly as cr
 from chains import assert_moments
 from conftest import Conjugate, randn
 from credibly.diagnostics import convergence
-from credibly.inference.sampling import sgmcmc_warmup
+from credibly.inference.sampling import sgmcmc_steps
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
-from credibly.inference.sampling.sgmcmc_warmup import Estimate, Probe, momentum_step, overdamped_step
+from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_step, overdamped_step
 from credibly.inference.target import to_target
 from credibly.inference.training.batches import Batches
 from credibly.likelihoods import Gaussian
@@ -52,7 +52,7 @@ def test_the_defaults_sample_the_posterior_of_a_linear_model(linear, method):
     assert float((draws.flatten(0, 1).var(0) / covariance.diagonal() - 1).abs().max()) < 0.1
     assert_moments(draws, mean, covariance)
     # HMC() takes 520,000 gradients here.
-    assert history["gradients"] < 175_000
+    assert history["gradients"] + history["start_gradients"] < 175_000
     assert history["batch_size"] == ROWS
     assert not history["shortened"]
 
@@ -81,8 +81,8 @@ def test_the_noise_of_a_minibatch_gradient_by_brute_force(monkeypatch):
     exact = torch.cov(gradients.T, correction=0)
     torch.testing.assert_close(exact, 49 / 3 * (1 - 3 / 7) * single, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(gradients.mean(0), target.likelihood_and_grad(theta)[1][0], rtol=1e-10, atol=1e-10)
-    monkeypatch.setattr(sgmcmc_warmup, "ITERATIONS", 30)
-    monkeypatch.setattr(sgmcmc_warmup, "PROBE_BATCHES", 200)
+    monkeypatch.setattr(sgmcmc_steps, "ITERATIONS", 30)
+    monkeypatch.setattr(sgmcmc_steps, "PROBE_BATCHES", 200)
     sampler = cr.SGLD(chains=1, batch_size=3, compile=False).sampler(target, 0)
     found = sampler.warm.probe.estimate(theta, None, 0).noise
     design = torch.cat([x, torch.ones(7, 1, dtype=DOUBLE)], 1)
@@ -193,10 +193,17 @@ def test_the_number_of_steps_follows_from_the_step_size(method):
 
 
 @BOTH
-def test_full_batches_start_from_fresh_weights_and_minibatches_from_map_fits(method):
+def test_chains_start_at_map_fits_where_those_are_cheap(linear, method):
+    """1,000 steps of 128 rows are 64 gradients of 2,000 rows, and 1,000 of 24."""
+    assert method().start_points(linear.problem()) == "ensemble"
     assert method().start_points(problem()) == "fresh"
-    assert method(batch_size=8).start_points(problem()) == "ensemble"
-    assert method(init="prior").start_points(problem()) == "prior"
+    assert method(start_steps=100).start_points(problem()) == "ensemble"
+    assert method(init="prior").start_points(linear.problem()) == "prior"
+    runs = {"chains": 3, "draws": 1, "warmup": 1, "thin": 1}
+    history = fit(method, problem(), start_steps=50, init="ensemble", **runs).record.history
+    assert history["start_gradients"] == 3 * 50
+    assert fit(method, problem(), init="map", start_steps=50, **runs).record.history["start_gradients"] == 50
+    assert fit(method, problem(), **runs).record.history["start_gradients"] == 0
 
 
 def test_at_most_16_chains_are_probed():

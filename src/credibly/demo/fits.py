@@ -166,7 +166,7 @@ def run_demo(
 
 def _gradients(posterior: Posterior) -> int:
     history = posterior.record.history
-    return round(history["gradients"] + history.get("start_gradients", 0.0))
+    return round(float(history["gradients"]) + float(history.get("start_gradients", 0.0)))
 
 
 def _by_task() -> dict[str, dict[str, Any]]:

@@ -12,16 +12,17 @@ log density is not quadratic, and the noise of minibatch gradients heats it. The
 
 because the B rows of a batch are drawn without replacement; it vanishes for full batches. With `step_size=None` warm-up
 measures the largest curvature a and the noise where the chains are, and takes the largest step that is stable and that
-keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_warmup` has the formulas). On full
+keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_steps` has the formulas). On full
 batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
 
 Times are in units of the prior's standard deviation, which sets the slowest time scale there is, and HMC's trajectory
-length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps follows from
-the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves less, so it has more
-chains, and R-hat shows where they have not mixed.
+length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps
+follows from the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves less,
+so it has more chains, and R-hat shows where they have not mixed.
 
 Gradient noise makes minibatches no cheaper per row than full batches: a smaller batch needs smaller steps. They pay off
-where a full gradient is too large to be a step. `control_variate=True` (SVRG) removes most of the noise.
+where a step on all rows takes too long or too much memory. `control_variate=True` (SVRG; Johnson & Zhang 2013, Dubey et
+al. 2016) removes most of the noise.
 
 The sampler itself is in `credibly.inference.sampling.sgmcmc`.
 """
@@ -44,12 +45,15 @@ from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, Schedule, SGMCMCPlan
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import ProblemTarget, Target
+from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
 PRECONDITIONERS = ("auto", "prior", "rmsprop")
 # Rows up to which every step takes all of them, and the smallest and largest batch beyond.
 FULL_ROWS, BATCHES = 10_000, (192, 320)
+# Gradients of all rows that a MAP fit may cost to be the start of a chain.
+CHEAP = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,7 @@ class _SGMCMC(SamplingMethod):
             rows and that of the same minibatch (SVRG); the anchor moves to the chain once per epoch. A step then takes
             two minibatch gradients, and runs on the torch backend.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior;
-            "auto" takes "fresh" for full batches and "ensemble" for minibatches.
+            "auto" takes "ensemble" if these fits cost at most 100 gradients of all rows each, else "fresh".
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
@@ -142,13 +146,15 @@ class _SGMCMC(SamplingMethod):
     def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
         """Return the starting points that "auto" stands for.
 
-        Full batches find the posterior from fresh weights sooner than MAP fits do. With minibatches steps are smaller,
-        and training is the faster way.
+        With many rows, MAP fits on minibatches cost next to nothing; with few, chains find the posterior sooner from
+        fresh weights.
         """
         if not (isinstance(self.init, str) and self.init == "auto"):
             return self.init
-        full = isinstance(problem, Density) or self.batch(problem.n) == problem.n
-        return "fresh" if full else "ensemble"
+        if isinstance(problem, Density):
+            return "prior"
+        steps, batch, _ = Training(steps=self.start_steps).plan(problem.n)
+        return "ensemble" if steps * batch <= CHEAP * problem.n else "fresh"
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> SGMCMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
@@ -219,8 +225,8 @@ class SGLD(_SGMCMC):
 
     w <- w + (eps/2) P g + sqrt(eps P) (xi + xi') / 2
 
-    xi and xi' are the normal numbers of the last step and of this one: averaged over two steps, the noise leaves no bias
-    on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of SGHMC do.
+    xi and xi' are the normal numbers of the last step and of this one: averaged over two steps, the noise leaves no
+    bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of SGHMC do.
     """
 
     name: ClassVar[str] = "sgld"
@@ -235,8 +241,8 @@ class SGHMC(_SGMCMC):
     """Stochastic-gradient Hamiltonian Monte Carlo: gradient steps with momentum, friction and matching noise.
 
     Args:
-        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1.4 in units
-            of the prior's scale, and the record keeps its value.
+        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1.4 in
+            units of the prior's scale, and the record keeps c.
     """
 
     name: ClassVar[str] = "sghmc"

@@ -5,14 +5,14 @@
     O   m <- c m + sqrt(1 - c^2) N(0, 1),   c = exp(-friction h) = kept
     A, B again, with the gradient at the new point
 
-R is the square root of a diagonal preconditioner P = R^2, or 1, and m the momentum of the coordinates w / R. The friction
-step is exact: the momentum of a free particle has variance exactly 1 for any step size. This order (BAOAB) gives
-positions of exactly the right variance on Gaussian targets with full gradients, at any stable step: h^2 times the
+R is the square root of a diagonal preconditioner P = R^2, or 1, and m the momentum of the coordinates w / R. The
+friction step is exact: the momentum of a free particle has variance exactly 1 for any step size. This order (BAOAB)
+gives positions of exactly the right variance on Gaussian targets with full gradients, at any stable step: h^2 times the
 largest eigenvalue of R (-Hessian) R below 4. A step takes one gradient, which serves two half kicks.
 
 With c = 0 no momentum survives a step, and what remains is, with eps = h^2,
 
-    w <- w + (eps/2) P g + sqrt(eps) R (xi + xi') / 2,        xi, xi' the normal numbers of the last step and of this one
+    w <- w + (eps/2) P g + sqrt(eps) R (xi + xi') / 2,      xi, xi' the normal numbers of the last step and of this one
 
 which is SGLD with noise averaged over two steps (Leimkuhler & Matthews 2013). With independent noise its variance on a
 Gaussian of precision a would be (1/a) / (1 - eps a / 4); averaged, it is 1/a.

@@ -19,7 +19,7 @@ from credibly.inference.backend import Backend, select_for_minibatches, select_n
 from credibly.inference.kernels.langevin import langevin
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
-from credibly.inference.sampling.sgmcmc_warmup import Warmup
+from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
 from credibly.inference.sampling.starts import evaluate_start
 from credibly.inference.sampling.trajectory import SMALL, UNROLLED
 from credibly.inference.target import ProblemTarget, Target
@@ -78,33 +78,18 @@ class SGMCMCSampler(Sampler):
 
     def _select_backend(self) -> None:
         """Select noise and backend; the C++ steps know neither an adapted preconditioner nor control variates."""
-        target, plan, wide = self.target, self.plan, None
-        simple = isinstance(target, ProblemTarget) and not (
-            target.sharded or self.adapts_root or plan.control_variate
-        )
-        if isinstance(target, ProblemTarget) and simple:
-            wide = wide_stack(target.problem)
-        self.noise = select_noise(
-            self.seed,
-            "diffusion",
-            self.own,
-            target.dim,
-            device=target.device,
-            dtype=target.dtype,
-            one_by_one=self.one_by_one,
-            compile=plan.compile,
-            inside=wide is not None,
-        )
-        self.backend = Backend("torch", plan.compile)
+        target, each, how = self.target, self.one_by_one, self.plan.compile
+        problem = target.problem if isinstance(target, ProblemTarget) and not target.sharded else None
+        if self.adapts_root or self.plan.control_variate:
+            problem = None
+        wide = None if problem is None else wide_stack(problem)
+        what: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "one_by_one": each, "compile": how}
+        self.noise = select_noise(self.seed, "diffusion", self.own, target.dim, **what, inside=wide is not None)
+        self.backend = Backend("torch", how)
         large = isinstance(self.noise, LargeNoise)
-        if isinstance(target, ProblemTarget) and simple and (wide is not None or not large):
-            self.backend = select_for_minibatches(
-                target.problem,
-                target.weights,
-                plan.compile,
-                wide=wide if large else None,
-                one_by_one=self.one_by_one,
-            )
+        if problem is not None and (wide is not None or not large):
+            inside = wide if large else None
+            self.backend = select_for_minibatches(problem, target.weights, how, wide=inside, one_by_one=each)
 
     def _compile(self) -> None:
         """Compile the step of the torch backend, or capture it as a CUDA graph, where that pays off."""
@@ -151,15 +136,13 @@ class SGMCMCSampler(Sampler):
                 slope = slope - self.target.minibatch_and_grad(anchor, rows, self.scale)[1] + anchor_gradient
             return found, slope
 
-        theta, momentum, gradient, value = langevin(
-            theta, momentum, gradient, noise, size, kept, heat, root, evaluate
-        )
+        theta, momentum, gradient, value = langevin(theta, momentum, gradient, noise, size, kept, heat, root, evaluate)
         if self.adapts_root:
             squares = squares + learning * (torch.square(gradient) - squares)
         return theta, momentum, gradient, squares, value
 
     def _adapted_root(self, squares: Tensor) -> Tensor:
-        """Return the root of 1 / (floor + root mean squared gradient), normalised to a geometric mean of one per chain."""
+        """Return the root of 1 / (floor + root mean squared gradient), with a geometric mean of one in every chain."""
         log = -torch.log(FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
         return torch.exp(0.5 * (log - log.mean(-1, keepdim=True)))
 
@@ -173,24 +156,42 @@ class SGMCMCSampler(Sampler):
         if stop():
             raise Stopped
         upto = min(self.warm.schedule.next_draw(self.done), self.done + BLOCK, self.warm.stage_end)
-        table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
         with torch.no_grad():
-            self._advance_to(upto, table.to(self.target.device))
+            self._advance_safely(upto)
         self.done = upto
-        # Not finite where any weight is not, and allocates nothing.
-        ends = torch.stack(self.theta.aminmax())
-        if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(ends).all()):
-            chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
-            used = self.warm.reported(self.done - 1)
-            raise SamplingError(
-                f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
-                f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
-            )
+        self._check_finite()
         if self.done == self.warm.stage_end and self.done <= self.warmup:
             with torch.no_grad():
                 self.warm.next_stage(self.theta, self._root(), self.done)
         size = torch.full((self.chains,), self.warm.reported(upto - 1), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
+
+    def _check_finite(self) -> None:
+        # Not finite where any weight is not, and allocates nothing.
+        ends = torch.stack(self.theta.aminmax())
+        if bool(torch.isfinite(self.value).all()) and bool(torch.isfinite(ends).all()):
+            return
+        chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
+        used = self.warm.reported(self.done - 1)
+        raise SamplingError(
+            f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
+            f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
+        )
+
+    def _advance_safely(self, upto: int) -> None:
+        """Take steps; in warm-up, take them again with half the size while they are unstable."""
+        adapting = self.warm.adapts and self.done < self.warmup
+        before = [buffer.clone() for buffer in self._buffers()] if adapting else []
+        for trial in range(MOST_HALVINGS + 1):
+            table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
+            self._advance_to(upto, table.to(self.target.device))
+            if not adapting or trial == MOST_HALVINGS or not self.warm.unstable(self.momentum):
+                break
+            self.warm.slow_down(upto - self.done)
+            for buffer, old in zip(self._buffers(), before):
+                buffer.copy_(old)
+        if adapting:
+            self.warm.moved(upto - self.done)
 
     def _root(self) -> Tensor | None:
         return self._adapted_root(self.squares) if self.adapts_root else self.plan.root

@@ -1,204 +1,37 @@
-"""What SG-MCMC finds out during warm-up: curvature, gradient noise, and from them the step size and number of steps.
-
-Curvature and noise are those of the preconditioned coordinates w / R, with unit the root mean squared prior scale there.
-a is the largest curvature at the current points of the chains, by power iteration, and V the variance of the minibatch
-gradient in that direction. For B of N rows drawn without replacement, with S the covariance of the rows' gradients,
-
-    V = (N^2 / B) (1 - B/N) S                            zero for full batches
-
-h is the step of SGHMC, eps = h^2 that of SGLD:
-
-    stability   h <= 1 / sqrt(a), half of what a harmonic oscillator allows;      eps <= 1.5 / a
-    heat        h V / (2 friction) <= 5 % of the temperature;                     eps V / 4 <= 5 %
-    epochs      h <= 0.25 B / (N sqrt(a));                                        eps <= B / (N a)
-
-A step satisfies the first, and either of the other two. Minibatches of an epoch are disjoint, so their errors cancel over
-it, if it is short against the fastest motion; what remains is the heat of the N mod B rows that an epoch leaves out, which
-is limited to 5 % as well. With a control variate V grows with the distance from the anchor during the steps of an epoch,
-as V(h) = V' (h steps)^2 for SGHMC and V' eps steps for SGLD, and the heat is that of V(h).
-"""
+"""Warm-up of SG-MCMC: the step size, the kept momentum, and how many steps to take."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
-from credibly.errors import SamplingError
-from credibly.inference.adaptation import largest_curvature
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
-from credibly.inference.target import ProblemTarget, Target
+from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_step, overdamped_step
+from credibly.inference.target import Target
 from credibly.inference.training.batches import Batches
 
-# h sqrt(a) of SGHMC, and eps a of SGLD. Curvature changes along a chain: 4 is unstable for the square of either.
-STABLE, STABLE_OVERDAMPED = 1.0, 1.5
-# Heat by gradient noise, as a fraction of the temperature.
-HEAT = 0.05
-# Length of an epoch in radians of the fastest oscillation, and in times 1/a of the fastest relaxation. On a linear model
-# with 40 minibatches they widen the posterior's variance by less than 5 %; twice the first gives 15 %.
-EPOCH, EPOCH_OVERDAMPED = 0.25, 1.0
 # Fraction of warm-up in which chains descend from where they start, with this friction and half the step.
 DESCENT, DAMPING = 0.25, 20.0
 # Steps before the second estimate of the curvature; then they double.
 FIRST_STAGE = 32
-# Chains, iterations and rows of an estimate of the curvature, and minibatches of one of the noise.
-PROBED, ITERATIONS, PROBE_ROWS, PROBE_BATCHES = 16, 6, 1024, 16
+# Mean squared momentum, which is 1 in equilibrium, that only a step too large explains, and how often it is halved.
+HOT, MOST_HALVINGS = 10.0, 10
 # A step that no run reaches.
 NEVER = 2**50
-
-
-class Estimate(NamedTuple):
-    """Largest curvature a, and the variance V of a minibatch gradient in its direction (V' with a control variate)."""
-
-    curvature: float
-    noise: float
-
-
-class Probe:
-    """Estimates of curvature and noise at the points of at most 16 chains."""
-
-    def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh, batches: Batches | None) -> None:
-        self.target, self.plan, self.seed, self.mesh, self.batches = target, plan, seed, mesh, batches
-        self.own = mesh.chains(plan.chains)
-        every = math.ceil(plan.chains / PROBED)
-        # The same chains for any number of processes.
-        self.chosen = [c - self.own.start for c in self.own if c % every == 0]
-        self.count = len(range(0, plan.chains, every))
-
-    @property
-    def noisy(self) -> bool:
-        """Whether gradients are those of minibatches."""
-        return self.batches is not None and not self.batches.whole
-
-    def gradient(self, theta: Tensor, trial: str) -> Tensor:
-        """Return a minibatch gradient outside the run's own batches; all chains share its rows."""
-        return self._evaluate(theta, *self._rows(trial, self.batches.batch if self.batches is not None else 0))
-
-    def estimate(self, theta: Tensor, root: Tensor | None, done: int) -> Estimate:
-        """Return curvature and noise at theta (C, D) of this process, over all processes.
-
-        One chain at a time: rounding then does not depend on how chains are distributed over processes.
-        """
-        result = theta.new_zeros(len(theta), 2, dtype=torch.float64)
-        scale = self.target.scale.to(theta)
-        for c in self.chosen:
-            point = theta[c : c + 1]
-            metric = torch.ones_like(point) if root is None else root.expand_as(theta)[c : c + 1]
-            curvature, direction = self._curvature(point, metric, c, done)
-            # Where the log density is nearly flat, the prior's precision is a lower bound.
-            result[c, 0] = torch.maximum(curvature[0], torch.square(metric / scale).amax())
-            if not math.isfinite(float(curvature)):
-                result[c, 0] = math.nan
-            elif self.noisy:
-                result[c, 1] = self._noise(point, metric, direction, float(result[c, 0]), c, done)
-        found = self.mesh.all_chains(result, self.plan.chains)
-        largest, noise = float(found[:, 0].max()), float(found[:, 1].sum()) / self.count
-        if not (math.isfinite(largest) and math.isfinite(noise)):
-            raise SamplingError(
-                f"step_size: the curvature is not finite after {done} steps. Pass a step_size, or another init"
-            )
-        return Estimate(largest, noise)
-
-    @property
-    def cost(self) -> float:
-        """Gradients of an estimate, of all chains and in units of full gradients."""
-        if self.batches is None:
-            return 2.0 * ITERATIONS * self.count
-        n, each = len(self.batches.rows), PROBE_BATCHES * (2 if self.plan.control_variate else 1)
-        rows = 2 * ITERATIONS * min(n, PROBE_ROWS) + (each * self.batches.batch if self.noisy else 0)
-        return self.count * rows / n
-
-    def _curvature(self, point: Tensor, metric: Tensor, chain: int, done: int) -> tuple[Tensor, Tensor]:
-        rows, scale = self._rows(f"curvature rows {done}", PROBE_ROWS)
-        first = self._normal("curvature", chain, done).to(point)
-        return largest_curvature(lambda w: self._evaluate(w, rows, scale), point, metric, first, ITERATIONS)
-
-    def _noise(
-        self, point: Tensor, metric: Tensor, direction: Tensor, curvature: float, chain: int, done: int
-    ) -> Tensor:
-        """Return the variance of minibatch gradients along a direction."""
-        along = metric * direction / direction.norm()
-        time, away = 1.0, point
-        if self.plan.control_variate:
-            # A free flight from the anchor, short against the fastest oscillation.
-            time = 0.3 / math.sqrt(curvature)
-            away = point + time * metric * self._normal("flight", chain, done).to(point)
-        slopes = []
-        for trial in range(PROBE_BATCHES):
-            gradient = self.gradient(away, f"noise {done} {trial}")
-            if self.plan.control_variate:
-                gradient = gradient - self.gradient(point, f"noise {done} {trial}")
-            slopes.append((along * gradient).sum().double())
-        return torch.stack(slopes).var() / time**2
-
-    def _normal(self, purpose: str, chain: int, done: int) -> Tensor:
-        generator = stream(self.seed, purpose, self.own.start + chain, done)
-        return torch.randn(1, self.target.dim, generator=generator, dtype=torch.float64)
-
-    def _rows(self, purpose: str, count: int) -> tuple[Tensor | None, float]:
-        """Return that many rows without replacement, and N divided by their number."""
-        if not isinstance(self.target, ProblemTarget) or not 0 < count < self.target.problem.n:
-            return None, 1.0
-        n = self.target.problem.n
-        return torch.randperm(n, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
-
-    def _evaluate(self, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
-        return torch.cat([self.target.minibatch_and_grad(w, rows, scale)[1] for w in theta.split(1)])
-
-
-def momentum_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
-    """Return the step size h of SGHMC."""
-    root = math.sqrt(found.curvature)
-    stable = STABLE / root
-    if batches is None or batches.whole or found.noise == 0:
-        return stable
-    if plan.control_variate:
-        return min(stable, _heat_limit(found.noise, plan, batches.per_epoch))
-    epoch = min(EPOCH / (batches.per_epoch * root), _heat_limit(_left_out(found.noise, batches), plan))
-    return min(stable, max(_heat_limit(found.noise, plan), epoch))
-
-
-def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) -> float:
-    """Return the step size eps of SGLD."""
-    stable = STABLE_OVERDAMPED / found.curvature
-    if batches is None or batches.whole or found.noise == 0:
-        return stable
-    if plan.control_variate:
-        return min(stable, math.sqrt(4 * HEAT / (found.noise * batches.per_epoch)))
-    left_out = _left_out(found.noise, batches)
-    limit = 4 * HEAT / left_out if left_out else math.inf
-    epoch = min(EPOCH_OVERDAMPED / (batches.per_epoch * found.curvature), limit)
-    return min(stable, max(4 * HEAT / found.noise, epoch))
-
-
-def _left_out(noise: float, batches: Batches) -> float:
-    """Return the variance by the rows that an epoch leaves out, times the steps during which it stays the same."""
-    n, batch = len(batches.rows), batches.batch
-    return noise / (1 - batch / n) * (n - batches.per_epoch * batch) / n
-
-
-def _heat_limit(noise: float, plan: SGMCMCPlan, steps: int = 0) -> float:
-    """Return the largest h with h V / (2 friction) = HEAT, for V = V' (h steps)^2 if there are steps since an anchor.
-
-    A given momentum c has the friction ln(1/c) / h.
-    """
-    if noise == 0:
-        return math.inf
-    power = (1 if plan.momentum is None else 2) + (2 if steps else 0)
-    return float((2 * HEAT * plan.friction(1.0) / (noise * max(1, steps) ** 2)) ** (1 / power))
 
 
 class Warmup:
     """Step size, kept momentum and schedule of a run.
 
     A given step size is used throughout. Otherwise warm-up moves with momentum (SGLD too: warm-up only finds the points
-    where the draws begin), in stages that double in length; each begins with an estimate of curvature and noise, because
+    where the draws begin), in stages that double in length. Each begins with an estimate of curvature and noise, because
     both change on the way from the start to the posterior, and the last estimate gives the step size of the draws. In
-    the first quarter, chains descend with strong friction and half the step.
+    the first quarter, chains descend with strong friction and half the step. Steps that make a chain move much faster
+    than it should are taken again, half as long.
 
     Attributes:
         size: step size of the draws, in units of the method: h for SGHMC, eps for SGLD.
@@ -213,7 +46,7 @@ class Warmup:
         self.adapts = plan.step_size is None
         self.size = plan.step_size or 0.0
         self.pace = self.kept = self.elapsed = self.gradients = self.largest = 0.0
-        self.stage_begin, self.stage_end, self.shortened = 0, 0 if self.adapts else NEVER, False
+        self.stage_end, self.shortened = 0 if self.adapts else NEVER, False
         self.found = Estimate(math.nan, math.nan)
         # What compilation assumes before the first estimate.
         self.schedule = plan.schedule(1000, 20)
@@ -237,8 +70,7 @@ class Warmup:
         plan, before = self.plan, self.found.curvature
         self.found = self.probe.estimate(theta, root, done)
         self.gradients += self.probe.cost
-        self.elapsed += (done - self.stage_begin) * self.pace
-        self.stage_begin, passed = done, self._passed(done)
+        passed = self._passed(done)
         if passed > 1 - 1e-9:
             if before > self.found.curvature:
                 # The larger of the last two, because no later estimate corrects this one.
@@ -253,11 +85,30 @@ class Warmup:
         self.largest = max(self.largest / 4, self.found.curvature)
         worst = self.found._replace(curvature=self.largest)
         self.pace = momentum_step(worst, plan, self.batches) * (0.5 if descends else 1.0)
-        self.kept = math.exp(-DAMPING * self.pace / plan.unit) if descends else plan.kept(self.pace)
+        self.kept = self._kept(descends)
         end = self._warmup_steps(done, self.pace)
         self.schedule = plan.schedule(end, self._thin(self.pace))
         turn = self._warmup_steps(done, self.pace, DESCENT) if descends else end
         self.stage_end = min(max(FIRST_STAGE, 2 * done), max(turn, done + 1), end)
+
+    def moved(self, steps: int) -> None:
+        """Count steps of warm-up at the current pace."""
+        self.elapsed += steps * self.pace
+
+    def unstable(self, momentum: Tensor) -> bool:
+        """Return whether any chain, of all processes, moves so fast that its step must be too large."""
+        energy = torch.nan_to_num(momentum.double().square().mean(-1), nan=math.inf)
+        return float(self.probe.mesh.all_chains(energy, self.plan.chains).max()) > HOT
+
+    def slow_down(self, steps: int) -> None:
+        """Halve the steps of this stage, after `steps` of them that are taken again."""
+        batches, damped = self.batches, self.kept < self.plan.kept(self.pace)
+        self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / len(batches.rows))
+        self.pace, self.largest = self.pace / 2, 4 * self.largest
+        self.kept = self._kept(damped)
+
+    def _kept(self, damped: bool) -> float:
+        return math.exp(-DAMPING * self.pace / self.plan.unit) if damped else self.plan.kept(self.pace)
 
     def controls(self, t: int) -> tuple[float, float, float]:
         """Return step size h, noise scale and kept momentum of step t."""
@@ -328,4 +179,4 @@ class Warmup:
         }
 
 
-_NUMBERS = ("size", "pace", "kept", "elapsed", "gradients", "largest", "stage_begin", "stage_end", "shortened")
+_NUMBERS = ("size", "pace", "kept", "elapsed", "gradients", "largest", "stage_end", "shortened")
