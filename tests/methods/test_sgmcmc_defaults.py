@@ -176,6 +176,27 @@ def test_the_prior_is_the_preconditioner_if_its_scales_differ(method):
 
 
 @BOTH
+def test_unstable_steps_of_warmup_are_taken_again_with_half_the_size(method, monkeypatch):
+    """Steps of 3 / sqrt(a) blow up; halved, they are stable."""
+    target = to_target(cr.Density(lambda w: -50 * w.square().sum(-1), 3, batched=True))
+    monkeypatch.setattr(sgmcmc_steps, "STABLE", 3.0)
+    sampler = method(chains=2, draws=5, compile=False, init="prior").sampler(target, 0)
+    sampler.start(0.1 * randn(2, 3, dtype=DOUBLE))
+    taken_again, slow_down = [], sampler.warm.slow_down
+    monkeypatch.setattr(sampler.warm, "slow_down", lambda steps: (taken_again.append(steps), slow_down(steps)))
+    counted, stages = sampler.warm.gradients, 0
+    while sampler.done < sampler.warmup:
+        end = sampler.warm.stage_end
+        sampler.advance(lambda: False)
+        stages += sampler.done == end
+        assert float(sampler.theta.abs().max()) < 2
+    assert sum(taken_again) > 0
+    # They count: as many gradients per chain, beside those of one estimate per stage.
+    again = 2 * sum(taken_again)
+    assert sampler.warm.gradients - counted == again + stages * sampler.warm.probe.cost
+
+
+@BOTH
 def test_the_number_of_steps_follows_from_the_step_size(method):
     """Warm-up and draws cover given times in units of the prior's scale, unless that takes too many steps."""
     scale = 3.0

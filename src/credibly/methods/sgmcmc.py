@@ -17,8 +17,8 @@ batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of
 
 Times are in units of the prior's standard deviation, which sets the slowest time scale there is, and HMC's trajectory
 length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps
-follows from the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves less,
-so it has more chains, and R-hat shows where they have not mixed.
+follows from the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves
+less, so it has more chains, and R-hat shows where they have not mixed.
 
 Gradient noise makes minibatches no cheaper per row than full batches: a smaller batch needs smaller steps. They pay off
 where a step on all rows takes too long or too much memory. `control_variate=True` (SVRG; Johnson & Zhang 2013, Dubey et
@@ -76,7 +76,7 @@ class _SGMCMC(SamplingMethod):
         exploration: fraction of a cycle spent looking for a mode, without noise and without draws.
         preconditioner: "prior" (P = prior variance), "rmsprop" (every weight's step is scaled by the root of its mean
             squared gradient, estimated in warm-up and then frozen), None, or "auto": "prior" if the prior's scales
-            differ, else None.
+            differ and no step size is given, else None.
         control_variate: correct each minibatch gradient by the difference, at an anchor, between the gradient of all
             rows and that of the same minibatch (SVRG); the anchor moves to the chain once per epoch. A step then takes
             two minibatch gradients, and runs on the torch backend.
@@ -197,7 +197,7 @@ class _SGMCMC(SamplingMethod):
         if self.preconditioner != "auto":
             return self.preconditioner or "identity"
         low, high = float(target.scale.min()), float(target.scale.max())
-        return "identity" if high <= low * (1 + 1e-6) else "prior"
+        return "identity" if self.step_size is not None or high <= low * (1 + 1e-6) else "prior"
 
     def batch(self, n: int) -> int:
         """Return the rows per minibatch of a problem with n rows."""
@@ -226,7 +226,8 @@ class SGLD(_SGMCMC):
     w <- w + (eps/2) P g + sqrt(eps P) (xi + xi') / 2
 
     xi and xi' are the normal numbers of the last step and of this one: averaged over two steps, the noise leaves no
-    bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of SGHMC do.
+    bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of
+    SGHMC do.
     """
 
     name: ClassVar[str] = "sgld"

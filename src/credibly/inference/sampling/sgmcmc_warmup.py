@@ -27,10 +27,11 @@ NEVER = 2**50
 class Warmup:
     """Step size, kept momentum and schedule of a run.
 
-    A given step size is used throughout. Otherwise warm-up moves with momentum (SGLD too: warm-up only finds the points
-    where the draws begin), in stages that double in length. Each begins with an estimate of curvature and noise, because
-    both change on the way from the start to the posterior, and the last estimate gives the step size of the draws. In
-    the first quarter, chains descend with strong friction and half the step. Steps that make a chain move much faster
+    A given step size is used throughout. Otherwise warm-up moves with momentum (SGLD too: warm-up only finds the
+    points where the draws begin), in stages that double in length. Each begins with an estimate of curvature and
+    noise, because both change on the way from the start to the posterior, and the last one gives the step size of the
+    draws.
+    In the first quarter, chains descend with strong friction and half the step. Steps that make a chain move much faster
     than it should are taken again, half as long.
 
     Attributes:
