@@ -185,7 +185,11 @@ class SGMCMCSampler(Sampler):
         for trial in range(MOST_HALVINGS + 1):
             table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
             self._advance_to(upto, table.to(self.target.device))
-            if not adapting or trial == MOST_HALVINGS or not self.warm.unstable(self.momentum):
+            if (
+                not adapting
+                or trial == MOST_HALVINGS
+                or not self.warm.unstable(self._energy() - energy, self.target.dim)
+            ):
                 break
             self.warm.slow_down(upto - self.done)
             for buffer, old in zip(self._buffers(), before):
@@ -271,7 +275,7 @@ class SGMCMCSampler(Sampler):
         """Check the starting points, initialise the preconditioner, and choose a step size unless one is given."""
         length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
         slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
-        evaluate_start(self.target, theta, slices, self.own.start)
+        self.value.copy_(evaluate_start(self.target, theta, slices, self.own.start)[0])
         self.theta.copy_(theta)
         device = self.target.device
         with torch.no_grad():

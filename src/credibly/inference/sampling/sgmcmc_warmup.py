@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from credibly.inference.training.batches import Batches
 DESCENT, DAMPING = 0.25, 20.0
 # Steps before the second estimate of the curvature; then they double.
 FIRST_STAGE = 32
-# Mean squared momentum, which is 1 in equilibrium, that only a step too large explains, and how often it is halved.
-HOT, MOST_HALVINGS = 10.0, 10
+# Rise of a chain's energy, per dimension and beyond, that only a step too large explains (from the mode to equilibrium
+# it rises by 1 per dimension), and how often such a step is halved.
+UNSTABLE, MOST_HALVINGS = (2.0, 50.0), 10
 # A step that no run reaches.
 NEVER = 2**50
 
@@ -30,9 +32,8 @@ class Warmup:
     A given step size is used throughout. Otherwise warm-up moves with momentum (SGLD too: warm-up only finds the
     points where the draws begin), in stages that double in length. Each begins with an estimate of curvature and
     noise, because both change on the way from the start to the posterior, and the last one gives the step size of the
-    draws.
-    In the first quarter, chains descend with strong friction and half the step. Steps that make a chain move much faster
-    than it should are taken again, half as long.
+    draws. In the first quarter, chains descend with strong friction and half the step. Steps that raise the energy of a
+    chain by more than heating explains are taken again, half as long.
 
     Attributes:
         size: step size of the draws, in units of the method: h for SGHMC, eps for SGLD.
@@ -96,10 +97,23 @@ class Warmup:
         """Count steps of warm-up at the current pace."""
         self.elapsed += steps * self.pace
 
-    def unstable(self, momentum: Tensor) -> bool:
-        """Return whether any chain, of all processes, moves so fast that its step must be too large."""
-        energy = torch.nan_to_num(momentum.double().square().mean(-1), nan=math.inf)
-        return float(self.probe.mesh.all_chains(energy, self.plan.chains).max()) > HOT
+    def unstable(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+        """Return whether the energy of any chain, of all processes, has risen by more than heating explains.
+
+        The arguments are the sampler's state before and after some steps.
+        """
+        rise = torch.nan_to_num(self._energy(after) - self._energy(before), nan=math.inf)
+        most = float(self.probe.mesh.all_chains(rise, self.plan.chains).max())
+        return most > UNSTABLE[0] * after[0].shape[1] + UNSTABLE[1]
+
+    def _energy(self, state: Sequence[Tensor]) -> Tensor:
+        """Return potential and kinetic energy (C,); with minibatches, which are noisy, zero wherever that is finite."""
+        theta, momentum, _, _, value, *_ = state
+        kinetic = 0.5 * momentum.double().square().sum(-1)
+        if self.probe.noisy:
+            return 0 * kinetic
+        target = self.probe.target
+        return kinetic - target.weights[0] * value - target.weights[1] * target.log_prior(theta)
 
     def slow_down(self, steps: int) -> None:
         """Halve the steps of this stage, after `steps` of them that are taken again."""
