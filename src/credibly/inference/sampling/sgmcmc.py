@@ -185,11 +185,7 @@ class SGMCMCSampler(Sampler):
         for trial in range(MOST_HALVINGS + 1):
             table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
             self._advance_to(upto, table.to(self.target.device))
-            if (
-                not adapting
-                or trial == MOST_HALVINGS
-                or not self.warm.unstable(self._energy() - energy, self.target.dim)
-            ):
+            if not adapting or trial == MOST_HALVINGS or not self.warm.unstable(before, self._buffers()):
                 break
             self.warm.slow_down(upto - self.done)
             for buffer, old in zip(self._buffers(), before):
@@ -296,7 +292,7 @@ class SGMCMCSampler(Sampler):
         return {"counts": counts, **{name: getattr(self, name) for name in _STATE}}
 
     def chain_axis(self, name: str) -> int | None:
-        """Return 0: every tensor but the counts has a row per chain."""
+        """Return 0: all tensors but the counts have a row per chain."""
         return None if name == "counts" else 0
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
