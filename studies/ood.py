@@ -145,9 +145,8 @@ def settings(method: str, options: Options) -> dict[str, Any]:
     quick = options.quick
     training: dict[str, Any] = {"steps": 30 if quick else 1500}
     if method == "sghmc":
-        return (
-            {"chains": 2, "warmup": 20, "draws": 5, "thin": 2} if quick else {"warmup": 1000, "draws": 25, "thin": 40}
-        )
+        length = {"chains": 2, "warmup": 20, "draws": 5} if quick else {"chains": 4, "warmup": 1000, "draws": 25}
+        return {**length, "thin": 2 if quick else 40, "batch_size": 64, "init": "ensemble"}
     own: dict[str, dict[str, Any]] = {
         "map": {"lr": 3e-3},
         "dropout": {"insert": "2", "rate": 0.2, "lr": 3e-3},

@@ -118,8 +118,8 @@ def run(options: Options) -> Result:
             f"its chains, those of the other methods over {seeds} seeds on the same data set.",
             "The other methods: 2,000 Adam steps; 10 randomly initialised members (a plain deep ensemble); dropout "
             "rate 0.1 before every hidden layer but the first and before the last layer; mean-field Bayes by "
-            "Backprop; SGHMC with 4 chains and its default step size. Total variation is averaged over the grid; its "
-            "floor is that between two of HMC's chains and the other two.",
+            "Backprop; SGHMC with its defaults. Total variation is averaged over the grid; its floor is that between "
+            "two of HMC's chains and the other two.",
         ),
     )
 

@@ -148,9 +148,21 @@ class TestMinibatches:
         value = "log_likelihood"
         torch.testing.assert_close(fast.statistics[value], plain.statistics[value], rtol=1e-8, atol=0)
 
-    def test_a_preconditioner_stays_in_pytorch(self):
+    @pytest.mark.parametrize("kind", [cr.SGHMC, cr.SGLD])
+    def test_the_prior_as_preconditioner_matches_pytorch(self, kind):
+        made = problem()
+        net, prior = made.layout.module, cr.priors.Normal(1.3, fan_in=True)
+        given = cr.Problem(net, (made.x, made.y), made.likelihood, prior)
+        settings = {"chains": 3, "draws": 4, "thin": 7, "warmup": 9, "batch_size": 33, "init": "prior"}
+        fast, plain = (kind(**settings, compile=c).fit(given, seed=1, progress=False) for c in ("auto", False))
+        assert fast.record.history["preconditioner"] == "prior"
+        assert (fast.record.history["native"], plain.record.history["native"]) == (True, False)
+        torch.testing.assert_close(fast.draws, plain.draws, rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("options", [{"preconditioner": "rmsprop"}, {"control_variate": True}], ids=str)
+    def test_an_adapted_preconditioner_and_control_variates_stay_in_pytorch(self, options):
         settings = {"chains": 2, "draws": 2, "thin": 2, "warmup": 4, "batch_size": 8, "init": "prior"}
-        found = cr.SGHMC(**settings, preconditioner="rmsprop").fit(problem(), seed=1, progress=False)
+        found = cr.SGHMC(**settings, **options).fit(problem(), seed=1, progress=False)
         assert not found.record.history["native"]
 
 

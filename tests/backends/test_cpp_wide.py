@@ -132,12 +132,14 @@ class TestSteps:
         assert_matches_pytorch(cr.SGHMC, problem(kind="gaussian", **options))
 
     @BOTH
-    def test_without_biases_and_with_different_priors(self, method, any_size):
+    @pytest.mark.parametrize("preconditioner", [None, "prior"])
+    def test_without_biases_and_with_different_priors(self, method, preconditioner, any_size):
         """Priors that change within a chunk and between chunks."""
         net = nn.Sequential(nn.Linear(3, 60, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(60, 1), nn.Identity()))
         x = torch.linspace(-1, 2, 60).reshape(20, 3)
         priors = {"0.*": cr.priors.Normal(0.5, loc=-0.3), "*": cr.priors.Normal(2.0, fan_in=True)}
-        assert_matches_pytorch(method, cr.Problem(net, (x, x[:, :1] ** 2), cr.likelihoods.Gaussian(0.5), priors))
+        given = cr.Problem(net, (x, x[:, :1] ** 2), cr.likelihoods.Gaussian(0.5), priors)
+        assert_matches_pytorch(method, given, preconditioner=preconditioner)
 
     @BOTH
     @pytest.mark.parametrize("schedule", ["polynomial", "cyclical"])

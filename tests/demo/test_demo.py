@@ -54,6 +54,20 @@ class TestDemo:
             assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
             assert f"probability {p:.3f}" in text
 
+    def test_gradients_are_counted_in_gradients_of_all_rows(self, result):
+        """150 steps of 128 of 354 rows, of one member or of ten; of SWAG and samplers as their records have it."""
+        spent = result.gradients["diabetes"]
+        assert spent["mle"] == spent["map"] == spent["bbb"] == round(150 * 128 / 354)
+        assert spent["ensemble"] == round(10 * 150 * 128 / 354)
+        assert spent["swag"] > spent["map"]
+        records = {name: p.record.history for name, p in result.posteriors["diabetes"].items()}
+        assert spent["hmc"] == records["hmc"]["gradients"]
+        # 4 chains of 200 steps on all rows, one gradient at the start, and four estimates of the curvature.
+        assert spent["sghmc"] == 4 * (200 + 1) + 4 * 4 * 12
+        text = report.render(demo_page(result))
+        assert f">{spent['hmc']}<" in text
+        assert result.as_dict()["gradients"]["diabetes"] == spent
+
     def test_epistemic_uncertainty_in_the_gap(self, result):
         figures = result.figures["gap_regression"]
         assert figures["mle"]["epistemic_in_gap"] == figures["map"]["epistemic_in_gap"] == 0

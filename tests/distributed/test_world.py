@@ -110,7 +110,7 @@ def test_chains_on_two_processes_are_bit_for_bit_those_of_one(tmp_path):
     two.mkdir()
     start("samplers", one)
     start("samplers", two, 2)
-    for name in ("hmc", "each", "sgld", "sghmc"):
+    for name in ("hmc", "each", "sgld", "variate", "sghmc"):
         expected, found = load_file(one / f"{name}.safetensors"), load_file(two / f"{name}.safetensors")
         assert expected.keys() == found.keys()
         for key, values in expected.items():

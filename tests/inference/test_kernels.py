@@ -1,5 +1,6 @@
 """The transition kernels, against Hamilton's equations, detailed balance and the fluctuation-dissipation relation."""
 
+import itertools
 import math
 
 import pytest
@@ -19,7 +20,6 @@ from credibly.inference.kernels.hmc import (
     refresh,
 )
 from credibly.inference.kernels.langevin import langevin
-from credibly.inference.kernels.sghmc import sghmc
 
 DOUBLE = torch.float64
 MASS = torch.tensor([0.3, 1.0, 4.0], dtype=DOUBLE)  # the inverse mass
@@ -321,37 +321,26 @@ CHAINS = 20_000
 TOLERANCE = 4.5 * math.sqrt(2 / CHAINS)
 
 
-def run_sgld(gradient, steps, size, preconditioner, theta, seed=0, heat=1.0):
-    """SGLD chains with exact gradients."""
+def run(gradient, steps, size, kept, preconditioner, theta, seed=0, heat=1.0):
+    """Chains with exact gradients, from stationary momenta; returns positions and momenta."""
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        noise = torch.randn(theta.shape, generator=generator, dtype=DOUBLE)
-        theta = langevin(theta, gradient(theta), noise, size * ONE, heat * ONE, preconditioner)
-    return theta
-
-
-def run_sghmc(gradient, steps, size, kept, preconditioner, theta, seed=0, heat=1.0):
-    """SGHMC chains with exact gradients, from stationary momenta; returns positions and momenta."""
-    generator = torch.Generator().manual_seed(seed)
+    root = None if preconditioner is None else preconditioner.sqrt()
 
     def draw():
         return torch.randn(theta.shape, generator=generator, dtype=DOUBLE)
 
-    momentum = draw() if preconditioner is None else draw() * preconditioner.rsqrt()
-    slope = gradient(theta)
+    momentum, slope = draw(), gradient(theta)
     for _ in range(steps):
-        theta, momentum, slope, _ = sghmc(
-            theta,
-            momentum,
-            slope,
-            draw(),
-            size * ONE,
-            kept * ONE,
-            heat * ONE,
-            preconditioner,
-            lambda w: (w, gradient(w)),
+        controls = size * ONE, kept * ONE, heat * ONE
+        theta, momentum, slope, _ = langevin(
+            theta, momentum, slope, draw(), *controls, root, lambda w: (w, gradient(w))
         )
     return theta, momentum
+
+
+def run_sgld(gradient, steps, size, preconditioner, theta, seed=0, heat=1.0):
+    """SGLD keeps no momentum, and its step size is a square."""
+    return run(gradient, steps, math.sqrt(size), 0.0, preconditioner, theta, seed, heat)[0]
 
 
 def flat(theta):
@@ -376,43 +365,52 @@ def log_gamma_draws(shape, count=CHAINS, seed=5):
 @PRECONDITIONERS
 @pytest.mark.parametrize("size", [0.01, 4.0])
 def test_a_free_sgld_particle_diffuses_by_the_step_size_per_step(size, preconditioner):
+    """Half of the noise of the first and the last of 7 steps belongs to the steps before and after."""
     theta = run_sgld(flat, 7, size, preconditioner, torch.zeros(CHAINS, 3, dtype=DOUBLE))
-    expected = size * 7 * (torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner)
+    expected = size * 6.5 * (torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner)
     assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
 
 
 @PRECONDITIONERS
-def test_the_drift_of_sgld_by_hand(preconditioner):
-    theta, gradient = points(4)
+def test_two_steps_of_sgld_by_hand(preconditioner):
+    """w <- w + (eps/2) P g + sqrt(eps P) (xi + xi') / 2, with the noise of the last step and of this one."""
+    theta = points(4)[0]
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
-    noise = torch.ones(4, 3, dtype=DOUBLE)
-    cold = langevin(theta, gradient, noise, 0.09 * ONE, 0 * ONE, preconditioner)
-    torch.testing.assert_close(cold, theta + 0.045 * metric * gradient, rtol=0, atol=1e-15)
-    warm = langevin(theta, gradient, noise, 0.09 * ONE, ONE, preconditioner)
-    torch.testing.assert_close(warm - cold, (0.3 * metric.sqrt()).expand(4, 3), rtol=0, atol=1e-15)
+    root = None if preconditioner is None else preconditioner.sqrt()
+    noise = randn(3, 4, 3, seed=7, dtype=DOUBLE)
+    # The momentum that the step before left: its noise, and a half kick.
+    start = noise[0] + 0.15 * metric.sqrt() * wells(theta)[1]
+    state = theta, start, wells(theta)[1]
+    for xi, fresh in itertools.pairwise(noise):
+        expected = state[0] + 0.045 * metric * state[2] + 0.3 * metric.sqrt() * (xi + fresh) / 2
+        state = langevin(*state, fresh, 0.3 * ONE, 0 * ONE, ONE, root, wells)[:3]
+        torch.testing.assert_close(state[0], expected, rtol=0, atol=1e-14)
 
 
 @PRECONDITIONERS
 @pytest.mark.parametrize("size", [1.0, 0.2])
-def test_sgld_on_a_gaussian_has_the_variance_that_theory_gives(size, preconditioner):
-    """(1/a) / (1 - eps a / 4): a third too wide at eps a = 1, a twentieth at 0.2."""
+def test_sgld_on_a_gaussian_has_exactly_the_right_variance(size, preconditioner):
+    """1/a; independent noise would give (1/a) / (1 - eps a / 4): a third too wide at eps a = 1."""
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     precision = torch.tensor([1.0, 0.5, 4.0], dtype=DOUBLE) / metric / 4
-    rate = size * metric * precision
-    expected = 1 / precision / (1 - rate / 4)
+    slowest = float((size * metric * precision).min())
     start = randn(CHAINS, 3, seed=3, dtype=DOUBLE) / precision.sqrt()
-    theta = run_sgld(of_gaussian(precision), math.ceil(8 / float(rate.min())), size, preconditioner, start)
-    assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
+    theta = run_sgld(of_gaussian(precision), math.ceil(8 / slowest), size, preconditioner, start)
+    assert float((theta.var(0) * precision - 1).abs().max()) < TOLERANCE
 
 
-def test_the_bias_of_sgld_shrinks_with_the_step_size():
-    precision = torch.tensor([1.0], dtype=DOUBLE)
-    start = randn(CHAINS, 1, seed=3, dtype=DOUBLE)
-    excess = [
-        float(run_sgld(of_gaussian(precision), int(10 / size), size, None, start).var() - 1) for size in (1.6, 0.8, 0.4)
-    ]
-    assert excess[0] - excess[1] > TOLERANCE
-    assert excess[1] - excess[2] > TOLERANCE
+@pytest.mark.parametrize("kept", [0.0, 0.9])
+def test_gradient_noise_heats_by_as_much_as_the_step_size_rule_assumes(kept):
+    """h V / (2 friction) for SGHMC, eps V / 4 for SGLD, on a Gaussian of precision 1 with small steps."""
+    size, noise = (0.3, 4.0) if kept == 0 else (0.05, 8.0)
+    generator = torch.Generator().manual_seed(1)
+
+    def noisy(theta):
+        return -theta + math.sqrt(noise) * torch.randn(theta.shape, generator=generator, dtype=DOUBLE)
+
+    theta, _ = run(noisy, 400, size, kept, None, randn(CHAINS, 1, seed=3, dtype=DOUBLE))
+    heat = size**2 * noise / 4 if kept == 0 else size * noise / (2 * -math.log(kept) / size)
+    assert float(theta.var()) == pytest.approx(1 + heat, rel=0.02 + TOLERANCE)
 
 
 def test_sgld_stays_on_a_skewed_target():
@@ -432,10 +430,10 @@ def test_a_free_sghmc_particle_has_the_stationary_variance_of_momentum(size, kep
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     start = torch.zeros(CHAINS, 3, dtype=DOUBLE)
     steps = 20
-    theta, momentum = run_sghmc(flat, steps, size, kept, preconditioner, start)
-    assert float((momentum.var(0) * metric - 1).abs().max()) < TOLERANCE
+    theta, momentum = run(flat, steps, size, kept, preconditioner, start)
+    assert float((momentum.var(0) - 1).abs().max()) < TOLERANCE
     # The position is a sum of velocities with correlation c^|i - j| between steps, with half of each drift before and
-    # half after the friction: increment i is (eps/2) P (m_i + m_{i+1}).
+    # half after the friction: increment i is (h/2) R (m_i + m_{i+1}).
     lags = torch.arange(steps + 1, dtype=DOUBLE)
     correlation = kept ** (lags[:, None] - lags).abs()
     weight = torch.full((steps + 1,), size, dtype=DOUBLE)
@@ -444,25 +442,23 @@ def test_a_free_sghmc_particle_has_the_stationary_variance_of_momentum(size, kep
     assert float((theta.var(0) / expected - 1).abs().max()) < TOLERANCE
 
 
-@PRECONDITIONERS
-def test_friction_and_noise_balance_exactly(preconditioner):
-    """kept^2 + noise^2 = 1 for any step, so the variance P^-1 is exact, without an Euler error."""
-    metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
+def test_friction_and_noise_balance_exactly():
+    """kept^2 + noise^2 = 1 for any step, so the variance 1 is exact, without an Euler error."""
     zero, one = torch.zeros(1, 3, dtype=DOUBLE), torch.ones(1, 3, dtype=DOUBLE)
     for kept in (0.1, 0.9, 0.999):
         push = [
-            sghmc(zero, m, zero, n, ONE, kept * ONE, ONE, preconditioner, lambda w: (w, flat(w)))[1]
+            langevin(zero, m, zero, n, ONE, kept * ONE, ONE, None, lambda w: (w, flat(w)))[1]
             for m, n in ((one, zero), (zero, one))
         ]
         torch.testing.assert_close(push[0], kept * one, rtol=1e-14, atol=0)
-        torch.testing.assert_close(push[0] ** 2 + metric * push[1] ** 2, one, rtol=1e-12, atol=0)
+        torch.testing.assert_close(push[0] ** 2 + push[1] ** 2, one, rtol=1e-12, atol=0)
 
 
 @PRECONDITIONERS
 def test_a_step_of_sghmc_by_hand(preconditioner):
     theta, momentum = points(4)
     noise = randn(4, 3, seed=7, dtype=DOUBLE)
-    metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
+    root = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner.sqrt()
     calls = []
 
     def evaluate(w):
@@ -470,14 +466,14 @@ def test_a_step_of_sghmc_by_hand(preconditioner):
         return wells(w)
 
     for heat in (1.0, 0.0):
-        found = sghmc(
-            theta, momentum, wells(theta)[1], noise, 0.2 * ONE, 0.6 * ONE, heat * ONE, preconditioner, evaluate
-        )
-        kicked = momentum + 0.1 * wells(theta)[1]
-        turned = 0.6 * kicked + 0.8 * heat * noise / metric.sqrt()
-        after = theta + 0.1 * metric * kicked + 0.1 * metric * turned
+        given = None if preconditioner is None else root
+        controls = 0.2 * ONE, 0.6 * ONE, heat * ONE
+        found = langevin(theta, momentum, wells(theta)[1], noise, *controls, given, evaluate)
+        kicked = momentum + 0.1 * root * wells(theta)[1]
+        turned = 0.6 * kicked + 0.8 * heat * noise
+        after = theta + 0.1 * root * kicked + 0.1 * root * turned
         torch.testing.assert_close(found[0], after, rtol=0, atol=1e-14)
-        torch.testing.assert_close(found[1], turned + 0.1 * wells(after)[1], rtol=0, atol=1e-14)
+        torch.testing.assert_close(found[1], turned + 0.1 * root * wells(after)[1], rtol=0, atol=1e-14)
         assert torch.equal(found[2], wells(found[0])[1])
         assert torch.equal(found[3], wells(found[0])[0])
     assert len(calls) == 2  # one gradient per step
@@ -490,13 +486,13 @@ def test_sghmc_on_a_gaussian_has_exactly_the_right_variance(size, preconditioner
     metric = torch.ones(3, dtype=DOUBLE) if preconditioner is None else preconditioner
     precision = torch.tensor([1.5, 0.7, 0.3], dtype=DOUBLE) / metric
     start = 2 * randn(CHAINS, 3, seed=3, dtype=DOUBLE) / precision.sqrt()  # too wide: it has to contract
-    theta, _ = run_sghmc(of_gaussian(precision), int(80 / size), size, 0.7 if size > 1 else 0.9, preconditioner, start)
+    theta, _ = run(of_gaussian(precision), int(80 / size), size, 0.7 if size > 1 else 0.9, preconditioner, start)
     assert float((theta.var(0) * precision - 1).abs().max()) < TOLERANCE
 
 
 def test_sghmc_stays_on_a_skewed_target():
     shape = torch.tensor([0.8, 2.0, 6.0], dtype=DOUBLE)
-    theta, momentum = run_sghmc(skewed(shape), 100, 0.15, 0.8, None, log_gamma_draws(shape))
+    theta, momentum = run(skewed(shape), 100, 0.15, 0.8, None, log_gamma_draws(shape))
     std = torch.polygamma(1, shape).sqrt()
     gap = (theta.mean(0) - torch.digamma(shape)) / std
     assert float(gap.abs().max()) < 4.5 / math.sqrt(CHAINS) + 0.01  # bias of order eps^2
@@ -508,6 +504,6 @@ def test_without_noise_both_dynamics_converge_to_the_mode():
     precision = torch.tensor([1.0, 2.0, 4.0], dtype=DOUBLE)
     start = randn(5, 3, dtype=DOUBLE)
     assert float(run_sgld(of_gaussian(precision), 200, 0.2, None, start, heat=0.0).abs().max()) < 1e-6
-    theta, momentum = run_sghmc(of_gaussian(precision), 300, 0.3, 0.8, None, start, heat=0.0)
+    theta, momentum = run(of_gaussian(precision), 300, 0.3, 0.8, None, start, heat=0.0)
     assert float(theta.abs().max()) < 1e-6
     assert float(momentum.abs().max()) < 1e-6

@@ -36,6 +36,8 @@ RUNS = {
     "sghmc": (sg(cr.SGHMC), make),
     "sghmc, preconditioned": (sg(cr.SGHMC, preconditioner="rmsprop"), make),
     "sghmc, cyclical": (sg(cr.SGHMC, schedule="cyclical", cycles=2), make),
+    "sghmc, steps found in warm-up": (sg(cr.SGHMC, warmup=None, thin=None, max_steps=90, batch_size=20), make),
+    "sgld, control variate": (sg(cr.SGLD, control_variate=True, warmup=None, max_steps=60), make),
     "sghmc, a density": (sg(cr.SGHMC, step_size=0.05, batch_size=None), lambda seed=0: density()),
 }
 

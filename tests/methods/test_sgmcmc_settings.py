@@ -158,7 +158,12 @@ def test_a_diverging_step_size_raises(method):
         ),
         ({"exploration": 1.0}, "exploration must be a fraction from 0 to below 1, got 1.0"),
         ({"exploration": -0.1}, "exploration must be a fraction from 0 to below 1, got -0.1"),
-        ({"preconditioner": "adam"}, "preconditioner must be None or \"rmsprop\", got 'adam'"),
+        (
+            {"preconditioner": "adam"},
+            "preconditioner must be one of 'auto', 'prior', 'rmsprop', got 'adam'. Or pass None",
+        ),
+        ({"max_steps": 0}, "max_steps must be a positive integer, got 0"),
+        ({"control_variate": "svrg"}, "control_variate must be True or False, got 'svrg'"),
         (
             {"preconditioner": "rmsprop", "warmup": 0},
             "warmup must be a positive integer, got 0. The preconditioner is estimated during warm-up",

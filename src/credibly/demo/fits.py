@@ -45,7 +45,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """Results of the demo. Posteriors, metrics and seconds are by task, then by method.
+    """Results of the demo. Posteriors, metrics, gradients and seconds are by task, then by method.
 
     The regression metrics of diabetes are in the units of the data set (a disease score), not standardised.
 
@@ -54,6 +54,8 @@ class DemoResult:
         against: distance of each method's predictions from HMC's, from `evaluation.compare`; empty if HMC was not run.
             The entry of HMC compares one half of its chains with the other: the resolution of the comparison.
         diagnostics: of the methods that run chains, in the space of predictions.
+        gradients: of all chains or members together, in units of full gradients: a minibatch of B of N rows counts as
+            B/N. MAP fits at which chains start are included.
     """
 
     seed: int
@@ -66,6 +68,7 @@ class DemoResult:
     seconds: dict[str, dict[str, float]]
     against: dict[str, dict[str, dict[str, float]]]
     diagnostics: dict[str, dict[str, Diagnostics]]
+    gradients: dict[str, dict[str, int]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all metrics as plain JSON values; non-finite ones become None."""
@@ -79,6 +82,7 @@ class DemoResult:
             "diagnostics": {
                 task: {name: found.to_dict() for name, found in rows.items()} for task, rows in self.diagnostics.items()
             },
+            "gradients": self.gradients,
             "seconds": self.seconds,
         }
 
@@ -138,6 +142,7 @@ def run_demo(
         seconds=_by_task(),
         against=_by_task(),
         diagnostics=_by_task(),
+        gradients=_by_task(),
     )
     total = len(TASKS) * len(names)
     with one_thread():
@@ -148,6 +153,7 @@ def run_demo(
             posterior = fitters[task, name].fit(_problem(task, sets[task], seed), seed=seed, progress=False)
             result.seconds[task][name] = round(time.perf_counter() - started, 3)
             result.posteriors[task][name] = posterior
+            result.gradients[task][name] = _gradients(posterior)
             result.figures[task][name] = _evaluate(sets[task], posterior, seed)
             if isinstance(posterior, SampledPosterior) and posterior.statistics:
                 result.diagnostics[task][name] = posterior.diagnostics(
@@ -158,6 +164,11 @@ def run_demo(
     if progress is not None:
         progress("done", total, total)
     return result
+
+
+def _gradients(posterior: Posterior) -> int:
+    history = posterior.record.history
+    return round(float(history["gradients"]) + float(history.get("start_gradients", 0.0)))
 
 
 def _by_task() -> dict[str, dict[str, Any]]:

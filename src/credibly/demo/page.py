@@ -62,8 +62,13 @@ def _methods(result: DemoResult) -> Section:
 
 
 def _table(result: DemoResult, task: str, columns: tuple[Column, ...], keys: tuple[str, ...]) -> Table:
-    """Return one row per method: its name, the metrics of the given keys and, if HMC was run, its distance from HMC."""
-    rows: list[tuple[Value, ...]] = [(name, *[row[key] for key in keys]) for name, row in result.figures[task].items()]
+    """Return one row per method: its name, the metrics of the given keys, its gradients and its distance from HMC."""
+    spent = result.gradients[task]
+    rows: list[tuple[Value, ...]] = [
+        (name, *[row[key] for key in keys], spent[name]) for name, row in result.figures[task].items()
+    ]
+    note = "gradients of all rows that the fit took, over all chains or members; a minibatch counts by its rows"
+    columns = (*columns, Column("Gradients", None, 0, note))
     distance = result.against[task]
     if distance:
         note = "total variation between its predictions and HMC's, from 0 to 1; see the last sections"

@@ -289,8 +289,10 @@ def usable_step_sizes(found: Tensor, all_found: Tensor) -> Tensor:
 
 def largest_curvature(
     gradient: Callable[[Tensor], Tensor], theta: Tensor, root: Tensor, direction: Tensor, iterations: int = 30
-) -> Tensor:
-    """Return the largest eigenvalue (C,) of P^1/2 (-Hessian) P^1/2 by power iteration on differences of gradients.
+) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalue (C,) of P^1/2 Hessian P^1/2 of largest magnitude, and its eigenvector (C, D).
+
+    By power iteration on differences of gradients. The magnitude is returned: a step is limited by either sign.
 
     Args:
         gradient: of the log density at (C, D) points.
@@ -305,8 +307,8 @@ def largest_curvature(
         offset = reach * root * direction
         ahead, behind = gradient(theta + offset), gradient(theta - offset)
         image = root * (behind - ahead) / (2 * reach)
-        value, direction = (direction * image).sum(-1), image
-    return value
+        value, direction = image.norm(dim=-1), image
+    return value, direction
 
 
 def windows(warmup: int, mass: bool) -> list[tuple[str, int, int]]:

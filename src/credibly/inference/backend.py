@@ -121,7 +121,7 @@ def select_for_trajectories(problem: Problem, weights: tuple[float, float], comp
 def select_for_minibatches(
     problem: Problem, weights: tuple[float, float], compile: Compile, *, wide: Stack | None, one_by_one: bool
 ) -> Backend:
-    """Select the backend of SGLD and SGHMC steps without a preconditioner.
+    """Select the backend of SGLD and SGHMC steps without an adapted preconditioner and without control variates.
 
     Args:
         problem, weights: the density and its inverse temperatures.

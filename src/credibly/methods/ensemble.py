@@ -178,6 +178,7 @@ def join_histories(mesh: Mesh, history: dict[str, Any]) -> dict[str, Any]:
     whole: dict[str, Any] = {**history, "parts": {}}
     for key in ("loss", "validation"):
         whole[key] = joined(t[key] for t in gathered)
+    whole["gradients"] = round(sum(t["gradients"] for t in gathered), 2)
     for name in history["parts"]:
         whole["parts"][name] = joined(t["parts"][name] for t in gathered)
     return whole

@@ -189,7 +189,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
             done = train(
                 problem, objective, begin, self, data, seed=seed, title="MAP", progress=fit.progress, mesh=mesh
             )
-        history.update(done.history)
+        history.update({**done.history, "gradients": history.get("gradients", 0.0) + done.history["gradients"]})
         return done.theta[0]
 
 

@@ -1,25 +1,38 @@
-"""SG-MCMC: SGLD and SGHMC with minibatches, in preconditioned and cyclical forms.
+"""SG-MCMC: SGLD and SGHMC, on full batches or minibatches, in preconditioned and cyclical forms.
 
-Neither has a Metropolis step, so both sample a distribution near the posterior: the step size and the noise of
-minibatch gradients heat it. The default step size keeps that to about 5 % of the variance in the stiffest direction,
-from the largest curvature a at the start and the rule that minibatch noise has about N/B times the covariance a:
+Both integrate Langevin dynamics of the posterior (`credibly.inference.kernels.langevin`):
 
-    SGLD    eps   = 0.2 / (a (1 + N/B))
-    SGHMC   eps^2 = 0.1 ln(1/c) / (a (1 + N/B)),      c the fraction of momentum kept per step
+    SGHMC   dw = P m dt,   dm = g dt - friction m dt + noise;      steps of size h
+    SGLD    w <- w + (eps/2) P g + N(0, eps P), the limit of strong friction;      eps = h^2
 
-Such steps are small and mixing is slow in flat directions: these methods are not the HMC posterior, and `diagnostics`
-reports how far the chains agree.
+Neither has a Metropolis step, so both sample a distribution near the posterior: the discretisation biases it where the
+log density is not quadratic, and the noise of minibatch gradients heats it. The covariance of that noise is
+
+    (N^2 / B) (1 - B/N) S,      S the covariance of the gradients of single rows,
+
+because the B rows of a batch are drawn without replacement; it vanishes for full batches. With `step_size=None` warm-up
+measures the largest curvature a and the noise where the chains are, and takes the largest step that is stable and that
+keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_steps` has the formulas). On full
+batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
+
+Times are in units of the prior's standard deviation, which sets the slowest time scale there is, and HMC's trajectory
+length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps
+follows from the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves
+less, so it has more chains, and R-hat shows where they have not mixed.
+
+Gradient noise makes minibatches no cheaper per row than full batches: a smaller batch needs smaller steps. They pay off
+where a step on all rows takes too long or too much memory. `control_variate=True` (SVRG; Johnson & Zhang 2013, Dubey et
+al. 2016) removes most of the noise.
 
 The sampler itself is in `credibly.inference.sampling.sgmcmc`.
 """
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice, check_integer, check_positive, check_probability, is_real
@@ -32,8 +45,15 @@ from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, Schedule, SGMCMCPlan
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.target import ProblemTarget, Target
+from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
+
+PRECONDITIONERS = ("auto", "prior", "rmsprop")
+# Rows up to which every step takes all of them, and the smallest and largest batch beyond.
+FULL_ROWS, BATCHES = 10_000, (192, 320)
+# Gradients of all rows that a MAP fit may cost to be the start of a chain.
+CHEAP = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,44 +62,59 @@ class _SGMCMC(SamplingMethod):
 
     Args:
         chains, draws: number of chains, and of draws per chain.
-        warmup: steps before the first draw; the preconditioner is estimated in them and then frozen.
-        thin: steps per draw.
-        batch_size: rows per minibatch; None takes 64, or all rows if there are fewer.
-        step_size: eps; None applies the rule above, and the record keeps its value.
+        warmup: steps before the first draw, in which step size and preconditioner are found; None takes as many as the
+            chains need to forget where they started, judged by the prior's scale, and the record keeps their number.
+        thin: steps per draw; None takes as many as let the chains move across the prior's scale several times during
+            all draws.
+        max_steps: most steps per chain if `warmup` or `thin` is None; the record says whether it cut them.
+        batch_size: rows per minibatch; None takes all rows up to 10,000 of them, else about 256, chosen so that an
+            epoch leaves out few rows.
+        step_size: h of SGHMC, eps of SGLD; None finds it in warm-up, and the record keeps its value.
         schedule: "constant", "polynomial" (decays as t^-0.55) or "cyclical" (a cosine per cycle; draws come from its
             end).
         cycles: number of cycles of the cyclical schedule.
         exploration: fraction of a cycle spent looking for a mode, without noise and without draws.
-        preconditioner: None or "rmsprop": every weight's step is scaled by the root of its mean squared gradient.
-        init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
-        start_steps: training steps of the MAP fits of "ensemble" and "map". These chains move slowly from where they
-            start: a network that is hard to fit needs more.
+        preconditioner: "prior" (P = prior variance), "rmsprop" (every weight's step is scaled by the root of its mean
+            squared gradient, estimated in warm-up and then frozen), None, or "auto": "prior" if the prior's scales
+            differ and no step size is given, else None.
+        control_variate: correct each minibatch gradient by the difference, at an anchor, between the gradient of all
+            rows and that of the same minibatch (SVRG); the anchor moves to the chain once per epoch. A step then takes
+            two minibatch gradients, and runs on the torch backend.
+        init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior;
+            "auto" takes "ensemble" if these fits cost at most 100 gradients of all rows each, else "fresh".
+        start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
     """
 
-    has_momentum: ClassVar[bool]
-    chains: int = 4
-    draws: int = 500
-    warmup: int = 2000
-    thin: int = 20
+    overdamped: ClassVar[bool]
+    # How far chains move in warm-up and while drawing, in units of the prior's scale.
+    times: ClassVar[tuple[float, float]]
+    chains: int = 16
+    draws: int = 100
+    warmup: int | None = None
+    thin: int | None = None
+    max_steps: int = 100_000
     batch_size: int | None = None
     step_size: float | None = None
     schedule: str = "constant"
     cycles: int = 5
     exploration: float = 0.5
-    preconditioner: str | None = None
-    init: str | Tensor | Posterior = "ensemble"
+    preconditioner: str | None = "auto"
+    control_variate: bool = False
+    init: str | Tensor | Posterior = "auto"
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("chains", "draws", "thin", "cycles", "start_steps"):
+        for name in ("chains", "draws", "max_steps", "cycles", "start_steps"):
             check_integer(name, getattr(self, name))
-        check_integer("warmup", self.warmup, least=0)
-        if self.batch_size is not None:
-            check_integer("batch_size", self.batch_size)
+        if self.warmup is not None:
+            check_integer("warmup", self.warmup, least=0)
+        for name in ("thin", "batch_size"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name))
         if self.step_size is not None:
             check_positive("step_size", self.step_size)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -87,17 +122,39 @@ class _SGMCMC(SamplingMethod):
             raise InputError("exploration", f"must be a fraction from 0 to below 1, got {self.exploration!r}")
         if self.schedule == "cyclical" and self.draws % self.cycles:
             raise InputError("cycles", f"must divide the number of draws, {self.draws}, got {self.cycles}")
-        if self.preconditioner not in (None, "rmsprop"):
-            raise InputError("preconditioner", f'must be None or "rmsprop", got {self.preconditioner!r}')
-        if self.preconditioner:
+        if self.preconditioner is not None:
+            check_choice("preconditioner", self.preconditioner, PRECONDITIONERS, "Or pass None")
+        if self.preconditioner == "rmsprop" and self.warmup is not None:
             check_integer("warmup", self.warmup, advice="The preconditioner is estimated during warm-up")
-        check_init(self.init)
+        if not isinstance(self.control_variate, bool):
+            raise InputError("control_variate", f"must be True or False, got {self.control_variate!r}")
+        if not (isinstance(self.init, str) and self.init == "auto"):
+            check_init(self.init)
         check_draw_dtype(self.draw_dtype)
 
     def check_problem(self, problem: Problem | Density) -> None:
-        """Raise if the batch size is larger than the number of rows."""
+        """Raise if the batch size is larger than the number of rows, or a control variate has no minibatches."""
         if isinstance(problem, Problem):
             self.batch(problem.n)
+        if self.control_variate and (isinstance(problem, Density) or self.batch(problem.n) == problem.n):
+            raise InputError(
+                "control_variate",
+                "must be False without minibatches, got True",
+                "It removes the noise of minibatch gradients; pass a batch_size below the number of rows",
+            )
+
+    def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
+        """Return the starting points that "auto" stands for.
+
+        With many rows, MAP fits on minibatches cost next to nothing; with few, chains find the posterior sooner from
+        fresh weights.
+        """
+        if not (isinstance(self.init, str) and self.init == "auto"):
+            return self.init
+        if isinstance(problem, Density):
+            return "prior"
+        steps, batch, _ = Training(steps=self.start_steps).plan(problem.n)
+        return "ensemble" if steps * batch <= CHEAP * problem.n else "fresh"
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> SGMCMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
@@ -105,96 +162,96 @@ class _SGMCMC(SamplingMethod):
 
     def plan(self, target: Target) -> SGMCMCPlan:
         """Resolve the settings for a target."""
+        kind = self.preconditioner_kind(target)
         return SGMCMCPlan(
             chains=self.chains,
-            schedule=self.resolved_schedule(),
+            template=self.resolved_schedule(),
+            warmup=self.warmup,
+            thin=self.thin,
+            times=self.times,
+            max_steps=self.max_steps,
             batch_size=self.batch(target.problem.n) if isinstance(target, ProblemTarget) else None,
-            has_momentum=self.has_momentum,
-            kept=self.kept,
-            preconditioned=self.preconditioner is not None,
+            overdamped=self.overdamped,
+            momentum=getattr(self, "momentum", None),
+            unit=1.0 if kind == "prior" else float(torch.square(target.scale).mean().sqrt()),
+            preconditioner=kind,
+            root=target.scale.to(target.dtype).contiguous() if kind == "prior" else None,
+            control_variate=self.control_variate,
             step_size=self.step_size,
-            step_size_rule=self.default_step_size,
             compile=self.compile,
         )
 
     def resolved_schedule(self) -> Schedule:
-        """Return when draws are taken, and the step size of every step."""
+        """Return when draws are taken, and the step size of every step, with one step for every number not given."""
         return Schedule(
             kind=self.schedule,
-            warmup=self.warmup,
+            warmup=1 if self.warmup is None else self.warmup,
             draws=self.draws,
-            thin=self.thin,
+            thin=1 if self.thin is None else self.thin,
             cycles=self.cycles,
             exploration=self.exploration,
         )
 
-    @property
-    def kept(self) -> float:
-        """Fraction of the momentum that a step keeps; SGLD has none."""
-        return 0.0
-
-    @abstractmethod
-    def default_step_size(self, curvature: float, ratio: float) -> float:
-        """Return the step size for the largest curvature a and the ratio N/B."""
+    def preconditioner_kind(self, target: Target) -> str:
+        """Return "identity", "prior" or "rmsprop"."""
+        if self.preconditioner != "auto":
+            return self.preconditioner or "identity"
+        low, high = float(target.scale.min()), float(target.scale.max())
+        return "identity" if self.step_size is not None or high <= low * (1 + 1e-6) else "prior"
 
     def batch(self, n: int) -> int:
         """Return the rows per minibatch of a problem with n rows."""
         if self.batch_size is not None and self.batch_size > n:
             raise InputError("batch_size", f"must be at most the number of rows, {n}, got {self.batch_size}")
-        return min(n, self.batch_size or 64)
+        if self.batch_size is not None or n <= FULL_ROWS:
+            return self.batch_size or n
+        # Rows that an epoch leaves out heat the chains.
+        return min(range(*BATCHES), key=lambda batch: (n % batch, abs(batch - 256)))
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return chains that start at MAP fits of 5,000 steps, because they move slowly from there."""
-        return {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20, "start_steps": 5000}
+        """Return MAP fits of 5,000 steps for tables of so many rows that chains start there."""
+        return {"start_steps": 5000}
 
     @classmethod
     def demo_settings(cls, quick: bool) -> dict[str, Any]:
-        """Return chains with the default step size, which is small.
-
-        On the wave they hardly leave their starting points.
-        """
-        if quick:
-            return {"chains": 4, "warmup": 100, "draws": 20, "thin": 5}
-        return {"chains": 4, "warmup": 2000, "draws": 150, "thin": 20}
+        """Return the defaults, or hardly any steps for a quick run."""
+        return {"chains": 4, "warmup": 100, "draws": 20, "thin": 5} if quick else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(_SGMCMC):
-    """Stochastic-gradient Langevin dynamics: minibatch gradient steps with the noise that samples the posterior.
+    """Stochastic-gradient Langevin dynamics: gradient steps with the noise that samples the posterior.
 
-    w <- w + (eps/2) g + N(0, eps)
+    w <- w + (eps/2) P g + sqrt(eps P) (xi + xi') / 2
+
+    xi and xi' are the normal numbers of the last step and of this one: averaged over two steps, the noise leaves no
+    bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of
+    SGHMC do.
     """
 
     name: ClassVar[str] = "sgld"
-    has_momentum: ClassVar[bool] = False
-
-    def default_step_size(self, curvature: float, ratio: float) -> float:
-        """Return 0.2 / (a (1 + N/B)); full-batch gradients have no noise to allow for."""
-        return 0.2 / (curvature * (1 + (ratio if ratio > 1 else 0)))
+    overdamped: ClassVar[bool] = True
+    times: ClassVar[tuple[float, float]] = (5.0, 9.0)
+    chains: int = 96
+    draws: int = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGHMC(_SGMCMC):
-    """Stochastic-gradient Hamiltonian Monte Carlo: minibatch steps with momentum, friction and matching noise.
+    """Stochastic-gradient Hamiltonian Monte Carlo: gradient steps with momentum, friction and matching noise.
 
     Args:
-        momentum: fraction of the momentum that a step keeps, c = exp(-friction eps).
+        momentum: fraction of the momentum that a step keeps, c = exp(-friction h); None takes a friction of 1.4 in
+            units of the prior's scale, and the record keeps c.
     """
 
     name: ClassVar[str] = "sghmc"
-    has_momentum: ClassVar[bool] = True
-    momentum: float = 0.95
+    overdamped: ClassVar[bool] = False
+    times: ClassVar[tuple[float, float]] = (10.0, 48.0)
+    momentum: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_probability("momentum", self.momentum)
-
-    @property
-    def kept(self) -> float:
-        """The given fraction of the momentum."""
-        return self.momentum
-
-    def default_step_size(self, curvature: float, ratio: float) -> float:
-        """Return the root of 0.1 ln(1/c) / (a (1 + N/B)); full-batch gradients have no noise to allow for."""
-        return math.sqrt(0.1 * -math.log(self.momentum) / (curvature * (1 + (ratio if ratio > 1 else 0))))
+        if self.momentum is not None:
+            check_probability("momentum", self.momentum)

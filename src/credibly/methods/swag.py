@@ -161,11 +161,14 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
+        # The averages need two windows more: SGD forgets its start in one, and differences are between two.
+        steps = every * (self.iterates + (0 if self.sgd_lr is not None else 2))
+        history["gradients"] = round(history.get("gradients", 0.0) + steps * batch / data.count, 2)
         phi = moments.phi(problem.layout.dtype)
         if self.noise_from == HELD_OUT:
-            loss = partial(NegativeLogDensity, problem)
+            of_rows = partial(NegativeLogDensity, problem)
             found, history["held_out_noise"] = with_held_out_noise(
-                problem, theta, data, loss, self, begin, seed=seed, progress=progress, mesh=mesh
+                problem, theta, data, of_rows, self, begin, seed=seed, progress=progress, mesh=mesh
             )
             own = slice(problem.layout.network_dim, problem.dim)
             phi[:, own] = found[:, own]

@@ -73,15 +73,15 @@ template <class T> struct Trajectories {
   const double* drift;     // [drifts]
 };
 
-// Steps of SGHMC (with a momentum) or SGLD on minibatches, in place.
+// Steps of SGHMC, or of SGLD with a momentum decay of zero, on minibatches, in place.
 template <class T> struct MinibatchSteps {
   int64_t chains;
   int64_t threads;
   int64_t count;           // steps
-  int64_t has_momentum;    // 1: SGHMC, 0: SGLD
   T* theta;                // [chain][dim]
-  T* momentum;             // [chain][dim], null for SGLD
-  T* gradient;             // [chain][dim], null for SGLD
+  T* momentum;             // [chain][dim], in units of the preconditioned coordinates
+  T* gradient;             // [chain][dim]
+  const T* root;           // [dim], square root of the diagonal preconditioner, or null for the identity
   double* log_likelihood;  // [chain], of the last step, scaled to all rows
   const int64_t* rows;     // [step][chain][batch], or null for all rows in every step
   int64_t batch;
@@ -192,11 +192,11 @@ struct WideSteps {
   int64_t chains;
   int64_t threads;
   int64_t count;           // steps
-  int64_t has_momentum;    // 1: SGHMC, 0: SGLD
   int64_t single_thread;   // whether a chain is too small for several threads
   float* theta;            // [chain][dim]
-  float* momentum;         // [chain][dim], null for SGLD
-  float* gradient;         // [chain][dim], null for SGLD
+  float* momentum;         // [chain][dim]
+  float* gradient;         // [chain][dim]
+  const float* root;       // [dim] and up to a whole chunk, or null for the identity
   double* log_likelihood;  // [chain], of the last step, scaled to all rows
   const int64_t* rows;     // [step][chain][batch], or null for all rows in every step
   int64_t batch;

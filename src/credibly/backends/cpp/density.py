@@ -158,16 +158,18 @@ class CppDensity:
     def minibatch_steps(
         self,
         theta: Tensor,
-        momentum: Tensor | None,
-        gradient: Tensor | None,
+        momentum: Tensor,
+        gradient: Tensor,
+        root: Tensor | None,
         value: Tensor,
         rows: Tensor | None,
         scale: float,
         noise: Tensor,
         schedule: Tensor,
     ) -> None:
-        """Take K steps of SGHMC, or of SGLD without a momentum, in place. See `kernels.sghmc` and `kernels.langevin`.
+        """Take K steps of SGHMC, or of SGLD with a momentum decay of zero, in place. See `kernels.langevin`.
 
+        root: square root of the diagonal preconditioner (D,), or None for the identity.
         rows: (K, C, B), or None for all of them.
         noise: (C, K, D).
         schedule: (K, 4): step size, noise factor, momentum decay, and a column that is not used here.
@@ -177,10 +179,10 @@ class CppDensity:
             chains=len(theta),
             threads=self._threads(len(theta), len(schedule)),
             count=len(schedule),
-            has_momentum=momentum is not None,
             theta=api.address(theta),
             momentum=api.address(momentum),
             gradient=api.address(gradient),
+            root=api.address(root),
             log_likelihood=api.address(value),
             rows=api.address(rows),
             batch=self.rows if rows is None else rows.shape[-1],

@@ -61,17 +61,25 @@ template <class T> class Batch {
 
 // -- SGLD and SGHMC ------------------------------------------------------------------------------------------------
 template <class T>
-void sample_chain(Batch<T>& batch, const MinibatchSteps<T>& args, int64_t D, int64_t chain, T* gradient) {
-  T *theta = args.theta + chain * D, *momentum = args.has_momentum ? args.momentum + chain * D : nullptr;
+void sample_chain(Batch<T>& batch, const MinibatchSteps<T>& args, int64_t D, int64_t chain) {
+  T *theta = args.theta + chain * D, *momentum = args.momentum + chain * D, *gradient = args.gradient + chain * D;
+  const T* root = args.root;
   for (int64_t k = 0; k < args.count; ++k) {
     const double *schedule = args.schedule + 4 * k, size = schedule[0], decay = schedule[2];
     const int64_t* rows = args.rows ? args.rows + (k * args.chains + chain) * args.batch : nullptr;
     const T* noise = args.noise + chain * args.noise_pitch + k * D;
     const T half = T(0.5 * size);
     const bool last = k + 1 == args.count;
-    double sum;
-    if (args.has_momentum) {
-      const T keep = T(decay), noise_scale = T(std::sqrt(1 - decay * decay) * schedule[1]);
+    const T keep = T(decay), noise_scale = T(std::sqrt(1 - decay * decay) * schedule[1]);
+    if (root)
+      for (int64_t d = 0; d < D; ++d) {
+        T m = momentum[d] + half * root[d] * gradient[d];
+        theta[d] += half * root[d] * m;
+        m = keep * m + noise_scale * noise[d];
+        theta[d] += half * root[d] * m;
+        momentum[d] = m;
+      }
+    else
       for (int64_t d = 0; d < D; ++d) {
         T m = momentum[d] + half * gradient[d];
         theta[d] += half * m;
@@ -79,29 +87,19 @@ void sample_chain(Batch<T>& batch, const MinibatchSteps<T>& args, int64_t D, int
         theta[d] += half * m;
         momentum[d] = m;
       }
-      sum = batch.evaluate(theta, gradient, rows, last);
-      for (int64_t d = 0; d < D; ++d) momentum[d] += half * gradient[d];
-    } else {
-      const T noise_scale = T(std::sqrt(size) * schedule[1]);
-      sum = batch.evaluate(theta, gradient, rows, last);
-      for (int64_t d = 0; d < D; ++d) theta[d] += half * gradient[d] + noise_scale * noise[d];
-    }
+    const double sum = batch.evaluate(theta, gradient, rows, last);
+    for (int64_t d = 0; d < D; ++d) momentum[d] += half * (root ? root[d] * gradient[d] : gradient[d]);
     if (last) args.log_likelihood[chain] = sum * (rows ? args.scale : 1.0);
   }
 }
 
-// SGLD stores no gradient: every thread has a buffer for it.
 template <class T> int64_t minibatch_steps(const Density<T>& density, const MinibatchSteps<T>& args) try {
   const int64_t D = density.network.dim;
   ThreadPool pool(args.chains < args.threads ? args.chains : args.threads);
   std::vector<std::unique_ptr<Batch<T>>> batches;
-  std::vector<std::vector<T>> buffers(pool.size(), std::vector<T>(args.has_momentum ? 0 : D));
   const double weight = density.data.weight * (args.rows ? args.scale : 1.0);
   for (int g = 0; g < pool.size(); ++g) batches.emplace_back(new Batch<T>(density, args.rows, args.batch, weight));
-  pool.run(args.chains, [&](int thread, int64_t c) {
-    T* gradient = args.has_momentum ? args.gradient + c * D : buffers[thread].data();
-    sample_chain<T>(*batches[thread], args, D, c, gradient);
-  });
+  pool.run(args.chains, [&](int thread, int64_t c) { sample_chain<T>(*batches[thread], args, D, c); });
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -24,8 +24,9 @@ constexpr int64_t CHUNKS_PER_JOB = 128;
 // The state of one chain and its updates, a chunk of every vector at a time.
 class WideChain {
  public:
-  WideChain(WideBatch& batch, const ChunkedPrior& prior, int64_t dim, float* theta, float* momentum, float* gradient)
-      : batch(batch), prior(prior), dim(dim), theta(theta), momentum(momentum), gradient(gradient) {}
+  WideChain(WideBatch& batch, const ChunkedPrior& prior, int64_t dim, const WideSteps& args, int64_t chain)
+      : batch(batch), prior(prior), dim(dim), root(args.root), theta(args.theta + chain * dim),
+        momentum(args.momentum + chain * dim), gradient(args.gradient + chain * dim) {}
 
   void run(const WideSteps& args, int64_t chain) {
     double sum = 0;
@@ -35,32 +36,26 @@ class WideChain {
       const int64_t* rows = args.rows ? args.rows + (k * args.chains + chain) * args.batch : nullptr;
       const Keys& keys = args.keys[k * args.chains + chain];
       const bool last = k + 1 == args.count;
-      if (args.has_momentum) {
-        sghmc_update(keys, k > 0, previous_half, half, float(decay),
-                     float(std::sqrt(1 - decay * decay) * schedule[1]));
-        sum = batch.evaluate(theta, gradient, rows, last);
-        if (last) final_kick(half);
-      } else {
-        sum = batch.evaluate(theta, gradient, rows, last);
-        sgld_update(keys, half, float(std::sqrt(size) * schedule[1]));
-      }
+      update(keys, k > 0, previous_half, half, float(decay), float(std::sqrt(1 - decay * decay) * schedule[1]));
+      sum = batch.evaluate(theta, gradient, rows, last);
+      if (last) final_kick(half);
     }
     args.log_likelihood[chain] = sum * (args.rows ? args.scale : 1.0);
   }
 
  private:
   // Second kick of the previous step (if `pending`), then this step up to its gradient. `evaluate` omits the prior.
-  void sghmc_update(const Keys& keys, bool pending, float previous_half, float half, float decay, float noise_scale) {
+  void update(const Keys& keys, bool pending, float previous_half, float half, float decay, float noise_scale) {
     for_chunks([=, &keys](int64_t c, float* w, float* m, float* g) {
       Reals noise[CHUNK / L];
       normals(keys, c, noise);
       for (int v = 0; v < CHUNK / L; ++v) {
         Reals at = load(w + v * L), p = load(m + v * L), grad = load(g + v * L);
-        if (pending) grad = add_prior(c, v, at, grad), p += previous_half * grad;
-        p += half * grad;
-        at += half * p;
+        if (pending) grad = add_prior(c, v, at, grad), p += previous_half * scaled(c, v, grad);
+        p += half * scaled(c, v, grad);
+        at += half * scaled(c, v, p);
         p = decay * p + noise_scale * noise[v];
-        at += half * p;
+        at += half * scaled(c, v, p);
         store(w + v * L, at), store(m + v * L, p);
       }
     });
@@ -69,20 +64,12 @@ class WideChain {
     for_chunks([=](int64_t c, float* w, float* m, float* g) {
       for (int v = 0; v < CHUNK / L; ++v) {
         const Reals grad = add_prior(c, v, load(w + v * L), load(g + v * L));
-        store(g + v * L, grad), store(m + v * L, load(m + v * L) + half * grad);
+        store(g + v * L, grad), store(m + v * L, load(m + v * L) + half * scaled(c, v, grad));
       }
     });
   }
-  void sgld_update(const Keys& keys, float half, float noise_scale) {
-    for_chunks([=, &keys](int64_t c, float* w, float*, float* g) {
-      Reals noise[CHUNK / L];
-      normals(keys, c, noise);
-      for (int v = 0; v < CHUNK / L; ++v) {
-        const Reals at = load(w + v * L), grad = add_prior(c, v, at, load(g + v * L));
-        store(w + v * L, at + (half * grad + noise_scale * noise[v]));
-      }
-    });
-  }
+  // Multiplies vector v of chunk c by the square root of the preconditioner.
+  Reals scaled(int64_t c, int v, Reals values) const { return root ? load(root + c * CHUNK + v * L) * values : values; }
   // Adds the gradient of the log prior to vector v of chunk c.
   Reals add_prior(int64_t c, int v, Reals at, Reals grad) const {
     const float loc = prior.chunk_loc[c], precision = prior.chunk_precision[c];
@@ -98,15 +85,13 @@ class WideChain {
       for (int64_t c = job * CHUNKS_PER_JOB; c < chunks && c < (job + 1) * CHUNKS_PER_JOB; ++c) {
         const int64_t d = c * CHUNK;
         if (d + CHUNK <= dim) {
-          task(c, theta + d, momentum ? momentum + d : nullptr, gradient + d);
+          task(c, theta + d, momentum + d, gradient + d);
           continue;
         }
         float copies[3][CHUNK] = {}, *vectors[3] = {theta, momentum, gradient};
-        for (int k = 0; k < 3; ++k)
-          if (vectors[k]) std::memcpy(copies[k], vectors[k] + d, (dim - d) * sizeof(float));
+        for (int k = 0; k < 3; ++k) std::memcpy(copies[k], vectors[k] + d, (dim - d) * sizeof(float));
         task(c, copies[0], copies[1], copies[2]);
-        for (int k = 0; k < 3; ++k)
-          if (vectors[k]) std::memcpy(vectors[k] + d, copies[k], (dim - d) * sizeof(float));
+        for (int k = 0; k < 3; ++k) std::memcpy(vectors[k] + d, copies[k], (dim - d) * sizeof(float));
       }
     });
   }
@@ -114,6 +99,7 @@ class WideChain {
   WideBatch& batch;
   const ChunkedPrior& prior;
   int64_t dim;
+  const float* root;
   float *theta, *momentum, *gradient;
 };
 
@@ -128,17 +114,9 @@ extern "C" int64_t wide_steps(const WideDensity* density, const WideSteps* args)
   const bool parallel_chains = args->single_thread || chains % threads == 0 || chains >= 4 * threads;
   const double weight = density->data.weight * (args->rows ? args->scale : 1.0);
   std::vector<std::unique_ptr<WideBatch>> batches;
-  std::vector<std::vector<float>> buffers;  // SGLD stores no gradient
-  for (int64_t g = 0; g < (parallel_chains ? threads : 1); ++g) {
+  for (int64_t g = 0; g < (parallel_chains ? threads : 1); ++g)
     batches.emplace_back(new WideBatch(*density, args->batch, weight, parallel_chains ? nullptr : &pool));
-    buffers.emplace_back(args->has_momentum ? 0 : D);
-  }
-  auto task = [&](int thread, int64_t c) {
-    WideChain chain(*batches[thread], density->prior, D, args->theta + c * D,
-                    args->has_momentum ? args->momentum + c * D : nullptr,
-                    args->has_momentum ? args->gradient + c * D : buffers[thread].data());
-    chain.run(*args, c);
-  };
+  auto task = [&](int thread, int64_t c) { WideChain(*batches[thread], density->prior, D, *args, c).run(*args, c); };
   if (parallel_chains)
     pool.run(chains, task);
   else

@@ -45,8 +45,9 @@ class WideDensity:
     def minibatch_steps(
         self,
         theta: Tensor,
-        momentum: Tensor | None,
-        gradient: Tensor | None,
+        momentum: Tensor,
+        gradient: Tensor,
+        root: Tensor | None,
         value: Tensor,
         rows: Tensor | None,
         scale: float,
@@ -55,17 +56,18 @@ class WideDensity:
     ) -> None:
         """Take the steps of `CppDensity.minibatch_steps`, given the keys of the noise as an array (K, C, 2)."""
         assert keys.flags.c_contiguous
+        padded = None if root is None else _whole_chunks(root)
         batch = self.n if rows is None else rows.shape[-1]
         work = batch * self.stack.dim
         arguments = api.WideSteps(
             chains=len(theta),
             threads=torch.get_num_threads() if keys.size // 2 * work > MIN_THREADED else 1,
             count=len(schedule),
-            has_momentum=momentum is not None,
             single_thread=work < MIN_THREADED_CHAIN,
             theta=api.address(theta),
             momentum=api.address(momentum),
             gradient=api.address(gradient),
+            root=api.address(padded),
             log_likelihood=api.address(value),
             rows=api.address(rows),
             batch=batch,

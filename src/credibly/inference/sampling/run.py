@@ -38,6 +38,7 @@ from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
 from credibly.inference.target import Target, to_target
+from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
@@ -73,6 +74,10 @@ class SamplingMethod(Method):
 
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if these settings do not fit the problem; by default they always do."""
+
+    def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
+        """Return `init` as it applies to the problem."""
+        return self.init
 
     def fit(
         self,
@@ -197,7 +202,8 @@ class Run:
             seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress)
         except Stopped:
             raise self._interrupted() from None
-        record = self.record({**self.history(), "seconds": self.recorder.before + seconds})
+        history = {**self.history(), "start_gradients": self._start_gradients()}
+        record = self.record({**history, "seconds": self.recorder.before + seconds})
         if isinstance(self.recorder, FolderRecorder):
             record = dataclasses.replace(record, settings=self.recorder.folder.manifest["record"]["settings"])
             self.recorder.finish(dataclasses.asdict(record), self.sampler)
@@ -231,14 +237,23 @@ class Run:
     def _start(self) -> None:
         method, own = self.method, self.recorder.own
         try:
+            init = method.start_points(self.problem)
             self.sampler.start(
-                starts(self.problem, method.init, method.chains, self.seed, self.progress, own, method.start_steps)
+                starts(self.problem, init, method.chains, self.seed, self.progress, own, method.start_steps)
             )
         except KeyboardInterrupt:
             if self.folder is None:
                 raise
             raise Interrupted(f"stopped before the first iteration; {resume_hint(self.folder)}") from None
         self.recorder.checkpoint(self.sampler, force=True)
+
+    def _start_gradients(self) -> float:
+        """Return the gradients of the MAP fits at which the chains start, in units of full gradients."""
+        init = self.method.start_points(self.problem)
+        if isinstance(self.problem, Density) or not isinstance(init, str) or init not in ("ensemble", "map"):
+            return 0.0
+        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n)
+        return round(steps * batch / self.problem.n * (self.method.chains if init == "ensemble" else 1), 2)
 
     def _interrupted(self) -> Interrupted:
         message = f"stopped after {self.sampler.done} of {self.sampler.total} iterations"

@@ -1,4 +1,4 @@
-"""The SG-MCMC sampler: minibatch steps of all chains, schedules, preconditioner and the step-size rule."""
+"""The SG-MCMC sampler: minibatch steps of all chains, schedules, preconditioner and control variates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from credibly.core.cuda_graphs import Replayed
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
-from credibly.inference.adaptation import largest_curvature
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import langevin
-from credibly.inference.kernels.sghmc import sghmc
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
+from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
 from credibly.inference.sampling.starts import evaluate_start
 from credibly.inference.sampling.trajectory import SMALL, UNROLLED
 from credibly.inference.target import ProblemTarget, Target
@@ -33,8 +32,6 @@ DECAY = 0.99
 FLOOR = 1e-5
 # Minibatch gradients that the preconditioner starts from.
 FIRST_GRADIENTS = 16
-# Rows for the estimate of the curvature.
-PROBE_ROWS = 1024
 # Weights per chain from which chains take their steps in turn on a CPU.
 LARGE = 2**17
 
@@ -46,52 +43,53 @@ class SGMCMCSampler(Sampler):
 
     def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh) -> None:
         self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh
-        self.schedule = plan.schedule
-        self.own, self.total, self.warmup = mesh.chains(plan.chains), self.schedule.steps, self.schedule.warmup
+        self.own = mesh.chains(plan.chains)
         self.chains = len(self.own)
         shape = (self.chains, target.dim)
         self.theta = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        self.momentum = self.theta.new_zeros(shape if plan.has_momentum else (self.chains, 1))
-        self.gradient = torch.zeros_like(self.momentum)
-        self.squares = self.theta.new_zeros(shape if plan.preconditioned else (self.chains, 1))
+        self.momentum, self.gradient = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
+        self.adapts_root = plan.preconditioner == "rmsprop"
+        self.squares = self.theta.new_zeros(shape if self.adapts_root else (self.chains, 1))
+        self.anchor = self.theta.new_zeros(shape if plan.control_variate else (self.chains, 1))
+        self.anchor_gradient = torch.zeros_like(self.anchor)
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
-        self.size = plan.step_size or 0.0
-        self.curvature = math.nan
         # Chains of a large network take their steps in turn, so that a chain's state stays in the caches during a step.
         # Decided by the dimension alone: it does not depend on how chains are distributed.
         self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         self.batches: Batches | None = None
         self.scale = 1.0
-        wide = None
         if isinstance(target, ProblemTarget):
             n, batch = target.problem.n, plan.batch_size or target.problem.n
             self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
             self.scale = n / batch
-            if not target.sharded and not plan.preconditioned:
-                wide = wide_stack(target.problem)
-        self.noise = select_noise(
-            seed,
-            "diffusion",
-            self.own,
-            target.dim,
-            device=target.device,
-            dtype=target.dtype,
-            one_by_one=self.one_by_one,
-            compile=plan.compile,
-            inside=wide is not None,
-        )
-        self.backend = Backend("torch", plan.compile)
-        if isinstance(target, ProblemTarget) and not target.sharded and not plan.preconditioned:
-            large = isinstance(self.noise, LargeNoise)
-            if wide is not None or not large:
-                self.backend = select_for_minibatches(
-                    target.problem,
-                    target.weights,
-                    plan.compile,
-                    wide=wide if large else None,
-                    one_by_one=self.one_by_one,
-                )
+        self.warm = Warmup(target, plan, seed, mesh, self.batches)
+        self._select_backend()
         self._compile()
+
+    @property
+    def total(self) -> int:  # type: ignore[override]
+        """Steps of the whole run, as far as warm-up has found their number."""
+        return self.warm.schedule.steps
+
+    @property
+    def warmup(self) -> int:
+        """Steps before the first draw, as far as they are known."""
+        return self.warm.schedule.warmup
+
+    def _select_backend(self) -> None:
+        """Select noise and backend; the C++ steps know neither an adapted preconditioner nor control variates."""
+        target, each, how = self.target, self.one_by_one, self.plan.compile
+        problem = target.problem if isinstance(target, ProblemTarget) and not target.sharded else None
+        if self.adapts_root or self.plan.control_variate:
+            problem = None
+        wide = None if problem is None else wide_stack(problem)
+        what: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "one_by_one": each, "compile": how}
+        self.noise = select_noise(self.seed, "diffusion", self.own, target.dim, **what, inside=wide is not None)
+        self.backend = Backend("torch", how)
+        large = isinstance(self.noise, LargeNoise)
+        if problem is not None and (wide is not None or not large):
+            inside = wide if large else None
+            self.backend = select_for_minibatches(problem, target.weights, how, wide=inside, one_by_one=each)
 
     def _compile(self) -> None:
         """Compile the step of the torch backend, or capture it as a CUDA graph, where that pays off."""
@@ -110,79 +108,101 @@ class SGMCMCSampler(Sampler):
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def _step(self, *tensors: Any) -> None:
-        """Take one step in place: the five buffers, then rows (C, B), noise (C, D) and controls (4,)."""
-        buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
+        """Take one step in place: the buffers, then rows (C, B), noise (C, D) and controls (4,)."""
+        buffers, (rows, noise, controls) = tensors[:-3], tensors[-3:]
         for buffer, new in zip(buffers, self._after(buffers, rows, noise, controls)):
             buffer.copy_(new)
 
     def _unrolled(self, *tensors: Any) -> None:
         """Take K steps per call, where a step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
-        buffers, (rows, noise, controls) = tensors[:5], tensors[5:]
+        buffers, (rows, noise, controls) = tensors[:-3], tensors[-3:]
         after = buffers
         for k in range(len(controls)):
-            after = self._after(after, None if rows is None else rows[k], noise[:, k], controls[k])
-        for buffer, new in zip(buffers, after):
+            after = (*self._after(after, None if rows is None else rows[k], noise[:, k], controls[k]), *buffers[5:])
+        for buffer, new in zip(buffers[:5], after):
             buffer.copy_(new)
 
     def _after(
         self, state: tuple[Tensor, ...], rows: Tensor | None, noise: Tensor, controls: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the state after a step; what a method does not have stays as it is."""
-        theta, momentum, gradient, squares, value = state
+        theta, momentum, gradient, squares, value, anchor, anchor_gradient = state
         size, heat, kept, learning = controls.unbind(0)
-        preconditioner = self._preconditioner(squares) if self.plan.preconditioned else None
+        root = self._adapted_root(squares) if self.adapts_root else self.plan.root
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
-            return self.target.minibatch_and_grad(point, rows, self.scale)
+            found, slope = self.target.minibatch_and_grad(point, rows, self.scale)
+            if self.plan.control_variate:
+                slope = slope - self.target.minibatch_and_grad(anchor, rows, self.scale)[1] + anchor_gradient
+            return found, slope
 
-        if self.plan.has_momentum:
-            after, momentum, slope, value = sghmc(
-                theta, momentum, gradient, noise, size, kept, heat, preconditioner, evaluate
-            )
-            gradient = slope
-        else:
-            value, slope = evaluate(theta)
-            after = langevin(theta, slope, noise, size, heat, preconditioner)
-        if self.plan.preconditioned:
-            squares = squares + learning * (torch.square(slope) - squares)
-        return after, momentum, gradient, squares, value
+        theta, momentum, gradient, value = langevin(theta, momentum, gradient, noise, size, kept, heat, root, evaluate)
+        if self.adapts_root:
+            squares = squares + learning * (torch.square(gradient) - squares)
+        return theta, momentum, gradient, squares, value
 
-    def _preconditioner(self, squares: Tensor) -> Tensor:
-        """Return 1 / (floor + root mean squared gradient), normalised to a geometric mean of one in every chain."""
-        scale = 1 / (FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
-        return scale / scale.log().mean(-1, keepdim=True).exp()
+    def _adapted_root(self, squares: Tensor) -> Tensor:
+        """Return the root of 1 / (floor + root mean squared gradient), with a geometric mean of one in every chain."""
+        log = -torch.log(FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
+        return torch.exp(0.5 * (log - log.mean(-1, keepdim=True)))
 
     # -- many steps ----------------------------------------------------------------------------------------------------
     def _controls(self, t: int) -> list[float]:
         """Return step size, noise scale, kept momentum and learning rate of the preconditioner at step t."""
-        size, heat = self.schedule.at(t, self.size)
-        return [size, heat, self.plan.kept, (1 - DECAY) if t < self.warmup else 0.0]
+        return [*self.warm.controls(t), (1 - DECAY) if t < self.warmup else 0.0]
 
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Take the steps up to the next draw, at most a hundred of them."""
         if stop():
             raise Stopped
-        upto = min(self.schedule.next_draw(self.done), self.done + BLOCK)
-        table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
+        upto = min(self.warm.schedule.next_draw(self.done), self.done + BLOCK, self.warm.stage_end)
         with torch.no_grad():
-            self._advance_to(upto, table.to(self.target.device))
+            self._advance_safely(upto)
         self.done = upto
+        self._check_finite()
+        if self.done == self.warm.stage_end and self.done <= self.warmup:
+            with torch.no_grad():
+                self.warm.next_stage(self.theta, self._root(), self.done)
+        size = torch.full((self.chains,), self.warm.reported(upto - 1), dtype=torch.float64)
+        return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
+
+    def _check_finite(self) -> None:
         # Not finite where any weight is not, and allocates nothing.
         ends = torch.stack(self.theta.aminmax())
-        if not bool(torch.isfinite(self.value).all()) or not bool(torch.isfinite(ends).all()):
-            chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
-            raise SamplingError(
-                f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
-                f"step_size={self.size:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
-            )
-        size = torch.full((self.chains,), float(table[-1, 0]), dtype=torch.float64)
-        return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
+        if bool(torch.isfinite(self.value).all()) and bool(torch.isfinite(ends).all()):
+            return
+        chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
+        used = self.warm.reported(self.done - 1)
+        raise SamplingError(
+            f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
+            f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
+        )
+
+    def _advance_safely(self, upto: int) -> None:
+        """Take steps; in warm-up, take them again with half the size while they are unstable."""
+        adapting = self.warm.adapts and self.done < self.warmup
+        before = [buffer.clone() for buffer in self._buffers()] if adapting else []
+        for trial in range(MOST_HALVINGS + 1):
+            table = torch.tensor([self._controls(t) for t in range(self.done, upto)], dtype=torch.float64)
+            self._advance_to(upto, table.to(self.target.device))
+            if not adapting or trial == MOST_HALVINGS or not self.warm.unstable(before, self._buffers()):
+                break
+            self.warm.slow_down(upto - self.done)
+            for buffer, old in zip(self._buffers(), before):
+                buffer.copy_(old)
+        if adapting:
+            self.warm.moved(upto - self.done)
+
+    def _root(self) -> Tensor | None:
+        return self._adapted_root(self.squares) if self.adapts_root else self.plan.root
 
     def _advance_to(self, upto: int, table: Tensor) -> None:
         """Take one step at a time, or several per call where their rows and noise are contiguous."""
         t = self.done
         while t < upto:
             controls = table[t - self.done :]
+            if self.plan.control_variate and t % self._epoch == 0:
+                self._move_anchor()
             if self.backend.fused:
                 t += self._advance_fused(t, controls)
             elif self.several is not None and upto - t >= UNROLLED and self._contiguous(t):
@@ -193,6 +213,18 @@ class SGMCMCSampler(Sampler):
             else:
                 self._advance_one(t, controls[0])
                 t += 1
+
+    @property
+    def _epoch(self) -> int:
+        return 1 if self.batches is None else self.batches.per_epoch
+
+    def _move_anchor(self) -> None:
+        """Place the anchor of the control variate at the current points, with the gradient of all rows there."""
+        self.anchor.copy_(self.theta)
+        length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
+        for first in range(0, self.chains, length):
+            part = slice(first, first + length)
+            self.anchor_gradient[part] = self.target.likelihood_and_grad(self.theta[part])[1]
 
     def _advance_fused(self, t: int, controls: Tensor) -> int:
         """Take steps in one call of the C++ backend and return how many: a wide network generates its own noise."""
@@ -205,19 +237,19 @@ class SGMCMCSampler(Sampler):
         if self.batches is not None:
             count = min(count, self.batches.left(t))
             rows = self.batches.span(t, count)
-        momentum, gradient = (self.momentum, self.gradient) if self.plan.has_momentum else (None, None)
         noise = self.noise.keys(t, count) if isinstance(self.noise, LargeNoise) else self.noise.span(t, count)
-        density.minibatch_steps(
-            self.theta, momentum, gradient, self.value, rows, self.scale, noise, controls[:count].contiguous()
-        )
+        state = (self.theta, self.momentum, self.gradient, self.plan.root, self.value)
+        density.minibatch_steps(*state, rows, self.scale, noise, controls[:count].contiguous())
         return count
 
     def _contiguous(self, t: int) -> bool:
         assert isinstance(self.noise, ChainNoise)
+        if self.plan.control_variate and t // self._epoch != (t + UNROLLED - 1) // self._epoch:
+            return False
         return self.noise.holds(t, UNROLLED) and (self.batches is None or self.batches.holds(t, UNROLLED))
 
     def _buffers(self) -> tuple[Tensor, ...]:
-        return self.theta, self.momentum, self.gradient, self.squares, self.value
+        return tuple(getattr(self, name) for name in _STATE)
 
     def _advance_one(self, t: int, controls: Tensor) -> None:
         buffers, rows = self._buffers(), self.batches.at(t) if self.batches is not None else None
@@ -232,97 +264,66 @@ class SGMCMCSampler(Sampler):
 
     def keeps(self) -> bool:
         """Return whether the point after the last step is a draw."""
-        return self.schedule.is_draw(self.done)
+        return self.warm.schedule.is_draw(self.done)
 
     # -- start ---------------------------------------------------------------------------------------------------------
     def start(self, theta: Tensor) -> None:
         """Check the starting points, initialise the preconditioner, and choose a step size unless one is given."""
         length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
         slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
-        evaluate_start(self.target, theta, slices, self.own.start)
+        self.value.copy_(evaluate_start(self.target, theta, slices, self.own.start)[0])
         self.theta.copy_(theta)
-        plan, device = self.plan, self.target.device
+        device = self.target.device
         with torch.no_grad():
-            for trial in range(FIRST_GRADIENTS if plan.preconditioned else 1):
-                _, gradient = self._probe(theta, trial)
-                if plan.preconditioned:
+            for trial in range(FIRST_GRADIENTS if self.adapts_root else 1):
+                gradient = self.warm.first_gradient(theta, trial)
+                if self.adapts_root:
                     self.squares += torch.square(gradient) / FIRST_GRADIENTS
-            root = self._preconditioner(self.squares).sqrt() if plan.preconditioned else torch.ones_like(theta)
-            if plan.has_momentum:
-                self.gradient.copy_(gradient)
-                streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
-                draws = [torch.randn(theta.shape[1], generator=s, device=device, dtype=theta.dtype) for s in streams]
-                first = torch.stack(draws)
-                self.momentum.copy_(
-                    first * self._preconditioner(self.squares).rsqrt() if plan.preconditioned else first
-                )
-            if plan.step_size is None:
-                self.curvature = self._curvature(theta, root)
-                self.size = plan.step_size_rule(self.curvature, self.scale)
-
-    def _probe(self, theta: Tensor, trial: int) -> tuple[Tensor, Tensor]:
-        """Return a minibatch gradient at any point, outside the run's own batches."""
-        rows = None
-        if self.batches is not None and not self.batches.whole and isinstance(self.target, ProblemTarget):
-            generator = stream(self.seed, "probe", trial)
-            rows = torch.randint(self.target.problem.n, (self.batches.batch,), generator=generator).to(theta.device)
-        return self.target.in_turn(theta, lambda point: self.target.minibatch_and_grad(point, rows, self.scale))
-
-    def _curvature(self, theta: Tensor, root: Tensor) -> float:
-        """Return the largest curvature of the preconditioned target over all chains."""
-        rows: Tensor | None = None
-        scale = 1.0
-        if isinstance(self.target, ProblemTarget) and self.target.problem.n > PROBE_ROWS:
-            n = self.target.problem.n
-            rows = torch.randperm(n, generator=stream(self.seed, "curvature rows"))[:PROBE_ROWS].to(theta.device)
-            scale = n / PROBE_ROWS
-
-        def gradient(point: Tensor) -> Tensor:
-            return self.target.in_turn(point, lambda p: self.target.minibatch_and_grad(p, rows, scale))[1]
-
-        streams = [stream(self.seed, "curvature", c) for c in self.own]
-        draws = [torch.randn(theta.shape[1], generator=s, dtype=torch.float64) for s in streams]
-        value = largest_curvature(gradient, theta, root, torch.stack(draws).to(theta))
-        found = float(self.mesh.all_chains(value, self.plan.chains).max())
-        if not math.isfinite(found):
-            raise SamplingError(
-                "step_size: the curvature at the start is not finite. Pass a step_size, or another init"
-            )
-        # Where the log density is not concave, the prior's precision is a lower bound.
-        least = (root.square() / self.target.scale.square().to(root)).amax(-1)
-        return max(found, float(self.mesh.all_chains(least, self.plan.chains).max()))
+            self.gradient.copy_(gradient)
+            streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
+            draws = [torch.randn(theta.shape[1], generator=s, device=device, dtype=theta.dtype) for s in streams]
+            self.momentum.copy_(torch.stack(draws))
+            self.warm.begin(theta, self._root())
 
     # -- state and reporting -------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
-        """Return positions, momenta, gradients, preconditioner and counts."""
-        counts = torch.tensor([self.done, self.size, self.curvature], dtype=torch.float64)
+        """Return positions, momenta, gradients, preconditioner, anchors and counts."""
+        counts = torch.tensor([self.done, *self.warm.state()], dtype=torch.float64)
         return {"counts": counts, **{name: getattr(self, name) for name in _STATE}}
 
     def chain_axis(self, name: str) -> int | None:
-        """Return 0: every tensor but the counts has a row per chain."""
+        """Return 0: all tensors but the counts have a row per chain."""
         return None if name == "counts" else 0
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
-        done, self.size, self.curvature = tensors["counts"].tolist()
+        done, *found = tensors["counts"].tolist()
         self.done = int(done)
+        self.warm.restore(found)
         for name in _STATE:
             getattr(self, name).copy_(tensors[name])
 
     def live_values(self) -> dict[str, float | str]:
         """Return phase, step size and a minibatch estimate of the log likelihood."""
         phase = "warm-up" if self.done < self.warmup else "sampling"
-        return {"phase": phase, "step size": self._controls(self.done - 1)[0], "log lik": float(self.value.mean())}
+        return {"phase": phase, "step size": self.warm.reported(self.done - 1), "log lik": float(self.value.mean())}
 
     def report(self) -> dict[str, Any]:
         """Return draws and the last log likelihood per chain."""
-        draws, values = self.schedule.drawn(self.done), self.mesh.all_chains(self.value, self.plan.chains)
+        draws, values = self.warm.schedule.drawn(self.done), self.mesh.all_chains(self.value, self.plan.chains)
         return {
             "iteration": self.done,
             "of": self.total,
             "phase": "warm-up" if self.done < self.warmup else "sampling" if self.done < self.total else "done",
             "chains": [{"draws": draws, "log_likelihood": float(v)} for v in values],
         }
+
+    @property
+    def gradients(self) -> float:
+        """Gradients so far of all chains, in units of full gradients: a minibatch counts as B/N."""
+        each = (2 if self.plan.control_variate else 1) / self.scale
+        anchors = math.ceil(self.done / self._epoch) if self.plan.control_variate else 0
+        return self.plan.chains * (self.done * each + anchors) + self.warm.gradients
 
     def history(self) -> dict[str, Any]:
         """Return the step size and its origin, the batch size, and how the chains were evaluated."""
@@ -332,11 +333,11 @@ class SGMCMCSampler(Sampler):
             plan += "; large, so chains take their steps in turn"
         return {
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
-            "step_size": self.size,
-            "curvature": None if math.isnan(self.curvature) else self.curvature,
+            **self.warm.history(),
+            "preconditioner": self.plan.preconditioner,
             "batch_size": None if self.batches is None else self.batches.batch,
             "steps": self.total,
-            "gradients": self.total * self.plan.chains,
+            "gradients": round(self.gradients, 2),
             "mesh": list(self.mesh.shape),
             "compiled": self.compiled,
             "native": self.backend.fused,
@@ -345,4 +346,4 @@ class SGMCMCSampler(Sampler):
         }
 
 
-_STATE = ("theta", "momentum", "gradient", "squares", "value")
+_STATE = ("theta", "momentum", "gradient", "squares", "value", "anchor", "anchor_gradient")

@@ -82,7 +82,7 @@ def train(
         data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
     )
     step = make_step(problem, objective, options, steps, theta, batch, mesh)
-    run = _Run(theta, steps, options, step, objective, data, first)
+    run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     until: int | None = None
@@ -120,7 +120,9 @@ class _Run:
         objective: Objective,
         data: Data,
         first: int = 0,
+        batch: int = 1,
     ) -> None:
+        self.batch = batch
         self.theta, self.step, self.options, self.objective, self.data = theta, step, options, objective, data
         self.first = first
         self.active = torch.ones(len(theta), dtype=theta.dtype, device=theta.device)
@@ -173,4 +175,6 @@ class _Run:
     def finish(self, done: int) -> Trained:
         """Return the best parameters on held-out rows if there are any, otherwise the last."""
         self.history["steps"] = done
+        # Of all members, in units of full gradients.
+        self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 2)
         return Trained(self.best, self.history)
