@@ -18,6 +18,7 @@ from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_s
 from credibly.inference.target import to_target
 from credibly.inference.training.batches import Batches
 from credibly.likelihoods import Gaussian
+from credibly.metrics.evaluation import compare
 
 ROWS, INPUTS, CONDITION = 2000, 6, 7.0
 
@@ -232,3 +233,23 @@ def test_at_most_16_chains_are_probed():
     many, few = (Probe(target, plan(chains=c), 0, cr.SGHMC(chains=c).sampler(target, 0).mesh, None) for c in (64, 3))
     assert (many.chosen, few.chosen) == (list(range(0, 64, 4)), [0, 1, 2])
     assert many.count == 16
+
+
+@BOTH
+def test_the_defaults_come_close_to_hmc_on_a_network(method):
+    """The demo's far-away star: predictions on a grid, most of it far from the data, with no more gradients than HMC.
+
+    The other tasks of the demo take longer: `python -m benchmarks.sgmcmc_accuracy`.
+    """
+    toy = cr.data.star_classification(seed=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 50), nn.SiLU(), nn.Linear(50, 1))
+    prior = cr.priors.Normal(2.0, fan_in=True)
+    p = cr.Problem(net, data=(toy.x, toy.y), likelihood=cr.likelihoods.Bernoulli(), prior=prior)
+    hmc = cr.HMC(**cr.HMC.demo_settings(quick=False)).fit(p, seed=0, progress=False)
+    posterior = method().fit(p, seed=0, progress=False)
+    grid = toy.grid[::50]
+    assert compare(posterior.predict(grid), hmc.predict(grid))["total_variation"] < 0.05
+    history = posterior.record.history
+    assert history["gradients"] + history["start_gradients"] <= hmc.record.history["gradients"]

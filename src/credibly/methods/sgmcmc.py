@@ -232,9 +232,9 @@ class SGLD(_SGMCMC):
 
     name: ClassVar[str] = "sgld"
     overdamped: ClassVar[bool] = True
-    times: ClassVar[tuple[float, float]] = (5.0, 9.0)
-    chains: int = 96
-    draws: int = 20
+    times: ClassVar[tuple[float, float]] = (5.0, 4.0)
+    chains: int = 144
+    draws: int = 10
 
 
 @dataclass(frozen=True, kw_only=True)
