@@ -49,7 +49,8 @@ def main() -> None:
     found = fits.run_demo(["hmc", *names], seed=args.seed)
     for task in fits.TASKS:
         for name in ("hmc", *names):
-            functions, spent = found.diagnostics[task][name].functions, found.gradients[task]
+            functions = found.diagnostics[task][name].functions
+            spent = {method: int(count or 0) for method, count in found.gradients[task].items()}
             assert functions is not None
             distance = found.against[task][name]["total_variation"]
             row = (

@@ -55,7 +55,7 @@ class DemoResult:
             The entry of HMC compares one half of its chains with the other: the resolution of the comparison.
         diagnostics: of the methods that run chains, in the space of predictions.
         gradients: of all chains or members together, in units of full gradients: a minibatch of B of N rows counts as
-            B/N. MAP fits at which chains start are included.
+            B/N. MAP fits at which chains start are included. None for a method that does not record them.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class DemoResult:
     seconds: dict[str, dict[str, float]]
     against: dict[str, dict[str, dict[str, float]]]
     diagnostics: dict[str, dict[str, Diagnostics]]
-    gradients: dict[str, dict[str, int]]
+    gradients: dict[str, dict[str, int | None]]
 
     def as_dict(self) -> dict[str, Any]:
         """Return all metrics as plain JSON values; non-finite ones become None."""
@@ -166,8 +166,10 @@ def run_demo(
     return result
 
 
-def _gradients(posterior: Posterior) -> int:
+def _gradients(posterior: Posterior) -> int | None:
     history = posterior.record.history
+    if "gradients" not in history:
+        return None
     return round(float(history["gradients"]) + float(history.get("start_gradients", 0.0)))
 
 

@@ -63,7 +63,7 @@ def _methods(result: DemoResult) -> Section:
 
 def _table(result: DemoResult, task: str, columns: tuple[Column, ...], keys: tuple[str, ...]) -> Table:
     """Return one row per method: its name, the metrics of the given keys, its gradients and its distance from HMC."""
-    spent = result.gradients[task]
+    spent: dict[str, Value] = {name: "–" if count is None else count for name, count in result.gradients[task].items()}
     rows: list[tuple[Value, ...]] = [
         (name, *[row[key] for key in keys], spent[name]) for name, row in result.figures[task].items()
     ]
