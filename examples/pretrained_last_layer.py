@@ -56,8 +56,8 @@ def main(argv: list[str] | None = None) -> None:
     problem = cr.Problem(
         net, data=(x, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal(scale=1.0), random="head.*"
     )
-    draws, warmup = (50, 40) if args.quick else (300, 150)
-    posterior = cr.HMC(chains=4, draws=draws, warmup=warmup, init="network", compile=False).fit(problem, seed=args.seed)
+    draws, warmup = (120, 80) if args.quick else (300, 150)
+    posterior = cr.HMC(chains=4, draws=draws, warmup=warmup, init="prior", compile=False).fit(problem, seed=args.seed)
     print(f"{problem.dim} of {sum(p.numel() for p in net.parameters())} parameters are random")
     assert all(torch.equal(value, trained[name]) for name, value in net.state_dict().items())  # `fit` works on a copy
 

@@ -92,7 +92,7 @@ def test_pretrained_last_layer(run):
     plain, bayes = row(printed, "as trained"), row(printed, "Bayesian head")
     assert min(plain[0], bayes[0]) > 90
     assert bayes[1] > plain[1]  # log density
-    assert "chains agree about the predictions" in printed
+    assert re.search("the chains agree (closely )?about the predictions", printed)
 
 
 def test_sample_a_density(run):

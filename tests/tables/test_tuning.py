@@ -123,7 +123,7 @@ def test_a_richer_noise_has_to_earn_its_place():
     old = tuning._Score(-1.0, 0.0)
     for gain, error, expected in ((1.0, 0.0, False), (1.2, 0.0, True), (1.2, 1.0, False), (5.0, 2.0, True)):
         new = tuning._Score(-1.0 + gain / 100, error / 100)
-        assert tuning._clearly_better(new, old, 100) is expected
+        assert tuning._clearly_better(new, old, 100, None) is expected
     assert math.log(3) < 1.2
 
 

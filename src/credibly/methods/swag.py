@@ -156,8 +156,12 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
             # starts away from the mode.
             change = averages.diff(dim=0) / math.sqrt(2)
-            for deviation, loss in zip(change - change.mean(0), losses[1:]):
-                moments.add(mean + stretch * deviation, loss)
+            spread = stretch * (change - change.mean(0))
+            # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among
+            # them would widen every interval.
+            spread = spread * (problem.prior.std.double() / spread.std(0)).clamp(max=1)
+            for deviation, loss in zip(spread, losses[1:]):
+                moments.add(mean + deviation, loss)
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
