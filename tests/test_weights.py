@@ -145,8 +145,8 @@ METHODS = {
     "laplace full": cr.Laplace(structure="full", **FULL),
     "laplace network": cr.Laplace(structure="full", start="network"),
     "hmc": cr.HMC(chains=2, warmup=5, draws=10, step_size=0.05, max_steps=8, init="network", compile=False),
-    "sgld": cr.SGLD(chains=2, warmup=20, draws=10, batch_size=None, step_size=1e-4, init="network", compile=False),
-    "sghmc": cr.SGHMC(chains=2, warmup=20, draws=10, batch_size=None, step_size=1e-4, init="network", compile=False),
+    "sgld": cr.SGLD(chains=2, warmup=20, draws=10, thin=20, batch_size=None, step_size=1e-4, init="network", compile=False),
+    "sghmc": cr.SGHMC(chains=2, warmup=20, draws=10, thin=20, batch_size=None, step_size=1e-4, init="network", compile=False),
 }
 
 

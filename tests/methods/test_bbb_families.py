@@ -59,9 +59,8 @@ def test_richer_families_have_no_lower_elbo(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("problem", [curve, lambda: diabetes(20)], ids=["1-30-1", "10-20-1"])
-def test_richer_families_have_no_lower_elbo_by_default(problem):
-    check_order(problem(), samples=2000)
+def test_richer_families_have_no_lower_elbo_by_default():
+    check_order(curve(), samples=2000)
 
 
 @pytest.mark.parametrize("family", ["low-rank", "full-rank"])

@@ -176,5 +176,5 @@ class _Run:
         """Return the best parameters on held-out rows if there are any, otherwise the last."""
         self.history["steps"] = done
         # Of all members, in units of full gradients.
-        self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 2)
+        self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 6)
         return Trained(self.best, self.history)
