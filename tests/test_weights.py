@@ -134,6 +134,7 @@ def test_the_rows_of_a_pixel_task_are_weighted_as_a_whole():
 
 # -- the methods ------------------------------------------------------------------------------------------------------
 FULL = {"steps": 60, "lr": 0.05, "batch_size": None, "compile": False}
+SHORT = {"chains": 2, "warmup": 20, "draws": 10, "thin": 20, "batch_size": None, "init": "network", "compile": False}
 METHODS = {
     "mle": cr.MLE(**FULL),
     "map": cr.MAP(**FULL),
@@ -145,8 +146,8 @@ METHODS = {
     "laplace full": cr.Laplace(structure="full", **FULL),
     "laplace network": cr.Laplace(structure="full", start="network"),
     "hmc": cr.HMC(chains=2, warmup=5, draws=10, step_size=0.05, max_steps=8, init="network", compile=False),
-    "sgld": cr.SGLD(chains=2, warmup=20, draws=10, thin=20, batch_size=None, step_size=1e-4, init="network", compile=False),
-    "sghmc": cr.SGHMC(chains=2, warmup=20, draws=10, thin=20, batch_size=None, step_size=1e-4, init="network", compile=False),
+    "sgld": cr.SGLD(step_size=1e-4, **SHORT),
+    "sghmc": cr.SGHMC(step_size=1e-4, **SHORT),
 }
 
 
