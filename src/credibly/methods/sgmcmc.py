@@ -210,7 +210,7 @@ class _SGMCMC(SamplingMethod):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return MAP fits of 5,000 steps for tables of so many rows that chains start there."""
+        """Return longer MAP fits, 5,000 steps, for tables with enough rows that chains start at such fits."""
         return {"start_steps": 5000}
 
     @classmethod
