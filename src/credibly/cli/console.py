@@ -28,6 +28,9 @@ DESCRIPTIONS = {
     "brier": "squared error of the probabilities; lower is better",
     "ece": "mean gap between confidence and accuracy",
     "set_size": "mean number of classes in the 90 % set",
+    "balanced_accuracy": "mean recall of the classes",
+    "roc_auc": "how often a row of the rarer class (or of each class) gets the higher probability",
+    "average_precision": "mean precision over all recalls, of the rarer class or of each; its frequency for no skill",
 }
 
 

@@ -1,4 +1,4 @@
-"""`credibly evaluate`: metrics of a run on new rows."""
+"""`credibly evaluate`: metrics of a run on new rows, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from credibly.cli import options
-from credibly.cli.console import print_metrics, print_wrapped, to_json
+from credibly.cli.console import print_wrapped, to_json
 from credibly.cli.error_handling import handle_errors
+from credibly.cli.verdicts import details_of, print_summary, verdict_of
 from credibly.errors import InputError
 
 
@@ -23,16 +24,14 @@ def run(
 ) -> None:
     """Evaluate a run on a table with known targets: accuracy, calibration, log density.
 
-    Each metric is shown beside that of a baseline that ignores the inputs. Rows
-    without a target are left out.
+    Each metric is shown beside that of a baseline that ignores the inputs. It ends in
+    a verdict, by the same checks as the report of the fit. Rows without a target are
+    left out.
     """
     with handle_errors():
-        import torch
-
-        from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
-        from credibly.tables.summarise import baseline
+        from credibly.tables.summarise import summarise_on
 
         # Errors in the file show before anything is loaded.
         header(table)
@@ -42,21 +41,20 @@ def run(
         usable = known.usable_rows(rows)
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")
-        kept = rows.take(usable)
-        y = known.target_values(kept)
-        predictive = done.model.predict_table(kept)
-        metrics = evaluation.evaluate(predictive, torch.from_numpy(y), seed=done.config.seed)
-        plain = baseline(done.model, y, done.sample())
+        facts = summarise_on(done, rows.take(usable), table.name)
         if as_json:
+            details = details_of(facts)
             results = {
                 "run": os.fspath(folder),
                 "table": os.fspath(table),
-                "rows": len(kept),
-                "figures": metrics,
-                "baseline": plain,
+                "rows": len(facts.y),
+                "figures": facts.figures,
+                "baseline": facts.baseline,
+                "verdict": verdict_of(facts),
+                **{key: details[key] for key in ("assessment", "by_class", "confusion_matrix")},
             }
             typer.echo(to_json(results))
             return
-        print_metrics(f"{done.config.method} on {len(kept):,} rows of {table.name}", metrics, plain)
+        print_summary(f"{done.config.method} on {len(facts.y):,} rows of {table.name}", facts)
         if len(usable) < len(rows):
             print_wrapped(f"{len(rows) - len(usable):,} rows without a target were left out.")

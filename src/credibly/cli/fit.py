@@ -30,6 +30,7 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    class_weight: options.ClassWeight = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -67,6 +68,7 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "class_weight": class_weight,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -131,12 +133,9 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
         typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
     else:
         if not quiet:
-            from credibly.cli.console import print_metrics
-            from credibly.report import assess
+            from credibly.cli.verdicts import print_summary
 
-            print_metrics(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
-            verdict, *reasons = assess(facts).sentences
-            print_wrapped("", verdict, *(f"- {reason}" for reason in reasons), "")
+            print_summary(f"{facts.method} on {facts.target}, {facts.on} rows", facts)
         typer.echo(os.fspath(page))
     if open_page:
         open_in_browser(page)
@@ -144,15 +143,16 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
 
 def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
+    from credibly.cli.verdicts import details_of, verdict_of
     from credibly.core.files import write_atomic
-    from credibly.report import assess, fit_page, write
+    from credibly.report import fit_page, write
     from credibly.tables.summarise import summarise
 
     facts = summarise(done)
     html = fit_page(facts)
     folder = final or done.path
     results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
-    results["verdict"] = list(assess(facts).sentences)
+    results |= {"verdict": verdict_of(facts)} | details_of(facts)
     write_atomic(done.path / "results.json", to_json(results) + "\n")
     return facts, write(html, done.path / "report.html")
 

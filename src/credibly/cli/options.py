@@ -109,6 +109,14 @@ Weight = Annotated[
         autocompletion=_columns,
     ),
 ]
+ClassWeight = Annotated[
+    str | None,
+    typer.Option(
+        metavar="balanced",
+        help="balanced: every class has the same total weight in the fit. Probabilities are then those of equally"
+        " frequent classes. (Default: rows as they are.)",
+    ),
+]
 Holdout = Annotated[
     float | None,
     typer.Option(help="Fraction of the rows held out for the metrics in the report; 0 fits all rows. (Default: 0.2.)"),

@@ -1,4 +1,4 @@
-"""Decisions from predictions: expected utility, the reject option, bandits and Bayesian optimisation.
+"""Decisions from predictions: expected utility, thresholds by cost, rejection, bandits and Bayesian optimisation.
 
 Everything works on a `Predictive` (Thompson sampling on a posterior) of any method.
 """
@@ -21,15 +21,21 @@ from credibly.decide.rejection import (
     selective,
     selective_threshold,
 )
+from credibly.decide.thresholds import CostCurve, Threshold, best_threshold, cost_curve, cost_threshold
 from credibly.decide.utility import Choice, class_costs, expected_utility, newsvendor, pinball
 
 __all__ = [
     "BayesianOptimiser",
     "Choice",
+    "CostCurve",
     "Rejection",
     "Selection",
+    "Threshold",
+    "best_threshold",
     "binomial_upper",
     "class_costs",
+    "cost_curve",
+    "cost_threshold",
     "expected_improvement",
     "expected_utility",
     "mistakes",

@@ -1,5 +1,6 @@
 """Metrics of predictions, information measures, and the evaluation of a `Predictive`."""
 
+from credibly.metrics.classes import ClassMetrics, class_metrics, confusion_matrix
 from credibly.metrics.scores import (
     Calibration,
     RiskCoverage,
@@ -29,6 +30,7 @@ from credibly.metrics.scores import (
 
 __all__ = [
     "Calibration",
+    "ClassMetrics",
     "RiskCoverage",
     "accuracy",
     "agreement",
@@ -36,6 +38,8 @@ __all__ = [
     "auroc",
     "brier",
     "calibration",
+    "class_metrics",
+    "confusion_matrix",
     "coverage",
     "coverage_standard_error",
     "crps_from_samples",

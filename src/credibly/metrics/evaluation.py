@@ -9,6 +9,7 @@ from torch import Tensor
 
 from credibly.errors import InputError
 from credibly.metrics import scores as metrics
+from credibly.metrics.classes import class_metrics, summary_of_classes
 from credibly.predictive.base import Predictive
 
 SAMPLES = 400  # predictive samples for the continuous ranked probability score (CRPS)
@@ -22,7 +23,8 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
     All have `log_density` (mean log predictive density per row, higher is better) and `coverage` (fraction of targets
     inside the `level` interval, or inside the prediction set for labels; ideally `level`). Real targets and counts add
     rmse, crps and width; real targets also calibration_error (mean gap between nominal and observed frequencies);
-    labels add accuracy, brier, ece and set_size, the mean size of the prediction set.
+    labels add accuracy, brier, ece and set_size, the mean size of the prediction set. One label per row adds
+    balanced_accuracy, roc_auc and average_precision: of the rarer of two classes, else the mean over classes.
     """
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
@@ -89,4 +91,5 @@ def _labels(predictive: Predictive, y: Tensor, level: float) -> dict[str, float]
         "ece": float(metrics.ece(p, labels)),
         "coverage": float(chosen.gather(-1, labels.unsqueeze(-1)).double().mean()),
         "set_size": float(chosen.sum(-1).double().mean()),
+        **(summary_of_classes(class_metrics(p, labels)) if p.ndim == 2 else {}),
     }

@@ -1,4 +1,7 @@
-"""The verdict on a fit (good, use with care, do not trust) and the findings behind it.
+"""The verdict on a fit: one on its predictions, one on the sampling behind them, and the findings for both.
+
+Predictions are judged by the evaluated rows: good, use with care, do not trust. Sampling is judged by the chains: good,
+usable, not enough draws, not mixed, failed. A fit is as good as its predictions unless its chains disagree.
 
 Nothing here depends on how a method works. What matters about one is read off its predictions (a single draw has no
 epistemic uncertainty) or its chains.
@@ -7,24 +10,52 @@ epistemic uncertainty) or its chains.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from credibly.report import findings
-from credibly.report.findings import FAIL, NOTE, PASS, WARN, Finding
+from credibly.report.evaluated_rows import kind_of_rows
+from credibly.report.finding import FAIL, NOTE, PASS, WARN, Finding
 from credibly.report.page import Recommendation
+from credibly.report.sampling import FAILED, MIXED, NOT_MIXED, SHORT, USABLE, sampling
 from credibly.tables.fit_summary import FitSummary
 
 GOOD, CARE, NO_TRUST = VERDICTS = ("good", "use with care", "do not trust")
 # Problems first, then what supports the fit, then remarks.
 ORDER = (FAIL, WARN, PASS, NOTE)
+# What a grade of the sampling means for the predictions.
+SAMPLING = {
+    MIXED: "The chains agree on the predictions.",
+    USABLE: "The chains agree on the predictions; some diagnostics are beyond their limits.",
+    SHORT: "The chains agree roughly; more draws would make the predictions more precise.",
+    NOT_MIXED: "The chains disagree, so another run may predict differently.",
+    FAILED: "The chains did not sample the posterior.",
+}
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """One of VERDICTS, a headline that begins with it, and the findings, problems first."""
+    """The verdict on a fit.
+
+    Attributes:
+        verdict: overall, one of VERDICTS.
+        predictions: on the predictions alone, one of VERDICTS.
+        sampling: on the chains alone, one of `sampling.GRADES`; None unless the method is a sampler.
+        lines: a line on the predictions and, for a sampler, one on the sampling.
+        findings: what the verdicts rest on, problems first.
+    """
 
     verdict: str
-    headline: str
+    predictions: str
+    sampling: str | None
+    lines: tuple[str, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def headline(self) -> str:
+        """The verdict and what it means, in one sentence that begins with it."""
+        line = self.lines[0] if self.predictions == self.verdict else self.lines[-1]
+        meaning = line.partition(". ")[2]
+        return f"{self.verdict.capitalize()}: {meaning[:1].lower()}{meaning[1:]}"
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -33,26 +64,51 @@ class Assessment:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The headline and the reasons."""
-        return (self.headline, *self.reasons)
+        """The lines and the reasons."""
+        return (*self.lines, *self.reasons)
 
     @property
     def recommendations(self) -> tuple[Recommendation, ...]:
         """What to do next, without duplicates."""
         return tuple(dict.fromkeys(one for finding in self.findings for one in finding.recommendations))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdicts and the findings as plain values."""
+        severities = ("pass", "note", "warning", "failure")
+        return {
+            "verdict": self.verdict,
+            "predictions": self.predictions,
+            "sampling": self.sampling,
+            "findings": [{"severity": severities[one.severity], "text": one.text} for one in self.findings],
+        }
+
 
 def assess(facts: FitSummary) -> Assessment:
     """Assess a fit by the metrics it has."""
-    made = [check(facts) for check in findings.CHECKS]
-    found = tuple(sorted((f for f in made if f is not None), key=lambda f: ORDER.index(f.severity)))
-    worst = max((f.severity for f in found), default=NOTE)
-    if worst == FAIL:
-        headline = "Do not trust: the first finding below makes these predictions unusable as they are."
-        return Assessment(NO_TRUST, headline, found)
-    if worst == WARN:
-        count = sum(f.severity == WARN for f in found)
-        limits = "the first finding below limits" if count == 1 else f"the first {count} findings below limit"
-        return Assessment(CARE, f"Use with care: {limits} how far these predictions can be trusted.", found)
-    headline = f"Good: nothing below argues against trusting these predictions on data like {facts.table}."
-    return Assessment(GOOD, headline, found)
+    made = [one for one in (check(facts) for check in findings.CHECKS) if one is not None]
+    chains = sampling(facts)
+    predictions = _verdict(made)
+    lines = [f"Predictions: {predictions}. {_meaning(facts, made)}"]
+    grade = None
+    if chains is not None:
+        grade, found = chains
+        made.append(found)
+        lines.append(f"Sampling: {grade}. {SAMPLING[grade]}")
+    ordered = tuple(sorted(made, key=lambda one: ORDER.index(one.severity)))
+    return Assessment(_verdict(made), predictions, grade, tuple(lines), ordered)
+
+
+def _verdict(made: list[Finding]) -> str:
+    worst = max((one.severity for one in made), default=NOTE)
+    return NO_TRUST if worst == FAIL else CARE if worst == WARN else GOOD
+
+
+def _meaning(facts: FitSummary, made: list[Finding]) -> str:
+    """Return what the findings on the predictions mean, as a sentence."""
+    failures, warnings = (sum(one.severity == severity for one in made) for severity in (FAIL, WARN))
+    if failures:
+        return f"On {kind_of_rows(facts)} they fail a test that makes them unusable as they are."
+    if warnings:
+        limits = "1 finding below limits" if warnings == 1 else f"{warnings} findings below limit"
+        return f"{limits} how far they can be relied on.".capitalize()
+    return f"Nothing below argues against trusting them on data like {facts.evaluated or facts.table}."

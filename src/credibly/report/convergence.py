@@ -69,7 +69,8 @@ def chains_section(facts: FitSummary) -> Section | None:
 
 
 def _traces(facts: FitSummary, found: Diagnostics) -> list[Picture]:
-    if facts.predictive.draws != found.chains * found.draws or found.draws < 4:
+    # The predictions of folds are those of other chains.
+    if facts.on == "cross-validated" or facts.predictive.draws != found.chains * found.draws or found.draws < 4:
         return []
     curves = facts.predictive.functions().cpu().double().reshape(found.chains, found.draws, len(facts.y), -1)
     indices = torch.linspace(0, len(facts.y) - 1, min(TRACED_ROWS, len(facts.y))).round().long()

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from credibly import plot
 from credibly.methods import METHODS
-from credibly.metrics import scores as metrics
 from credibly.report import metric_columns
 from credibly.report.assessment import VERDICTS, Assessment, assess
+from credibly.report.calibration import calibration_section
+from credibly.report.classes import classes_section, confusion_picture, cost_section, most_frequent_error
 from credibly.report.convergence import chains_section, training_section
+from credibly.report.evaluated_rows import count_of_rows, origin
 from credibly.report.function_view import function_section
+from credibly.report.importance import effects_section, importance_section
 from credibly.report.page import Column, Page, Recommendation, Section, Table, Value
 from credibly.report.pictures import Picture, picture
+from credibly.report.provenance import choices_section, guarantee_section, warnings_section
 from credibly.report.recommendations import compare_command
-from credibly.report.row_statistics import confidence_gap, interval_coverage, plotted_rows
+from credibly.report.row_statistics import plotted_rows
 from credibly.report.uncertainty import selective_section, uncertainty_section
 from credibly.tables.fit_summary import FitSummary
 
-# The most rows in the table of columns, and the most classes in a confusion matrix.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The most rows in the table of columns.
 COLUMNS = 60
-CLASSES = 10
-LEVELS = (0.5, 0.8, 0.9, 0.95)
 TONES: dict[str, Literal["pass", "warn", "fail"]] = dict(zip(VERDICTS, ("pass", "warn", "fail")))
 # By severity of a finding.
 MARKS = ("pass", "note", "warn", "fail")
@@ -35,19 +40,26 @@ def fit_page(facts: FitSummary) -> Page:
     """Return the report of a fit to a table."""
     lead = (
         f"{facts.method} predicts {facts.target} from {_count(len(facts.columns), 'column')} of {facts.table}. It was "
-        f"fitted to {facts.rows:,} rows and evaluated on {_evaluated(facts)}. Every sentence below is generated from "
-        "this fit."
+        f"fitted to {facts.rows:,} rows and evaluated on {count_of_rows(facts)}. Every sentence below is generated "
+        "from this fit."
     )
     sections = [
         verdict_section(assess(facts)),
+        warnings_section(facts),
         _model_section(facts),
         function_section(facts),
         _metrics_section(facts),
-        _interval_section(facts) if facts.task == "regression" else _reliability_section(facts),
+        classes_section(facts),
+        cost_section(facts),
+        calibration_section(facts),
+        guarantee_section(facts),
+        importance_section(facts),
+        effects_section(facts),
         uncertainty_section(facts),
         selective_section(facts),
         chains_section(facts),
         training_section(facts),
+        choices_section(facts),
         _columns_section(facts),
         _next_section(facts),
     ]
@@ -58,19 +70,14 @@ def fit_page(facts: FitSummary) -> Page:
 
 def verdict_section(found: Assessment) -> Section:
     """Return the verdict, its reasons and recommendations."""
-    headline = found.headline.partition(": ")[2]
     return Section(
         f"Verdict: {found.verdict}",
-        (headline[0].upper() + headline[1:],),
+        found.lines,
         findings=found.reasons,
         marks=tuple(MARKS[finding.severity] for finding in found.findings),
         recommendations=found.recommendations,
         tone=TONES[found.verdict],
     )
-
-
-def _evaluated(facts: FitSummary) -> str:
-    return f"{len(facts.y):,} {'held-out' if facts.on == 'held-out' else 'of the training'} rows"
 
 
 def _count(n: int, what: str) -> str:
@@ -96,7 +103,7 @@ def _model_section(facts: FitSummary) -> Section:
     if facts.classes is not None:
         output = f"probabilities of {len(facts.classes)} classes"
     rows: list[tuple[Value, ...]] = [
-        ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out:,} held out"),
+        ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out or 'none'} held out"),
         ("Target", f"{facts.target}: {facts.task}, predicts {output}"),
         ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
         ("Prior", f"{facts.prior} (plausible weights before seeing data)"),
@@ -104,9 +111,12 @@ def _model_section(facts: FitSummary) -> Section:
         ("Method", f"{facts.method} ({METHODS[facts.method].title()}); {facts.why}"),
         ("Prediction", f"average over {draws:,} sets of weights" if draws > 1 else "one set of weights"),
         ("Settings", settings_text(facts.settings)),
+        ("Evaluation", origin(facts)),
         ("Seed", str(facts.seed)),
         ("Fit time", f"{facts.seconds:,.1f} seconds"),
     ]
+    if facts.class_weight is not None:
+        rows.insert(2, ("Class weights", f"{facts.class_weight}: probabilities are those of the reweighted classes"))
     if facts.classes is not None:
         rows.insert(2, ("Classes", _listed(facts.classes)))
     return Section("What was fitted", table=Table((Column("Part"), Column("Description")), tuple(rows)))
@@ -140,12 +150,12 @@ def _metrics_section(facts: FitSummary) -> Section:
     if facts.baseline:
         rows.append(("baseline", *(facts.baseline.get(key, "–") for key, _ in columns)))
     text = (
-        f"Metrics on {_evaluated(facts)}. The baseline ignores all columns and always predicts "
+        f"{origin(facts)} The baseline ignores all columns and always predicts "
         f"{metric_columns.baseline_of(facts.task)}: a useful model beats it.",
     )
-    drawn = _predicted_observed(facts) if regression else _confusion_matrix(facts)
-    findings = () if regression else _most_frequent_error(facts)
-    pictures = () if drawn is None else (drawn,)
+    drawn = [_predicted_observed(facts), _error_picture(facts)] if regression else [confusion_picture(facts)]
+    findings = () if regression else most_frequent_error(facts)
+    pictures = tuple(one for one in drawn if one is not None)
     return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, findings)
 
 
@@ -164,101 +174,28 @@ def _predicted_observed(facts: FitSummary) -> Picture:
     )
 
 
-def _confusion_matrix(facts: FitSummary) -> Picture | None:
-    names = facts.classes or ()
-    if len(names) < 2 or len(names) > CLASSES:
-        return None
-    accuracy = facts.figures.get("accuracy")
-    diagonal = "" if accuracy is None else f" {accuracy:.1%} of the rows are on the diagonal."
-    side = 2.6 + 0.36 * len(names)
+def _error_picture(facts: FitSummary) -> Picture:
+    predictive, y = plotted_rows(facts)
+    mean = predictive.mean.cpu().double().numpy()
+    error = torch.as_tensor(y).double().numpy() - mean
+    half = [(edge.cpu().double().numpy() - mean) for edge in predictive.interval(metric_columns.LEVEL)]
+
+    def paint(ax: Axes) -> None:
+        order = mean.argsort()
+        ax.vlines(mean[order], half[0][order], half[1][order], color=plot.BLUE, alpha=0.18, linewidth=1.2)
+        ax.plot(mean, error, linestyle="none", marker="o", markersize=3, color=plot.BLUE, alpha=0.75)
+        ax.axhline(0, color=plot.INK, linestyle="--", linewidth=1)
+        ax.set(xlabel="predicted mean", ylabel="observed minus predicted")
+
     return picture(
-        "confusion",
-        lambda ax: plot.confusion(facts.predictive, facts.y, classes=names, ax=ax),
-        title="Confusion matrix",
-        size=(max(side, 4.0), max(0.85 * side, 3.2)),
-        alt=f"Confusion matrix of observed against most probable classes.{diagonal}",
-        caption=f"Number of rows; correct predictions are on the diagonal.{diagonal}",
+        "errors",
+        paint,
+        title="Error against prediction",
+        size=(5.4, 4.4),
+        alt="Error of each row against its predicted mean, with the 90% interval around it.",
+        caption="Errors should scatter evenly around 0, and be as large as the vertical 90% intervals say. A slope or "
+        "a bend is structure that the fit has missed.",
     )
-
-
-def _most_frequent_error(facts: FitSummary) -> tuple[str, ...]:
-    """Return a sentence on the most frequent confusion, if there is any."""
-    names = facts.classes or ()
-    predicted = facts.predictive.probabilities.cpu().argmax(-1)
-    y = torch.as_tensor(facts.y).long()
-    wrong = predicted != y
-    if len(names) < 2 or not bool(wrong.any()):
-        return ()
-    pairs, count = torch.unique(torch.stack([y[wrong], predicted[wrong]], 1), dim=0, return_counts=True)
-    true, other = pairs[int(count.argmax())].tolist()
-    of = int((y == true).sum())
-    error = f"{names[true]} classified as {names[other]}"
-    return (f"Most frequent error: {error}, {int(count.max())} of {_count(of, 'row')}.",)
-
-
-# -- calibration
-
-
-def _interval_section(facts: FitSummary) -> Section:
-    n = len(facts.y)
-    rows: list[tuple[Value, ...]] = []
-    off = []
-    for level, observed in zip(LEVELS, interval_coverage(facts, LEVELS)):
-        error = metrics.coverage_standard_error(level, n)
-        low, high = max(level - 2 * error, 0.0), min(level + 2 * error, 1.0)
-        result = "too narrow" if observed < low else "too wide" if observed > high else "calibrated"
-        off += [f"{level:.0%} intervals are {result}"] if result != "calibrated" else []
-        rows.append((f"{level:.0%}", f"{observed:.1%}", f"{low:.0%} to {high:.0%}", result))
-    head = (Column("Interval"), Column("Coverage"), Column("Within chance"), Column("Result"))
-    text = (
-        "A 90% interval should cover 9 values in 10. One that covers fewer is overconfident: decisions based on it go "
-        f"wrong more often than expected. With {_count(n, 'row')}, coverage is only known approximately: within chance "
-        "is two binomial standard errors either way.",
-    )
-    finding = f"At all {len(LEVELS)} levels, coverage is within chance of its nominal value."
-    if off:
-        finding = f"More than chance explains: {', '.join(off)}."
-    curve = picture(
-        "coverage",
-        lambda ax: plot.coverage_curve(facts.predictive, facts.y, ax=ax),
-        title="Observed against nominal coverage",
-        size=(4.8, 4.0),
-        alt=f"Observed against nominal coverage. {' '.join(f'{r[0]}: {r[1]}.' for r in rows)}",
-        caption="Below the line intervals are too narrow, above it too wide. Inside the grey band is within chance.",
-    )
-    return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve,), (finding,))
-
-
-def _reliability_section(facts: FitSummary) -> Section:
-    found = metrics.calibration(facts.predictive.probabilities.cpu(), torch.as_tensor(facts.y).long())
-    gap = confidence_gap(facts)
-    findings: tuple[str, ...] = ()
-    caption = f"Calibration error {float(found.ece):.3f}."
-    if gap is not None:
-        confidence, accuracy, error = gap
-        result = "calibrated"
-        if confidence > accuracy + 2 * error:
-            result = "overconfident"
-        elif confidence < accuracy - 2 * error:
-            result = "underconfident"
-        scores = f"mean confidence {confidence:.1%}, accuracy {accuracy:.1%}"
-        findings = (f"On average {result}: {scores}; a gap of up to {2 * error:.1%} is within chance.",)
-        caption = (
-            f"Mean confidence {confidence:.3f}, accuracy {accuracy:.3f}, calibration error {float(found.ece):.3f}."
-        )
-    drawn = picture(
-        "reliability",
-        lambda ax: plot.reliability(found, ax=ax),
-        title="Reliability diagram",
-        size=(4.8, 4.0),
-        alt=f"Reliability diagram. {caption}",
-        caption=f"{caption} Bars show the fraction of rows, with their number.",
-    )
-    text = (
-        "A probability of 0.8 should be right 8 times in 10. Points on the dashed line are calibrated; below it the "
-        "model is overconfident, above it underconfident. Points with few rows are noisy.",
-    )
-    return Section("Is it calibrated?", text, None, (drawn,), findings)
 
 
 # -- next steps

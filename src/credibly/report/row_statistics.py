@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,35 @@ def confidence_gap(facts: FitSummary) -> tuple[float, float, float] | None:
     """Return mean confidence, accuracy, and the standard error of accuracy under perfect calibration."""
     if facts.task != "classification" or "accuracy" not in facts.figures:
         return None
-    top = facts.predictive.probabilities.cpu().double().max(-1).values
+    top = top_probability(facts)
     error = float((top * (1 - top)).mean() / len(top)) ** 0.5
     return float(top.mean()), facts.figures["accuracy"], max(error, 1 / len(top))
 
 
+def top_probability(facts: FitSummary) -> npt.NDArray[Any]:
+    """Return the probability of the most probable class of each row, (N,)."""
+    return np.asarray(facts.predictive.probabilities.cpu().double().max(-1).values)
+
+
+def pit(facts: FitSummary) -> npt.NDArray[Any]:
+    """Return the predictive CDF at the observed values, (N,): uniform on [0, 1] for calibrated predictions.
+
+    A CDF with steps, as that of counts, is not uniform by itself. It is drawn uniformly from the step at the value,
+    with a fixed seed.
+    """
+    at = facts.predictive.cdf(facts.y).cpu().double().flatten().numpy()
+    if facts.predictive.likelihood.support == "count":
+        below = facts.predictive.cdf(np.asarray(facts.y, dtype=float) - 1).cpu().double().flatten().numpy()
+        below = np.where(np.asarray(facts.y) <= 0, 0.0, below)
+        at = below + np.random.default_rng(len(at)).uniform(size=len(at)) * (at - below)
+    clipped: npt.NDArray[Any] = np.clip(at, 0, 1)
+    return clipped
+
+
 def interval_coverage(facts: FitSummary, levels: tuple[float, ...]) -> tuple[float, ...]:
     """Return the fraction of values inside the central interval of each level."""
-    distance = (2 * facts.predictive.cdf(facts.y).cpu().double().flatten() - 1).abs()
-    return tuple(float((distance <= level).double().mean()) for level in levels)
+    distance = np.abs(2 * pit(facts) - 1)
+    return tuple(float((distance <= level).mean()) for level in levels)
 
 
 def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
@@ -63,16 +84,51 @@ def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
     return area, math.sqrt(max(variance, 0) / (n * m))
 
 
-def loss_by_confidence(facts: FitSummary) -> tuple[float, float, float] | None:
-    """Return the mean loss of the more and of the less confident half of the rows, and the error of the difference."""
-    uncertainty = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1)
-    loss = loss_per_row(facts)
-    if len(loss) < 20 or not bool(loss.any()) or float(uncertainty.max()) <= float(uncertainty.min()) * (1 + 1e-9):
+@dataclass(frozen=True)
+class ErrorOrder:
+    """Whether errors are larger where the predicted uncertainty is.
+
+    Attributes:
+        statistic: rank correlation of |error| and predicted standard deviation, from -1 to 1; for labels the AUROC of
+            the uncertainty at separating wrong from right answers, shown as 2 AUROC - 1.
+        larger, smaller: probability of a statistic at least as large, or as small, if the two were unrelated.
+        confident, rest: median |error|, or error rate, of the more confident half of the rows and of the rest.
+    """
+
+    statistic: float
+    larger: float
+    smaller: float
+    confident: float
+    rest: float
+
+
+def error_order(facts: FitSummary) -> ErrorOrder | None:
+    """Test on ranks whether less confident predictions have larger errors; None if there is nothing to order.
+
+    Ranks, because the squares of a few outliers would drown every other row.
+    """
+    from scipy.stats import mannwhitneyu, spearmanr
+
+    uncertainty = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1).numpy()
+    loss = loss_per_row(facts).numpy()
+    if len(loss) < 20 or not loss.any() or not np.isfinite(uncertainty).all():
         return None
-    order = torch.argsort(uncertainty, stable=True)
+    if float(uncertainty.max()) <= float(uncertainty.min()) * (1 + 1e-9) or np.ptp(loss) == 0:
+        return None
+    order = np.argsort(uncertainty, kind="stable")
     confident, rest = loss[order[: len(order) // 2]], loss[order[len(order) // 2 :]]
-    error = math.sqrt(float(confident.var()) / len(confident) + float(rest.var()) / len(rest))
-    return float(confident.mean()), float(rest.mean()), error
+    if facts.task == "regression":
+        # The loss is the square of the error and has the same ranks.
+        statistic = float(spearmanr(uncertainty, loss).statistic)
+        larger, smaller = (float(spearmanr(uncertainty, loss, alternative=side).pvalue) for side in ("greater", "less"))
+        halves = tuple(math.sqrt(float(np.median(part))) for part in (confident, rest))
+    else:
+        wrong, right = uncertainty[loss > 0], uncertainty[loss == 0]
+        found = [mannwhitneyu(wrong, right, alternative=side) for side in ("greater", "less")]
+        statistic = 2 * float(found[0].statistic) / (len(wrong) * len(right)) - 1
+        larger, smaller = (float(one.pvalue) for one in found)
+        halves = tuple(float(part.mean()) for part in (confident, rest))
+    return ErrorOrder(statistic, larger, smaller, *halves)
 
 
 def residual_rank_correlation(facts: FitSummary) -> float | None:

@@ -7,10 +7,12 @@ import math
 import torch
 
 from credibly import plot
-from credibly.report.findings import describe_halves
+from credibly.report.calibration_findings import describe_order
+from credibly.report.evaluated_rows import kind_of_rows
 from credibly.report.page import Section
 from credibly.report.pictures import Picture, picture
-from credibly.report.row_statistics import loss_by_confidence, loss_per_row, ood_auroc, plotted_rows
+from credibly.report.row_statistics import error_order, loss_per_row, ood_auroc, plotted_rows
+from credibly.report.significance import CHANCE
 from credibly.tables.fit_summary import FitSummary
 
 
@@ -70,8 +72,8 @@ def _ood_picture(facts: FitSummary) -> Picture:
         lambda ax: plot.ood_histogram(facts.ood, facts.ood_far, ax=ax),
         title="Ood score of familiar and unusual inputs",
         size=(4.8, 3.9),
-        alt=f"Histogram of the ood score of {facts.on} rows{shuffled}.{shown}",
-        caption=f"Scores of the {facts.on} rows{shuffled}.{shown}",
+        alt=f"Histogram of the ood score of {kind_of_rows(facts)}{shuffled}.{shown}",
+        caption=f"Scores of the {kind_of_rows(facts)}{shuffled}.{shown}",
     )
 
 
@@ -95,11 +97,10 @@ def selective_section(facts: FitSummary) -> Section:
         "low confidence means large error, and the model finds the rows worth a second look.",
     )
     caption = ""
-    found = loss_by_confidence(facts)
+    found = error_order(facts)
     if found is not None:
-        confident, rest, error = found
-        shown = describe_halves(facts, confident, rest)
-        chance = "more than chance explains" if abs(rest - confident) > 2 * error else "within chance"
+        shown = describe_order(facts)
+        chance = "more than chance explains" if min(found.larger, found.smaller) < CHANCE else "within chance"
         caption = f"{shown[0].upper()}{shown[1:]}: {chance}."
     y = torch.as_tensor(facts.y)
     drawn = picture(

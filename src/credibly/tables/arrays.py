@@ -87,6 +87,15 @@ def class_weights(value: Any, classes: Array, labels: Array, weight: Array | Non
     return row_weights(total, len(labels))
 
 
+def weights_by_class(
+    rule: str | None, classes: tuple[str, ...] | None, labels: Array, weight: Array | None
+) -> Array | None:
+    """Return the weights of the training rows of a table times those of their classes, by `--class-weight`."""
+    if rule is not None and classes is None:
+        raise InputError("--class-weight", "the target is a number, not a class", "Leave it out")
+    return weight if rule is None else class_weights(rule, np.asarray(classes), labels, weight)
+
+
 def real_targets(y: Array) -> Array:
     """Return targets in float64, (N,) or (N, K)."""
     if issparse(y):

@@ -16,6 +16,8 @@ from credibly.core.checks import check_choice, check_integer, is_integer, is_rea
 from credibly.errors import InputError
 from credibly.tables.recipe import TASKS, Recipe
 
+CLASS_WEIGHTS = ("balanced",)
+
 
 @dataclass(frozen=True)
 class Config:
@@ -33,6 +35,7 @@ class Config:
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
         weight: column with the weights of the rows in the fit; None for ones.
+        class_weight: "balanced" gives every class the same total weight in the fit; None for rows as they are.
     """
 
     table: str
@@ -50,9 +53,12 @@ class Config:
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weight: str | None = None
+    class_weight: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
+        if self.class_weight is not None:
+            check_choice("--class-weight", self.class_weight, CLASS_WEIGHTS)
         if not is_real(self.holdout) or not 0 <= self.holdout <= 0.9:
             raise InputError("--holdout", f"must be a fraction of the rows from 0 to 0.9, got {self.holdout!r}")
         check_integer("--seed", self.seed, least=0, most=2**63 - 1)
@@ -95,7 +101,7 @@ def _is_text(name: str) -> bool:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
+    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,), "class_weight": (str,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
     "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),

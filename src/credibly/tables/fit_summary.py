@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from credibly.diagnostics.summary import Diagnostics
     from credibly.posterior.base import Posterior
     from credibly.predictive.base import Predictive
+    from credibly.tables.effects import Effect
+    from credibly.tables.importance import Importance
 
 Array = npt.NDArray[Any]
 
@@ -33,6 +35,23 @@ class View:
     predict: Callable[[Array], Predictive]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate of a choice made before the fit, such as a prior scale or a transformation of the target.
+
+    Attributes:
+        name: what it is.
+        score: its score on the folds; higher is better.
+        error: standard error of the score, or of its difference to the best; NaN if unknown.
+        chosen: whether the fit uses it.
+    """
+
+    name: str
+    score: float
+    error: float
+    chosen: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class FitSummary:
     """Summary of a fit to a table.
@@ -51,7 +70,8 @@ class FitSummary:
         network, prior, noise: descriptions, a phrase each.
         parameters: number of random parameters.
         seconds: duration of the fit.
-        on: "held-out" or "training", the rows behind `predictive`, `y` and `figures`.
+        on: the rows behind `predictive`, `y` and `figures`: "held-out", "training", "cross-validated" (every row is
+            predicted by a fit that has not seen it) or "new" (rows of another table, named in `evaluated`).
         predictive: predictive in the units of the target.
         y: targets (M,), or class indices.
         figures: metrics, as returned by `evaluation.evaluate`.
@@ -62,6 +82,15 @@ class FitSummary:
         diagnostics: diagnostics of the chains at those rows; None unless the method is a sampler.
         posterior: posterior in standardised units, with its record.history.
         view: the fit as a function of its inputs, if there are one or two and all are numeric.
+        evaluated: name of the table of the evaluated rows, where it is another one.
+        baseline_density: log density of the constant prediction per row, (M,); None if unknown.
+        class_weight: weights of the classes in the fit, such as "balanced".
+        guarantee: coverage promised and measured, as {"level": 0.9, "measured": 0.904, "rows": n, "kind":
+            "cross-conformal"}; None without a guarantee.
+        warnings: what was found in the table before the fit, a sentence each.
+        choices: candidates that were compared on folds before the fit.
+        importance: permutation importance of the columns; None if it was not computed.
+        effects: effect curves of the most important columns.
     """
 
     table: str
@@ -90,3 +119,11 @@ class FitSummary:
     diagnostics: Diagnostics | None
     posterior: Posterior
     view: View | None
+    evaluated: str = ""
+    baseline_density: Array | None = None
+    class_weight: str | None = None
+    guarantee: dict[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    choices: tuple[Candidate, ...] = ()
+    importance: Importance | None = None
+    effects: tuple[Effect, ...] = ()

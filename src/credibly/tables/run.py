@@ -38,6 +38,7 @@ from credibly.posterior.loading import load
 from credibly.problem import Problem
 from credibly.storage.manifest import parse_manifest, sha256
 from credibly.storage.run_folder import resume_command
+from credibly.tables.arrays import weights_by_class
 from credibly.tables.config import Config, as_options, write_config
 from credibly.tables.folder import (
     check_out,
@@ -105,6 +106,7 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
         y = (y - preparation.y_mean) / preparation.y_std
     _check_device(config.device)
     weights = None if weights is None else weights[train]
+    weights = weights_by_class(config.class_weight, preparation.classes, y, weights)
     problem = recipe.problem(x, y, sample_weight=weights, classes=classes, seed=config.seed, device=config.device)
     size = problem.n, problem.layout.dim
     return Prepared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import torch
 
 from credibly.errors import InputError
+from credibly.metrics import evaluation
 from credibly.posterior.draws import SampledPosterior
+from credibly.tables.effects import Effect, effect_curves
 from credibly.tables.fit_summary import Array, FitSummary, View
+from credibly.tables.importance import Importance, permutation_importance
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
@@ -24,16 +28,34 @@ if TYPE_CHECKING:
 Z_90 = 1.6448536269514722
 # Maximum number of rows at which chains are diagnosed.
 DIAGNOSED_ROWS = 200
+# Importance of columns: most draws of the weights, fewest rows, most effect curves, and the rows from which those of the
+# evaluation are averaged rather than the training rows.
+DRAWS, LEAST_ROWS, CURVES, ENOUGH_ROWS = 200, 10, 6, 100
 
 
 def summarise(run: TableRun) -> FitSummary:
     """Summarise a finished run. Predictions on the held-out rows are recomputed."""
-    model, stored = run.model, run.facts
     rows, on = run.rows()
+    found = _summary(run, rows, on)
+    importance, effects = _columns(run, rows)
+    return dataclasses.replace(found, importance=importance, effects=effects)
+
+
+def summarise_on(run: TableRun, rows: Table, name: str) -> FitSummary:
+    """Summarise a finished run on other rows with a target, of the table with this name."""
+    return dataclasses.replace(_summary(run, rows, "new"), evaluated=name)
+
+
+def _summary(run: TableRun, rows: Table, on: str) -> FitSummary:
+    model, stored = run.model, run.facts
     inputs = model.preparation.transform(rows)[0]
     predictive = model.predict(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
+    figures = run.figures
+    if on == "new":
+        figures = evaluation.evaluate(predictive, torch.from_numpy(y), seed=run.config.seed)
+    constant = constant_prediction(model, y, run.sample())
     return FitSummary(
         table=run.config.table.replace("\\", "/").rsplit("/", 1)[-1],
         target=run.config.target,
@@ -54,18 +76,42 @@ def summarise(run: TableRun) -> FitSummary:
         on=on,
         predictive=predictive,
         y=y,
-        figures=run.figures,
-        baseline=baseline(model, y, run.sample()),
+        figures=figures,
+        baseline=constant[0],
         ood=model.ood(predictive),
         ood_far=_shuffled(model, inputs, run.config.seed),
         diagnostics=_diagnostics(model, inputs, y),
         posterior=model.posterior,
         view=_view(model, run.sample()),
+        baseline_density=constant[1],
+        class_weight=run.config.class_weight,
     )
+
+
+def _columns(run: TableRun, rows: Table) -> tuple[Importance | None, tuple[Effect, ...]]:
+    """Return the importance of the columns on the evaluated rows, and effect curves of the most important ones."""
+    model = run.model
+    if len(rows) < LEAST_ROWS:
+        return None, ()
+
+    def predict(table: Table) -> Predictive:
+        return model.predict(model.preparation.transform(table)[0], draws=DRAWS)
+
+    names = [name for name in model.preparation.names if name in rows.column_names]
+    y = model.preparation.target_values(rows)
+    importance = permutation_importance(predict, rows, y, names, seed=run.config.seed)
+    shown = [c.name for c in importance.columns if c.loss > 0][:CURVES]
+    # The averages need no targets, so the training rows do for a small table.
+    return importance, effect_curves(predict, rows if len(rows) >= ENOUGH_ROWS else run.sample(), shown)
 
 
 def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
     """Return metrics of a constant prediction: training mean and standard deviation, or training class frequencies."""
+    return constant_prediction(model, y, training)[0]
+
+
+def constant_prediction(model: TableModel, y: Array, training: Table) -> tuple[dict[str, float], Array]:
+    """Return the metrics of a constant prediction, as `baseline` does, and its log density per row."""
     prepared = model.preparation
     if prepared.classes is None:
         error, std = y - prepared.y_mean, prepared.y_std
@@ -76,15 +122,23 @@ def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
             "rmse": float(np.sqrt(np.mean(error**2))),
             "coverage": float(inside.mean()),
             "width": 2 * Z_90 * std,
-        }
+        }, density
     counts = np.bincount(prepared.target_values(training), minlength=len(prepared.classes)) + 1.0
     frequency = counts / counts.sum()
     truth = np.eye(len(frequency))[y]
-    return {
-        "log_density": float(np.log(frequency[y]).mean()),
+    density = np.log(frequency[y])
+    seen = np.bincount(y, minlength=len(frequency)) / len(y)
+    present = int((seen > 0).sum())
+    found = {
+        "log_density": float(density.mean()),
         "accuracy": float((y == frequency.argmax()).mean()),
         "brier": float(((frequency - truth) ** 2).sum(-1).mean()),
     }
+    if present > 1:
+        # Without skill the average precision of a class is its frequency.
+        precision = float(seen.min() if len(seen) == 2 else seen[seen > 0].mean())
+        found |= {"balanced_accuracy": 1 / present, "roc_auc": 0.5, "average_precision": precision}
+    return found, density
 
 
 def _network(recipe: Recipe, model: TableModel) -> str:

@@ -1,0 +1,188 @@
+"""Permutation importance of the columns of a table: how much worse predictions become without what a column says.
+
+For column j and R random permutations of its cells among the rows,
+
+    d_i = (1/R) sum_r l(y_i | x_i with cell j of another row) - l(y_i | x_i),    importance = mean_i d_i,
+
+for the loss l = -log p(y | x), and likewise for the error rate. The standard error is std(d_i) / sqrt(N): d_i contains
+the noise of the permutations divided by R, so it covers both rows and permutations. The increase of the RMSE has the
+error of its linearisation in the two mean squares. All inputs made from a column (one-hot, missing indicator) move
+together, because cells are permuted before they are encoded. A column that others repeat has a low importance, since
+they stand in for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from credibly.core.checks import check_integer
+from credibly.core.rng import check_seed
+from credibly.errors import InputError
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+    from credibly.predictive.base import Predictive
+
+Array = npt.NDArray[Any]
+Predict = Callable[["Table"], "Predictive"]
+
+ROWS, REPEATS = 300, 5
+# Most columns that are permuted REPEATS times; of more, those that matter most in a screen with one permutation of a
+# few rows.
+COLUMNS, SCREEN_ROWS = 30, 100
+# Rows predicted at a time: several permutations share the cost of a call.
+BLOCK = 20_000
+# Log densities below this (a prediction that rules out what was observed) count as this.
+LOWEST = -700.0
+
+
+@dataclass(frozen=True)
+class ColumnImportance:
+    """What permuting a column costs.
+
+    Attributes:
+        name: the column.
+        loss, loss_error: increase of the mean negative log density, in nats per row, and its standard error.
+        score, score_error: increase of the RMSE or of the error rate, and its standard error.
+    """
+
+    name: str
+    loss: float
+    loss_error: float
+    score: float
+    score_error: float
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Permutation importance of the columns of a table.
+
+    Attributes:
+        columns: largest increase of the loss first.
+        rows, repeats: number of rows and of permutations.
+        skipped: columns that a screen found to matter less than all of these.
+    """
+
+    columns: tuple[ColumnImportance, ...]
+    rows: int
+    repeats: int
+    skipped: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as plain values, by column."""
+        values = {c.name: {k: v for k, v in vars(c).items() if k != "name"} for c in self.columns}
+        return {"rows": self.rows, "repeats": self.repeats, "columns": values, "skipped": list(self.skipped)}
+
+
+def permutation_importance(
+    predict: Predict,
+    table: Table,
+    y: Array,
+    columns: Sequence[str],
+    *,
+    repeats: int = REPEATS,
+    rows: int | None = ROWS,
+    most: int = COLUMNS,
+    seed: int = 0,
+) -> Importance:
+    """Return the importance of columns on rows with known targets, which the fit should not have seen.
+
+    Args:
+        predict: maps a table to the predictive of its rows, such as `TableModel.predict_table`.
+        table: the rows, with all columns that `predict` needs.
+        y: their targets, (N,), or class indices.
+        columns: names of the columns to permute.
+        repeats: number of permutations of each column.
+        rows: the most rows that are used, evenly spaced; None for all.
+        most: the most columns that are permuted `repeats` times; of more, a screen selects them.
+        seed: random seed of the permutations.
+    """
+    check_integer("repeats", repeats)
+    check_integer("most", most)
+    check_seed(seed)
+    absent = [name for name in columns if name not in table.column_names]
+    if absent:
+        raise InputError("columns", f"must be columns of the table, got {absent[0]!r}")
+    if len(table) != len(y) or len(y) < 2:
+        raise InputError("y", f"must have one value for each of at least 2 rows, got {len(y)} for {len(table)} rows")
+    if rows is not None:
+        check_integer("rows", rows, least=2)
+        table, y = spaced(table, y, rows)
+    kept, skipped = list(columns), []
+    if len(kept) > most:
+        some, targets = spaced(table, y, SCREEN_ROWS)
+        found = _measure(predict, some, targets, kept, 1, seed)
+        order = sorted(found, key=lambda column: -column.loss)
+        skipped = [column.name for column in order[most:]]
+        kept = [name for name in kept if name not in set(skipped)]
+    found = _measure(predict, table, y, kept, repeats, seed)
+    return Importance(tuple(sorted(found, key=lambda c: -c.loss)), len(y), repeats, tuple(skipped))
+
+
+def spaced(table: Table, y: Array, most: int) -> tuple[Table, Array]:
+    """Return at most `most` evenly spaced rows of a table, and their targets."""
+    if len(table) <= most:
+        return table, np.asarray(y)
+    picks = np.linspace(0, len(table) - 1, most).round().astype(int)
+    return table.take(picks), np.asarray(y)[picks]
+
+
+def _measure(
+    predict: Predict, table: Table, y: Array, columns: Sequence[str], repeats: int, seed: int
+) -> list[ColumnImportance]:
+    base = _losses(predict, [table], y)[0]
+    jobs = [(i, r) for i in range(len(columns)) for r in range(repeats)]
+    total = {i: np.zeros_like(base) for i in range(len(columns))}
+    size = max(1, BLOCK // len(y))
+    for start in range(0, len(jobs), size):
+        part = jobs[start : start + size]
+        shuffled = [_permuted(table, columns[i], np.random.default_rng([seed, 0x1A9, i, r])) for i, r in part]
+        for (i, _), found in zip(part, _losses(predict, shuffled, y)):
+            total[i] += found / repeats
+    regression = y.dtype.kind == "f"
+    return [_summary(name, base, total[i], regression) for i, name in enumerate(columns)]
+
+
+def _permuted(table: Table, name: str, rng: np.random.Generator) -> Table:
+    at = table.column_names.index(name)
+    return table.set_column(at, table.schema.field(at), table.column(at).take(rng.permutation(len(table))))
+
+
+def _losses(predict: Predict, tables: Sequence[Table], y: Array) -> Array:
+    """Return -log p(y) and the squared error, or whether the answer is wrong, per table and row: (tables, 2, N)."""
+    import pyarrow as pa
+
+    predictive = predict(pa.concat_tables(tables) if len(tables) > 1 else tables[0])
+    target = torch.from_numpy(np.tile(np.asarray(y), len(tables)))
+    loss = -predictive.log_prob(target).cpu().double().clamp(min=LOWEST)
+    if y.dtype.kind == "f":
+        score = (predictive.mean.cpu().double().reshape(len(target)) - target).square()
+    else:
+        score = (predictive.probabilities.cpu().argmax(-1) != target).double()
+    both = torch.stack([loss.reshape(len(target)), score]).reshape(2, len(tables), len(y))
+    return np.ascontiguousarray(both.transpose(0, 1).numpy())
+
+
+def _summary(name: str, base: Array, permuted: Array, regression: bool) -> ColumnImportance:
+    loss = permuted[0] - base[0]
+    if regression:
+        before, after = (math.sqrt(float(part.mean())) for part in (base[1], permuted[1]))
+        increase = after - before
+        # sqrt(m) changes by dm / (2 sqrt(m)).
+        each = permuted[1] / (2 * max(after, 1e-300)) - base[1] / (2 * max(before, 1e-300))
+    else:
+        each = permuted[1] - base[1]
+        increase = float(each.mean())
+    return ColumnImportance(name, float(loss.mean()), _error(loss), increase, _error(each))
+
+
+def _error(values: Array) -> float:
+    return float(values.std(ddof=1)) / math.sqrt(len(values))
