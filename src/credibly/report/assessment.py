@@ -26,10 +26,11 @@ ORDER = (FAIL, WARN, PASS, NOTE)
 SAMPLING = {
     MIXED: "The chains agree on the predictions.",
     USABLE: "The chains agree on the predictions; some diagnostics are beyond their limits.",
-    SHORT: "The chains agree roughly; more draws would make the predictions more precise.",
+    SHORT: "There are fewer effective draws than recommended; more would change the predictions little.",
     NOT_MIXED: "The chains disagree, so another run may predict differently.",
     FAILED: "The chains did not sample the posterior.",
 }
+TOO_FEW = "There are too few effective draws: a longer run would predict more precisely."
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def assess(facts: FitSummary) -> Assessment:
     if chains is not None:
         grade, found = chains
         made.append(found)
-        lines.append(f"Sampling: {grade}. {SAMPLING[grade]}")
+        meaning = TOO_FEW if grade == SHORT and found.severity == WARN else SAMPLING[grade]
+        lines.append(f"Sampling: {grade}. {meaning}")
     ordered = tuple(sorted(made, key=lambda one: ORDER.index(one.severity)))
     return Assessment(_verdict(made), predictions, grade, tuple(lines), ordered)
 

@@ -120,16 +120,19 @@ def outliers(facts: FitSummary) -> Finding | None:
     n = len(facts.y)
     # Distance of the PIT to the nearer end.
     far = int((0.5 - np.abs(pit(facts) - 0.5) < OUTLIER / 2).sum())
-    if far < 2 or binomial_tails(far, n, OUTLIER)[1] >= CHANCE:
+    tail = binomial_tails(far, n, OUTLIER)[1]
+    if far < 2 or tail >= CHANCE:
         return None
     text = (
         f"{far} of {n:,} values lie outside their 99.9% interval; {OUTLIER * n:.2g} would be expected. The tails of "
         "the noise are heavier than the model's."
     )
+    # A few outliers concern the far tails alone; the intervals of other levels are checked by themselves.
+    severity = WARN if tail < SEVERE else NOTE
     if noise_option(facts) == "student":
-        return Finding(WARN, text)
+        return Finding(severity, text)
     advice = Recommendation("Use noise with heavy tails (Student t).", refit_command(facts, "--noise", "student"))
-    return Finding(WARN, text, (advice,))
+    return Finding(severity, text, (advice,))
 
 
 def changing_noise(facts: FitSummary) -> Finding | None:

@@ -60,15 +60,16 @@ def _missed_class(facts: FitSummary, found: ClassMetrics) -> Finding | None:
     name, rows = facts.classes[k], int(found.rows[k])
     hits = round(float(found.recall[k]) * rows)
     text = (
-        f"Most rows of {name} are missed: it is the most probable class for {hits} of its {rows} rows (recall "
+        f"Most rows of class {name} are missed: it is the most probable class for {hits} of its {rows} rows (recall "
         f"{float(found.recall[k]):.0%}). Its average precision of {float(found.average_precision[k]):.2f} is far above "
         f"its frequency of {float(found.frequency[k]):.1%}, so its probability finds more of them at a lower threshold."
     )
-    best = outcome_by_cost(facts, k, 10)
+    outcomes = [(ratio, outcome_by_cost(facts, k, ratio)) for ratio in COST_RATIOS]
+    ratio, best = next((one for one in outcomes if one[1].recall >= LOW_RECALL), outcomes[-1])
     advice = (
-        f"Choose a threshold by cost. If missing {name} costs 10 false alarms, act where its probability is at least "
-        f"{best.threshold:.2f}: recall {best.recall:.0%}, precision {_percent(best.precision)} here. The thresholds "
-        "for other costs are in the section on classes."
+        f"Choose a threshold by cost. If missing {name} costs {ratio} false alarms, act where its probability is at "
+        f"least {best.threshold:.2f}: recall {best.recall:.0%}, precision {_percent(best.precision)} here. The "
+        "thresholds for other costs are in the section on classes."
     )
     return Finding(WARN, text, (Recommendation(advice),))
 
@@ -81,9 +82,9 @@ def _no_gain(facts: FitSummary, found: ClassMetrics) -> Finding | None:
         return None
     assert facts.classes is not None
     text = (
-        f"No more accurate than always answering {facts.classes[most]}: accuracy {accuracy:.1%}, of which {largest:.1%} "
-        f"are that class (balanced accuracy {float(found.balanced_accuracy):.1%}). Accuracy says nothing here: judge "
-        "by recall, precision and the probabilities."
+        f"No more accurate than always answering {facts.classes[most]}: accuracy {accuracy:.1%}, and {largest:.1%} of "
+        f"the rows are that class (balanced accuracy {float(found.balanced_accuracy):.1%}). Accuracy says nothing "
+        "here: judge by recall, precision and the probabilities."
     )
     return Finding(WARN, text)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 CLASSES, LISTED = 10, 40
 # Costs of a missed row, in false alarms, with a curve each.
 CURVES = (1, 10, 100)
+# Frequency of a class below which its thresholds are shown on a logarithmic axis.
+RARE = 0.1
 # The most points of a curve.
 POINTS = 400
 
@@ -72,7 +74,7 @@ def classes_section(facts: FitSummary) -> Section | None:
         Column("Precision", None, 3, "fraction of the rows for which it is the most probable class that are of it"),
         Column("F1", None, 3, "harmonic mean of the two"),
         Column("ROC AUC", None, 3, "how often a row of the class gets a higher probability of it than another row"),
-        Column("Average precision", None, 3, "mean precision over all recalls; the frequency of the class is chance"),
+        Column("Avg. precision", None, 3, "mean precision over all recalls; the frequency of the class is chance"),
         Column("Frequency", None, 3, "fraction of the rows that are of the class"),
         Column("Mean probability", None, 3, "its average prediction; calibrated if near the frequency"),
     )
@@ -153,7 +155,12 @@ def _cost_picture(p: torch.Tensor, case: torch.Tensor, name: str) -> Picture:
             ax.step(at[keep], cost[keep], where="pre", color=colour, linestyle=dash, linewidth=1.5, label=label)
             ax.axvline(cost_threshold(false_positive=1.0, false_negative=ratio), color=colour, linewidth=0.8, alpha=0.7)
         ax.axhline(1, color=plot.INK, linewidth=0.8, linestyle="--")
-        ax.set(xlabel=f"threshold on the probability of {name}", ylabel="cost", xlim=(0, 1), ylim=(0, 2.2))
+        # A rare class has small probabilities.
+        rare = float(case.double().mean()) < RARE
+        least = max(1e-4, min(float(p.median()), 0.005)) if rare else 0.0
+        if rare:
+            ax.set_xscale("log")
+        ax.set(xlabel=f"threshold on the probability of {name}", ylabel="cost", xlim=(least, 1), ylim=(0, 1.6))
         ax.legend()
 
     return picture(

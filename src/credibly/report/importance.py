@@ -43,8 +43,8 @@ def importance_section(facts: FitSummary) -> Section | None:
     ]
     text = [
         "What the model would lose without a column: its cells are shuffled among the rows, which keeps their values "
-        f"and breaks their relation to the target. Mean of {found.repeats} shuffles of {found.rows:,} {kind_of_rows(facts)}. "
-        "Columns that carry the same information share it, so each can look unimportant.",
+        f"and breaks their relation to the target. Mean of {found.repeats} shuffles of {found.rows:,} "
+        f"{kind_of_rows(facts)}. Columns that carry the same information share it, so each can look unimportant.",
     ]
     if facts.on == "cross-validated":
         text.append("These values come from the final fit, which has seen these rows.")
@@ -55,10 +55,8 @@ def importance_section(facts: FitSummary) -> Section | None:
     idle = len(found.columns) - len(clear) + len(found.skipped)
     finding = "No column matters by more than chance."
     if clear:
-        finding = f"Most important: {joined(clear[:3])}."
-        finding += f" {idle} of {len(found.columns) + len(found.skipped)} columns are within chance of none." * bool(
-            idle
-        )
+        rest = f" {idle} of {idle + len(clear)} columns are within chance of no importance." if idle else ""
+        finding = f"Most important: {joined(clear[:3])}.{rest}"
     return Section(
         "Which columns matter?", tuple(text), Table(head, tuple(rows)), (_bars(found.columns[:BARS]),), (finding,)
     )
@@ -82,6 +80,7 @@ def _bars(columns: tuple[ColumnImportance, ...]) -> Picture:
         ax.set_ylim(len(columns) - 0.4, -0.6)
         ax.set_xlabel("increase of the loss, nats per row")
         ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
 
     shown = "; ".join(f"{one.name} {one.loss:.3f} ± {2 * one.loss_error:.3f}" for one in columns)
     return picture(
@@ -100,9 +99,9 @@ def effects_section(facts: FitSummary) -> Section | None:
         return None
     what = facts.target if facts.classes is None else "the probability of a class"
     text = (
-        f"The prediction of {what} if a column had the same value in every row, averaged over {facts.effects[0].rows:,} "
-        "rows. The band is the 90% credible band of that average: what the data leave open about it. Most values of "
-        "the column lie within the axis. It describes the model, not what would happen if somebody changed the column.",
+        f"The prediction of {what} if a column had the same value in every row, averaged over "
+        f"{facts.effects[0].rows:,} rows. The band is the 90% credible band of that average: what the data leave open "
+        "about it. It describes the model, not what would happen if somebody changed the column.",
     )
     # One scale for all, so that flat curves look flat.
     shown = _classes(facts)

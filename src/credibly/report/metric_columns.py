@@ -50,12 +50,12 @@ CLASSIFICATION = {
         "Coverage", None, "fraction of rows whose class is in the smallest set holding 90%; ideally at least 0.9", True
     ),
     "set_size": Metric("Set size", None, "mean number of classes in that set; 1 is a clear decision"),
-    "balanced_accuracy": Metric("Balanced accuracy", "high", "mean recall of the classes, whatever their size", True),
+    "balanced_accuracy": Metric("Balanced acc.", "high", "mean recall of the classes, whatever their size", True),
     "roc_auc": Metric(
         "ROC AUC", "high", "how often a row of the rarer class gets the higher probability of it; 0.5 is chance", True
     ),
     "average_precision": Metric(
-        "Average precision", "high", "mean precision over all recalls of the rarer class; its frequency is chance", True
+        "Avg. precision", "high", "mean precision over all recalls of the rarer class; its frequency is chance", True
     ),
 }
 

@@ -98,9 +98,12 @@ def effect_curve(
     copies = [
         some.set_column(column, field, pa.repeat(chosen[i], len(some)).cast(field.type)) for i in range(len(chosen))
     ]
-    functions = predict(pa.concat_tables(copies)).functions(draws).cpu().double().numpy()
+    predictive = predict(pa.concat_tables(copies))
+    functions = predictive.functions(draws).cpu().double().numpy()
     # (draws, points, rows, outputs), averaged over rows
     averaged = functions.reshape(len(functions), len(copies), len(some), -1).mean(2)
+    if predictive.likelihood.support == "binary":
+        averaged = np.concatenate([1 - averaged, averaged], -1)
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(averaged, (tail, 1 - tail), axis=0)
     return Effect(name, at, averaged.mean(0), low, high, len(some))

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Z_90 = 1.6448536269514722
 # Maximum number of rows at which chains are diagnosed.
 DIAGNOSED_ROWS = 200
-# Importance of columns: most draws of the weights, fewest rows, most effect curves, and the rows from which those of the
-# evaluation are averaged rather than the training rows.
+# Importance of columns: most draws of the weights, fewest rows, most effect curves, and the number of evaluated rows
+# from which curves are averaged over them rather than over training rows.
 DRAWS, LEAST_ROWS, CURVES, ENOUGH_ROWS = 200, 10, 6, 100
 
 
