@@ -2,13 +2,14 @@
 
 For column j and R random permutations of its cells among the rows,
 
-    d_i = (1/R) sum_r l(y_i | x_i with cell j of another row) - l(y_i | x_i),    importance = mean_i d_i,
+    importance = (1/N) sum_i [ (1/R) sum_r l(y_i | x_i with the cell of row k_r(i)) - l(y_i | x_i) ],
 
-for the loss l = -log p(y | x), and likewise for the error rate. The standard error is std(d_i) / sqrt(N): d_i contains
-the noise of the permutations divided by R, so it covers both rows and permutations. The increase of the RMSE has the
-error of its linearisation in the two mean squares. All inputs made from a column (one-hot, missing indicator) move
-together, because cells are permuted before they are encoded. A column that others repeat has a low importance, since
-they stand in for it.
+for the loss l = -log p(y | x), and likewise for the error rate. A row counts twice, by its own loss and by its cell in
+other rows, so the standard error is std(a_i + b_i) / sqrt(N), with a_i the increase of its loss and b_i the increase for
+the rows that received its cell (the first-order term of a two-sample statistic). Both contain the noise of the permutations
+divided by R, so it is slightly too large for few of them. The increase of the RMSE has the error of its linearisation
+in the two mean squares. All inputs made from a column (one-hot, missing indicator) move together, because cells are
+permuted before they are encoded. A column that others repeat has a low importance, since they stand in for it.
 """
 
 from __future__ import annotations
@@ -140,20 +141,23 @@ def _measure(
 ) -> list[ColumnImportance]:
     base = _losses(predict, [table], y)[0]
     jobs = [(i, r) for i in range(len(columns)) for r in range(repeats)]
-    total = {i: np.zeros_like(base) for i in range(len(columns))}
+    # Per column the mean loss of each row, and the mean increase for the rows that received its cell.
+    own, given = (np.zeros((len(columns), *base.shape)) for _ in range(2))
     size = max(1, BLOCK // len(y))
     for start in range(0, len(jobs), size):
         part = jobs[start : start + size]
-        shuffled = [_permuted(table, columns[i], np.random.default_rng([seed, 0x1A9, i, r])) for i, r in part]
-        for (i, _), found in zip(part, _losses(predict, shuffled, y)):
-            total[i] += found / repeats
+        orders = [np.random.default_rng([seed, 0x1A9, i, r]).permutation(len(y)) for i, r in part]
+        shuffled = [_permuted(table, columns[i], order) for (i, _), order in zip(part, orders)]
+        for (i, _), order, found in zip(part, orders, _losses(predict, shuffled, y)):
+            own[i] += found / repeats
+            given[i][:, order] += (found - base) / repeats
     regression = y.dtype.kind == "f"
-    return [_summary(name, base, total[i], regression) for i, name in enumerate(columns)]
+    return [_summary(name, base, own[i], given[i], regression) for i, name in enumerate(columns)]
 
 
-def _permuted(table: Table, name: str, rng: np.random.Generator) -> Table:
+def _permuted(table: Table, name: str, order: Array) -> Table:
     at = table.column_names.index(name)
-    return table.set_column(at, table.schema.field(at), table.column(at).take(rng.permutation(len(table))))
+    return table.set_column(at, table.schema.field(at), table.column(at).take(order))
 
 
 def _losses(predict: Predict, tables: Sequence[Table], y: Array) -> Array:
@@ -171,17 +175,16 @@ def _losses(predict: Predict, tables: Sequence[Table], y: Array) -> Array:
     return np.ascontiguousarray(both.transpose(0, 1).numpy())
 
 
-def _summary(name: str, base: Array, permuted: Array, regression: bool) -> ColumnImportance:
-    loss = permuted[0] - base[0]
+def _summary(name: str, base: Array, own: Array, given: Array, regression: bool) -> ColumnImportance:
+    """Return the importance from (loss, score) per row: as it is, with another cell, increase where its cell went."""
+    loss, increase = (float(value) for value in (own - base).mean(1))
+    influence = own + given - base
     if regression:
-        before, after = (math.sqrt(float(part.mean())) for part in (base[1], permuted[1]))
+        before, after = (max(math.sqrt(float(part[1].mean())), 1e-300) for part in (base, own))
         increase = after - before
         # sqrt(m) changes by dm / (2 sqrt(m)).
-        each = permuted[1] / (2 * max(after, 1e-300)) - base[1] / (2 * max(before, 1e-300))
-    else:
-        each = permuted[1] - base[1]
-        increase = float(each.mean())
-    return ColumnImportance(name, float(loss.mean()), _error(loss), increase, _error(each))
+        influence[1] = (own[1] + given[1]) / (2 * after) - base[1] / (2 * before)
+    return ColumnImportance(name, loss, _error(influence[0]), increase, _error(influence[1]))
 
 
 def _error(values: Array) -> float:
