@@ -319,6 +319,48 @@ class TestPredict:
         assert names(tmp_path) == []
 
 
+def test_columns_and_classes_are_in_the_results_and_on_the_page(house, cellar):
+    for (place, _), names in ((house, {"age", "bmi", "bp", "s5", "clinic"}), (cellar, None)):
+        results = json.loads((place / "run" / "results.json").read_text())
+        importance = results["importance"]["columns"]
+        assert names is None or set(importance) == names
+        losses = [one["loss"] for one in importance.values()]
+        assert losses == sorted(losses, reverse=True)
+        assert 1 <= len(results["effects"]) <= 6
+        assert set(results["effects"]) <= set(importance)
+        page = (place / "run" / "report.html").read_text()
+        assert "Which columns matter?" in page
+        assert "How do they act?" in page
+        assert ("Each class" in page) == ("by_class" in results and results["by_class"] is not None)
+
+
+class TestClassWeight:
+    def test_balanced_classes_raise_the_probability_of_the_rare_one(self, tmp_path):
+        known = cancer(300)
+        known["benign"] = np.where(np.arange(300) % 5 == 0, known["benign"], 1)
+        write(known, tmp_path / "some.csv")
+        mean = []
+        for run, options in (("plain", ()), ("weighted", ("--class-weight", "balanced"))):
+            found = call("fit", tmp_path / "some.csv", "--target", "benign", "--out", tmp_path / run, *MAP, *options)
+            assert found.exit_code == 0, found.output
+            call("predict", tmp_path / run, tmp_path / "some.csv", "--out", tmp_path / f"{run}.csv")
+            mean.append(read(tmp_path / f"{run}.csv")["p_0"].mean())
+        assert mean[1] > mean[0] + 0.1
+        assert 'class_weight = "balanced"' in (tmp_path / "weighted" / "config.toml").read_text()
+        assert "Class weights" in (tmp_path / "weighted" / "report.html").read_text()
+        again = call("fit", "--config", tmp_path / "weighted" / "config.toml", "--out", tmp_path / "again")
+        assert again.exit_code == 0, again.output
+        figures = [TableRun.load(tmp_path / run).figures for run in ("weighted", "again")]
+        assert figures[0] == figures[1]
+
+    def test_refusals(self, tmp_path):
+        write(diabetes(40), tmp_path / "some.csv")
+        fit = ("fit", tmp_path / "some.csv", "--target", "progress", "--out", tmp_path / "run", *MAP, "--class-weight")
+        refused(call(*fit, "balanced"), "--class-weight: the target is a number, not a class")
+        refused(call(*fit, "other"), "--class-weight must be one of")
+        assert not (tmp_path / "run").exists()
+
+
 class TestEvaluate:
     def test_metrics_beside_the_baseline(self, house):
         place, _ = house
@@ -333,6 +375,34 @@ class TestEvaluate:
         words = call("evaluate", place / "run", place / "house.csv").output
         assert "hmc on 160 rows of house.csv" in words
         assert "no inputs" in words
+
+    def test_ends_in_a_verdict(self, house):
+        """By the same checks as the report: on the held-out rows the findings are those of the fit."""
+        place, _ = house
+        rows = place / "run" / "held_out.parquet"
+        reported = json.loads(call("evaluate", place / "run", rows, "--json").stdout)
+        fitted = json.loads((place / "run" / "results.json").read_text())
+        assert reported["assessment"]["verdict"] == fitted["assessment"]["verdict"]
+        assert reported["assessment"]["sampling"] == fitted["assessment"]["sampling"]
+        assert reported["verdict"][1] == fitted["verdict"][1]
+        assert reported["verdict"][1].startswith("Sampling: ")
+        words = call("evaluate", place / "run", rows).stdout
+        assert "All metrics are on 32 rows of held_out.parquet" in words
+        assert f"Predictions: {reported['assessment']['predictions']}." in words
+
+    def test_classes(self, cellar):
+        place, _ = cellar
+        reported = json.loads(call("evaluate", place / "run", place / "wine.parquet", "--json").stdout)
+        matrix = np.array(reported["confusion_matrix"])
+        barolo = reported["by_class"]["Barolo"]
+        at = list(reported["by_class"]).index("Barolo")
+        assert matrix.sum() == 178
+        assert barolo["recall"] == pytest.approx(matrix[at, at] / matrix[at].sum())
+        assert barolo["precision"] == pytest.approx(matrix[at, at] / matrix[:, at].sum())
+        recalls = [one["recall"] for one in reported["by_class"].values()]
+        assert reported["figures"]["balanced_accuracy"] == pytest.approx(np.mean(recalls))
+        words = call("evaluate", place / "run", place / "wine.parquet").stdout
+        assert re.search(r"class +rows +recall +precision", words)
 
     def test_rows_without_a_target_are_left_out_and_counted(self, house, tmp_path):
         place, _ = house

@@ -50,7 +50,7 @@ def importance_section(facts: FitSummary) -> Section | None:
         text.append("These values come from the final fit, which has seen these rows.")
     hidden = len(found.columns) - LISTED + len(found.skipped) if len(found.columns) > LISTED else len(found.skipped)
     if hidden > 0:
-        text.append(f"{hidden} columns that matter less are not shown.")
+        text.append(f"{hidden} more {'column matters' if hidden == 1 else 'columns matter'} less.")
     clear = [one.name for one in found.columns if one.loss > 2 * one.loss_error]
     idle = len(found.columns) - len(clear) + len(found.skipped)
     finding = "No column matters by more than chance."

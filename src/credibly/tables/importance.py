@@ -5,11 +5,12 @@ For column j and R random permutations of its cells among the rows,
     importance = (1/N) sum_i [ (1/R) sum_r l(y_i | x_i with the cell of row k_r(i)) - l(y_i | x_i) ],
 
 for the loss l = -log p(y | x), and likewise for the error rate. A row counts twice, by its own loss and by its cell in
-other rows, so the standard error is std(a_i + b_i) / sqrt(N), with a_i the increase of its loss and b_i the increase for
-the rows that received its cell (the first-order term of a two-sample statistic). Both contain the noise of the permutations
-divided by R, so it is slightly too large for few of them. The increase of the RMSE has the error of its linearisation
-in the two mean squares. All inputs made from a column (one-hot, missing indicator) move together, because cells are
-permuted before they are encoded. A column that others repeat has a low importance, since they stand in for it.
+other rows, so the standard error is std(a_i + b_i) / sqrt(N), with a_i the increase of its loss and b_i the increase
+for the rows that received its cell: the first-order term of a two-sample statistic. Both contain the noise of the
+permutations divided by R, so it is slightly too large for few of them. The increase of the RMSE has the error of its
+linearisation in the two mean squares. All inputs made from a column (one-hot, missing indicator) move together, because
+cells are permuted before they are encoded. A column that others repeat has a low importance, since they stand in for
+it.
 """
 
 from __future__ import annotations
