@@ -75,24 +75,28 @@ def _confusion(facts: FitSummary) -> list[list[int]] | None:
 
 
 def _print_classes(facts: FitSummary) -> None:
+    """Print the metrics of each class, and the confusion matrix."""
     from rich.markup import escape
     from rich.table import Table
 
     found, matrix = _classes(facts), _confusion(facts)
     assert found is not None
     assert matrix is not None
-    assert facts.classes is not None
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table, counts = (Table(box=None, pad_edge=False, header_style="dim") for _ in range(2))
     table.add_column("class", no_wrap=True)
+    counts.add_column("rows of ... predicted as", no_wrap=True)
     keys = ("rows", "recall", "precision", "f1", "roc_auc", "average_precision")
     for key in keys:
-        table.add_column(key.replace("_", " "), justify="right")
-    for name in facts.classes:
-        table.add_column(escape(f"as {name}"), justify="right")
-    for (name, values), counts in zip(found.items(), matrix):
+        table.add_column(key.replace("_", " "), justify="right", no_wrap=key != "average_precision")
+    for name, values in found.items():
+        counts.add_column(escape(name), justify="right")
         shown = [f"{values[key]:,.0f}" if key == "rows" else _number(values[key]) for key in keys]
-        table.add_row(escape(name), *shown, *(f"{count:,}" for count in counts))
+        table.add_row(escape(name), *shown)
+    for name, row in zip(found, matrix):
+        counts.add_row(escape(name), *(f"{count:,}" for count in row))
     print_table(table)
+    print_wrapped("")
+    print_table(counts)
 
 
 def _number(value: float) -> str:

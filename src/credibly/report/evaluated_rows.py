@@ -36,7 +36,7 @@ def origin(facts: FitSummary) -> str:
     if facts.on == "training":
         return f"All metrics are on {n:,} rows that the fit has seen. Expect worse on new data."
     if facts.on == "new":
-        return (
-            f"All metrics are on {count_of_rows(facts)}. None was used by the fit unless it was in {facts.table} too."
-        )
+        seen = "the table of the fit, so it has seen most of them" if facts.evaluated == facts.table else ""
+        seen = seen or f"which the fit has not seen, unless {facts.table} contains them"
+        return f"All metrics are on {count_of_rows(facts)}, {seen}."
     return f"All metrics are on {n:,} rows that were held out of the fit."

@@ -86,7 +86,7 @@ def _improvement(facts: FitSummary) -> str:
         own, base = facts.figures.get("rmse"), facts.baseline.get("rmse")
         return f"; RMSE {format_number(own)} vs {format_number(base)}" if own is not None and base else ""
     own, base = facts.figures.get("accuracy"), facts.baseline.get("accuracy")
-    return f"; accuracy {own:.0%} vs {base:.0%}" if own is not None and base is not None else ""
+    return f"; accuracy {own:.1%} vs {base:.1%}" if own is not None and base is not None else ""
 
 
 def epistemic(facts: FitSummary) -> Finding | None:
