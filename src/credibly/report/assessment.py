@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from credibly.report import findings
+from credibly.report.caching import once_per_fit
 from credibly.report.evaluated_rows import kind_of_rows
 from credibly.report.finding import FAIL, NOTE, PASS, WARN, Finding
 from credibly.report.page import Recommendation
@@ -84,6 +85,7 @@ class Assessment:
         }
 
 
+@once_per_fit
 def assess(facts: FitSummary) -> Assessment:
     """Assess a fit by the metrics it has."""
     made = [one for one in (check(facts) for check in findings.CHECKS) if one is not None]

@@ -8,6 +8,7 @@ import torch
 
 from credibly.decide.thresholds import Threshold, cost_threshold, outcome
 from credibly.metrics.classes import ClassMetrics, class_metrics
+from credibly.report.caching import once_per_fit
 from credibly.report.finding import NOTE, WARN, Finding
 from credibly.report.page import Recommendation
 from credibly.report.recommendations import use_sampling
@@ -26,6 +27,7 @@ COST_RATIOS = (1, 2, 5, 10, 20, 50, 100)
 FREQUENCY_GAP, FREQUENCY_RATIO = 0.02, 1.5
 
 
+@once_per_fit
 def metrics_by_class(facts: FitSummary) -> ClassMetrics | None:
     """Return the metrics of each class; None for regression."""
     if facts.classes is None:

@@ -12,6 +12,7 @@ import torch
 
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
+from credibly.report.caching import once_per_fit
 from credibly.tables.fit_summary import FitSummary
 
 # The most rows in a scatter plot.
@@ -26,6 +27,7 @@ def loss_per_row(facts: FitSummary) -> torch.Tensor:
     return (facts.predictive.probabilities.cpu().argmax(-1) != y).double()
 
 
+@once_per_fit
 def log_density_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the log predictive density per row, in nats."""
     return facts.predictive.log_prob(facts.y).cpu().double()
@@ -45,11 +47,13 @@ def confidence_gap(facts: FitSummary) -> tuple[float, float, float] | None:
     return float(top.mean()), facts.figures["accuracy"], max(error, 1 / len(top))
 
 
+@once_per_fit
 def top_probability(facts: FitSummary) -> npt.NDArray[Any]:
     """Return the probability of the most probable class of each row, (N,)."""
     return np.asarray(facts.predictive.probabilities.cpu().double().max(-1).values)
 
 
+@once_per_fit
 def pit(facts: FitSummary) -> npt.NDArray[Any]:
     """Return the predictive CDF at the observed values, (N,): uniform on [0, 1] for calibrated predictions.
 
@@ -102,6 +106,7 @@ class ErrorOrder:
     rest: float
 
 
+@once_per_fit
 def error_order(facts: FitSummary) -> ErrorOrder | None:
     """Test on ranks whether less confident predictions have larger errors; None if there is nothing to order.
 
