@@ -56,6 +56,7 @@ def test_thresholds_follow_the_costs():
     recalls = [row[2] for row in section.table.rows]
     assert recalls == sorted(recalls)
     check_self_contained(report.render(report.fit_page(facts)))
+    assert section_of(facts_of("wine", "ensemble"), "Thresholds by cost") is None
 
 
 def with_columns(facts, outputs):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CLASSES, LISTED = 10, 40
 # Costs of a missed row, in false alarms, with a curve each.
 CURVES = (1, 10, 100)
-# Frequency of a class below which its thresholds are shown on a logarithmic axis.
+# Frequency up to which a class is rare: its thresholds are shown, on a logarithmic axis.
 RARE = 0.1
 # The most points of a curve.
 POINTS = 400
@@ -99,11 +99,13 @@ def classes_section(facts: FitSummary) -> Section | None:
 
 
 def cost_section(facts: FitSummary) -> Section | None:
-    """Show thresholds by cost for the rare class of two, or for the rarest of a few classes that has enough rows."""
+    """Show thresholds by cost for the rarer of two classes, or for the rarest of several if it is rare."""
     found = metrics_by_class(facts)
     if found is None or facts.classes is None or int((found.rows > 0).sum()) < 2:
         return None
     label = _positive(found)
+    if len(facts.classes) > 2 and float(found.frequency[label]) > RARE:
+        return None
     name = facts.classes[label]
     p = facts.predictive.probabilities.cpu()[:, label].double().clamp(0, 1)
     case = torch.as_tensor(facts.y) == label

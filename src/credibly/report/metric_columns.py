@@ -55,7 +55,7 @@ CLASSIFICATION = {
         "ROC AUC", "high", "how often a row of the rarer class gets the higher probability of it; 0.5 is chance", True
     ),
     "average_precision": Metric(
-        "Avg. precision", "high", "mean precision over all recalls of the rarer class; its frequency is chance", True
+        "Avg. prec.", "high", "mean precision over all recalls of the rarer class; its frequency is chance", True
     ),
 }
 
