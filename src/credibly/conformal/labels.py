@@ -53,7 +53,7 @@ def label_scores(probabilities: Tensor, u: Tensor, penalty: float = 0.0, penalty
 
     Labels of equal probability are ordered by their index.
     """
-    p, order = probabilities.double().sort(-1, descending=True, stable=True)
+    p, order = probabilities.double().sort(stable=True, dim=-1, descending=True)
     ranks = torch.arange(1, p.shape[-1] + 1, dtype=torch.float64)
     ordered = p.cumsum(-1) - p + u.unsqueeze(-1) * p + penalty * (ranks - penalty_from).clamp_min(0)
     return torch.empty_like(ordered).scatter(-1, order, ordered)
