@@ -51,9 +51,10 @@ class Bands:
         """Return the bands of some rows."""
         return Bands(self.nodes[:, chosen], self.values[:, chosen])
 
-    def column(self, target: int) -> Bands:
-        """Return the bands of one target, from those of flattened targets (G, N, targets)."""
-        return Bands(self.nodes[..., target], self.values[..., target])
+    def flat(self) -> Bands:
+        """Return the bands with all targets and pixels on one axis, (G, N, E)."""
+        shape = (*self.values.shape[:2], -1)
+        return Bands(self.nodes.reshape(shape), self.values.reshape(shape))
 
     def at(self, t: Tensor | float) -> Tensor:
         """Return Q(t), (N, ...); t broadcasts against that shape."""

@@ -24,11 +24,11 @@ HALVINGS = 64
 
 
 def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """Return the m-th smallest lower and the m-th largest upper end at N rows, (N,) each.
+    """Return the m-th smallest lower and the m-th largest upper end at N rows, (N, E) each for E targets.
 
     Args:
-        bands: of each fold's fit at the rows, with one target.
-        scores: of the calibration rows of each fold, (n_k,) each.
+        bands: of each fold's fit at the rows.
+        scores: of the calibration rows of each fold, (n_k, E) each.
         count: m.
     """
 
@@ -38,7 +38,7 @@ def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int)
     def above(y: Tensor) -> list[Tensor]:
         return [b.upper_index(y) for b in bands]
 
-    largest, smallest = max(float(s.max()) for s in scores), min(float(s.min()) for s in scores)
+    smallest, largest = _range(scores)
     outer, inner = (torch.stack([b.at(-t) for b in bands]) for t in (largest, smallest))
     lower = _end(below, scores, count, outer.amin(0), inner.amax(0))
     outer, inner = (torch.stack([b.at(t) for b in bands]) for t in (largest, smallest))
@@ -46,10 +46,8 @@ def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int)
     return lower, upper
 
 
-def cross_shifted(
-    ends: Sequence[tuple[Tensor, Tensor]], scores: Sequence[Tensor], count: int
-) -> tuple[Tensor, Tensor]:
-    """Return the same for the intervals [lower - score, upper + score] of each fold, (N,) each."""
+def cross_shifted(ends: Sequence[tuple[Tensor, Tensor]], scores: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """Return the same for the intervals [lower - score, upper + score] of each fold, (N, E) each."""
 
     def below(y: Tensor) -> list[Tensor]:
         return [lower - y for lower, _ in ends]
@@ -58,7 +56,7 @@ def cross_shifted(
         return [y - upper for _, upper in ends]
 
     lower, upper = (torch.stack(part) for part in zip(*ends))
-    largest, smallest = max(float(s.max()) for s in scores), min(float(s.min()) for s in scores)
+    smallest, largest = _range(scores)
     return (
         _end(below, scores, count, lower.amin(0) - largest, lower.amax(0) - smallest),
         _end(above, scores, count, upper.amax(0) + largest, upper.amin(0) + smallest),
@@ -66,13 +64,17 @@ def cross_shifted(
 
 
 def cross_counts(scores: Sequence[Tensor], own: Sequence[Tensor]) -> Tensor:
-    """Return how many calibration rows have a score below that of each label.
+    """Return how many calibration rows have a score below that of each label, (N, E, K).
 
     Args:
-        scores: of the calibration rows of each fold, (n_k,) each.
-        own: scores of all labels at N rows by each fold's fit, (N, K) each.
+        scores: of the calibration rows of each fold, (n_k, E) each.
+        own: scores of all labels at N rows by each fold's fit, (N, E, K) each.
     """
-    found = [torch.searchsorted(s.sort().values, o.contiguous()) for s, o in zip(scores, own)]
+    found = []
+    for s, o in zip(scores, own):
+        by_target = o.transpose(0, 1)
+        below = torch.searchsorted(_ordered(s), by_target.flatten(1).contiguous())
+        found.append(below.reshape(by_target.shape).transpose(0, 1))
     return torch.stack(found).sum(0)
 
 
@@ -88,10 +90,23 @@ def _end(
         outer: where the widest interval ends.
         inner: a point that all intervals reach.
     """
-    ordered = [s.sort().values for s in scores]
+    ordered = [_ordered(s) for s in scores]
     for _ in range(HALVINGS):
         middle = 0.5 * (outer + inner)
-        reached = sum(len(s) - torch.searchsorted(s, need) for s, need in zip(ordered, needed(middle)))
-        enough = torch.as_tensor(reached) >= count
+        reached = torch.zeros_like(middle, dtype=torch.int64)
+        for s, need in zip(ordered, needed(middle)):
+            reached += s.shape[1] - torch.searchsorted(s, need.T.contiguous()).T
+        enough = reached >= count
         outer, inner = torch.where(enough, outer, middle), torch.where(enough, middle, inner)
     return inner
+
+
+def _ordered(scores: Tensor) -> Tensor:
+    """Return scores (n, E) sorted by target, (E, n)."""
+    return scores.T.sort(-1).values.contiguous()
+
+
+def _range(scores: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest score of each target, (E,)."""
+    joined = torch.cat(list(scores))
+    return joined.amin(0), joined.amax(0)

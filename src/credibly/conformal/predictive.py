@@ -132,19 +132,15 @@ class CalibratedPredictive(GuaranteedPredictive):
             if not self.folds:
                 result[rows] = own[0][rows] <= threshold(scores, level).unsqueeze(-1)
                 continue
-            wide, flat = [o[rows].flatten(1, -2) if o.ndim > 2 else o[rows].unsqueeze(1) for o in own], scores.flatten(1)
-            flat = flat if flat.ndim > 1 else flat.unsqueeze(1)
-            counts = [
-                cross_counts(self._by_fold(flat[:, e], chosen), [w[:, e] for w in wide]) for e in range(flat.shape[1])
-            ]
-            within = torch.stack(counts, 1) < rank(len(chosen), level)
-            result[rows] = within.reshape(result[rows].shape)
+            flat = [o[rows].reshape(len(rows), -1, p.shape[-1]) for o in own]
+            counts = cross_counts(self._by_fold(scores, chosen), flat)
+            result[rows] = (counts < rank(len(chosen), level)).reshape(len(rows), *p.shape[1:])
         result = result if settings.allow_empty else with_most_probable(result, p)
         return result.to(tensors_of(self.x)[0][1].device)
 
     # -- recalibrated probabilities ----------------------------------------------------------------------------------
     @cached_property
-    def probabilities(self) -> Tensor:  # type: ignore[override]
+    def probabilities(self) -> Tensor:
         """Class probabilities (N, ..., K), recalibrated if the calibration includes that."""
         mapped = self.calibration.probability_map
         return self.bayesian.probabilities if mapped is None else mapped(self.bayesian.probabilities)
@@ -186,10 +182,13 @@ class CalibratedPredictive(GuaranteedPredictive):
         if self.groups is None:
             yield torch.arange(self.rows), self.calibration.rows_for(None, level)
             return
+        members: dict[Any, list[int]] = {}
+        for row, label in enumerate(self.groups):
+            members.setdefault(label, []).append(row)
         # All groups are checked before anything is computed.
-        chosen = {label: self.calibration.rows_for(label, level) for label in dict.fromkeys(self.groups)}
-        for label, own in chosen.items():
-            yield torch.tensor([row for row, other in enumerate(self.groups) if other == label]), own
+        chosen = {label: self.calibration.rows_for(label, level) for label in members}
+        for label, rows in members.items():
+            yield torch.tensor(rows), chosen[label]
 
     def _from_split(self, bands: list[Bands], scores: Tensor, chosen: Tensor, level: float) -> tuple[Tensor, Tensor]:
         limit = threshold(scores[chosen], level)
@@ -200,24 +199,20 @@ class CalibratedPredictive(GuaranteedPredictive):
 
     def _from_folds(self, bands: list[Bands], scores: Tensor, chosen: Tensor, level: float) -> tuple[Tensor, Tensor]:
         count = len(chosen) + 1 - rank(len(chosen), level)
+        parts = self._by_fold(scores[chosen], chosen)
+        used = [k for k, part in enumerate(parts) if len(part)]
+        flat, mine = [bands[k].flat() for k in used], [parts[k] for k in used]
+        if self.calibration.settings.score == "pit":
+            found = cross_interval(flat, mine, count)
+        else:
+            z = half_width(level)
+            found = cross_shifted([(b.at(-z), b.at(z)) for b in flat], mine, count)
         shape = bands[0].values.shape[1:]
-        wide = [Bands(b.nodes.flatten(2), b.values.flatten(2)) if len(shape) > 1 else b for b in bands]
-        flat = scores[chosen].reshape(len(chosen), -1)
-        z = half_width(level)
-        found = []
-        for target in range(flat.shape[1]):
-            own = [b.column(target) if len(shape) > 1 else b for b in wide]
-            mine = self._by_fold(flat[:, target], chosen)
-            used = [k for k, part in enumerate(mine) if len(part)]
-            own, mine = [own[k] for k in used], [mine[k] for k in used]
-            if self.calibration.settings.score == "pit":
-                found.append(cross_interval(own, mine, count))
-            else:
-                found.append(cross_shifted([(b.at(-z), b.at(z)) for b in own], mine, count))
-        lower, upper = (torch.stack(part, -1).reshape(shape) for part in zip(*found))
-        return lower, upper
+        return found[0].reshape(shape), found[1].reshape(shape)
 
     def _by_fold(self, scores: Tensor, chosen: Tensor) -> list[Tensor]:
+        """Return the scores of chosen calibration rows by fold, (n_k, targets) each."""
         assert self.calibration.fold is not None
         fold = self.calibration.fold[chosen]
-        return [scores[fold == k] for k in range(self.calibration.folds)]
+        flat = scores.unsqueeze(1) if scores.ndim == 1 else scores.flatten(1)
+        return [flat[fold == k] for k in range(self.calibration.folds)]

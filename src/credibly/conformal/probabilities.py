@@ -82,7 +82,9 @@ def fit_probabilities(kind: str, probabilities: Tensor, labels: Tensor) -> Proba
         return ProbabilityMap(kind, _best_temperature(_logs(p), y))
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
     fits = [isotonic(p[:, c].numpy(), (y == c).double().numpy()) for c in classes]
-    return ProbabilityMap(kind, 1.0, tuple(tuple(k.tolist()) for k, _ in fits), tuple(tuple(v.tolist()) for _, v in fits))
+    return ProbabilityMap(
+        kind, 1.0, tuple(tuple(k.tolist()) for k, _ in fits), tuple(tuple(v.tolist()) for _, v in fits)
+    )
 
 
 def isotonic(p: Array, hits: Array) -> tuple[Array, Array]:
@@ -121,7 +123,7 @@ def _best_temperature(logs: Tensor, labels: Tensor) -> float:
     for _ in range(100):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if slope(middle) > 0 else (middle, high)
-    return 1 / (low * high) ** 0.5
+    return float(1 / (low * high) ** 0.5)
 
 
 def _logs(p: Tensor) -> Tensor:
