@@ -107,9 +107,12 @@ def loo_calibrate(
     from credibly.diagnostics.pareto import MIN_DRAWS, checked, limit, psis, tail_length
 
     chosen = (settings or Settings()).for_predictive(predictive)
-    if predictive.likelihood.support == "count" or chosen.score == "cqr" or chosen.probabilities is not None:
-        found = f"does {chosen.score!r} scores of {predictive.likelihood.support!r} targets only by split or folds"
-        raise InputError("calibrate_by_loo", found, "Use calibrate(x, y) with rows that the fit did not see")
+    if predictive.likelihood.support == "count":
+        raise InputError("problem", "has counts, which leave-one-out does not support", "Use calibrate(x, y)")
+    if chosen.score == "cqr":
+        raise InputError("score", "must be 'pit' for leave-one-out, got 'cqr'")
+    if chosen.probabilities is not None:
+        raise InputError("probabilities", f"must be None for leave-one-out, got {chosen.probabilities!r}")
     check_integer("rows", rows)
     target = predictive.prepared(y)
     if predictive.rows > rows:
