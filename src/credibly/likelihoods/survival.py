@@ -48,6 +48,7 @@ class Survival(SharedParameter):
     unit: float | None = field(default=None, kw_only=True)
 
     support: ClassVar[str] = "time"
+    wide: ClassVar[bool] = True  # the mean of a draw with a large scale overflows float32
     shared: ClassVar[str] = "scale"
     default_prior: ClassVar[Normal] = Normal(scale=1.0, loc=-0.5)
 
@@ -111,8 +112,8 @@ class Survival(SharedParameter):
         return torch.where(y > 0, event, self.log_survival(e)).sum(-1)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Return the mean and variance of T."""
-        loc, scale = self.location_scale(output, extra)
+        """Return the mean and variance of T, in float64."""
+        loc, scale = (part.double() for part in self.location_scale(output, extra))
         if self.family == "weibull":
             log_first, log_second = torch.lgamma(1 + scale), torch.lgamma(1 + 2 * scale)
         else:

@@ -128,7 +128,7 @@ class Predictive:
             total = likelihood.total(mean, variance_of_means, aleatoric)
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
-            if likelihood.support == "real":
+            if likelihood.support in ("real", "time"):
                 # Next to noise of infinite variance the difference is not defined, the variance of the means is.
                 epistemic = torch.where(aleatoric.isfinite(), epistemic, variance_of_means)
             variance = likelihood.variance(mean, variance_of_means, aleatoric)
