@@ -118,8 +118,9 @@ class Survival(SharedParameter):
             log_first, log_second = torch.lgamma(1 + scale), torch.lgamma(1 + 2 * scale)
         else:
             log_first, log_second = scale**2 / 2, 2 * scale**2
-        mean = torch.exp(loc + log_first)
-        return mean, mean**2 * torch.expm1(log_second - 2 * log_first)
+        # Clipped far outside anything meaningful, so that a chain on its way cannot overflow.
+        mean = torch.exp((loc + log_first).clamp_max(150.0))
+        return mean, mean**2 * torch.expm1((log_second - 2 * log_first).clamp_max(300.0))
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
         """Return the entropy of T in nats: that of the error, plus log scale, plus E log T."""
