@@ -29,10 +29,10 @@ def run(
     with handle_errors():
         import torch
 
-        from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.summarise import baseline
+        from credibly.tables.target_metrics import target_metrics
 
         # Errors in the file show before anything is loaded.
         header(table)
@@ -45,7 +45,7 @@ def run(
         kept = rows.take(usable)
         y = known.target_values(kept)
         predictive = done.model.predict_table(kept)
-        metrics = evaluation.evaluate(predictive, torch.from_numpy(y), seed=done.config.seed)
+        metrics = target_metrics(predictive, torch.from_numpy(y), known.targets, seed=done.config.seed)
         plain = baseline(done.model, y, done.sample())
         if as_json:
             results = {

@@ -47,7 +47,13 @@ def _method_list(incomplete: str) -> list[str]:
 
 
 def _tasks(incomplete: str) -> list[str]:
-    return _complete(("auto", "regression", "classification"), incomplete)
+    return _complete(
+        ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival"), incomplete
+    )
+
+
+def _transforms(incomplete: str) -> list[str]:
+    return _complete(("none", "log", "log1p", "power", "logit"), incomplete)
 
 
 def _noises(incomplete: str) -> list[str]:
@@ -74,11 +80,39 @@ def _names(table: Path) -> list[str]:
 
 
 TABLE = typer.Argument(metavar="TABLE", help="CSV or Parquet file with a row per observation.")
-Target = Annotated[str | None, typer.Option(help="Column to predict.", autocompletion=_columns)]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list
+    ),
+]
 Task = Annotated[
     str | None,
     typer.Option(
-        help="regression or classification. (Default: inferred from the target column.)", autocompletion=_tasks
+        help="regression, classification, counts, ordinal (ordered classes), proportion (0 to 1) or survival (censored"
+        " times). (Default: inferred from the target column.)",
+        autocompletion=_tasks,
+    ),
+]
+Transform = Annotated[
+    str | None,
+    typer.Option(
+        help="Transform of a regression target before the fit: none, log (keeps predictions positive), log1p, power or"
+        " logit; predictions are in the units of the target. (Default: none.)",
+        autocompletion=_transforms,
+    ),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(metavar="LOW,..,HIGH", help="Levels of an ordinal target from low to high, unless they are numbers."),
+]
+Event = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column that holds 1 if the event was observed at the target time and 0 if the time is censored; makes the"
+        " task survival.",
+        autocompletion=_columns,
     ),
 ]
 Method = Annotated[

@@ -14,6 +14,7 @@ from typing import Any
 
 from credibly.core.checks import check_choice, check_integer, is_integer, is_real
 from credibly.errors import InputError
+from credibly.predictive.transforms import CHOICES
 from credibly.tables.recipe import TASKS, Recipe
 
 
@@ -24,7 +25,7 @@ class Config:
     Attributes:
         table: CSV or Parquet file.
         target: column to predict.
-        task: "regression", "classification" or "auto", which infers it from the target column.
+        task: a task of `Recipe`, or "auto", which infers it from the target column.
         drop: columns to leave out.
         holdout: fraction of the rows held out for evaluation; 0 fits all rows.
         seed: seed of the split and of the fit.
@@ -33,6 +34,9 @@ class Config:
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
         weight: column with the weights of the rows in the fit; None for ones.
+        transform: of a regression target: "none", "log", "log1p", "power" or "logit".
+        order: levels of an ordinal target from low to high; () if they are numbers.
+        event: column that holds 1 for an observed event and 0 for a censored time, for survival.
     """
 
     table: str
@@ -50,16 +54,21 @@ class Config:
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weight: str | None = None
+    transform: str = "none"
+    order: tuple[str, ...] = ()
+    event: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
+        check_choice("--transform", self.transform, CHOICES)
         if not is_real(self.holdout) or not 0 <= self.holdout <= 0.9:
             raise InputError("--holdout", f"must be a fraction of the rows from 0 to 0.9, got {self.holdout!r}")
         check_integer("--seed", self.seed, least=0, most=2**63 - 1)
         if not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
-        weight = () if self.weight is None else (self.weight,)
+        weight, event = (() if name is None else (name,) for name in (self.weight, self.event))
         named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
+        named += (("--order", self.order), ("--event", event))
         for key, names in named:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
@@ -98,7 +107,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
-    "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),
+    "noise": (str, int, float), "transform": (str,), "order": (list,), "event": (str,), "device": (str,), "table_sha256": (str,), "settings": (dict,),
 }  # fmt: skip
 
 
@@ -121,7 +130,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, _TYPES[key]):
             types = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise InputError("--config", f"{key} in {file.name} must be of type {types}, got {value!r}")
-    for key in ("drop", "hidden"):
+    for key in ("drop", "hidden", "order"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
     # TOML has no null: "none" stands for None.

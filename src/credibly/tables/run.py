@@ -33,7 +33,6 @@ from credibly.distributed import world
 from credibly.errors import InputError, StoreError
 from credibly.inference.method import Method
 from credibly.methods.resuming import resume_with_problem
-from credibly.metrics import evaluation
 from credibly.posterior.loading import load
 from credibly.problem import Problem
 from credibly.storage.manifest import parse_manifest, sha256
@@ -51,6 +50,7 @@ from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
+from credibly.tables.target_metrics import target_metrics
 from credibly.tables.targets import weight_column
 from credibly.tables.threads import threads_for
 
@@ -91,18 +91,18 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     table = read_table(config.table) if table is None else table
     weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     drop = config.drop if config.weight is None else (*config.drop, config.weight)
-    known = Preparation.fit(table, config.target, task=config.task, drop=drop)
+    about: dict[str, Any] = {"drop": drop, "transform": config.transform, "order": config.order, "event": config.event}
+    known = Preparation.fit(table, config.target, task=config.task, **about)
     rows = known.usable_rows(table)
-    labels = known.target_values(table.take(rows)) if known.task == "classification" else None
+    labels = known.strata(table.take(rows))
     train, held_out = (rows[part] for part in split(len(rows), config.holdout, config.seed, labels))
-    preparation = Preparation.fit(table, config.target, task=known.task, drop=drop, rows=train)
+    preparation = Preparation.fit(table, config.target, task=known.task, rows=train, **about)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
     recipe = config.recipe(known.task)
     chosen = table.take(train)
     x, y = preparation.transform(chosen)[0], preparation.target_values(chosen)
     classes = None if preparation.classes is None else len(preparation.classes)
-    if classes is None:
-        y = (y - preparation.y_mean) / preparation.y_std
+    y = preparation.standardise(y)
     _check_device(config.device)
     weights = None if weights is None else weights[train]
     problem = recipe.problem(x, y, sample_weight=weights, classes=classes, seed=config.seed, device=config.device)
@@ -255,7 +255,7 @@ class TableRun:
             raise StoreError(
                 f"path: {name} of {os.fspath(self.path)!r} is missing or was modified ({error.found})"
             ) from error
-        if set(known.names) | {known.target} != set(found.column_names):
+        if set(known.names) | set(known.target_columns) != set(found.column_names):
             raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was modified (it has other columns)")
         return found
 
@@ -293,7 +293,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
         },
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
-    names = [*prepared.preparation.names, prepared.preparation.target]
+    names = [*prepared.preparation.names, *prepared.preparation.target_columns]
     for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
         _write_parquet(prepared.table.select(names).take(rows), folder / file)
 
@@ -308,7 +308,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     y = torch.from_numpy(model.preparation.target_values(rows))
     reference = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
     levels = quantile_levels(epistemic_of(reference))
-    metrics = evaluation.evaluate(predictive, y, seed=run.config.seed)
+    metrics = target_metrics(predictive, y, model.preparation.targets, seed=run.config.seed)
     facts |= {
         "status": "complete",
         "seconds": round(seconds, 3),
@@ -324,7 +324,7 @@ def config_of(facts: dict[str, Any]) -> Config:
     """Return the configuration stored in table.json."""
     try:
         values = dict(facts["config"])
-        values |= {key: tuple(values[key]) for key in ("drop", "hidden")}
+        values |= {key: tuple(values[key]) for key in ("drop", "hidden", "order") if key in values}
         return Config(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"path: the configuration in table.json is invalid ({error})") from error
