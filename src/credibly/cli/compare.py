@@ -38,6 +38,7 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -72,6 +73,7 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -87,10 +89,11 @@ def run(
         names = _names(methods)
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
+        from credibly.tables.conventions import Conventions
         from credibly.tables.reading import read_table
         from credibly.tables.run import prepare
 
-        rows = read_table(base.table)
+        rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
         ready = {name: prepare(one, rows) for name, one in configs.items()}
         if not quiet and not as_json:

@@ -30,6 +30,7 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -49,8 +50,8 @@ def run(
 
     credibly fit house.csv --target price --out run/
 
-    Numbers are standardised, categories one-hot encoded, missing values imputed and
-    flagged. A fifth of the rows is held out for evaluation. run/report.html shows
+    Numbers are standardised, categories one-hot encoded, dates turned into elapsed
+    time and cycles, missing values imputed and flagged. A fifth of the rows is held out for evaluation. run/report.html shows
     how accurate and calibrated the fit is, and what to do next. Then:
 
     credibly predict run/ new.csv --out predictions.csv
@@ -67,6 +68,7 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -188,5 +190,6 @@ def describe_table(prepared: Prepared) -> str:
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
             f"{known.inputs} network inputs from {len(known.names)} columns.",
             *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
+            *(f"Warning: {warning}." for warning in prepared.warnings),
         ]
     )

@@ -22,7 +22,7 @@ class Config:
     """Configuration of a fit to a table.
 
     Attributes:
-        table: CSV or Parquet file.
+        table: file with a row per observation.
         target: column to predict.
         task: "regression", "classification" or "auto", which infers it from the target column.
         drop: columns to leave out.
@@ -33,6 +33,7 @@ class Config:
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
         weight: column with the weights of the rows in the fit; None for ones.
+        na: cells that mark a missing value, beside the usual ones.
     """
 
     table: str
@@ -50,6 +51,7 @@ class Config:
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weight: str | None = None
+    na: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
@@ -59,7 +61,7 @@ class Config:
         if not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
         weight = () if self.weight is None else (self.weight,)
-        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
+        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight), ("--na", self.na))
         for key, names in named:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
@@ -95,7 +97,7 @@ def _is_text(name: str) -> bool:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
+    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,), "na": (list,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
     "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),
@@ -121,7 +123,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, _TYPES[key]):
             types = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise InputError("--config", f"{key} in {file.name} must be of type {types}, got {value!r}")
-    for key in ("drop", "hidden"):
+    for key in ("drop", "hidden", "na"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
     # TOML has no null: "none" stands for None.

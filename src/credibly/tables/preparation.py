@@ -13,6 +13,8 @@ import pyarrow as pa
 from credibly.errors import InputError, StoreError
 from credibly.storage.run_folder import checksum
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.conventions import USUAL, Conventions, conventions_of
+from credibly.tables.dates import Date
 from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.targets import check_column, class_numbers, inspect_target, real_values
 
@@ -32,6 +34,7 @@ class Preparation:
         used: input columns with their statistics.
         columns: (name, kind, note) of every column but the target, including those left out, in the order of the table.
         notes: further remarks for the user, such as the number of rows without a target.
+        conventions: how the cells of the table were read, for the tables of predictions.
     """
 
     target: str
@@ -43,6 +46,7 @@ class Preparation:
     used: tuple[Column, ...]
     columns: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...] = ()
+    conventions: Conventions = USUAL
 
     @classmethod
     def fit(
@@ -75,13 +79,14 @@ class Preparation:
             raise InputError("rows", "no training row has a target")
         part = table.take(pa.array(train))
         y_mean, y_std = _moments(target, whole_column(part, target), known.task)
+        read_by = conventions_of(table)
         used: list[Column] = []
         columns: list[tuple[str, str, str]] = []
         for name in table.column_names:
             if name in drop:
                 columns.append((name, "dropped", "as requested"))
             elif name != target:
-                column = fit_column(name, whole_column(part, name))
+                column = fit_column(name, whole_column(part, name), read_by)
                 if isinstance(column, tuple):
                     columns.append((name, *column))
                 else:
@@ -90,9 +95,11 @@ class Preparation:
         if not used:
             why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
             raise InputError("table", f"no column is left to predict {target!r} from ({why})")
+        notes = (*read_by.notes, *known.notes)
         return cls(
-            target, known.task, known.reason, known.classes, y_mean, y_std, tuple(used), tuple(columns), known.notes
-        )
+            target, known.task, known.reason, known.classes, y_mean, y_std, tuple(used), tuple(columns), notes,
+            read_by.rules(),
+        )  # fmt: skip
 
     # -- columns and features ------------------------------------------------------------------------------------------
     @property
@@ -178,6 +185,7 @@ class Preparation:
             "used": [{"kind": column.kind} | _plain(asdict(column)) for column in self.used],
             "columns": [list(column) for column in self.columns],
             "notes": list(self.notes),
+            "conventions": self.conventions.to_dict(),
         }
         return plain | {"checksum": checksum(plain)}
 
@@ -192,7 +200,7 @@ class Preparation:
         if plain.get("checksum") != checksum(plain):
             raise StoreError("preparation: modified or incomplete, its checksum does not match. Fit the table again")
         try:
-            kinds = {"numeric": Numeric, "categorical": Categorical}
+            kinds = {"numeric": Numeric, "categorical": Categorical, "date": Date}
             used = tuple(
                 kinds[c["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"})
                 for c in plain["used"]
@@ -201,7 +209,8 @@ class Preparation:
             classes = None if plain["classes"] is None else tuple(plain["classes"])
             y_mean, y_std = float(plain["y_mean"]), float(plain["y_std"])
             task, reason, notes = plain["task"], plain["task_reason"], tuple(plain["notes"])
-            return cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes)
+            read_by = Conventions.from_dict(plain.get("conventions", {}))
+            return cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes, read_by)
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"preparation: incomplete ({error!r}). Fit the table again") from error
 

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.columns import DATE, Array
+from credibly.tables.columns import Array
+from credibly.tables.date_formats import DATE
 from credibly.tables.parsing import is_number, numbers, positions, texts, whole_column
 
 TASKS = ("auto", "regression", "classification")
@@ -48,7 +49,7 @@ class Target:
 def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
     """Determine the task. Raise if the column cannot be predicted."""
     check_choice("--task", task, TASKS)
-    if pa.types.is_temporal(cells.type):
+    if pa.types.is_temporal(cells.type) and not is_number(cells.type):
         raise InputError("--target", f"{name!r} holds dates or times", DATE_ADVICE)
     numeric = is_number(cells.type)
     # Adding 0 makes -0 and 0 one label.
