@@ -41,6 +41,7 @@ def run(
     transform: options.Transform = None,
     order: options.Order = None,
     event: options.Event = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -78,6 +79,7 @@ def run(
         "transform": transform,
         "order": order,
         "event": event,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -93,10 +95,11 @@ def run(
         names = _names(methods)
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
+        from credibly.tables.conventions import Conventions
         from credibly.tables.reading import read_table
         from credibly.tables.run import prepare
 
-        rows = read_table(base.table)
+        rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
         ready = {name: prepare(one, rows) for name, one in configs.items()}
         if not quiet and not as_json:

@@ -16,9 +16,7 @@ from credibly.errors import InputError
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the same columns and the target.")
-    ],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="File with the same columns and the target.")],
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a run on a table with known targets: accuracy, calibration, log density.
@@ -38,7 +36,7 @@ def run(
         header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
-        rows = read_table(table, text=known.text_names)
+        rows = read_table(table, text=known.text_names, conventions=known.conventions)
         usable = known.usable_rows(rows)
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")

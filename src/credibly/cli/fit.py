@@ -33,6 +33,7 @@ def run(
     transform: options.Transform = None,
     order: options.Order = None,
     event: options.Event = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -52,8 +53,8 @@ def run(
 
     credibly fit house.csv --target price --out run/
 
-    Numbers are standardised, categories one-hot encoded, missing values imputed and
-    flagged. A fifth of the rows is held out for evaluation. run/report.html shows
+    Numbers are standardised, categories one-hot encoded, dates turned into elapsed
+    time and cycles, missing values imputed and flagged. A fifth of the rows is held out for evaluation. run/report.html shows
     how accurate and calibrated the fit is, and what to do next. Then:
 
     credibly predict run/ new.csv --out predictions.csv
@@ -73,6 +74,7 @@ def run(
         "transform": transform,
         "order": order,
         "event": event,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -194,5 +196,6 @@ def describe_table(prepared: Prepared) -> str:
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
             f"{known.inputs} network inputs from {len(known.names)} columns.",
             *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
+            *(f"Warning: {warning}." for warning in prepared.warnings),
         ]
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
+import json
+import lzma
 from pathlib import Path
 from typing import Annotated
 
@@ -65,26 +68,32 @@ def _rules(incomplete: str) -> list[str]:
 
 
 def _names(table: Path) -> list[str]:
-    """Return the columns of a file from its first line; none on failure, as completion cannot report errors."""
+    """Return the columns of a file from its beginning; none on failure, as completion cannot report errors."""
     try:
         if table.suffix == ".parquet":
             from pyarrow.parquet import read_schema
 
             return list(read_schema(table).names)
-        opener = gzip.open if table.suffix == ".gz" else open
+        if table.suffix in (".feather", ".arrow"):
+            from pyarrow.ipc import open_file
+
+            return list(open_file(str(table)).schema.names)
+        opener = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(table.suffix, open)
         with opener(table, "rt", encoding="utf-8-sig", newline="") as handle:
             first = handle.readline(1 << 16)
+        if ".jsonl" in table.suffixes or ".ndjson" in table.suffixes:
+            return list(json.loads(first))
         return [name.strip() for name in next(csv.reader([first], delimiter=max(",;\t|", key=first.count)), [])]
-    except (OSError, ValueError, csv.Error):
+    except (OSError, EOFError, ValueError, csv.Error, lzma.LZMAError):
         return []
 
 
-TABLE = typer.Argument(metavar="TABLE", help="CSV or Parquet file with a row per observation.")
+TABLE = typer.Argument(
+    metavar="TABLE", help="CSV, Parquet, Excel, Feather or JSON lines file with a row per observation."
+)
 Target = Annotated[
     str | None,
-    typer.Option(
-        help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list
-    ),
+    typer.Option(help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list),
 ]
 Task = Annotated[
     str | None,
@@ -141,6 +150,14 @@ Weight = Annotated[
         metavar="COLUMN",
         help="Column with the weights of the rows in the fit, such as survey weights or counts; it is no input.",
         autocompletion=_columns,
+    ),
+]
+Na = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Cells that mark a missing value, such as unknown,-999, beside the usual ones (empty, NA, n/a, null, ?; and"
+        " -, none, missing among numbers).",
     ),
 ]
 Holdout = Annotated[

@@ -58,5 +58,6 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "noise": _noise,
     "drop": split_names,
     "order": split_names,
+    "na": split_names,
     "table": str,
 }

@@ -23,7 +23,7 @@ class Config:
     """Configuration of a fit to a table.
 
     Attributes:
-        table: CSV or Parquet file.
+        table: file with a row per observation.
         target: column to predict.
         task: a task of `Recipe`, or "auto", which infers it from the target column.
         drop: columns to leave out.
@@ -37,6 +37,7 @@ class Config:
         transform: of a regression target: "none", "log", "log1p", "power" or "logit".
         order: levels of an ordinal target from low to high; () if they are numbers.
         event: column that holds 1 for an observed event and 0 for a censored time, for survival.
+        na: cells that mark a missing value, beside the usual ones.
     """
 
     table: str
@@ -57,6 +58,7 @@ class Config:
     transform: str = "none"
     order: tuple[str, ...] = ()
     event: str | None = None
+    na: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
@@ -68,7 +70,7 @@ class Config:
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
         weight, event = (() if name is None else (name,) for name in (self.weight, self.event))
         named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
-        named += (("--order", self.order), ("--event", event))
+        named += (("--order", self.order), ("--event", event), ("--na", self.na))
         for key, names in named:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
@@ -104,7 +106,7 @@ def _is_text(name: str) -> bool:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
+    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,), "na": (list,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
     "noise": (str, int, float), "transform": (str,), "order": (list,), "event": (str,), "device": (str,), "table_sha256": (str,), "settings": (dict,),
@@ -130,7 +132,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, _TYPES[key]):
             types = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise InputError("--config", f"{key} in {file.name} must be of type {types}, got {value!r}")
-    for key in ("drop", "hidden", "order"):
+    for key in ("drop", "hidden", "order", "na"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
     # TOML has no null: "none" stands for None.

@@ -130,7 +130,8 @@ class TableModel:
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
-        own = batches(table, known.names, known.numeric_names, block_rows, (everyone.rank, everyone.size))
+        mine = everyone.rank, everyone.size
+        own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
             for block, notes in own:
                 inputs, more = known.transform(block)

@@ -14,6 +14,8 @@ from credibly.predictive.base import Predictive
 from credibly.predictive.transforms import Transform
 from credibly.storage.run_folder import checksum
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
+from credibly.tables.conventions import USUAL, Conventions, conventions_of
+from credibly.tables.dates import Date
 from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.target_scale import TargetScale
 from credibly.tables.target_tasks import check_task_values, event_values
@@ -46,6 +48,7 @@ class Preparation:
         targets: the target columns.
         transforms: transforms of the targets, one each; () for none.
         event: column that marks observed events, for survival.
+        conventions: how the cells of the table were read, for the tables of predictions.
     """
 
     target: str
@@ -60,6 +63,7 @@ class Preparation:
     targets: tuple[str, ...] = ()
     transforms: tuple[Transform, ...] = ()
     event: str | None = None
+    conventions: Conventions = USUAL
 
     @classmethod
     def fit(
@@ -116,13 +120,14 @@ class Preparation:
         elif len(texts(whole_column(part, target)).unique()) == 1:
             found = f"{target!r} is the same in all training rows"
             raise InputError("--target", found, "Pass more rows, or another column")
+        read_by = conventions_of(table)
         used: list[Column] = []
         columns: list[tuple[str, str, str]] = []
         for name in table.column_names:
             if name in drop:
                 columns.append((name, "dropped", "as requested"))
             elif name not in (*targets, event):
-                column = fit_column(name, whole_column(part, name))
+                column = fit_column(name, whole_column(part, name), read_by)
                 if isinstance(column, tuple):
                     columns.append((name, *column))
                 else:
@@ -131,6 +136,7 @@ class Preparation:
         if not used:
             why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
             raise InputError("table", f"no column is left to predict {target!r} from ({why})")
+        notes = (*read_by.notes, *known.notes)
         return cls(
             target,
             known.task,
@@ -140,10 +146,11 @@ class Preparation:
             _single(scale.std) if scale else 1.0,
             tuple(used),
             tuple(columns),
-            known.notes,
+            notes,
             targets,
             scale.transforms if scale else (),
             event,
+            read_by.rules(),
         )
 
     # -- columns and features ------------------------------------------------------------------------------------------
@@ -271,6 +278,7 @@ class Preparation:
             "targets": list(self.targets),
             "transforms": [transform.to_dict() for transform in self.transforms],
             "event": self.event,
+            "conventions": self.conventions.to_dict(),
         }
         return plain | {"checksum": checksum(plain)}
 
@@ -285,7 +293,7 @@ class Preparation:
         if plain.get("checksum") != checksum(plain):
             raise StoreError("preparation: modified or incomplete, its checksum does not match. Fit the table again")
         try:
-            kinds = {"numeric": Numeric, "categorical": Categorical}
+            kinds = {"numeric": Numeric, "categorical": Categorical, "date": Date}
             used = tuple(
                 kinds[c["kind"]](**{k: tuple(v) if isinstance(v, list) else v for k, v in c.items() if k != "kind"})
                 for c in plain["used"]
@@ -298,8 +306,9 @@ class Preparation:
             task, reason, notes = plain["task"], plain["task_reason"], tuple(plain["notes"])
             targets = tuple(plain.get("targets", (plain["target"],)))
             transforms = tuple(Transform(**values) for values in plain.get("transforms", ()))
+            read_by = Conventions.from_dict(plain.get("conventions", {}))
             made = cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes)
-            return replace(made, targets=targets, transforms=transforms, event=plain.get("event"))
+            return replace(made, targets=targets, transforms=transforms, event=plain.get("event"), conventions=read_by)
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"preparation: incomplete ({error!r}). Fit the table again") from error
 

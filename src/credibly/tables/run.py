@@ -38,6 +38,7 @@ from credibly.problem import Problem
 from credibly.storage.manifest import parse_manifest, sha256
 from credibly.storage.run_folder import resume_command
 from credibly.tables.config import Config, as_options, write_config
+from credibly.tables.conventions import Conventions
 from credibly.tables.folder import (
     check_out,
     explain_disk_errors,
@@ -50,6 +51,7 @@ from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
+from credibly.tables.screening import screen
 from credibly.tables.target_metrics import target_metrics
 from credibly.tables.targets import weight_column
 from credibly.tables.threads import threads_for
@@ -80,6 +82,7 @@ class Prepared:
     problem: Problem
     method: Method
     why: str
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(config: Config, table: Table | None = None) -> Prepared:
@@ -88,7 +91,7 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
         raise InputError(
             "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
         )
-    table = read_table(config.table) if table is None else table
+    table = read_table(config.table, conventions=Conventions(config.na)) if table is None else table
     weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     drop = config.drop if config.weight is None else (*config.drop, config.weight)
     about: dict[str, Any] = {"drop": drop, "transform": config.transform, "order": config.order, "event": config.event}
@@ -107,17 +110,9 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     weights = None if weights is None else weights[train]
     problem = recipe.problem(x, y, sample_weight=weights, classes=classes, seed=config.seed, device=config.device)
     size = problem.n, problem.layout.dim
-    return Prepared(
-        config,
-        table,
-        preparation,
-        train,
-        held_out,
-        recipe,
-        problem,
-        fitter_of(recipe, *size),
-        recipe.resolved(*size)[1],
-    )
+    fitter, why = fitter_of(recipe, *size), recipe.resolved(*size)[1]
+    warnings = screen(table, preparation, train, held_out)
+    return Prepared(config, table, preparation, train, held_out, recipe, problem, fitter, why, warnings)
 
 
 def _check_device(device: str | None) -> None:
@@ -286,6 +281,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
             "config": dataclasses.asdict(config),
             "preparation": prepared.preparation.to_dict(),
             "why": prepared.why,
+            "warnings": list(prepared.warnings),
             "rows": len(prepared.train),
             "held_out": len(prepared.held_out),
             "parameters": prepared.problem.layout.dim,
@@ -324,7 +320,7 @@ def config_of(facts: dict[str, Any]) -> Config:
     """Return the configuration stored in table.json."""
     try:
         values = dict(facts["config"])
-        values |= {key: tuple(values[key]) for key in ("drop", "hidden", "order") if key in values}
+        values |= {key: tuple(values.get(key, ())) for key in ("drop", "hidden", "order", "na")}
         return Config(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"path: the configuration in table.json is invalid ({error})") from error

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.columns import DATE, Array
+from credibly.tables.columns import Array
+from credibly.tables.date_formats import DATE
 from credibly.tables.parsing import is_number, numbers, positions, texts, whole_column
 from credibly.tables.target_tasks import (
     LABELLED,
@@ -66,7 +67,7 @@ def inspect_target(
     """
     check_choice("--task", task, TASKS)
     task = _with_options(task, order, event)
-    if pa.types.is_temporal(cells.type):
+    if pa.types.is_temporal(cells.type) and not is_number(cells.type):
         raise InputError("--target", f"{name!r} holds dates or times", DATE_ADVICE)
     numeric = is_number(cells.type)
     # Adding 0 makes -0 and 0 one label.
@@ -149,7 +150,9 @@ def _events_note(name: str, cells: Any, rows: Array) -> str:
     seen = event_values(name, cells).take(pa.array(rows))
     observed = int(pc.sum(seen).as_py() or 0)
     if not observed:
-        raise InputError("--event", f"{name!r} marks no event in {len(rows):,} rows", "Check which value means an event")
+        raise InputError(
+            "--event", f"{name!r} marks no event in {len(rows):,} rows", "Check which value means an event"
+        )
     return f"{observed:,} events in {len(rows):,} rows, the others are censored"
 
 
