@@ -24,7 +24,7 @@ from credibly.errors import InputError, StoreError
 if TYPE_CHECKING:
     from credibly.tables.config import Config
     from credibly.tables.fit_summary import FitSummary
-    from credibly.tables.run import Prepared
+    from credibly.tables.prepared import Prepared
 
 RESULTS = "results.json"
 FORMAT = "credibly-comparison"
@@ -96,12 +96,12 @@ def run(
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
         from credibly.tables.conventions import Conventions
+        from credibly.tables.prepared import prepare
         from credibly.tables.reading import read_table
-        from credibly.tables.run import prepare
 
         rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
-        ready = {name: prepare(one, rows) for name, one in configs.items()}
+        ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
         if not quiet and not as_json:
             print_wrapped(describe_table(next(iter(ready.values()))))
         try:

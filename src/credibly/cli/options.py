@@ -64,7 +64,11 @@ def _noises(incomplete: str) -> list[str]:
 
 
 def _rules(incomplete: str) -> list[str]:
-    return _complete(("rows", "evidence"), incomplete)
+    return _complete(("folds", "evidence", "rows", "none"), incomplete)
+
+
+def _inputs(incomplete: str) -> list[str]:
+    return _complete(("auto", "standard", "quantile", "categories"), incomplete)
 
 
 def _names(table: Path) -> list[str]:
@@ -162,7 +166,10 @@ Na = Annotated[
 ]
 Holdout = Annotated[
     float | None,
-    typer.Option(help="Fraction of the rows held out for the metrics in the report; 0 fits all rows. (Default: 0.2.)"),
+    typer.Option(
+        help="Fraction of the rows whose predictions by a fit to the others give the metrics; 0 for none. The model is"
+        " fitted to all rows in any case. (Default: five folds, in which every row is predicted.)"
+    ),
 ]
 Hidden = Annotated[
     str | None,
@@ -186,9 +193,41 @@ PriorScale = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="Choose the prior scale and the noise model before the fit: by validation rows (rows), or, with the width,"
-        " by marginal likelihood (evidence).",
+        help="How to choose what is not given (noise, prior scale, transforms, network): by folds of the rows (folds),"
+        " by marginal likelihood (evidence), by validation rows (rows), or not at all (none). (Default: folds.)",
         autocompletion=_rules,
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        help="Encoding of numeric columns: standard, quantile (normal scores), categories (an input for each value of"
+        " columns with few), or auto. (Default: auto.)",
+        autocompletion=_inputs,
+    ),
+]
+Conformal = Annotated[
+    bool | None,
+    typer.Option(
+        "--conformal/--no-conformal",
+        help="Intervals and prediction sets with a coverage guarantee, from the folds. (Default: yes.)",
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column whose groups stay together when rows are held out, such as customers, if new ones are to be"
+        " predicted; it is no input.",
+        autocompletion=_columns,
+    ),
+]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column with the time of the rows, if later rows are to be predicted: the latest are held out.",
+        autocompletion=_columns,
     ),
 ]
 Activation = Annotated[

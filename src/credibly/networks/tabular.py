@@ -1,4 +1,4 @@
-"""Networks for tables: periodic embeddings of numeric columns before a multilayer perceptron (Gorishniy et al. 2022)."""
+"""Networks for tables: periodic embeddings of numeric columns (Gorishniy et al. 2022) and a multilayer perceptron."""
 
 from __future__ import annotations
 

@@ -226,5 +226,6 @@ def _clearly_better(new: Array, old: Array) -> bool:
 
 
 def _error(values: Array) -> float:
-    """Return the standard error of the mean."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
+    """Return the standard error of the mean; infinite if a value is."""
+    known = len(values) > 1 and bool(np.isfinite(values).all())
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if known else float("inf")

@@ -100,6 +100,9 @@ class InputScaling:
         return made
 
 
+STANDARD = InputScaling()
+
+
 def _normal_scores(values: Array, knots: Array) -> Array:
     """Interpolate normal scores between the knots, linearly also beyond them with the slope of the outermost pair."""
     ranks = (np.arange(len(knots)) + 0.5) / len(knots)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.conformal.calibration import Calibration
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
@@ -46,15 +47,19 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
+        folds: posteriors of fits to some of the rows, behind metrics and guarantee.
+        calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
     """
 
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
+    folds: tuple[Posterior, ...] = ()
+    calibration: Calibration | None = None
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
-        x = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
         if draws is not None and isinstance(self.posterior, DrawsPosterior):
             found = self.posterior.predict(x, draws=draws)
         else:

@@ -16,6 +16,7 @@ from credibly.storage.run_folder import checksum
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
 from credibly.tables.conventions import USUAL, Conventions, conventions_of
 from credibly.tables.dates import Date
+from credibly.tables.input_scaling import STANDARD, InputScaling
 from credibly.tables.parsing import Notes, is_number, numbers, texts, whole_column
 from credibly.tables.target_scale import TargetScale
 from credibly.tables.target_tasks import check_task_values, event_values
@@ -49,6 +50,7 @@ class Preparation:
         transforms: transforms of the targets, one each; () for none.
         event: column that marks observed events, for survival.
         conventions: how the cells of the table were read, for the tables of predictions.
+        scaling: further encoding of the inputs, applied last.
     """
 
     target: str
@@ -64,6 +66,7 @@ class Preparation:
     transforms: tuple[Transform, ...] = ()
     event: str | None = None
     conventions: Conventions = USUAL
+    scaling: InputScaling = STANDARD
 
     @classmethod
     def fit(
@@ -182,8 +185,15 @@ class Preparation:
         return tuple(feature for column in self.used for feature in column.features)
 
     @property
+    def numeric_features(self) -> tuple[int, ...]:
+        """Indices of the features that are numbers: those of numeric columns, and the time elapsed of dates."""
+        names = {column.name for column in self.used if not isinstance(column, Categorical)}
+        elapsed = {f"{column.name} elapsed" for column in self.used if isinstance(column, Date)}
+        return tuple(i for i, feature in enumerate(self.features) if feature in names | elapsed)
+
+    @property
     def inputs(self) -> int:
-        """Number of network inputs."""
+        """Number of features."""
         return len(self.features)
 
     def missing_columns(self, names: Collection[str]) -> list[str]:
@@ -206,6 +216,10 @@ class Preparation:
             start += width
         notes.sort(key=lambda note: note[0])
         return out, notes
+
+    def with_scaling(self, kind: str, x: Array) -> Preparation:
+        """Return the same preparation with a further encoding of the inputs, fitted to those of the training rows."""
+        return replace(self, scaling=InputScaling.fit(kind, x, self.numeric_features))
 
     def usable_rows(self, table: Any) -> Array:
         """Return the indices of the rows that have a target."""
@@ -279,6 +293,7 @@ class Preparation:
             "transforms": [transform.to_dict() for transform in self.transforms],
             "event": self.event,
             "conventions": self.conventions.to_dict(),
+            "scaling": self.scaling.to_dict(),
         }
         return plain | {"checksum": checksum(plain)}
 
@@ -308,7 +323,11 @@ class Preparation:
             transforms = tuple(Transform(**values) for values in plain.get("transforms", ()))
             read_by = Conventions.from_dict(plain.get("conventions", {}))
             made = cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes)
-            return replace(made, targets=targets, transforms=transforms, event=plain.get("event"), conventions=read_by)
+            scaling = InputScaling.from_dict(plain["scaling"]) if "scaling" in plain else STANDARD
+            event = plain.get("event")
+            return replace(
+                made, targets=targets, transforms=transforms, event=event, conventions=read_by, scaling=scaling
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"preparation: incomplete ({error!r}). Fit the table again") from error
 

@@ -30,7 +30,8 @@ from credibly.likelihoods import (
 )
 from credibly.likelihoods.continuous import STANDARD
 from credibly.methods import METHODS, Method
-from credibly.networks.zoo import ACTIVATIONS, mlp
+from credibly.networks.tabular import tabular_mlp
+from credibly.networks.zoo import ACTIVATIONS
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 from credibly.tables.target_tasks import LABELLED
@@ -57,6 +58,9 @@ class Recipe:
             scale, heavy tails), or a known standard deviation in units of the standardised target.
         method: a name in METHODS, or "auto".
         settings: settings of the method that override those of `settings_for`.
+        embedding: whether numeric columns have periodic embeddings.
+        inputs: encoding of inputs, one of `input_scaling.KINDS`.
+        transform: of a regression target, one of `transforms.CHOICES`.
     """
 
     task: str = "regression"
@@ -65,7 +69,10 @@ class Recipe:
     prior_scale: float | None = None
     noise: str | float = "learned"
     method: str = "auto"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    embedding: bool = False
+    inputs: str = "standard"
+    transform: str = "none"
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -120,14 +127,18 @@ class Recipe:
         classes: int | None = None,
         seed: int = 0,
         device: str | None = None,
+        numeric: tuple[int, ...] = (),
     ) -> Problem:
         """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,).
 
-        `sample_weight` are the weights of the rows, (N,); None for ones.
+        `sample_weight` are the weights of the rows, (N,); None for ones. `numeric` are the indices of the numeric
+        columns, which the recipe may embed.
         """
         targets = y.shape[1] if y.ndim == 2 else 1
         with global_stream(seed, "network"):
-            net = mlp(x.shape[1], self.hidden, self.outputs(targets, classes), self.activation)
+            embedded = numeric if self.embedding else ()
+            outputs = self.outputs(targets, classes)
+            net = tabular_mlp(x.shape[1], self.hidden, outputs, self.activation, embedded=embedded)
         if device is not None:
             net = net.to(device)
         target = torch.from_numpy(np.ascontiguousarray(y, np.int64 if self.task in LABELLED else np.float32))

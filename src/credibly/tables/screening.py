@@ -303,8 +303,8 @@ def _is_year(name: str, x: Array) -> bool:
     known = x[np.isfinite(x)]
     if not len(known) or not TIME.search(_plain(name)) or (known != np.trunc(known)).any():
         return False
-    years = 1800 <= known.min() and known.max() <= 2200
-    epoch = 1e8 <= known.min() and known.max() <= 1e13
+    years = known.min() >= 1800 and known.max() <= 2200
+    epoch = known.min() >= 1e8 and known.max() <= 1e13
     return bool((years or epoch) and len(np.unique(known)) >= 3)
 
 

@@ -1,4 +1,4 @@
-"""Splits of the rows of a table into those that are fitted and those that are predicted: at random, by group or by time.
+"""Splits of the rows of a table into those that are fitted and those that are predicted: at random, by group, by time.
 
 Every metric of a run comes from rows that the fit behind it has not seen. By default each row is in one of five folds,
 and predicted by a fit to the other four. Rows of one group stay together, and rows of later times are predicted from

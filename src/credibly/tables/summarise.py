@@ -39,7 +39,7 @@ def summarise(run: TableRun) -> FitSummary:
     model, stored = run.model, run.facts
     rows, on = run.rows()
     inputs = model.preparation.transform(rows)[0]
-    predictive = model.predict(inputs)
+    predictive = run.predict_rows(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
     return FitSummary(
