@@ -149,11 +149,11 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
     if small and free("prior_scale"):
         found += [_scales, _scales]
     if real and free("transform"):
-        kinds = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
-        found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in kinds))
+        transforms = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
+        found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in transforms))
     if free("inputs") and data.numeric:
-        kinds = [k for k in ("quantile", "categories") if InputScaling.fit(k, data.x, data.numeric).columns]
-        found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in kinds))
+        encodings = [k for k in ("quantile", "categories") if InputScaling.fit(k, data.x, data.numeric).columns]
+        found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
     if not small and free("embedding", "hidden") and data.numeric:
         found.append(
             lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])

@@ -19,6 +19,9 @@ from credibly.tables.parsing import Notes, finite, is_number, numbers, positions
 Array: TypeAlias = npt.NDArray[Any]
 
 MAX_LEVELS = 50
+# With this many rows for each level there may be more, up to MOST_LEVELS.
+ROWS_EACH = 20
+MOST_LEVELS = 250
 # A text column counts as an identifier if it has more than MAX_LEVELS distinct values and more than this fraction of
 # its values are distinct.
 DISTINCT = 0.9
@@ -222,7 +225,8 @@ def _fit_categorical(name: str, present: Any, missing: int) -> Categorical:
     labels = coded.dictionary.take(order).to_pylist()
     ranks = np.empty(len(labels), dtype=np.int64)
     ranks[order.to_numpy()] = np.arange(len(labels))
-    encoder = OneHotEncoder(max_categories=MAX_LEVELS + 1, handle_unknown="infrequent_if_exist")
+    most = min(MOST_LEVELS, max(MAX_LEVELS, len(present) // ROWS_EACH))
+    encoder = OneHotEncoder(max_categories=most + 1, handle_unknown="infrequent_if_exist")
     encoder.fit(ranks[coded.indices.to_numpy()][:, None])
     infrequent = encoder.infrequent_categories_[0]
     codes = set() if infrequent is None else {int(code) for code in infrequent}
