@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from credibly.comparing.entries import Entry
-from credibly.diagnostics.pareto import MIN_DRAWS, limit, loo, waic
 from credibly.core.inputs import map_inputs
 from credibly.diagnostics.convergence import MIN_DRAWS as MIN_CHAIN
 from credibly.diagnostics.convergence import ess
+from credibly.diagnostics.pareto import MIN_DRAWS, limit, loo, waic
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.gaussian import GaussianPosterior

@@ -134,7 +134,7 @@ def assigned_folds(folds: int, rows: int, seed: int, labels: Array | None = None
         counts = np.bincount(labels)
         if counts.min() < 2:
             found = f"has one row of class number {int(counts.argmin())}"
-            raise InputError("y", found, "Fits without a fold need at least two rows of every class, or conformal=False")
+            raise InputError("y", found, "Fits without a fold need at least two rows of every class")
         order = order[np.argsort(labels[order], kind="stable")]
     fold = np.empty(rows, dtype=np.int64)
     fold[order] = np.arange(rows) % min(folds, rows)
