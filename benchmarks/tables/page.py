@@ -1,0 +1,2 @@
+def summary(r): return ''
+def write_page(*a): pass
