@@ -19,36 +19,46 @@ from benchmarks.tables.peers import PEERS
 from benchmarks.tables.rows import rows_of
 from benchmarks.tables.scores import evaluate
 from benchmarks.tables.sources import Absent
-from benchmarks.timing import machine
 
 Record = dict[str, Any]
 
 MODELS = ("ours", "estimator", *PEERS)
 
 
-def measure(cache: Path, site: Path | None, name: str, model: str, split: int) -> Record:
-    """Run one cell; plain values. What is not installed or fails is recorded as the reason."""
-    if site is not None and str(site) not in sys.path:
+def start_worker(site: Path | None) -> None:
+    """Prepare a worker process: further packages, and no warnings of the models."""
+    if site is not None:
         sys.path.append(str(site))
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+
+
+def measure(cache: Path, name: str, model: str, split: int) -> Record:
+    """Run one cell; plain values. What is not installed or fails is recorded as the reason."""
     rows = rows_of(read_cache(cache, name), split)
     cell: Record = {"table": name, "model": model, "split": split, "task": rows.table.task}
     cell |= {"rows": len(rows.y), "test_rows": len(rows.y_test), "inputs": len(rows.table.inputs)}
     try:
         fit = _fit(model)
-        started = time.perf_counter()
+        started, used = time.perf_counter(), _cpu_seconds()
         found = fit(rows)
-        seconds = time.perf_counter() - started
+        seconds, used = time.perf_counter() - started, _cpu_seconds() - used
         metrics = evaluate(found, rows)
     except Absent as reason:
         return cell | {"absent": str(reason)}
     except Exception as error:  # a cell that fails must not cost the others
         return cell | {"error": f"{type(error).__name__}: {error}"[:400]}
     scores = metrics.pop("scores", None)
-    cell |= {key: round(value, 6) for key, value in metrics.items()} | {"seconds": round(seconds, 2)}
+    cell |= {key: float(f"{value:.6g}") for key, value in metrics.items()}
+    cell |= {"seconds": round(seconds, 2), "cpu_seconds": round(used, 2)}
     cell["threads"] = int(os.environ.get("OMP_NUM_THREADS", 0)) or None
     return cell if scores is None else cell | {"scores": [round(float(score), 5) for score in scores]}
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of this process and of those that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _fit(model: str) -> Any:
@@ -89,6 +99,8 @@ def run(
     cache: Path, site: Path | None, tables: list[Table], models: list[str], splits: int, workers: int, out: Path
 ) -> Record:
     """Run the cells that are not in the file yet, small tables first, and return all of them."""
+    from benchmarks.timing import machine  # imports torch, which the workers of the peers do not need
+
     record = read(out)
     record["machine"] = machine() | {"workers": workers}
     known = {key(cell) for cell in finished(record)}
@@ -100,8 +112,9 @@ def run(
         if f"{table.name}/{model}/{split}" not in known
     ]
     started = time.perf_counter()
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(measure, cache, site, *cell) for cell in wanted]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(site,)) as pool:
+        futures = [pool.submit(measure, cache, *cell) for cell in wanted]
         for done, future in enumerate(as_completed(futures), 1):
             cell = future.result()
             record["cells"][key(cell)] = cell

@@ -86,7 +86,8 @@ def write_cache(folder: Path, tables: list[Table]) -> None:
         parquet.write_table(table.columns, folder / f"{table.name}.parquet", compression="zstd")
         rows = {f"train_{i}": train for i, (train, _) in enumerate(table.splits)}
         rows |= {f"test_{i}": test for i, (_, test) in enumerate(table.splits)}
-        np.savez_compressed(folder / f"{table.name}.npz", **{key: value.astype(np.int32) for key, value in rows.items()})
+        numbers: dict[str, Any] = {key: value.astype(np.int32) for key, value in rows.items()}
+        np.savez_compressed(folder / f"{table.name}.npz", **numbers)
         index[table.name] = table.about_columns()
     path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 

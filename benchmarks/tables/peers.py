@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from benchmarks.tables.data import Array
+from benchmarks.tables.gp import tune
 from benchmarks.tables.rows import Rows
 from benchmarks.tables.scores import LEVEL, Classes, Normal, Point, from_interval, normal
 from benchmarks.tables.sources import Absent
 
 # Rows that a Gaussian process is fitted to, and those of them that its hyperparameters are optimised on.
-GP_ROWS, GP_TUNING_ROWS, GP_STEPS = 2_000, 1_000, 50
+GP_ROWS, GP_TUNING_ROWS, GP_STEPS = 2_000, 1_000, 100
 # Categorical columns with more levels are target-encoded for the Gaussian process, which has one length scale each.
 GP_LEVELS = 12
 # Test rows at a time: CV+ compares each of them with every training row.
@@ -60,7 +62,7 @@ def hgb(rows: Rows) -> Normal | Classes:
 
 
 def catboost(rows: Rows) -> Normal | Classes:
-    """Fit CatBoost: RMSEWithUncertainty with virtual ensembles, data and knowledge uncertainty added; its classifier."""
+    """Fit CatBoost: its classifier, or RMSEWithUncertainty with virtual ensembles, both uncertainties added."""
     need("catboost")
     from catboost import CatBoostClassifier, CatBoostRegressor
 
@@ -106,29 +108,32 @@ def ngboost(rows: Rows) -> Normal | Classes:
 
 
 def gp(rows: Rows) -> Normal | Classes:
-    """Fit a Gaussian process with an ARD RBF kernel and white noise, to at most GP_ROWS random rows."""
+    """Fit a Gaussian process to at most GP_ROWS random rows: an ARD RBF kernel and noise, or its classifier.
+
+    The classifier has one length scale for all columns and takes at most GP_TUNING_ROWS rows.
+    """
     from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-    x, x_test = rows.one_hot(most=GP_LEVELS if rows.table.task != "classes" else None)
+    x, x_test = rows.one_hot(most=None if rows.table.task == "classes" else GP_LEVELS)
     order = np.random.default_rng(0).permutation(len(x))
     used, tuning = order[:GP_ROWS], order[:GP_TUNING_ROWS]
-    kernel = ConstantKernel(1.0) * RBF(np.ones(x.shape[1]), (1e-2, 1e4))
     if rows.table.task == "classes":
-        model = GaussianProcessClassifier(kernel, optimizer=_optimise, random_state=0).fit(x[tuning], rows.y[tuning])
+        kernel = ConstantKernel(1.0) * RBF(math.sqrt(x.shape[1]))
+        model = GaussianProcessClassifier(kernel, random_state=0).fit(x[tuning], rows.y[tuning])
         return Classes(model.classes_, model.predict_proba(x_test))
     mean, std = rows.y.mean(), rows.y.std()
     y = (rows.y - mean) / std
-    kernel = kernel + WhiteKernel(0.1, (1e-6, 10.0))
-    tuned = GaussianProcessRegressor(kernel, optimizer=_optimise, random_state=0).fit(x[tuning], y[tuning])
-    model = GaussianProcessRegressor(tuned.kernel_, optimizer=None).fit(x[used], y[used])
+    variance, lengths, noise = tune(x[tuning], y[tuning], GP_STEPS)
+    kernel = ConstantKernel(variance) * RBF(lengths) + WhiteKernel(noise)
+    model = GaussianProcessRegressor(kernel, optimizer=None).fit(x[used], y[used])
     parts = [model.predict(x_test[i : i + CHUNK], return_std=True) for i in range(0, len(x_test), CHUNK)]
     centre, spread = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
     return normal(centre * std + mean, spread * std)
 
 
 def mlp(rows: Rows) -> Normal | Classes:
-    """Fit a scikit-learn MLP with early stopping; the noise of a regression is that of a tenth of the rows, held out."""
+    """Fit a scikit-learn MLP with early stopping; a tenth of the rows, held out, gives the noise of a regression."""
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
     x, x_test = rows.one_hot()
@@ -154,14 +159,6 @@ def _held_out(rows: Rows) -> tuple[Array, Array]:
     order = rng.permutation(len(rows.y))
     cut = round(HELD_OUT * len(order))
     return order[:cut], order[cut:]
-
-
-def _optimise(objective: Any, start: Array, bounds: Array) -> tuple[Array, float]:
-    """Maximise the marginal likelihood with a limit on the steps."""
-    from scipy.optimize import minimize
-
-    found = minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": GP_STEPS})
-    return found.x, found.fun
 
 
 PEERS: dict[str, Callable[[Rows], Normal | Classes | Point]] = {

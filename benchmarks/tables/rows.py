@@ -14,6 +14,7 @@ import pyarrow as pa
 from benchmarks.tables.data import Array, Table
 
 MISSING = "missing"
+ENCODING_FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class Rows:
         for i, name in enumerate(self.table.inputs):
             train, test = codes[0][:, i], codes[1][:, i]
             if name not in self.table.categorical:
-                middle = np.nanmedian(train)
-                columns.append((np.where(np.isnan(train), middle, train)[:, None], np.where(np.isnan(test), middle, test)[:, None]))
+                filled = [np.where(np.isnan(part), np.nanmedian(train), part)[:, None] for part in (train, test)]
+                columns.append((filled[0], filled[1]))
             elif most is not None and len(self._levels(name)) > most:
                 columns.append(self._target_encoded(train, test))
             else:
@@ -96,11 +97,13 @@ class Rows:
         return sorted({value for value in self.train.column(name).to_pylist() if value is not None})
 
     def _target_encoded(self, train: Array, test: Array) -> tuple[Array, Array]:
-        from sklearn.preprocessing import TargetEncoder
-
-        encoder = TargetEncoder(random_state=0)
-        filled, other = (np.where(np.isnan(codes), -1.0, codes)[:, None] for codes in (train, test))
-        return encoder.fit_transform(filled, self.y), encoder.transform(other)
+        """Return the mean target of each category; of training rows that of the other folds, to keep out their own."""
+        folds = np.random.default_rng(0).permutation(len(train)) % ENCODING_FOLDS
+        encoded = np.empty((len(train), 1))
+        for fold in range(ENCODING_FOLDS):
+            held = folds == fold
+            encoded[held, 0] = _category_means(train[~held], self.y[~held], train[held])
+        return encoded, _category_means(train, self.y, test)[:, None]
 
 
 def rows_of(table: Table, split: int) -> Rows:
@@ -108,6 +111,16 @@ def rows_of(table: Table, split: int) -> Rows:
     train, test = table.splits[split]
     y = table.y()
     return Rows(table, table.columns.take(pa.array(train)), table.columns.take(pa.array(test)), y[train], y[test])
+
+
+def _category_means(codes: Array, y: Array, at: Array) -> Array:
+    """Return the mean target of the categories `at`, shrunk by one row of the overall mean; unknown ones have that."""
+    middle = y.mean()
+    found = np.full(len(at), middle)
+    for code in np.unique(codes[~np.isnan(codes)]):
+        rows = y[codes == code]
+        found[at == code] = (rows.sum() + middle) / (len(rows) + 1)
+    return found
 
 
 def _numbers(rows: pa.Table, name: str) -> Array:

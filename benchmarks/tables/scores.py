@@ -26,9 +26,20 @@ LOWEST = 1e-12
 class Numbers(Protocol):
     """A prediction of numbers: the mean and the bounds of the 90 % interval per row."""
 
-    mean: Array
-    lower: Array
-    upper: Array
+    @property
+    def mean(self) -> Array:
+        """Means, (rows,)."""
+        ...
+
+    @property
+    def lower(self) -> Array:
+        """Lower bounds, (rows,)."""
+        ...
+
+    @property
+    def upper(self) -> Array:
+        """Upper bounds, (rows,)."""
+        ...
 
     def log_density(self, y: Array) -> Array:
         """Return the log density of each row at its target."""
@@ -96,7 +107,7 @@ def smallest_sets(probabilities: Array, level: float = LEVEL) -> Array:
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ranked = np.take_along_axis(probabilities, order, 1)
     needed = ranked.cumsum(1) - ranked < level
-    sets = np.zeros_like(needed)
+    sets: Array = np.zeros_like(needed)
     np.put_along_axis(sets, order, needed, 1)
     return sets
 
@@ -110,11 +121,8 @@ def evaluate(found: Numbers | Classes | Point, rows: Rows) -> dict[str, Any]:
     if isinstance(found, Point):
         return {"rmse": float(np.sqrt(np.mean(error**2)))}
     counts = rows.table.task == "counts"
-    if counts:
-        # No model of counts may lose for mass below zero that a user would cut off.
-        scores = -crps(np.maximum(found.quantiles(LEVELS), 0.0), LEVELS, y)
-    else:
-        scores = np.asarray(found.log_density(y))
+    # No model of counts may lose for mass below zero that a user would cut off.
+    scores = -crps(np.maximum(found.quantiles(LEVELS), 0.0), LEVELS, y) if counts else found.log_density(y)
     return {
         "crps" if counts else "log_likelihood": float(-scores.mean() if counts else scores.mean()),
         "rmse": float(np.sqrt(np.mean(error**2))),

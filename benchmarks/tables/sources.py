@@ -9,6 +9,7 @@ import importlib.util
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +198,7 @@ def make_tables(root: Path | None) -> tuple[list[Table], dict[str, str]]:
     found, absent = [], {}
     makers: list[tuple[str, Callable[[], Table]]] = []
     for name, about in UCI.items():
-        makers.append((name.removesuffix("_red"), lambda name=name, about=about: uci_table(root, name, about)))
+        makers.append((name.removesuffix("_red"), partial(uci_table, root, name, about)))
     makers += [(source.name, source.table) for source in SOURCES]
     for name, make in makers:
         try:
