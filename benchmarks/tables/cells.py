@@ -98,7 +98,7 @@ def finished(record: Record) -> Iterator[Record]:
 def run(
     cache: Path, site: Path | None, tables: list[Table], models: list[str], splits: int, workers: int, out: Path
 ) -> Record:
-    """Run the cells that are not in the file yet, small tables first, and return all of them."""
+    """Run the cells that are not in the file yet, split by split and small tables first, and return all of them."""
     from benchmarks.timing import machine  # imports torch, which the workers of the peers do not need
 
     record = read(out)
@@ -106,10 +106,10 @@ def run(
     known = {key(cell) for cell in finished(record)}
     wanted = [
         (table.name, model, split)
+        for split in range(splits)
         for table in sorted(tables, key=lambda t: t.columns.num_rows)
         for model in models
-        for split in range(min(splits, len(table.splits)))
-        if f"{table.name}/{model}/{split}" not in known
+        if split < len(table.splits) and f"{table.name}/{model}/{split}" not in known
     ]
     started = time.perf_counter()
     context = get_context("spawn")

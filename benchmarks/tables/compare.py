@@ -93,20 +93,23 @@ class Results:
 
     def standing(self, table: str) -> tuple[str, Difference] | None:
         """Return the best rival by score, and the difference to it; None while ours or all rivals are missing."""
-        rival = self.best(table, RIVALS, self.score_name(table))
-        found = None if rival is None else self.difference(table, rival)
-        return None if rival is None or found is None else (rival, found)
+        found = {rival: gap for rival in RIVALS if (gap := self.difference(table, rival)) is not None}
+        return min(found.items(), key=lambda item: item[1].mean) if found else None
 
     def excess(self, table: str, models: Iterable[str] = RIVALS) -> float | None:
-        """Return how far ours is behind the best: RMSE over the lowest minus 1, or the highest accuracy over ours."""
-        metric = self.error_name(table)
-        mine = self.mean(table, OURS, metric)
-        found = self.means(table, models, metric)
-        if mine is None or not found:
-            return None
-        if metric == "accuracy":
-            return max(*found.values(), mine) / mine - 1
-        return mine / min(*found.values(), mine) - 1
+        """Return how far ours is behind the best: RMSE over the lowest minus 1, or the highest accuracy over ours.
+
+        A model is compared on the splits that both have. None while ours or all models are missing.
+        """
+        metric, ours = self.error_name(table), self.cells.get((table, OURS), {})
+        ratios = []
+        for model in models:
+            theirs = self.cells.get((table, model), {})
+            splits = [split for split in ours if split in theirs]
+            if splits:
+                ratio = sum(ours[s][metric] for s in splits) / sum(theirs[s][metric] for s in splits)
+                ratios.append(1 / ratio if metric == "accuracy" else ratio)
+        return max(0.0, max(ratios) - 1) if ratios else None
 
 
 _ORDER = {"regression": 0, "counts": 1, "classes": 2}

@@ -51,9 +51,10 @@ intervals of MAPIE (5 folds; by person where the split is by person). CatBoost w
 posterior sampling; "CatBoost, RMSE loss" is its default loss, which has no uncertainty: it is shown for its RMSE, and
 the goals do not count it except where stated. NGBoost with a Gaussian or a categorical distribution, on one-hot
 columns. GP: scikit-learn's, an ARD RBF kernel with noise on standardised one-hot columns, fitted to at most 2,000
-random rows (hyperparameters by marginal likelihood on 1,000 of them, at most 100 steps); columns of more than 12
-categories are target-encoded. Classes: scikit-learn's classifier on at most 1,000 rows, with one length scale. MLP:
-scikit-learn's with early stopping (for classes without it), on standardised one-hot columns.
+random rows (hyperparameters by marginal likelihood on 1,000 of them, at most 100 steps); for classes scikit-learn's
+classifier with one length scale, on at most 1,000 rows. For regressions by NGBoost and the GP, columns of more than 12
+categories are target-encoded instead. MLP: scikit-learn's with early stopping (for classes without it), on standardised
+one-hot columns.
 
 **Tables.** The UCI tables have their standard splits of 90 and 10 %; all others have random splits of 80 and 20 %, and
 are subsampled to 10,000 rows. Columns that are functions, components or consequences of the target are dropped, and so
@@ -231,7 +232,7 @@ def picture(results: Results) -> str:
         y = [height[t] + offset for t in gaps]
         left.errorbar(x, y, xerr=bars, fmt="o", ms=3, lw=1, color=colours[model], label=TITLES[model])
     left.axvline(0, color=DARK, lw=0.8)
-    left.set(xlim=(-1.1 * EDGE, 1.1 * EDGE), xlabel="score of `credibly fit` minus that of the peer (right: better)")
+    left.set(xlim=(-1.1 * EDGE, 1.1 * EDGE), xlabel="score of credibly fit minus that of the peer (right: better)")
     for model in (OURS, *shown):
         found = {t: c for t in results.tables if (c := results.mean(t, model, "coverage")) is not None}
         size = 6 if model == OURS else 3.5

@@ -17,8 +17,8 @@ from benchmarks.tables.sources import Absent
 
 # Rows that a Gaussian process is fitted to, and those of them that its hyperparameters are optimised on.
 GP_ROWS, GP_TUNING_ROWS, GP_STEPS = 2_000, 1_000, 100
-# Categorical columns with more levels are target-encoded for the Gaussian process, which has one length scale each.
-GP_LEVELS = 12
+# Categorical columns with more levels are target-encoded for NGBoost and the Gaussian process.
+MANY_LEVELS = 12
 # Test rows at a time: CV+ compares each of them with every training row.
 CHUNK = 500
 # Held-out training rows that give the noise of a network without one.
@@ -98,8 +98,9 @@ def ngboost(rows: Rows) -> Normal | Classes:
     from ngboost import NGBClassifier, NGBRegressor
     from ngboost.distns import k_categorical
 
-    x, x_test = rows.one_hot(standardise=False)
-    if rows.table.task == "classes":
+    classes = rows.table.task == "classes"
+    x, x_test = rows.one_hot(standardise=False, most=None if classes else MANY_LEVELS)
+    if classes:
         at = np.searchsorted(rows.classes, rows.y)
         model = NGBClassifier(Dist=k_categorical(len(rows.classes)), verbose=False, random_state=0).fit(x, at)
         return Classes(rows.classes, model.predict_proba(x_test))
@@ -115,7 +116,7 @@ def gp(rows: Rows) -> Normal | Classes:
     from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-    x, x_test = rows.one_hot(most=None if rows.table.task == "classes" else GP_LEVELS)
+    x, x_test = rows.one_hot(most=None if rows.table.task == "classes" else MANY_LEVELS)
     order = np.random.default_rng(0).permutation(len(x))
     used, tuning = order[:GP_ROWS], order[:GP_TUNING_ROWS]
     if rows.table.task == "classes":
