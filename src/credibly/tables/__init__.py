@@ -6,6 +6,7 @@ TableRun.load("run/").model.predict_file("new.csv", "predictions.csv")
 """
 
 from credibly.tables.config import Config
-from credibly.tables.run import TableRun, fit_table, prepare, resume_table
+from credibly.tables.prepared import prepare
+from credibly.tables.run import TableRun, fit_table, resume_table
 
 __all__ = ["Config", "TableRun", "fit_table", "prepare", "resume_table"]

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.conformal.calibration import Calibration
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
-from credibly.predictive.rescaling import in_units
+from credibly.predictive.one_target import one_target
 from credibly.tables.parallel_writer import shared_writer
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import batches, header
@@ -46,22 +47,24 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
+        folds: posteriors of fits to some of the rows, behind metrics and guarantee.
+        calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
     """
 
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
+    folds: tuple[Posterior, ...] = ()
+    calibration: Calibration | None = None
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
-        x = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
         if draws is not None and isinstance(self.posterior, DrawsPosterior):
             found = self.posterior.predict(x, draws=draws)
         else:
             found = self.posterior.predict(x)
-        if self.preparation.task == "classification":
-            return found
-        return in_units(found, self.preparation.y_mean, self.preparation.y_std)
+        return self.preparation.in_units(found)
 
     def predict_table(self, table: Table | RecordBatch) -> Predictive:
         """Return the predictive at the rows of a table with the columns of the training data."""
@@ -72,11 +75,20 @@ class TableModel:
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
     def columns(self, predictive: Predictive) -> dict[str, Any]:
-        """Return the columns of a prediction file, without the notes."""
+        """Return the columns of a prediction file, without the notes; several targets have a set of columns each."""
+        targets = self.preparation.targets
         found: dict[str, Any] = {}
-        if self.preparation.task == "classification":
-            classes = self.preparation.classes
-            assert classes is not None
+        for k, name in enumerate(targets if len(targets) > 1 else ()):
+            found |= {f"{key}_{name}": column for key, column in self._columns(one_target(predictive, k)).items()}
+        found = found or self._columns(predictive)
+        score = self.ood(predictive)
+        found["ood"] = [None] * len(predictive) if score is None else _float32(score)
+        return found
+
+    def _columns(self, predictive: Predictive) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        classes = self.preparation.classes
+        if classes is not None:
             probabilities = predictive.probabilities.double().numpy()
             best = probabilities.argmax(-1)
             found["prediction"] = np.asarray(classes, dtype=object)[best]
@@ -84,15 +96,15 @@ class TableModel:
             found["total"] = _float32(predictive.total.numpy())
         else:
             lower, upper = predictive.interval(LEVEL)
+            if self.preparation.task == "survival":
+                found["median"] = _float64(predictive.quantile(0.5))
             found["mean"], found["std"] = _float64(predictive.mean), _float32(predictive.std.numpy())
-        # For regression variances, whose sum is std squared; for classification nats.
+        # For classes nats; otherwise variances, whose sum is std squared.
         found["aleatoric"], found["epistemic"] = (
             _float32(part.numpy()) for part in (predictive.aleatoric, predictive.epistemic)
         )
-        if self.preparation.task == "regression":
+        if classes is None:
             found["lower_90"], found["upper_90"] = _float64(lower), _float64(upper)
-        score = self.ood(predictive)
-        found["ood"] = [None] * len(predictive) if score is None else _float32(score)
         return found
 
     def predict_file(
@@ -123,7 +135,8 @@ class TableModel:
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
-        own = batches(table, known.names, known.numeric_names, block_rows, (everyone.rank, everyone.size))
+        mine = everyone.rank, everyone.size
+        own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
             for block, notes in own:
                 inputs, more = known.transform(block)
@@ -169,9 +182,15 @@ class PredictedFile:
 
 
 def epistemic_of(predictive: Predictive) -> Array:
-    """Return the epistemic uncertainty of each row in float64."""
-    found: Array = predictive.epistemic.double().numpy()
-    return found
+    """Return the epistemic uncertainty of each row in float64; for several targets its geometric mean over them.
+
+    Scores compare rows only, so the units of the targets do not matter.
+    """
+    found = predictive.epistemic.double()
+    if found.ndim > 1:
+        found = found.clamp_min(0).log().mean(-1).exp()
+    values: Array = found.numpy()
+    return values
 
 
 def quantile_levels(values: Array) -> Array | None:
