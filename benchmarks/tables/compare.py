@@ -138,7 +138,7 @@ def goals(results: Results) -> list[tuple[str, str, bool | None]]:
     standings = {table: results.standing(table) for table in results.tables}
     known = {table: found for table, found in standings.items() if found is not None}
     if not known:
-        return [("all goals", "no cells of `credibly fit` yet", None)]
+        return [("all goals", "no cells of `credibly fit` beside those of a peer yet", None)]
     tied = [table for table, (_, difference) in known.items() if difference.tied]
     behind = [f"{t} ({d.mean:+.3f} ± {d.error:.3f} against {r})" for t, (r, d) in known.items() if not d.tied]
     excesses = {t: e for t in results.tables if (e := results.excess(t)) is not None}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +40,10 @@ class Predicted:
 def fit(rows: Rows) -> Numbers | Classes:
     """Run `credibly fit` on a file of the training rows, and predict the test rows with the run."""
     from credibly.tables import TableRun
+    from credibly.tables.guarantee import guaranteed
 
     table = rows.table
-    options = ["--task", _task(table.task)]
-    if table.group is not None:
-        options += ["--group" if _has("--group") else "--drop", table.group]
+    options = ["--task", _TASKS[table.task]] + ([] if table.group is None else ["--group", table.group])
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "train.parquet", Path(folder) / "run"
         parquet.write_table(rows.train, file)
@@ -55,12 +52,14 @@ def fit(rows: Rows) -> Numbers | Classes:
         if done.returncode or not run.is_dir():
             raise RuntimeError(f"credibly fit failed: {(done.stderr or done.stdout).strip()[-300:]}")
         model = TableRun.load(run).model
-        predictive = model.predict_table(rows.test.drop_columns([table.target]))
+        inputs, _ = model.preparation.transform(rows.test.drop_columns([table.target]))
+        predictive = model.predict(inputs)
+        # Intervals and sets are those with the guarantee, where the fit makes one.
+        found = guaranteed(model, inputs, predictive)
+        promised = predictive if found is None else found
         if table.task == "classes":
-            return _classes(predictive, model.preparation.classes)
-        # The columns of the prediction file, so that these are the intervals that `credibly predict` writes.
-        found = model.columns(predictive)
-        return Predicted(predictive, *(np.asarray(found[key], dtype=np.float64) for key in _COLUMNS))
+            return _classes(predictive, model.preparation.classes, promised)
+        return _numbers(predictive, *promised.interval(LEVEL))
 
 
 def estimator(rows: Rows) -> Numbers | Classes:
@@ -70,39 +69,23 @@ def estimator(rows: Rows) -> Numbers | Classes:
     x, x_test = rows.one_hot(standardise=False)
     if rows.table.task == "classes":
         model = BayesianClassifier().fit(x, rows.y)
-        return _classes(model.predictive(x_test), model.classes_)
-    regressor = BayesianRegressor().fit(x, rows.y)
-    lower, upper = regressor.predict_interval(x_test, LEVEL)
-    predictive = regressor.predictive(x_test)
-    return Predicted(predictive, _array(predictive.mean), np.asarray(lower), np.asarray(upper))
+        predictive = model.predictive(x_test)
+        return _classes(predictive, model.classes_, predictive)
+    predictive = BayesianRegressor().fit(x, rows.y).predictive(x_test)
+    return _numbers(predictive, *predictive.interval(LEVEL))
 
 
 _COMMAND = [sys.executable, "-m", "credibly"]
-_COLUMNS = ("mean", "lower_90", "upper_90")
+# The task is given, since integers with few values, such as the grades of wines, could as well be classes.
+_TASKS = {"regression": "regression", "counts": "counts", "classes": "classification"}
 
 
-@cache
-def _help() -> str:
-    """Return the help of `credibly fit` without the frame, to see what this version offers."""
-    found = subprocess.run([*_COMMAND, "fit", "--help"], capture_output=True, text=True, check=False).stdout
-    return re.sub(r"[^\w,.:;()-]+", " ", found)
+def _numbers(predictive: Any, lower: torch.Tensor, upper: torch.Tensor) -> Predicted:
+    return Predicted(predictive, _array(predictive.mean), _array(lower), _array(upper))
 
 
-def _has(option: str) -> bool:
-    return f" {option} " in _help()
-
-
-def _task(task: str) -> str:
-    """Return the value of --task; counts are a regression where there is no task for them."""
-    if task == "classes":
-        return "classification"
-    offered = re.search(r"--task\b(.*?)--", _help())
-    named = re.search(r"\bcounts?\b", offered.group(1)) if offered else None
-    return named.group(0) if task == "counts" and named else "regression"
-
-
-def _classes(predictive: Any, labels: Any) -> Classes:
-    sets = predictive.prediction_set(LEVEL).numpy()
+def _classes(predictive: Any, labels: Any, promised: Any) -> Classes:
+    sets = promised.prediction_set(LEVEL).numpy()
     return Classes(np.array([str(label) for label in labels]), _array(predictive.probabilities), sets)
 
 
