@@ -199,6 +199,15 @@ class TestGaussianProcess:
         assert 0.003 < noise < 0.03
         assert variance > 0
 
+    def test_copies_of_rows_are_refused_when_they_drive_the_noise_to_zero(self):
+        rng = np.random.default_rng(0)
+        x = np.repeat(rng.normal(size=40), 2)
+        table = small("regression")
+        twice = pa.table({"x": x, "y": np.sign(np.sin(40 * x))})
+        twice = dataclasses.replace(table, columns=twice, categorical=())
+        with pytest.raises(Absent, match="occur twice"):
+            peers.gp(rows_of(twice, 0))
+
 
 class TestComparisons:
     def test_paired_error_within_and_between_splits(self):
