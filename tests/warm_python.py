@@ -151,7 +151,6 @@ def run(words: list[str], environment: dict[str, str], folder: str, streams: lis
     if words[0] == "-u":  # from torchrun
         words = words[1:]
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=1), open(2, "w", buffering=1)
     if words[0] == "-m":
         sys.argv, sys.path[:1] = words[1:], [folder, *paths]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

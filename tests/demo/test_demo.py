@@ -184,9 +184,7 @@ class TestDemo:
         page = demo_page(found)
         text = report.render(page)
         assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
-        assert {"reliability-later", "gap-later", "star-later"} <= {
-            p.name for s in page.sections for p in s.pictures
-        }
+        assert {"reliability-later", "gap-later", "star-later"} <= {p.name for s in page.sections for p in s.pictures}
         assert seen[0] == ("diabetes: later", 0, 8)
         assert seen[-1] == ("done", 8, 8)
 

@@ -91,7 +91,8 @@ def torchrun(*words, cwd, restarts=0):
         capture_output=True,
         text=True,
         timeout=400,
-        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path, "PYTHON_EXEC": warm_python()},
+        env=os.environ
+        | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path, "PYTHON_EXEC": warm_python()},
         check=False,
     )
 
