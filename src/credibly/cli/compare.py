@@ -15,6 +15,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import check_folder, format_number, open_in_browser, print_table, print_wrapped, to_json
+from credibly.cli.early_checks import check_fit, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.fit import describe_table
 from credibly.cli.processes import is_leader
@@ -81,6 +82,8 @@ def run(
         "device": device,
     }
     with handle_errors(shared=True):
+        check_fit(table, target, config)
+        check_numbers(seed, holdout)
         if is_leader():
             _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)

@@ -11,6 +11,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import open_in_browser, print_wrapped, to_json
+from credibly.cli.early_checks import check_fit, check_numbers, check_output_folder
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
@@ -76,6 +77,9 @@ def run(
         "device": device,
     }
     with handle_errors(shared=True):
+        check_fit(table, target, config)
+        check_numbers(seed, holdout)
+        check_output_folder(out, force)
         wanted = config_from(config, given, settings)
         from credibly.tables.restarts import check_out_or_begun, fit_or_resume
         from credibly.tables.run import prepare

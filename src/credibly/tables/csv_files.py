@@ -78,19 +78,23 @@ def dialect(path: Path) -> Dialect:
 
 
 def blocks(
-    path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str] = ()
+    path: Path,
+    form: Dialect,
+    columns: Collection[str],
+    numeric: Collection[str] = (),
+    missing: Collection[str] = MISSING,
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of a few megabytes with the given columns under their stripped names, missing cells null.
 
     Columns are text. Those in `numeric` are float64 up to the first block with a cell that is not a number, and text
-    from there on, for the caller to parse cell by cell.
+    from there on, for the caller to parse cell by cell. Cells that equal one of `missing` are null.
     """
     done, size = 0, BLOCK
     while True:
         # After an error the file is read from the beginning again, without the rows that were yielded already.
         skip = done
         try:
-            for batch in _stream(path, form, columns, numeric, size):
+            for batch in _stream(path, form, columns, numeric, missing, size):
                 known = min(skip, batch.num_rows)
                 skip -= known
                 if known < batch.num_rows:
@@ -107,7 +111,12 @@ def blocks(
 
 
 def _stream(
-    path: Path, form: Dialect, columns: Collection[str], numeric: Collection[str], size: int
+    path: Path,
+    form: Dialect,
+    columns: Collection[str],
+    numeric: Collection[str],
+    missing: Collection[str],
+    size: int,
 ) -> Iterator[pa.RecordBatch]:
     wanted = [(r, n) for r, n in zip(form.raw, form.names) if n in columns]
     # An empty line is a missing value if there is a single column, and not a row otherwise.
@@ -117,7 +126,7 @@ def _stream(
     convert = pa.csv.ConvertOptions(
         column_types={raw: pa.float64() if name in numeric else pa.string() for raw, name in wanted},
         include_columns=[raw for raw, _ in wanted],
-        null_values=MISSING,
+        null_values=list(missing),
         strings_can_be_null=True,
         decimal_point=form.decimal,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.core.levels import LEVELS, check_levels
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
@@ -19,15 +21,21 @@ from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
 from credibly.predictive.rescaling import in_units
 from credibly.tables.parallel_writer import shared_writer
+from credibly.tables.prediction_columns import (
+    NOTES,
+    IntervalFunction,
+    kept_columns,
+    prediction_columns,
+    prediction_names,
+)
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import batches, header
+from credibly.tables.reading import batches, header, verbatim_batches
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
 
 Array = npt.NDArray[Any]
 
-LEVEL = 0.9
 # Maximum and minimum number of rows predicted at a time: as many as fit in the cache, so that each draw visits them
 # once.
 BLOCK = 65_536
@@ -46,11 +54,14 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
+        interval: what the intervals of a prediction file come from; None for the Bayesian ones. See
+            `prediction_columns`.
     """
 
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
+    interval: IntervalFunction | None = None
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
@@ -71,35 +82,17 @@ class TableModel:
         """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them."""
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
-    def columns(self, predictive: Predictive) -> dict[str, Any]:
-        """Return the columns of a prediction file, without the notes."""
-        found: dict[str, Any] = {}
-        if self.preparation.task == "classification":
-            classes = self.preparation.classes
-            assert classes is not None
-            probabilities = predictive.probabilities.double().numpy()
-            best = probabilities.argmax(-1)
-            found["prediction"] = np.asarray(classes, dtype=object)[best]
-            found |= {f"p_{name}": _float32(probabilities[:, k]) for k, name in enumerate(classes)}
-            found["total"] = _float32(predictive.total.numpy())
-        else:
-            lower, upper = predictive.interval(LEVEL)
-            found["mean"], found["std"] = _float64(predictive.mean), _float32(predictive.std.numpy())
-        # For regression variances, whose sum is std squared; for classification nats.
-        found["aleatoric"], found["epistemic"] = (
-            _float32(part.numpy()) for part in (predictive.aleatoric, predictive.epistemic)
-        )
-        if self.preparation.task == "regression":
-            found["lower_90"], found["upper_90"] = _float64(lower), _float64(upper)
-        score = self.ood(predictive)
-        found["ood"] = [None] * len(predictive) if score is None else _float32(score)
-        return found
+    def columns(self, predictive: Predictive, levels: Sequence[float] = LEVELS) -> dict[str, Any]:
+        """Return the columns of a prediction file, without the notes; see `prediction_columns`."""
+        return prediction_columns(predictive, self.preparation.classes, self.ood(predictive), levels, self.interval)
 
     def predict_file(
         self,
         table: str | os.PathLike[str],
         out: str | os.PathLike[str],
         *,
+        levels: Sequence[float] = LEVELS,
+        keep: Sequence[str] = (),
         force: bool = False,
         draws: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -108,28 +101,35 @@ class TableModel:
 
         With many processes the blocks are distributed over them; the file is the same as from one. Remarks on a row (an
         unknown category, a missing value) are in the column `notes`.
+
+        Args:
+            table: file with the columns of the training data.
+            out: file to write.
+            levels: levels of the intervals of a regression.
+            keep: columns of the table to copy to the front of the file unchanged; ("all",) for every column.
+            force: replace an existing file once the new one is complete.
+            draws: number of posterior draws to use; None for all.
+            progress: called with the number of rows done.
         """
+        names = header(table)
+        absent, kept = self._checked_columns(Path(table), names, levels, keep)
         block_rows = max(
             LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
-        absent = self.preparation.missing_columns(header(table))
-        if len(absent) == len(self.preparation.names):
-            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
-            raise InputError(
-                "table",
-                f"{Path(table).name} has none of the columns of the training data ({listed})",
-            )
         rows = noted = blocks = 0
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
-        own = batches(table, known.names, known.numeric_names, block_rows, (everyone.rank, everyone.size))
+        mine = everyone.rank, everyone.size
+        own = batches(table, known.names, known.numeric_names, block_rows, mine)
+        copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
-            for block, notes in own:
+            for (block, notes), copy in zip(own, copies):
                 inputs, more = known.transform(block)
-                columns = self.columns(self.predict(inputs, draws=draws))
+                columns = {} if copy is None else {name: copy.column(name) for name in kept}
+                columns |= self.columns(self.predict(inputs, draws=draws), levels)
                 texts = _notes_by_row(len(inputs), [*notes, *more])
-                columns["notes"] = texts
+                columns[NOTES] = texts
                 writer.write(columns)
                 some = [text for text in texts if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
@@ -143,6 +143,19 @@ class TableModel:
         examples = dict.fromkeys(text for _, _, text in sorted(tuple(one) for _, _, each in parts for one in each))
         rows, noted = sum(n for n, _, _ in parts), sum(n for _, n, _ in parts)
         return PredictedFile(Path(out), rows, noted, tuple(examples)[:EXAMPLES], tuple(absent))
+
+    def _checked_columns(
+        self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the columns of the training data that a file lacks, and those to copy from it."""
+        absent = self.preparation.missing_columns(names)
+        if len(absent) == len(self.preparation.names):
+            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
+        predictions = prediction_names(
+            self.preparation.classes, check_levels("levels", levels), both_intervals=self.interval is not None
+        )
+        return absent, kept_columns("--keep", keep, names, predictions)
 
     def _draws(self, wanted: int | None) -> int:
         one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)
@@ -194,15 +207,6 @@ def fraction_below(values: Array, levels: Array) -> Array:
     between = fractions[after - 1] + weight * (fractions[np.minimum(after, len(points) - 1)] - fractions[after - 1])
     found: Array = np.where(values < points[0], 0.0, np.where(values >= points[-1], fractions[-1], between))
     return found
-
-
-def _float64(values: torch.Tensor) -> Array:
-    found: Array = values.double().numpy()
-    return found
-
-
-def _float32(values: Array) -> Array:
-    return values.astype(np.float32)
 
 
 def _notes_by_row(rows: int, notes: list[tuple[int, str]]) -> list[str]:

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from credibly.core.files import TABLE_SUFFIXES, table_suffix
 from credibly.errors import InputError
 from credibly.tables import csv_files
 from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
 
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
+SUFFIXES = TABLE_SUFFIXES
 
 
 def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> pa.Table:
@@ -90,6 +91,19 @@ def batches(
     return _typed(own, wanted, frozenset(numeric), decimal)
 
 
+def verbatim_batches(
+    path: str | os.PathLike[str], columns: Collection[str], rows: int = 65536, mine: tuple[int, int] = (0, 1)
+) -> Iterator[pa.RecordBatch]:
+    """Stream columns as they are in the file, in the batches of `batches`: text of a CSV, types of a Parquet file."""
+    file = _checked(path)
+    if _is_parquet(file):
+        stream = _parquet_batches(file, list(columns), rows)
+    else:
+        stream = csv_files.blocks(file, _dialect(file), columns, missing=("",))
+    first, step = mine
+    return islice(_regrouped(stream, rows, file), first, None, step)
+
+
 def _typed(
     stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:
@@ -143,8 +157,7 @@ def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
 # -- files -------------------------------------------------------------------------------------------------------------
 def suffix_of(path: Path) -> str:
     """Return the suffix that determines the format, such as ".csv.gz", or "" if it is none of SUFFIXES."""
-    name = path.name.lower()
-    return next((s for s in SUFFIXES if name.endswith(s)), "")
+    return table_suffix(path)
 
 
 def _is_parquet(path: Path) -> bool:
