@@ -29,7 +29,7 @@ def run(
         from credibly.cli.fit import write_results
         from credibly.tables.run import TableRun
 
-        page = write_results(TableRun.load(folder))[1]
+        page = write_results(TableRun.load(folder), progress=False if as_json else None)[1]
         if as_json:
             typer.echo((folder / "results.json").read_text(encoding="utf-8").strip())
         else:

@@ -1,4 +1,4 @@
-"""Gradient boosting by scikit-learn on the columns of a table: the baseline that a comparison has to beat.
+"""Gradient boosting by scikit-learn on the columns of a table: the model that a comparison has to beat.
 
 It is no Bayesian method: a regression predicts N(f(x), s^2) with one s for all rows, the root mean square of residuals
 on folds that the model was not fitted to; classes have the probabilities of the classifier.
@@ -20,6 +20,8 @@ from credibly.predictive.fixed import categorical_predictive, gaussian_predictiv
 from credibly.tables.columns import Categorical, Numeric
 from credibly.tables.parsing import finite, numbers, positions, texts, whole_column
 from credibly.tables.preparation import Preparation
+from credibly.tables.run import Prepared, sampled
+from credibly.tables.targets import weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -50,6 +52,17 @@ class BoostingFit:
     y: Array
     figures: dict[str, float]
     seconds: float
+
+
+def boosting_of(prepared: Prepared) -> BoostingFit | None:
+    """Return gradient boosting on the split of a prepared table; None for a task that it is not fitted to here."""
+    if prepared.preparation.task not in TASKS:
+        return None
+    config, table = prepared.config, prepared.table
+    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
+    evaluated = prepared.held_out if len(prepared.held_out) else sampled(prepared.train)
+    splits = [(prepared.train, evaluated)]
+    return fit_boosting(prepared.preparation, table, splits, weights=weights, seed=config.seed)
 
 
 def fit_boosting(

@@ -28,6 +28,7 @@ import torch
 from credibly import __version__
 from credibly.core.files import write_atomic
 from credibly.core.specs import to_spec
+from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
 from credibly.errors import InputError, StoreError
@@ -174,7 +175,7 @@ def fit_table(
                 prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
         if everyone.leader:
-            with world.alone():
+            with world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
                 run = _finish(work, posterior, time.perf_counter() - started)
     # After the barrier a replacement has been moved into place.
     everyone.barrier()
@@ -200,7 +201,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
         posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
-        with explain_disk_errors(folder), world.alone():
+        with explain_disk_errors(folder), world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
             run = _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
     everyone.barrier()
     return TableRun.load(folder) if run is None else run
@@ -294,7 +295,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
+    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", sampled(prepared.train))):
         _write_parquet(prepared.table.select(names).take(rows), folder / file)
 
 
@@ -308,6 +309,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     y = torch.from_numpy(model.preparation.target_values(rows))
     reference = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
     levels = quantile_levels(epistemic_of(reference))
+    stage("metrics")
     metrics = evaluation.evaluate(predictive, y, seed=run.config.seed)
     facts |= {
         "status": "complete",
@@ -343,5 +345,6 @@ def _write_parquet(table: Table, path: Path) -> None:
     parquet.write_table(table, path)
 
 
-def _sample(rows: Array) -> Array:
+def sampled(rows: Array) -> Array:
+    """Return at most SAMPLE of the rows, evenly spaced."""
     return rows if len(rows) <= SAMPLE else rows[np.linspace(0, len(rows) - 1, SAMPLE).round().astype(int)]
