@@ -434,6 +434,43 @@ class TestCompare:
         assert all(f'<th scope="row">{name}</th>' in page for name in ("map", "ensemble"))
         assert found.stdout.splitlines()[-1] == str(place / "out" / "index.html")
 
+    def test_boosting_is_shown_beside_the_methods(self, comparison):
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        place, found = comparison
+        reported = json.loads((place / "out" / "results.json").read_text())
+        run = TableRun.load(place / "out" / "map")
+        held = run.rows()[0]
+        columns, kinds = list(wine())[:-1], wine()["kind"]
+        rows = np.stack([wine()[name] for name in columns], 1)
+        at = np.stack([np.asarray(held[name]) for name in columns], 1)
+        # The training rows are those that were not held out.
+        train = np.array([not (row == at).all(1).any() for row in rows])
+        model = HistGradientBoostingClassifier(random_state=0).fit(rows[train], kinds[train])
+        accuracy = np.mean(model.predict(at) == np.asarray(held["kind"].to_pylist()))
+        assert reported["boosting"]["bayesian"] is False
+        assert reported["boosting"]["figures"]["accuracy"] == pytest.approx(accuracy)
+        assert set(reported["boosting"]["figures"]) == set(reported["methods"]["map"]["figures"])
+        (row,) = [line for line in found.stdout.splitlines() if line.startswith("boosting ")]
+        assert row.rstrip().endswith("not Bayesian")
+        assert f"{reported['boosting']['figures']['log_density']:.3f}" in row
+
+    def test_only_a_reliable_method_is_recommended(self, comparison):
+        place, found = comparison
+        reported = json.loads((place / "out" / "results.json").read_text())
+        reliable = {name: one["reliable"] for name, one in reported["methods"].items()}
+        for name, one in reported["methods"].items():
+            assert one["reliable"] == (not one["doubts"])
+            (row,) = [line for line in found.stdout.splitlines() if line.startswith(f"{name} ")]
+            assert row.split()[-1] == ("yes" if one["reliable"] else "no")
+        said = " ".join(found.stdout.split())
+        if any(reliable.values()):
+            assert reliable[reported["recommended"]]
+            assert f"Recommended: {reported['recommended']}, the reliable method" in said
+        else:
+            assert reported["recommended"] is None
+            assert "No method is recommended: all are unreliable here" in said
+
     def test_only_a_comparison_is_replaced(self, comparison, tmp_path):
         place, _ = comparison
         shutil.copytree(place / "out", tmp_path / "out")
@@ -441,7 +478,9 @@ class TestCompare:
         refused(compare(tmp_path), "--out", "is not empty", "--force")
         (tmp_path / "out" / "stale").mkdir()
         found = compare(tmp_path, "--force", "--methods", "map", "--json", "--set", "map.steps=31")
-        refused(found, "--set", "ensemble.steps")
+        error = json.loads(found.stdout)["error"]
+        assert (found.exit_code, error["argument"], found.stderr) == (2, "--set", "")
+        assert "ensemble.steps" in error["message"]
         assert "stale" in names(tmp_path / "out")
         found = call(
             "compare",
@@ -458,9 +497,12 @@ class TestCompare:
             "map.steps=31",
             "--force",
             "--json",
+            "--no-baseline",
         )
         assert found.exit_code == 0, found.output
-        assert list(json.loads(found.stdout)["methods"]) == ["map"]
+        plain = json.loads(found.stdout)
+        assert list(plain["methods"]) == ["map"]
+        assert "boosting" not in plain
         assert names(tmp_path / "out") == ["index.html", "map", "results.json"]
         assert TableRun.load(tmp_path / "out" / "map").config.settings["steps"] == 31
         (tmp_path / "photos").mkdir()

@@ -64,10 +64,8 @@ def recommendation_text(facts: Mapping[str, FitSummary], boosting: FitSummary | 
     if boosting is not None:
         lead = lead_over(facts[chosen], boosting)
         size = f"{abs(lead.mean):.3f} ± {2 * lead.error:.3f} nats per row"
+        result = f"better by {size}" if lead.mean > 0 else f"worse by {size}"
         if lead.is_chance:
-            found.append(f"{chosen} is within chance of gradient boosting, the model to beat (difference {size}).")
-        elif lead.mean > 0:
-            found.append(f"{chosen} beats gradient boosting by {size}.")
-        else:
-            found.append(f"Gradient boosting, which is not Bayesian, predicts better than {chosen} by {size}.")
+            result += ", which may be chance"
+        found.append(f"Against gradient boosting, the model to beat, {chosen} is {result}.")
     return found
