@@ -168,5 +168,5 @@ class TestKeep:
         write(diabetes(20) | {"lower_90": [1] * 20}, tmp_path / "new.csv")
         words = ("--keep", "lower_90", "--level", "0.8")
         kept = read(predicted(house, tmp_path / "new.csv", tmp_path / "p.parquet", *words))
-        assert list(kept)[0] == "lower_90"
+        assert next(iter(kept)) == "lower_90"
         assert "upper_90" not in kept

@@ -47,11 +47,16 @@ def test_nothing_is_shown_unless_asked_for(capsys):
     assert lines(capsys) == []
 
 
-def test_the_inner_task_has_its_own_line_and_an_error_ends_it(capsys):
-    with pytest.raises(ValueError, match="x"), show_stages("outer", ("a", "b"), True):
+def failing_work():
+    with show_stages("outer", ("a", "b"), True):
         with show_stages("inner", ("c",), False):
             stage("b")
         stage("b")
         raise ValueError("x")
+
+
+def test_the_inner_task_has_its_own_line_and_an_error_ends_it(capsys):
+    with pytest.raises(ValueError, match="x"):
+        failing_work()
     assert lines(capsys) == ["outer 0/2 a", "outer 1/2 b"]
     assert stages._CURRENT.get() is None

@@ -110,7 +110,7 @@ class TestBoosting:
         chance = torch.full((len(like.y), len(like.classes)), 1 / len(like.classes))
         fit = BoostingFit(categorical_predictive(chance), like.y, like.figures, 1.0)
         page = report.compare_page({"ensemble": like}, None, report.boosting_summary(like, fit))
-        assert any(BOOSTING_LABEL == row[0] for row in page.sections[0].table.rows)
+        assert any(row[0] == BOOSTING_LABEL for row in page.sections[0].table.rows)
         check_self_contained(report.render(page))
 
 
