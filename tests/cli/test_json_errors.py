@@ -78,6 +78,19 @@ def test_failures_during_the_run(tmp_path, monkeypatch, raised, kind, code):
     assert error_of("fit", table, "--target", "benign", "--out", tmp_path / "run", code=code)["type"] == kind
 
 
+def test_the_leader_reports_its_own_refusal_even_if_another_process_was_faster(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        try:
+            raise cr.InputError("--task", "must be one of 'a', 'b', got 'c'")
+        except cr.InputError:
+            raise cr.PeerError("process 0 stops: process 1 failed") from None
+
+    monkeypatch.setattr(fit, "config_from", fail)
+    table = write(cancer(60), tmp_path / "t.csv")
+    error = error_of("fit", table, "--target", "benign", "--out", tmp_path / "run")
+    assert (error["type"], error["argument"]) == ("InputError", "--task")
+
+
 def test_an_interrupt_before_the_command_starts(tmp_path, monkeypatch):
     def stop(*args, **kwargs):
         raise KeyboardInterrupt

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results.json"
 FORMAT = "credibly-comparison"
+NOT_BAYESIAN = "not Bayesian"
 
 
 def run(
@@ -214,8 +215,9 @@ def _fit_boosting(ready: dict[str, Prepared], facts: dict[str, FitSummary], sile
 
     with world.alone():
         found = boosting_of(next(iter(ready.values())))
-    if found is not None and not silent:
-        typer.echo(f"{NAME}: {found.seconds:.1f} s", err=True)
+    if not silent:
+        left_out = "left out, since it needs held-out rows of a regression or classification"
+        typer.echo(f"{NAME}: {left_out if found is None else f'{found.seconds:.1f} s'}", err=True)
     return None if found is None else boosting_summary(next(iter(facts.values())), found)
 
 
@@ -270,13 +272,13 @@ def _print(facts: dict[str, FitSummary], boosting: FitSummary | None) -> None:
         widest = max(len(format_number(one.figures[key])) for one in shown)
         table.add_column(key.replace("_", " "), justify="right", min_width=widest, overflow="fold")
     table.add_column("seconds", justify="right", min_width=6, overflow="fold")
-    table.add_column("reliable", no_wrap=True)
+    table.add_column("reliable", min_width=len(NOT_BAYESIAN), no_wrap=True)
     for name, one in facts.items():
         values = (format_number(value) for value in one.figures.values())
         table.add_row(name, *values, f"{one.seconds:.1f}", "no" if doubts(one) else "yes")
     if boosting is not None:
         values = (format_number(boosting.figures[key]) for key in first.figures)
-        table.add_row(NAME, *values, f"{boosting.seconds:.1f}", "not Bayesian")
+        table.add_row(NAME, *values, f"{boosting.seconds:.1f}", NOT_BAYESIAN)
     plain = [format_number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
     table.add_row("no inputs", *plain, "", "")
     print_table(table)

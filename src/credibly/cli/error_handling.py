@@ -56,9 +56,13 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
         with all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only():
             yield
     except InputError as error:
-        message = str(error).removesuffix(f". {error.advice}") if error.advice else str(error)
-        end(message, INVALID, kind="InputError", argument=error.argument, advice=error.advice)
+        _end_invalid(error)
     except (StoreError, TrainingError, SamplingError, PeerError) as error:
+        # All processes refuse an invalid request, and one of them may have been faster than the leader, which alone
+        # writes JSON.
+        own = error.__context__ if isinstance(error, PeerError) and _JSON.get() is not None else None
+        if isinstance(own, InputError):
+            _end_invalid(own)
         end(str(error), FAILED, kind=type(error).__name__)
     except BrokenPipeError:
         # The reader of the output has closed it; typer exits quietly.
@@ -73,6 +77,11 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
         end("stopped", STOPPED, kind="Interrupted")
 
 
+def _end_invalid(error: InputError) -> NoReturn:
+    message = str(error).removesuffix(f". {error.advice}") if error.advice else str(error)
+    end(message, INVALID, kind="InputError", argument=error.argument, advice=error.advice)
+
+
 def end(message: str, code: int, *, kind: str, argument: str | None = None, advice: str = "") -> NoReturn:
     """Report an error and exit."""
     report_error(message, code, kind=kind, argument=argument, advice=advice)
@@ -83,11 +92,14 @@ def report_error(message: str, code: int, *, kind: str, argument: str | None = N
     """Write an error: a line on standard error, or with --json an object on standard output."""
     text, advice = " ".join(message.split()), " ".join(advice.split())
     state = _JSON.get()
+    if state is not None:
+        if state.written:
+            return
+        state.written = True
     # Of many processes, the leader alone writes to standard output.
     if state is None or not is_leader():
         typer.echo(f"credibly: {text}" + (f". {advice}" if advice else ""), err=True)
-    elif not state.written:
-        state.written = True
+    else:
         error = {"type": kind, "argument": argument, "message": text, "advice": advice, "exit_code": code}
         typer.echo(json.dumps({"error": error}, indent=2))
 

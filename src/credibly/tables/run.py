@@ -295,7 +295,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", sampled(prepared.train))):
+    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
         _write_parquet(prepared.table.select(names).take(rows), folder / file)
 
 
@@ -345,6 +345,5 @@ def _write_parquet(table: Table, path: Path) -> None:
     parquet.write_table(table, path)
 
 
-def sampled(rows: Array) -> Array:
-    """Return at most SAMPLE of the rows, evenly spaced."""
+def _sample(rows: Array) -> Array:
     return rows if len(rows) <= SAMPLE else rows[np.linspace(0, len(rows) - 1, SAMPLE).round().astype(int)]
