@@ -10,7 +10,7 @@ from torch import nn
 
 import credibly as cr
 from credibly.backends.cpp.library import library
-from credibly.comparing import pareto
+from credibly.diagnostics import pareto
 from credibly.core.rows import sum_rows
 from credibly.inference.sampling import run
 from credibly.inference.target import ProblemTarget

@@ -116,11 +116,8 @@ def test_without_permission(place, tmp_path):
     refused(call("fit", secret, "--target", "y"), "table: cannot read")
 
 
-def test_the_early_list_of_suffixes_is_that_of_the_reader():
-    from pathlib import Path
+def test_the_early_list_of_suffixes_is_that_of_the_writer():
+    from credibly.tables.sources import WRITTEN
+    from credibly.tables.writing import SUFFIXES
 
-    from credibly.core.files import TABLE_SUFFIXES
-    from credibly.tables.reading import SUFFIXES, suffix_of
-
-    assert tuple(SUFFIXES) == tuple(TABLE_SUFFIXES)
-    assert all(suffix_of(Path(f"t{suffix}")) for suffix in TABLE_SUFFIXES)
+    assert SUFFIXES == WRITTEN

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from credibly.tables import TableRun
-from credibly.tables.prediction_columns import prediction_columns, prediction_names
+from credibly.tables.prediction_columns import prediction_names
 from credibly.tables.reading import read_table, verbatim_batches
 from own_tables import ENSEMBLE, MAP, REGRESSION, call, diabetes, names, read, refused, wine, write
 
@@ -59,16 +59,17 @@ class TestLevels:
         assert names(tmp_path) == ["run", "wine.parquet"]
 
     def test_other_intervals_are_written_beside_the_bayesian_ones(self, house):
-        predictive = TableRun.load(house / "run").model.predict_table(read_table(house / "house.csv"))
+        model = TableRun.load(house / "run").model
+        predictive = model.predict_table(read_table(house / "house.csv"))
 
-        def wider(p, level):
-            lower, upper = p.interval(level)
-            return lower - 1, upper + 1
+        class Wider:
+            def interval(self, level):
+                lower, upper = predictive.interval(level)
+                return lower - 1, upper + 1
 
-        plain = prediction_columns(predictive, None, None, (0.8, 0.9))
-        both = prediction_columns(predictive, None, None, (0.8, 0.9), wider)
-        assert set(both) | {"notes"} == set(prediction_names(None, (0.8, 0.9), both_intervals=True))
-        assert set(plain) | {"notes"} == set(prediction_names(None, (0.8, 0.9)))
+        plain, both = (model.columns(predictive, (0.8, 0.9), promised) for promised in (None, Wider()))
+        assert sorted([*both, "notes"]) == sorted(prediction_names(model.preparation, (0.8, 0.9)))
+        assert set(plain) == {name for name in both if not name.startswith("bayes_")}
         for level in (80, 90):
             np.testing.assert_array_equal(both[f"bayes_lower_{level}"], plain[f"lower_{level}"])
             np.testing.assert_array_equal(both[f"bayes_upper_{level}"], plain[f"upper_{level}"])

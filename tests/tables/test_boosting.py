@@ -12,7 +12,7 @@ from sklearn.model_selection import KFold
 from credibly.tables.boosting import boosting_inputs, boosting_of, fit_boosting
 from credibly.tables.config import Config
 from credibly.tables.preparation import Preparation
-from credibly.tables.run import prepare
+from credibly.tables.prepared import prepare
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_missing_cells_and_categories_are_passed_on(table):
 
 
 def test_a_regression_is_a_gaussian_around_the_trees(table):
-    ready = prepare(Config("t.csv", "y", drop=("kind",), weight="weight", method="map"), table)
+    ready = prepare(Config("t.csv", "y", drop=("kind",), weight="weight", method="map"), table, refit=False)
     found = boosting_of(ready)
     x, y = by_hand(table), np.asarray(table["y"])
     weights = np.asarray(table["weight"])[ready.train]
@@ -69,7 +69,7 @@ def test_a_regression_is_a_gaussian_around_the_trees(table):
 
 
 def test_classes_have_the_probabilities_of_the_classifier(table):
-    ready = prepare(Config("t.csv", "kind", drop=("y", "weight"), method="map", seed=3), table)
+    ready = prepare(Config("t.csv", "kind", drop=("y", "weight"), method="map", seed=3), table, refit=False)
     found = boosting_of(ready)
     kinds = np.asarray(table["kind"].to_pylist())
     model = HistGradientBoostingClassifier(random_state=3, categorical_features=[False, True])
@@ -83,7 +83,7 @@ def test_classes_have_the_probabilities_of_the_classifier(table):
 
 
 def test_it_is_not_judged_on_its_training_rows(table):
-    ready = prepare(Config("t.csv", "y", drop=("kind", "weight"), method="map", holdout=0.0), table)
+    ready = prepare(Config("t.csv", "y", drop=("kind", "weight"), method="map", holdout=0.0), table, refit=False)
     assert boosting_of(ready) is None
 
 

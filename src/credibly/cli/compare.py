@@ -26,7 +26,7 @@ from credibly.errors import InputError, StoreError
 if TYPE_CHECKING:
     from credibly.tables.config import Config
     from credibly.tables.fit_summary import FitSummary
-    from credibly.tables.run import Prepared
+    from credibly.tables.prepared import Prepared
 
 RESULTS = "results.json"
 FORMAT = "credibly-comparison"
@@ -41,6 +41,10 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    transform: options.Transform = None,
+    order: options.Order = None,
+    event: options.Event = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
@@ -84,6 +88,10 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "transform": transform,
+        "order": order,
+        "event": event,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -101,12 +109,13 @@ def run(
         names = _names(methods)
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
+        from credibly.tables.conventions import Conventions
+        from credibly.tables.prepared import prepare
         from credibly.tables.reading import read_table
-        from credibly.tables.run import prepare
 
-        rows = read_table(base.table)
+        rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
-        ready = {name: prepare(one, rows) for name, one in configs.items()}
+        ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
         if not quiet and not as_json:
             print_wrapped(describe_table(next(iter(ready.values()))))
         try:
@@ -234,7 +243,7 @@ def _write(facts: dict[str, FitSummary], boosting: FitSummary | None, folder: Pa
         "format": FORMAT,
         "table": first.table,
         "target": first.target,
-        "task": first.task,
+        "task": first.kind,
         "rows": first.rows,
         "held_out": first.held_out,
         "seed": first.seed,

@@ -25,6 +25,7 @@ DESCRIPTIONS = {
     "coverage": "fraction of rows inside the 90 % interval or set; should be near 0.9",
     "width": "mean width of the 90 % interval",
     "calibration_error": "mean gap between predicted and observed frequencies",
+    "concordance": "fraction of pairs of rows in the right order; 0.5 is chance",
     "accuracy": "fraction of rows whose most probable class is correct",
     "brier": "squared error of the probabilities; lower is better",
     "ece": "mean gap between confidence and accuracy",

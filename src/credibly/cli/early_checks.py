@@ -12,18 +12,16 @@ from pathlib import Path
 
 from credibly.cli.processes import is_distributed
 from credibly.core.checks import check_integer, is_real
-from credibly.core.files import TABLE_SUFFIXES, is_occupied, table_suffix
+from credibly.core.files import is_occupied
 from credibly.errors import InputError
+from credibly.tables.sources import WRITTEN, source_of
 
 
-def check_table(path: Path, argument: str = "table") -> None:
+def check_table(path: Path) -> None:
     """Raise unless the path is a readable file whose suffix is that of a table."""
-    name = os.fspath(path)
-    if path.is_dir():
-        raise InputError(argument, f"{name!r} is a folder", "Pass a CSV or Parquet file")
-    check_file(path, argument)
-    if not table_suffix(path):
-        raise InputError(argument, f"{path.name!r} has an unknown suffix", f"Pass one of {', '.join(TABLE_SUFFIXES)}")
+    if path.exists() and not path.is_dir():
+        check_file(path, "table")
+    source_of(path)
 
 
 def check_file(path: Path, argument: str, advice: str = "") -> None:
@@ -93,8 +91,8 @@ def check_output_file(path: Path, force: bool = False) -> None:
     name = os.fspath(path)
     if path.is_dir():
         raise InputError("--out", f"{name!r} is a folder", "Pass a file name")
-    if not table_suffix(path):
-        raise InputError("--out", f"{name!r} has an unknown suffix", f"Pass one of {', '.join(TABLE_SUFFIXES)}")
+    if not path.name.lower().endswith(WRITTEN):
+        raise InputError("--out", f"{name!r} has an unknown suffix", f"Pass one of {', '.join(WRITTEN)}")
     if (path.exists() or path.is_symlink()) and not force:
         raise InputError("--out", f"{name!r} already exists", "Choose another name, or pass --force to replace it")
     if not path.parent.is_dir():

@@ -1,12 +1,9 @@
-"""Files that a reader sees whole or not at all, the suffixes of tables, and occupied folders."""
+"""Files that a reader sees whole or not at all, and occupied folders."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-# Files that can be read and written as tables.
-TABLE_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -17,12 +14,6 @@ def write_atomic(path: Path, text: str) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def table_suffix(path: Path) -> str:
-    """Return the suffix that determines the format of a table, such as ".csv.gz", or "" if it is none of them."""
-    name = path.name.lower()
-    return next((suffix for suffix in TABLE_SUFFIXES if name.endswith(suffix)), "")
 
 
 def is_occupied(folder: Path) -> bool:

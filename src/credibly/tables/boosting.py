@@ -20,7 +20,7 @@ from credibly.predictive.fixed import categorical_predictive, gaussian_predictiv
 from credibly.tables.columns import Categorical, Numeric
 from credibly.tables.parsing import finite, numbers, positions, texts, whole_column
 from credibly.tables.preparation import Preparation
-from credibly.tables.run import Prepared
+from credibly.tables.prepared import Prepared
 from credibly.tables.targets import weight_column
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ def boosting_of(prepared: Prepared) -> BoostingFit | None:
 
     None without held-out rows, since trees reproduce their training rows, and for a task that it has no model of.
     """
-    if prepared.preparation.task not in TASKS or not len(prepared.held_out):
+    known = prepared.preparation
+    if known.task not in TASKS or len(known.targets) > 1 or not len(prepared.held_out):
         return None
     config, table = prepared.config, prepared.table
     weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     splits = [(prepared.train, prepared.held_out)]
-    return fit_boosting(prepared.preparation, table, splits, weights=weights, seed=config.seed)
+    return fit_boosting(known, table, splits, weights=weights, seed=config.seed)
 
 
 def fit_boosting(

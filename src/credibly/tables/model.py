@@ -13,17 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.conformal.calibration import Calibration
 from credibly.core.levels import LEVELS, check_levels
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
-from credibly.predictive.rescaling import in_units
 from credibly.tables.parallel_writer import shared_writer
 from credibly.tables.prediction_columns import (
     NOTES,
-    IntervalFunction,
+    Promise,
+    float32,
     kept_columns,
     prediction_columns,
     prediction_names,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+LEVEL = 0.9
 # Maximum and minimum number of rows predicted at a time: as many as fit in the cache, so that each draw visits them
 # once.
 BLOCK = 65_536
@@ -54,25 +56,24 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
-        interval: what the intervals of a prediction file come from; None for the Bayesian ones. See
-            `prediction_columns`.
+        folds: posteriors of fits to some of the rows, behind metrics and guarantee.
+        calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
     """
 
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
-    interval: IntervalFunction | None = None
+    folds: tuple[Posterior, ...] = ()
+    calibration: Calibration | None = None
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
-        x = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
         if draws is not None and isinstance(self.posterior, DrawsPosterior):
             found = self.posterior.predict(x, draws=draws)
         else:
             found = self.posterior.predict(x)
-        if self.preparation.task == "classification":
-            return found
-        return in_units(found, self.preparation.y_mean, self.preparation.y_std)
+        return self.preparation.in_units(found)
 
     def predict_table(self, table: Table | RecordBatch) -> Predictive:
         """Return the predictive at the rows of a table with the columns of the training data."""
@@ -82,9 +83,14 @@ class TableModel:
         """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them."""
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
-    def columns(self, predictive: Predictive, levels: Sequence[float] = LEVELS) -> dict[str, Any]:
+    def columns(
+        self, predictive: Predictive, levels: Sequence[float] = LEVELS, promised: Predictive | None = None
+    ) -> dict[str, Any]:
         """Return the columns of a prediction file, without the notes; see `prediction_columns`."""
-        return prediction_columns(predictive, self.preparation.classes, self.ood(predictive), levels, self.interval)
+        found = prediction_columns(predictive, self.preparation, levels, promised)
+        score = self.ood(predictive)
+        found["ood"] = [None] * len(predictive) if score is None else float32(score)
+        return found
 
     def predict_file(
         self,
@@ -93,6 +99,7 @@ class TableModel:
         *,
         levels: Sequence[float] = LEVELS,
         keep: Sequence[str] = (),
+        promise: Promise | None = None,
         force: bool = False,
         draws: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -105,14 +112,15 @@ class TableModel:
         Args:
             table: file with the columns of the training data.
             out: file to write.
-            levels: levels of the intervals of a regression.
+            levels: levels of the intervals, of all targets but classes.
             keep: columns of the table to copy to the front of the file unchanged; ("all",) for every column.
+            promise: maps prepared inputs and their predictions to predictions whose intervals are written in place of
+                the Bayesian ones, which are then named `bayes_lower_90` and so on.
             force: replace an existing file once the new one is complete.
             draws: number of posterior draws to use; None for all.
             progress: called with the number of rows done.
         """
-        names = header(table)
-        absent, kept = self._checked_columns(Path(table), names, levels, keep)
+        absent, kept = self._checked_columns(Path(table), header(table), levels, keep)
         block_rows = max(
             LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
@@ -121,13 +129,14 @@ class TableModel:
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
         mine = everyone.rank, everyone.size
-        own = batches(table, known.names, known.numeric_names, block_rows, mine)
+        own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
         copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
             for (block, notes), copy in zip(own, copies):
                 inputs, more = known.transform(block)
+                predictive = self.predict(inputs, draws=draws)
                 columns = {} if copy is None else {name: copy.column(name) for name in kept}
-                columns |= self.columns(self.predict(inputs, draws=draws), levels)
+                columns |= self.columns(predictive, levels, None if promise is None else promise(inputs, predictive))
                 texts = _notes_by_row(len(inputs), [*notes, *more])
                 columns[NOTES] = texts
                 writer.write(columns)
@@ -152,10 +161,8 @@ class TableModel:
         if len(absent) == len(self.preparation.names):
             listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
             raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
-        predictions = prediction_names(
-            self.preparation.classes, check_levels("levels", levels), both_intervals=self.interval is not None
-        )
-        return absent, kept_columns("--keep", keep, names, predictions)
+        taken = prediction_names(self.preparation, check_levels("levels", levels))
+        return absent, kept_columns("--keep", keep, names, taken)
 
     def _draws(self, wanted: int | None) -> int:
         one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)
@@ -182,9 +189,15 @@ class PredictedFile:
 
 
 def epistemic_of(predictive: Predictive) -> Array:
-    """Return the epistemic uncertainty of each row in float64."""
-    found: Array = predictive.epistemic.double().numpy()
-    return found
+    """Return the epistemic uncertainty of each row in float64; for several targets its geometric mean over them.
+
+    Scores compare rows only, so the units of the targets do not matter.
+    """
+    found = predictive.epistemic.double()
+    if found.ndim > 1:
+        found = found.clamp_min(0).log().mean(-1).exp()
+    values: Array = found.numpy()
+    return values
 
 
 def quantile_levels(values: Array) -> Array | None:

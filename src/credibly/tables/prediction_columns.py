@@ -10,86 +10,96 @@ import numpy.typing as npt
 
 from credibly.core.levels import LEVELS, percent
 from credibly.errors import InputError
+from credibly.predictive.one_target import one_target
 from credibly.tables.targets import check_column
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from credibly.predictive.base import Predictive
+    from credibly.tables.preparation import Preparation
 
 Array: TypeAlias = npt.NDArray[Any]
-# Maps predictions and a level to the lower and upper ends of an interval, as `Predictive.interval` does.
-IntervalFunction: TypeAlias = "Callable[[Predictive, float], tuple[Tensor, Tensor]]"
+# Maps prepared inputs and their predictions to predictions whose intervals keep a promise, or to None if there is none.
+Promise: TypeAlias = "Callable[[Array, Predictive], Predictive | None]"
 
 NOTES = "notes"
 ALL = "all"
+ENTROPIES = ("total", "aleatoric", "epistemic")
 
 
 def prediction_columns(
     predictive: Predictive,
-    classes: Sequence[str] | None,
-    ood: Array | None,
+    preparation: Preparation,
     levels: Sequence[float] = LEVELS,
-    interval: IntervalFunction | None = None,
+    promised: Predictive | None = None,
 ) -> dict[str, Any]:
-    """Return the columns of predictions, without the notes.
+    """Return the columns of predictions, without `ood` and the notes. Several targets have a set of columns each.
 
     Regression: `mean`, `std`, its parts `std_aleatoric` and `std_epistemic` (their squares sum to that of `std`), and
     intervals. Classes: `prediction`, `p_<class>`, and `entropy_total`, `entropy_aleatoric` and `entropy_epistemic` in
-    nats, of which the first is the sum of the other two. Both end with `ood`.
+    nats, of which the first is the sum of the other two.
 
     Args:
         predictive: the predictions.
-        classes: the labels in the order of the probabilities; None for regression.
-        ood: score of each row; None if the method has none.
+        preparation: the targets and what they are.
         levels: levels of the intervals, ignored for classes.
-        interval: what `lower_90` and `upper_90` come from. The Bayesian ends are then written beside them as
-            `bayes_lower_90` and `bayes_upper_90`. None writes the Bayesian ones alone.
+        promised: predictions whose intervals are `lower_90` and `upper_90`. Those of `predictive` are then written
+            beside them as `bayes_lower_90` and `bayes_upper_90`. None writes the latter as `lower_90` and `upper_90`.
     """
+    targets = preparation.targets
+    if len(targets) == 1:
+        return _columns(predictive, preparation, levels, promised)
+    found: dict[str, Any] = {}
+    for k, target in enumerate(targets):
+        own = None if promised is None else one_target(promised, k)
+        columns = _columns(one_target(predictive, k), preparation, levels, own)
+        found |= {f"{name}_{target}": column for name, column in columns.items()}
+    return found
+
+
+def _columns(
+    predictive: Predictive, preparation: Preparation, levels: Sequence[float], promised: Predictive | None
+) -> dict[str, Any]:
+    classes = preparation.classes
     found: dict[str, Any] = {}
     if classes is not None:
         probabilities = predictive.probabilities.double().numpy()
         found["prediction"] = np.asarray(classes, dtype=object)[probabilities.argmax(-1)]
-        found |= {f"p_{name}": _float32(probabilities[:, k]) for k, name in enumerate(classes)}
-        for part in ("total", "aleatoric", "epistemic"):
-            found[f"entropy_{part}"] = _float32(getattr(predictive, part).numpy())
-    else:
-        found["mean"], found["std"] = _float64(predictive.mean), _float32(predictive.std.numpy())
-        found["std_aleatoric"], found["std_epistemic"] = (
-            _float32(part.sqrt().numpy()) for part in (predictive.aleatoric, predictive.epistemic)
-        )
-        found |= _interval_columns(predictive, levels, interval)
-    found["ood"] = [None] * len(predictive) if ood is None else _float32(ood)
-    return found
-
-
-def _interval_columns(
-    predictive: Predictive, levels: Sequence[float], interval: IntervalFunction | None
-) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+        found |= {f"p_{name}": float32(probabilities[:, k]) for k, name in enumerate(classes)}
+        found |= {f"entropy_{part}": float32(getattr(predictive, part).numpy()) for part in ENTROPIES}
+        return found
+    if preparation.task == "survival":
+        found["median"] = _float64(predictive.quantile(0.5))
+    found["mean"], found["std"] = _float64(predictive.mean), float32(predictive.std.numpy())
+    for part in ("aleatoric", "epistemic"):
+        found[f"std_{part}"] = float32(getattr(predictive, part).sqrt().numpy())
     for level in levels:
-        lower, upper = _interval_names(level)
+        lower, upper = interval_names(level)
         bayes = predictive.interval(level)
-        found[lower], found[upper] = map(_float64, bayes if interval is None else interval(predictive, level))
-        if interval is not None:
+        found[lower], found[upper] = map(_float64, bayes if promised is None else promised.interval(level))
+        if promised is not None:
             found[f"bayes_{lower}"], found[f"bayes_{upper}"] = map(_float64, bayes)
     return found
 
 
-def _interval_names(level: float) -> tuple[str, str]:
+def interval_names(level: float) -> tuple[str, str]:
+    """Return the names of the columns of a level: ("lower_90", "upper_90"), ("lower_97.5", "upper_97.5")."""
     return f"lower_{percent(level)}", f"upper_{percent(level)}"
 
 
-def prediction_names(
-    classes: Sequence[str] | None, levels: Sequence[float] = LEVELS, *, both_intervals: bool = False
-) -> list[str]:
-    """Return the names of all columns that a prediction file has, including the notes."""
-    if classes is not None:
-        entropies = [f"entropy_{part}" for part in ("total", "aleatoric", "epistemic")]
-        return ["prediction", *(f"p_{name}" for name in classes), *entropies, "ood", NOTES]
-    ends = [name for level in levels for name in _interval_names(level)]
-    ends += [f"bayes_{name}" for name in ends] if both_intervals else []
-    return ["mean", "std", "std_aleatoric", "std_epistemic", *ends, "ood", NOTES]
+def prediction_names(preparation: Preparation, levels: Sequence[float] = LEVELS) -> list[str]:
+    """Return the names of all columns that a prediction file may have, including `ood` and the notes."""
+    if preparation.classes is not None:
+        found = ["prediction", *(f"p_{name}" for name in preparation.classes), *(f"entropy_{p}" for p in ENTROPIES)]
+    else:
+        ends = [name for level in levels for name in interval_names(level)]
+        found = ["median"] if preparation.task == "survival" else []
+        found += ["mean", "std", "std_aleatoric", "std_epistemic", *ends, *(f"bayes_{name}" for name in ends)]
+    targets = preparation.targets
+    if len(targets) > 1:
+        found = [f"{name}_{target}" for target in targets for name in found]
+    return [*found, "ood", NOTES]
 
 
 def kept_columns(
@@ -117,5 +127,6 @@ def _float64(values: Tensor) -> Array:
     return found
 
 
-def _float32(values: Array) -> Array:
+def float32(values: Array) -> Array:
+    """Return values in single precision, which is enough for uncertainties."""
     return values.astype(np.float32)
