@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from credibly.cli.early_checks import check_output_folder
 from credibly.errors import InputError
 
 if TYPE_CHECKING:
@@ -100,3 +101,4 @@ def check_folder(out: Path, force: bool) -> None:
         raise InputError("--out", f"{out} is a file", "Pass a folder")
     if out.is_dir() and any(out.iterdir()) and not force:
         raise InputError("--out", f"{out} is not empty", "Choose another folder, or pass --force")
+    check_output_folder(out, force=True)

@@ -10,6 +10,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import print_metrics, print_wrapped, to_json
+from credibly.cli.early_checks import check_run, check_table
 from credibly.cli.error_handling import handle_errors
 from credibly.errors import InputError
 
@@ -25,6 +26,8 @@ def run(
     without a target are left out.
     """
     with handle_errors():
+        check_run(folder)
+        check_table(table)
         import torch
 
         from credibly.tables.reading import header, read_table

@@ -11,15 +11,20 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import open_in_browser, print_wrapped, to_json
+from credibly.cli.early_checks import check_fit, check_numbers, check_output_folder
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
+from credibly.core.stages import show_stages, stage
 from credibly.errors import Interrupted, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.fit_summary import FitSummary
     from credibly.tables.prepared import Prepared
     from credibly.tables.run import TableRun
+
+# What the page of a run takes, after the fit.
+STAGES = ("predictions", "diagnostics", "verdict", "pictures", "page")
 
 
 def run(
@@ -95,6 +100,9 @@ def run(
         "device": device,
     }
     with handle_errors(shared=True):
+        check_fit(table, target, config)
+        check_numbers(seed, holdout)
+        check_output_folder(out, force)
         wanted = config_from(config, given, settings)
         from credibly.tables.prepared import prepare
         from credibly.tables.restarts import check_out_or_begun, fit_or_resume
@@ -149,7 +157,7 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
     how = f"the fit is complete; write its page with `credibly report {shlex.quote(os.fspath(done.path))}`"
     try:
         with world.alone():
-            facts, page = write_results(done)
+            facts, page = write_results(done, progress=False if quiet or as_json else None)
     except OSError as error:
         raise StoreError(f"{error.filename or done.path}: {error.strerror or error}; {how}") from error
     except KeyboardInterrupt:
@@ -169,19 +177,23 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
         open_in_browser(page)
 
 
-def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
+def write_results(
+    done: TableRun, final: Path | None = None, *, progress: bool | None = None
+) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.core.files import write_atomic
     from credibly.report import assess, fit_page, write
     from credibly.tables.summarise import summarise
 
-    facts = summarise(done)
-    html = fit_page(facts)
-    folder = final or done.path
-    results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
-    results["verdict"] = list(assess(facts).sentences)
-    write_atomic(done.path / "results.json", to_json(results) + "\n")
-    return facts, write(html, done.path / "report.html")
+    with show_stages("report", STAGES, progress):
+        facts = summarise(done)
+        html = fit_page(facts)
+        stage("page")
+        folder = final or done.path
+        results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
+        results["verdict"] = list(assess(facts).sentences)
+        write_atomic(done.path / "results.json", to_json(results) + "\n")
+        return facts, write(html, done.path / "report.html")
 
 
 def results_of(facts: FitSummary) -> dict[str, Any]:

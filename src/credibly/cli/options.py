@@ -38,7 +38,7 @@ def _columns(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def _column_list(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the last name of a comma-separated list of columns."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _columns(ctx, last)]
@@ -97,7 +97,9 @@ TABLE = typer.Argument(
 )
 Target = Annotated[
     str | None,
-    typer.Option(help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list),
+    typer.Option(
+        help="Column to predict, or several numeric ones separated by commas.", autocompletion=complete_columns
+    ),
 ]
 Task = Annotated[
     str | None,
@@ -146,7 +148,7 @@ Methods = Annotated[
 ]
 Drop = Annotated[
     str | None,
-    typer.Option(metavar="A,B", help="Columns to leave out, such as row numbers.", autocompletion=_column_list),
+    typer.Option(metavar="A,B", help="Columns to leave out, such as row numbers.", autocompletion=complete_columns),
 ]
 Weight = Annotated[
     str | None,

@@ -76,19 +76,25 @@ def dialect(source: Source) -> Dialect:
 
 
 def blocks(
-    source: Source, form: Dialect, columns: Collection[str], numeric: Collection[str] = (), na: Collection[str] = ()
+    source: Source,
+    form: Dialect,
+    columns: Collection[str],
+    numeric: Collection[str] = (),
+    na: Collection[str] = (),
+    missing: Collection[str] = MISSING,
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of a few megabytes with the given columns under their stripped names, missing cells null.
 
     Columns are text. Those in `numeric` are float64 up to the first block with a cell that is not a number, and text
-    from there on, for the caller to parse cell by cell. `na` are further markers of missing values.
+    from there on, for the caller to parse cell by cell. Cells that equal one of `missing`
+    or `na` are null.
     """
     done, size = 0, BLOCK
     while True:
         # After an error the file is read from the beginning again, without the rows that were yielded already.
         skip = done
         try:
-            for batch in _stream(source, form, columns, numeric, na, size):
+            for batch in _stream(source, form, columns, numeric, (*missing, *na), size):
                 known = min(skip, batch.num_rows)
                 skip -= known
                 if known < batch.num_rows:
@@ -109,7 +115,7 @@ def _stream(
     form: Dialect,
     columns: Collection[str],
     numeric: Collection[str],
-    na: Collection[str],
+    missing: Collection[str],
     size: int,
 ) -> Iterator[pa.RecordBatch]:
     wanted = [(r, n) for r, n in zip(form.raw, form.names) if n in columns]
@@ -120,7 +126,7 @@ def _stream(
     convert = pa.csv.ConvertOptions(
         column_types={raw: pa.float64() if name in numeric else pa.string() for raw, name in wanted},
         include_columns=[raw for raw, _ in wanted],
-        null_values=[*MISSING, *na],
+        null_values=list(missing),
         strings_can_be_null=True,
         decimal_point=form.decimal,
     )

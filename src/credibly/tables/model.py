@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +14,23 @@ import numpy.typing as npt
 import torch
 
 from credibly.conformal.calibration import Calibration
+from credibly.core.levels import LEVELS, check_levels
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
-from credibly.predictive.one_target import one_target
 from credibly.tables.parallel_writer import shared_writer
+from credibly.tables.prediction_columns import (
+    NOTES,
+    Promise,
+    float32,
+    kept_columns,
+    prediction_columns,
+    prediction_names,
+)
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import batches, header
+from credibly.tables.reading import batches, header, verbatim_batches
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -74,37 +83,13 @@ class TableModel:
         """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them."""
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
-    def columns(self, predictive: Predictive) -> dict[str, Any]:
-        """Return the columns of a prediction file, without the notes; several targets have a set of columns each."""
-        targets = self.preparation.targets
-        found: dict[str, Any] = {}
-        for k, name in enumerate(targets if len(targets) > 1 else ()):
-            found |= {f"{key}_{name}": column for key, column in self._columns(one_target(predictive, k)).items()}
-        found = found or self._columns(predictive)
+    def columns(
+        self, predictive: Predictive, levels: Sequence[float] = LEVELS, promised: Predictive | None = None
+    ) -> dict[str, Any]:
+        """Return the columns of a prediction file, without the notes; see `prediction_columns`."""
+        found = prediction_columns(predictive, self.preparation, levels, promised)
         score = self.ood(predictive)
-        found["ood"] = [None] * len(predictive) if score is None else _float32(score)
-        return found
-
-    def _columns(self, predictive: Predictive) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        classes = self.preparation.classes
-        if classes is not None:
-            probabilities = predictive.probabilities.double().numpy()
-            best = probabilities.argmax(-1)
-            found["prediction"] = np.asarray(classes, dtype=object)[best]
-            found |= {f"p_{name}": _float32(probabilities[:, k]) for k, name in enumerate(classes)}
-            found["total"] = _float32(predictive.total.numpy())
-        else:
-            lower, upper = predictive.interval(LEVEL)
-            if self.preparation.task == "survival":
-                found["median"] = _float64(predictive.quantile(0.5))
-            found["mean"], found["std"] = _float64(predictive.mean), _float32(predictive.std.numpy())
-        # For classes nats; otherwise variances, whose sum is std squared.
-        found["aleatoric"], found["epistemic"] = (
-            _float32(part.numpy()) for part in (predictive.aleatoric, predictive.epistemic)
-        )
-        if classes is None:
-            found["lower_90"], found["upper_90"] = _float64(lower), _float64(upper)
+        found["ood"] = [None] * len(predictive) if score is None else float32(score)
         return found
 
     def predict_file(
@@ -112,6 +97,9 @@ class TableModel:
         table: str | os.PathLike[str],
         out: str | os.PathLike[str],
         *,
+        levels: Sequence[float] = LEVELS,
+        keep: Sequence[str] = (),
+        promise: Promise | None = None,
         force: bool = False,
         draws: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -120,29 +108,37 @@ class TableModel:
 
         With many processes the blocks are distributed over them; the file is the same as from one. Remarks on a row (an
         unknown category, a missing value) are in the column `notes`.
+
+        Args:
+            table: file with the columns of the training data.
+            out: file to write.
+            levels: levels of the intervals, of all targets but classes.
+            keep: columns of the table to copy to the front of the file unchanged; ("all",) for every column.
+            promise: maps prepared inputs and their predictions to predictions whose intervals are written in place of
+                the Bayesian ones, which are then named `bayes_lower_90` and so on.
+            force: replace an existing file once the new one is complete.
+            draws: number of posterior draws to use; None for all.
+            progress: called with the number of rows done.
         """
+        absent, kept = self._checked_columns(Path(table), header(table), levels, keep)
         block_rows = max(
             LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
-        absent = self.preparation.missing_columns(header(table))
-        if len(absent) == len(self.preparation.names):
-            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
-            raise InputError(
-                "table",
-                f"{Path(table).name} has none of the columns of the training data ({listed})",
-            )
         rows = noted = blocks = 0
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
         mine = everyone.rank, everyone.size
         own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
+        copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
-            for block, notes in own:
+            for (block, notes), copy in zip(own, copies):
                 inputs, more = known.transform(block)
-                columns = self.columns(self.predict(inputs, draws=draws))
+                predictive = self.predict(inputs, draws=draws)
+                columns = {} if copy is None else {name: copy.column(name) for name in kept}
+                columns |= self.columns(predictive, levels, None if promise is None else promise(inputs, predictive))
                 texts = _notes_by_row(len(inputs), [*notes, *more])
-                columns["notes"] = texts
+                columns[NOTES] = texts
                 writer.write(columns)
                 some = [text for text in texts if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
@@ -156,6 +152,17 @@ class TableModel:
         examples = dict.fromkeys(text for _, _, text in sorted(tuple(one) for _, _, each in parts for one in each))
         rows, noted = sum(n for n, _, _ in parts), sum(n for _, n, _ in parts)
         return PredictedFile(Path(out), rows, noted, tuple(examples)[:EXAMPLES], tuple(absent))
+
+    def _checked_columns(
+        self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the columns of the training data that a file lacks, and those to copy from it."""
+        absent = self.preparation.missing_columns(names)
+        if len(absent) == len(self.preparation.names):
+            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
+        taken = prediction_names(self.preparation, check_levels("levels", levels))
+        return absent, kept_columns("--keep", keep, names, taken)
 
     def _draws(self, wanted: int | None) -> int:
         one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)
@@ -213,15 +220,6 @@ def fraction_below(values: Array, levels: Array) -> Array:
     between = fractions[after - 1] + weight * (fractions[np.minimum(after, len(points) - 1)] - fractions[after - 1])
     found: Array = np.where(values < points[0], 0.0, np.where(values >= points[-1], fractions[-1], between))
     return found
-
-
-def _float64(values: torch.Tensor) -> Array:
-    found: Array = values.double().numpy()
-    return found
-
-
-def _float32(values: Array) -> Array:
-    return values.astype(np.float32)
 
 
 def _notes_by_row(rows: int, notes: list[tuple[int, str]]) -> list[str]:

@@ -123,6 +123,21 @@ def _stream(
     return form.decimal, stream, wanted
 
 
+def verbatim_batches(
+    path: str | os.PathLike[str], columns: Collection[str], rows: int = 65536, mine: tuple[int, int] = (0, 1)
+) -> Iterator[pa.RecordBatch]:
+    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others."""
+    source, wanted = source_of(path), list(columns)
+    if source.suffix in TYPED:
+        stream = typed_files.blocks(source, wanted, rows)
+    elif source.suffix in RECORDS:
+        stream = iter(_records(source)[0].select(wanted).to_batches())
+    else:
+        stream = csv_files.blocks(source, _dialect(source), wanted, missing=("",))
+    first, step = mine
+    return islice(_regrouped(stream, rows, source), first, None, step)
+
+
 def _typed(
     stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str, conventions: Conventions
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:

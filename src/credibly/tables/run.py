@@ -29,6 +29,7 @@ import torch
 from credibly import __version__
 from credibly.conformal.calibration import Calibration
 from credibly.core.files import write_atomic
+from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
 from credibly.errors import InputError, StoreError
@@ -91,7 +92,7 @@ def fit_table(
                 prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
         if everyone.leader:
-            with world.alone():
+            with world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
                 run = _finish(work, posterior, time.perf_counter() - started)
     # After the barrier a replacement has been moved into place.
     everyone.barrier()
@@ -117,7 +118,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
         posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
-        with explain_disk_errors(folder), world.alone():
+        with explain_disk_errors(folder), world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
             run = _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
     everyone.barrier()
     return TableRun.load(folder) if run is None else run
@@ -229,6 +230,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     reference = predictive if comparable else model.predict(inputs)
     reference = reference if len(reference) >= REFERENCE else model.predict_table(run.sample())
     levels = quantile_levels(epistemic_of(reference))
+    stage("metrics")
     metrics = target_metrics(predictive, torch.from_numpy(y), preparation.targets, seed=run.config.seed)
     fold = np.asarray(facts["fold_of_row"] or [0] * len(y))
     calibration = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from credibly.core.stages import stage
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
 from credibly.tables.config import Config
@@ -129,6 +130,7 @@ def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
     posterior, prepared = model.posterior, model.preparation
     if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
         return None
+    stage("diagnostics")
     some = np.linspace(0, len(inputs) - 1, min(DIAGNOSED_ROWS, len(inputs))).round().astype(int)
     # The posterior is that of the standardised target.
     seen = prepared.standardise(y[some])

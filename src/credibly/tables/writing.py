@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 
 from credibly.errors import InputError
 from credibly.tables.record_files import JsonLinesWriter, WorkbookWriter, excel_library
+from credibly.tables.sources import WRITTEN
 
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet", ".feather", ".jsonl", ".xlsx")
+SUFFIXES = WRITTEN
 
 
 class TableWriter:
