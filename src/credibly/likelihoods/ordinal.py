@@ -32,6 +32,7 @@ class Ordinal(Likelihood):
 
     support: ClassVar[str] = "class"
     ordered: ClassVar[bool] = False
+    noise_sign: ClassVar[int] = 0
     classes: int | None = None
     cut_prior: tuple[Prior, ...] | None = field(default=None, kw_only=True)
 
