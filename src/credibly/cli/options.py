@@ -82,9 +82,7 @@ def _names(table: Path) -> list[str]:
 TABLE = typer.Argument(metavar="TABLE", help="CSV or Parquet file with a row per observation.")
 Target = Annotated[
     str | None,
-    typer.Option(
-        help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list
-    ),
+    typer.Option(help="Column to predict, or several numeric ones separated by commas.", autocompletion=_column_list),
 ]
 Task = Annotated[
     str | None,

@@ -109,7 +109,9 @@ class Beta(SharedParameter):
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
         """Draw g_a / (g_a + g_b) from two gamma variables, in units of y."""
-        draws = [torch._standard_gamma(v.double().contiguous(), generator=generator) for v in self._shapes(output, extra)]
+        draws = [
+            torch._standard_gamma(v.double().contiguous(), generator=generator) for v in self._shapes(output, extra)
+        ]
         total = draws[0] + draws[1]
         # With very small shapes both may underflow: then the larger shape decides.
         u = torch.where(total > 0, draws[0] / total, (output > 0).double())

@@ -76,7 +76,9 @@ class Survival(SharedParameter):
         if y.ndim == 2 and y.shape[1] == 2:
             y = signed_times(y[:, 0], y[:, 1])
         if bool((y == 0).any()):
-            raise InputError("y", "has a time of 0", "Survival needs positive times: use a small one, or remove the row")
+            raise InputError(
+                "y", "has a time of 0", "Survival needs positive times: use a small one, or remove the row"
+            )
         return y.reshape(-1, 1).to(dtype)
 
     def scaled_to(self, y: Tensor, weight: Tensor | None) -> Self:

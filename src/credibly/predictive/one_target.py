@@ -59,4 +59,6 @@ def _single(likelihood: Any, target: int) -> Any:
     known = {field.name for field in dataclasses.fields(likelihood)}
     fields |= {name: value for name, value in (("per_target", False), ("targets", 1)) if name in known}
     prior = getattr(likelihood, "scale_prior", None)
-    return dataclasses.replace(likelihood, **fields, **({"scale_prior": prior[target]} if isinstance(prior, tuple) else {}))
+    return dataclasses.replace(
+        likelihood, **fields, **({"scale_prior": prior[target]} if isinstance(prior, tuple) else {})
+    )

@@ -133,7 +133,9 @@ def fit_transform(kind: str, y: Array) -> Transform:
     low, high = float(y.min()), float(y.max())
     if kind == "log":
         if low <= 0:
-            raise InputError("transform", f'"log" needs positive targets, the smallest is {low:g}', "Use log1p or power")
+            raise InputError(
+                "transform", f'"log" needs positive targets, the smallest is {low:g}', "Use log1p or power"
+            )
         return Transform("log")
     if kind == "log1p":
         if low < 0 or high <= 0:

@@ -53,7 +53,9 @@ CLASSIFICATION = {
 }
 SURVIVAL = {
     "log_density": Metric(
-        "Log density", "high", "log density of an event, log probability of no event yet of a censored row; nats per row"
+        "Log density",
+        "high",
+        "log density of an event, log probability of no event yet of a censored row; nats per row",
     ),
     "concordance": Metric("Concordance", "high", "fraction of pairs of rows in the right order; 0.5 is chance", True),
     "coverage": Metric("Coverage", LEVEL, "estimated fraction of times inside their 90% interval; ideally 0.9", True),

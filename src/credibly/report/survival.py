@@ -30,12 +30,14 @@ def censored_section(facts: FitSummary) -> Section:
         error = 2 * coverage_standard_error(level, max(events, 1))
         result = "too late" if found > level + error else "too early" if found < level - error else "calibrated"
         off += [f"the {level:.0%} quantile is {result}"] if result != "calibrated" else []
-        rows.append((f"{level:.0%}", f"{found:.1%}", f"{max(level - error, 0):.0%} to {min(level + error, 1):.0%}", result))
+        rows.append(
+            (f"{level:.0%}", f"{found:.1%}", f"{max(level - error, 0):.0%} to {min(level + error, 1):.0%}", result)
+        )
     head = (Column("Quantile"), Column("Over by then"), Column("Within chance"), Column("Result"))
     text = (
-        f"By its 50% quantile, half of the rows should have had their event. {events:,} of {len(signed):,} rows had one; "
-        "a censored row counts by the probability that the prediction itself gives it, so with many censored rows this "
-        "says little about late times.",
+        f"By its 50% quantile, half of the rows should have had their event. {events:,} of {len(signed):,} rows had "
+        "one; a censored row counts by the probability that the prediction itself gives it, so with many censored rows "
+        "this says little about late times.",
     )
 
     def paint(ax: Axes) -> None:

@@ -67,9 +67,8 @@ class Config:
         if not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
         weight, event = (() if name is None else (name,) for name in (self.weight, self.event))
-        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
-        named += (("--order", self.order), ("--event", event))
-        for key, names in named:
+        named = {"table": (self.table,), "--target": (self.target,), "--drop": self.drop, "--weight": weight}
+        for key, names in (named | {"--order": self.order, "--event": event}).items():
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
                     raise InputError(key, f"must be text that UTF-8 can encode, got {name!r}")
@@ -107,7 +106,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
-    "noise": (str, int, float), "transform": (str,), "order": (list,), "event": (str,), "device": (str,), "table_sha256": (str,), "settings": (dict,),
+    "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),
+    "transform": (str,), "order": (list,), "event": (str,),
 }  # fmt: skip
 
 

@@ -25,7 +25,9 @@ SHOWN = ("log_density", "rmse", "accuracy", "brier", "concordance", "coverage", 
 STEPS = 200
 
 
-def target_metrics(predictive: Predictive, y: Tensor, targets: Sequence[str] = (), *, seed: int = 0) -> dict[str, float]:
+def target_metrics(
+    predictive: Predictive, y: Tensor, targets: Sequence[str] = (), *, seed: int = 0
+) -> dict[str, float]:
     """Return the metrics of `evaluation.evaluate`; for several targets the joint log density, then those of each."""
     if y.ndim < 2 or len(targets) < 2:
         return evaluation.evaluate(predictive, y, seed=seed)
@@ -107,5 +109,5 @@ def _fitted(likelihood: Likelihood, y: Tensor) -> _Constant:
         value.backward()
         return value
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)
     return _Constant(likelihood, output.detach(), {name: value.detach() for name, value in extra.items()})

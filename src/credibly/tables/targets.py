@@ -149,7 +149,9 @@ def _events_note(name: str, cells: Any, rows: Array) -> str:
     seen = event_values(name, cells).take(pa.array(rows))
     observed = int(pc.sum(seen).as_py() or 0)
     if not observed:
-        raise InputError("--event", f"{name!r} marks no event in {len(rows):,} rows", "Check which value means an event")
+        raise InputError(
+            "--event", f"{name!r} marks no event in {len(rows):,} rows", "Check which value means an event"
+        )
     return f"{observed:,} events in {len(rows):,} rows, the others are censored"
 
 
