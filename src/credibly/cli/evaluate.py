@@ -16,9 +16,7 @@ from credibly.errors import InputError
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="File with the same columns and the target.")
-    ],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="File with the same columns and the target.")],
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a run on a table with known targets: accuracy, calibration, log density.

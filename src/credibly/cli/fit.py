@@ -51,8 +51,9 @@ def run(
     credibly fit house.csv --target price --out run/
 
     Numbers are standardised, categories one-hot encoded, dates turned into elapsed
-    time and cycles, missing values imputed and flagged. A fifth of the rows is held out for evaluation. run/report.html shows
-    how accurate and calibrated the fit is, and what to do next. Then:
+    time and cycles, missing values imputed and flagged. A fifth of the rows is held
+    out for evaluation. run/report.html shows how accurate and calibrated the fit is,
+    and what to do next. Then:
 
     credibly predict run/ new.csv --out predictions.csv
 

@@ -18,11 +18,12 @@ from credibly.errors import InputError
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="File with the same columns; no target needed.")
-    ],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="File with the same columns; no target needed.")],
     out: Annotated[
-        Path, typer.Option(help="File to write: .csv, .tsv, .csv.gz, .parquet, .feather, .jsonl or .xlsx, in an existing folder.")
+        Path,
+        typer.Option(
+            help="File to write: .csv, .tsv, .csv.gz, .parquet, .feather, .jsonl or .xlsx, in an existing folder."
+        ),
     ] = Path("predictions.csv"),
     draws: Annotated[
         int | None,

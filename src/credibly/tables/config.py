@@ -61,7 +61,13 @@ class Config:
         if not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
         weight = () if self.weight is None else (self.weight,)
-        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight), ("--na", self.na))
+        named = (
+            ("table", (self.table,)),
+            ("--target", (self.target,)),
+            ("--drop", self.drop),
+            ("--weight", weight),
+            ("--na", self.na),
+        )
         for key, names in named:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):

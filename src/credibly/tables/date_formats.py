@@ -1,4 +1,4 @@
-"""Dates as people write them: recognised by pattern, parsed to microseconds, day and month told apart over the whole column."""
+"""Dates as people write them: recognised by pattern, day and month told apart over the column, parsed to microseconds."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def _clock(rest: Any) -> Array:
     """Return the times behind dates as timedelta64[us], NaT for an hour that does not exist."""
     coded = rest.dictionary_encode()
     times = [_microseconds(text) for text in coded.dictionary.to_pylist()]
-    known = np.array([np.timedelta64("NaT") if t is None else np.timedelta64(t, "us") for t in times], "timedelta64[us]")
+    known = np.array(
+        [np.timedelta64("NaT") if t is None else np.timedelta64(t, "us") for t in times], "timedelta64[us]"
+    )
     found: Array = known[coded.indices.to_numpy(zero_copy_only=False)]
     return found
 

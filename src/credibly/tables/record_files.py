@@ -92,7 +92,9 @@ def _workbook(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
     # Whatever is wrong inside a workbook, the library raises as what it runs into.
     except Exception as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise InputError("table", f"cannot read {source.name!r} as Excel ({reason})", "Save it again as .xlsx") from None
+        raise InputError(
+            "table", f"cannot read {source.name!r} as Excel ({reason})", "Save it again as .xlsx"
+        ) from None
     finally:
         handle.close()
     if not filled:

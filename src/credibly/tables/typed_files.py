@@ -56,7 +56,9 @@ def _reader(source: Source) -> Iterator[Any]:
             raise
         reason = str(error).splitlines()[0][:200]
         kind = "Parquet" if source.suffix == ".parquet" else "an Arrow file"
-        raise InputError("table", f"cannot read {source.name!r} as {kind} ({reason})", "Write it again, unencrypted") from None
+        raise InputError(
+            "table", f"cannot read {source.name!r} as {kind} ({reason})", "Write it again, unencrypted"
+        ) from None
 
 
 def _arrow_reader(handle: Any) -> Any:
