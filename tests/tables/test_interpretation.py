@@ -105,7 +105,7 @@ def test_a_stray_cell_is_missing_and_named_by_its_row(tmp_path: Path) -> None:
     cells[41] = "see below"
     table = read_table(put(tmp_path, {"n": cells, "y": counted("{}.5")}))
     assert table["n"].to_pylist() == [None if i == 41 else float(i) for i in range(200)]
-    note = "n in row 42 is 'see below', not a number: treated as missing"
+    note = "row 42: n = 'see below' is not a number; treated as missing"
     assert conventions_of(table).notes == (note,)
     assert note in Preparation.fit(table, "y").notes
 
@@ -125,7 +125,7 @@ def test_dates_with_stray_cells_are_timestamps(tmp_path: Path) -> None:
     assert table["d"][0].as_py() == datetime.datetime(2024, 3, 1)
     assert [i for i, cell in enumerate(table["d"].to_pylist()) if cell is None] == [5, 7]
     known = conventions_of(table)
-    assert known.notes == ("d in row 6: 'soon' is not a date, and 1 further cells: treated as missing",)
+    assert known.notes == ("row 6: d = 'soon' is not a date (and 1 more); treated as missing",)
     assert known.days_first == {"d": True}
     new = put(tmp_path, {"d": ["03/04/2024"], "y": ["1"]}, "new.csv")
     assert read_table(new, conventions=known)["d"].to_pylist() == [datetime.datetime(2024, 4, 3)]

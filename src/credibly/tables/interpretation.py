@@ -120,7 +120,7 @@ class _Learned:
             self.remarks[name] = remark
         values, wrong = parse_text(column, mark, self.known.na)
         for row, cell in wrong:
-            self.notes.append(f"{name} in row {self._file_row(row)} is {shown(cell)}, not a number: treated as missing")
+            self.notes.append(f"row {self._file_row(row)}: {name} = {shown(cell)} is not a number; treated as missing")
         return numbers(values, na=self.known.na)[0]
 
     def _as_dates(self, name: str, column: Any) -> Any:
@@ -133,8 +133,8 @@ class _Learned:
             self.remarks[name] = remark
         if wrong:
             row, note = wrong[0]
-            more = f", and {len(wrong) - 1:,} further cells" if len(wrong) > 1 else ""
-            self.notes.append(f"{name} in row {self._file_row(row)}: {note}{more}: treated as missing")
+            more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+            self.notes.append(f"row {self._file_row(row)}: {name} = {note}{more}; treated as missing")
         return pa.array(values, pa.timestamp("us"))
 
     def _file_row(self, row: int) -> int:
