@@ -17,7 +17,9 @@ import pyarrow.feather
 import pytest
 
 from credibly.cli.options import _names
+from credibly.errors import InputError
 from credibly.tables import TableRun
+from credibly.tables.config import read_config
 from credibly.tables.reading import read_table
 from own_tables import MAP, call, refused
 
@@ -151,3 +153,11 @@ def test_completion_knows_the_columns_of_every_stream(tmp_path: Path) -> None:
     for name in ("t.csv.xz", "t.jsonl", "t.feather"):
         (tmp_path / name).write_bytes(b"\xff")
         assert _names(tmp_path / name) == []
+
+
+def test_codes_of_missing_values_in_a_file_of_settings_may_be_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('na = [-999, "gone"]\n')
+    assert read_config(tmp_path / "config.toml") == {"na": ("-999", "gone")}
+    (tmp_path / "config.toml").write_text("na = -999\n")
+    with pytest.raises(InputError, match="na in config.toml must be of type list, got -999"):
+        read_config(tmp_path / "config.toml")

@@ -35,6 +35,7 @@ def test_formatted_columns_are_numbers_with_a_remark(tmp_path: Path) -> None:
     assert table["price"].to_pylist() == [1000.0 + 7 * i for i in range(50)]
     assert table["rate"].to_pylist() == [i + 0.5 for i in range(50)]
     known = Preparation.fit(table, "price")
+    assert known.notes == ("the target is read as numbers: $1,000 is 1000",)
     assert {name: note for name, _, note in known.columns}["rate"] == "read as numbers: 0.5% is 0.5"
     ((batch, notes),) = batches(path, ["price", "rate"], ["price", "rate"], conventions=known.conventions)
     assert notes == []

@@ -330,7 +330,21 @@ def test_parquet_that_is_nested_or_broken(tmp_path: Path) -> None:
             st.sampled_from([b"a", b"b", b",", b";", b'"', b"\n", b"\r", b"1", b"-", b".", b" ", b"\xe9", b"NA"])
         ).map(b"".join),
     ),
-    suffix=st.sampled_from([".csv", ".tsv", ".csv.gz", ".parquet"]),
+    suffix=st.sampled_from(
+        [
+            ".csv",
+            ".tsv",
+            ".csv.gz",
+            ".csv.xz",
+            ".parquet",
+            ".feather",
+            ".arrow",
+            ".jsonl",
+            ".jsonl.bz2",
+            ".zip",
+            ".xlsx",
+        ]
+    ),
     packed=st.booleans(),
 )
 def test_any_bytes_are_a_table_or_refused(tmp_path, content, suffix, packed) -> None:
