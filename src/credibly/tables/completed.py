@@ -71,7 +71,9 @@ class CompletedDraws:
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the outputs of draws start to stop, (stop - start, rows, ..., K)."""
         values, missing, donors = x
-        assert isinstance(values, Tensor) and isinstance(missing, Tensor) and isinstance(donors, Tensor)
+        assert isinstance(values, Tensor)
+        assert isinstance(missing, Tensor)
+        assert isinstance(donors, Tensor)
         found = self.inner.outputs(values, start, stop, first_row)
         rows = missing.any(1).nonzero()[:, 0]
         if not len(rows):

@@ -73,7 +73,7 @@ class Donors:
         return filled
 
     def nearest(self, x: Array, count: int = COMPLETIONS) -> Array:
-        """Return the nearest donors of rows with NaN, (N, M) int16, in the order of `_interleaved`; 0 for other rows."""
+        """Return the nearest donors of rows with NaN, (N, M) int16, ordered as in `_interleaved`; 0 for other rows."""
         found: Array = np.zeros((len(x), min(count, len(self.rows))), dtype=np.int16)
         for rows, missing in patterns(np.isnan(x)):
             found[rows] = self._nearest(np.asarray(x[rows], dtype=np.float64), missing, found.shape[1])
@@ -101,7 +101,7 @@ class Donors:
         return result
 
     def _embedded(self, missing: Array) -> tuple[Array, Array]:
-        """Return the donors as points whose squared distance is that of the module, and the map from observed inputs."""
+        """Return donors as points with the distance given above, and the linear map from observed inputs to points."""
         kept = ~np.isin(np.arange(self.rows.shape[1]), missing)
         rows = np.clip(self.rows, -CLIP, CLIP)
         covariance = np.atleast_2d(np.cov(rows.T, bias=True)) + RIDGE * np.eye(rows.shape[1])
@@ -114,6 +114,14 @@ class Donors:
         parts = [np.eye(int(kept.sum())) / np.sqrt(observed), slope @ whiten / np.sqrt(len(missing))]
         embedding = np.concatenate(parts, 1)
         return rows[:, kept] @ embedding, embedding
+
+
+def training_inputs(x: Array) -> Array:
+    """Return training rows with NaN replaced by the mean over their completions from other training rows.
+
+    The target is not used, so rows may be held out of the result without having seen it.
+    """
+    return Donors(x).fill(x) if np.isnan(x).any() else x
 
 
 def patterns(gaps: Array) -> Iterator[tuple[Array, Array]]:

@@ -4,7 +4,7 @@
     run/config.toml              the settings; `credibly fit --config run/config.toml --out new/` reproduces the run
     run/posterior/               the posterior, for `credibly.load` and `credibly.resume`
     run/held_out.parquet         the held-out rows
-    run/training_sample.parquet  some of the training rows, for plots
+    run/training_sample.parquet  some of the training rows, for plots and missing cells
     run/report.html, run/results.json
 
 Everything but the posterior is written before the fit, so that a sampler can be resumed. A fit that cannot be resumed
@@ -18,6 +18,7 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,10 +48,12 @@ from credibly.tables.folder import (
     read_facts,
     write_facts,
 )
+from credibly.tables.imputation import training_inputs
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
+from credibly.tables.stored_rows import stored_rows
 from credibly.tables.targets import weight_column
 from credibly.tables.threads import threads_for
 
@@ -61,7 +64,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Maximum number of training rows stored for plots.
+TRAINING_SAMPLE = "training_sample.parquet"
+# Maximum number of training rows stored for plots, and to complete missing cells from.
 SAMPLE = 2_000
 # Number of held-out rows from which they are the reference for OOD scores; with fewer it is the training sample.
 REFERENCE = 20
@@ -99,7 +103,7 @@ def prepare(config: Config, table: Table | None = None) -> Prepared:
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
     recipe = config.recipe(known.task)
     chosen = table.take(train)
-    x, y = preparation.transform(chosen)[0], preparation.target_values(chosen)
+    x, y = training_inputs(preparation.transform(chosen, gaps=True)[0]), preparation.target_values(chosen)
     classes = None if preparation.classes is None else len(preparation.classes)
     if classes is None:
         y = (y - preparation.y_mean) / preparation.y_std
@@ -224,10 +228,12 @@ class TableRun:
             name = os.fspath(path)
             raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
         levels = facts["ood_levels"]
+        preparation = Preparation.from_dict(facts["preparation"])
         model = TableModel(
-            Preparation.from_dict(facts["preparation"]),
+            preparation,
             load(folder / "posterior"),
             None if levels is None else np.asarray(levels),
+            partial(stored_rows, folder, TRAINING_SAMPLE, preparation),
         )
         return cls(folder, facts, config_of(facts), model)
 
@@ -240,24 +246,12 @@ class TableRun:
     def rows(self) -> tuple[Table, str]:
         """Return the rows behind the metrics, and which they are: "held-out" or "training"."""
         if self.facts["held_out"]:
-            return self._stored_rows("held_out.parquet"), "held-out"
+            return stored_rows(self.path, "held_out.parquet", self.model.preparation), "held-out"
         return self.sample(), "training"
 
     def sample(self) -> Table:
         """Return a sample of the training rows."""
-        return self._stored_rows("training_sample.parquet")
-
-    def _stored_rows(self, name: str) -> Table:
-        known = self.model.preparation
-        try:
-            found = read_table(self.path / name, text=known.text_names)
-        except InputError as error:
-            raise StoreError(
-                f"path: {name} of {os.fspath(self.path)!r} is missing or was modified ({error.found})"
-            ) from error
-        if set(known.names) | {known.target} != set(found.column_names):
-            raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was modified (it has other columns)")
-        return found
+        return stored_rows(self.path, TRAINING_SAMPLE, self.model.preparation)
 
 
 def stored_config(prepared: Prepared) -> Config:
@@ -294,14 +288,16 @@ def _begin(prepared: Prepared, folder: Path) -> None:
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
+    for file, rows in (("held_out.parquet", prepared.held_out), (TRAINING_SAMPLE, _sample(prepared.train))):
         _write_parquet(prepared.table.select(names).take(rows), folder / file)
 
 
 def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     """Compute metrics and the reference for OOD scores from the stored rows."""
     facts = read_facts(folder)
-    model = TableModel(Preparation.from_dict(facts["preparation"]), posterior)
+    preparation = Preparation.from_dict(facts["preparation"])
+    sample = partial(stored_rows, folder, TRAINING_SAMPLE, preparation)
+    model = TableModel(preparation, posterior, training_sample=sample)
     run = TableRun(folder, facts, config_of(facts), model)
     rows, on = run.rows()
     predictive = model.predict_table(rows)
