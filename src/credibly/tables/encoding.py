@@ -8,6 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
+from sklearn.utils.validation import check_array, check_X_y, validate_data
 
 from credibly.errors import InputError
 from credibly.tables.arrays import Array, moments
@@ -21,8 +23,9 @@ NUMERIC_KINDS = "biuf"
 class InputEncoder:
     """Preprocessing from X to network inputs, fitted to the training rows.
 
-    `read` turns X into a float64 matrix with the columns of X, in which categories are codes and missing values NaN.
-    `fit` and `transform` turn such a matrix into inputs:
+    `learn` finds the categories. `read` turns X into a float64 matrix with the columns of X, in which categories are
+    codes and missing values NaN; without categories, X is such a matrix itself. `fit` and `transform` turn the matrix
+    into inputs:
 
     - a number becomes (x - mean) / scale, by the observed training rows; a constant column becomes 0
     - a category becomes one input per level, and one for all rare levels if there are more than `MAX_LEVELS`
@@ -42,20 +45,21 @@ class InputEncoder:
         self.codes: dict[int, dict[Hashable, int]] = {}
 
     # -- from X to a matrix --------------------------------------------------------------------------------------------
-    def read(self, X: Any, *, fit: bool = False) -> Any:
-        """Return X with categories as codes and missing values as NaN, (N, P) float64; X itself if all are numbers."""
-        if fit:
-            self.codes = {}
-            chosen = self._chosen(X)
-            if not chosen:
-                return X
-        elif not self.codes:
-            return X
+    def learn(self, X: Any) -> InputEncoder:
+        """Learn from training rows which columns are categorical, and their levels."""
+        chosen = self._chosen(X)
+        self.codes = {j: _levels(column) for j, column in enumerate(_columns(X)) if j in chosen} if chosen else {}
+        return self
+
+    def handles(self, X: Any) -> bool:
+        """Return whether X has to be read: there are categorical columns, and X is a table."""
+        return bool(self.codes) and (_is_frame(X) or (not issparse(X) and np.ndim(X) == 2))
+
+    def read(self, X: Any) -> Array:
+        """Return X with categories as codes and missing values as NaN, (N, P) float64."""
         columns = _columns(X)
-        found: Array = np.empty((len(columns[0]) if columns else 0, len(columns)))
+        found: Array = np.empty((len(X), len(columns)))
         for j, column in enumerate(columns):
-            if fit and j in chosen:
-                self.codes[j] = _levels(column)
             found[:, j] = self._coded(j, column) if j in self.codes else _as_numbers(X, j, column)
         return found
 
@@ -70,7 +74,9 @@ class InputEncoder:
                 raise InputError("categorical_features", f"{expected}, got {wanted!r}")
             return {j for j, column in enumerate(_columns(X)) if _is_categorical(column)} if _has_dtypes(X) else set()
         names = [str(name) for name in X.columns] if _is_frame(X) else None
-        width = len(names) if names is not None else np.shape(X)[1] if len(np.shape(X)) == 2 else 0
+        if names is None and (issparse(X) or np.ndim(X) != 2):
+            return set()  # scikit-learn's validation raises
+        width = np.shape(X)[1] if names is None else len(names)
         return set(_indices(np.asarray(wanted).reshape(-1).tolist(), names, width))
 
     def _coded(self, j: int, column: Array) -> Array:
@@ -117,6 +123,28 @@ class InputEncoder:
             if self.indicator[j]:
                 parts.append(missing[:, None].astype(np.float64))
         return np.concatenate(parts, 1)
+
+
+def training_rows(estimator: Any, encoder: InputEncoder, X: Any, y: Any, **checks: Any) -> tuple[Array, Array]:
+    """Validate the training rows of an estimator. Return what `InputEncoder.fit` takes, and the targets.
+
+    Sets n_features_in_ and feature_names_in_ of the estimator.
+    """
+    checks = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2} | checks
+    if not encoder.handles(X):
+        return validate_data(estimator, X, y, **checks)  # type: ignore[no-any-return]
+    validate_data(estimator, X, skip_check_array=True)
+    return check_X_y(encoder.read(X), y, estimator=estimator, **checks)  # type: ignore[no-any-return]
+
+
+def new_rows(estimator: Any, encoder: InputEncoder, X: Any) -> Array:
+    """Validate rows to predict against those of the fit. Return what `InputEncoder.transform` takes."""
+    if not encoder.handles(X):
+        rows: Array = validate_data(estimator, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        return rows
+    validate_data(estimator, X, reset=False, skip_check_array=True)
+    rows = check_array(encoder.read(X), ensure_all_finite="allow-nan", estimator=estimator)
+    return rows
 
 
 def _is_frame(X: Any) -> bool:
