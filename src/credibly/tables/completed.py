@@ -20,13 +20,13 @@ from torch import Tensor
 from credibly.core.inputs import Inputs
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
-from credibly.tables.imputation import COMPLETIONS, Array, Donors
+from credibly.tables.imputation import Array, Donors
 
 # Consecutive draws share a completion, so that they are evaluated together: at most this many groups, enough that every
 # chain uses every completion.
 RUNS = 240
-# A posterior of fewer draws, such as a point estimate, repeats them: so many completions are used at least.
-LEAST_DRAWS = COMPLETIONS // 2
+# A posterior of fewer draws, such as a point estimate, repeats them, to average over this many completions.
+LEAST_DRAWS = 10
 
 # Inputs with any value in the gaps, the gaps (N, P), and donors (N, M).
 Gapped: TypeAlias = tuple[Tensor, Tensor, Tensor]

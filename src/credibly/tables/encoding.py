@@ -88,7 +88,7 @@ class InputEncoder:
     def fit(self, X: Array, weight: Array | None = None) -> InputEncoder:
         """Learn means, scales and missing-value indicators from a result of `read`, with weights of the rows (N,)."""
         missing = np.isnan(X)
-        self.indicator: Array = missing.any(0)
+        self.indicator: Array = np.asarray(missing.any(0))
         self.mean, self.scale = np.zeros(X.shape[1]), np.full(X.shape[1], np.inf)
         numeric = np.array([j not in self.codes for j in range(X.shape[1])], dtype=bool)
         full = np.flatnonzero(numeric & ~self.indicator)
@@ -107,7 +107,7 @@ class InputEncoder:
     def transform(self, X: Array) -> Array:
         """Return the inputs of a result of `read`, (N, inputs) float64, with NaN for missing values."""
         # Rows far outside the training data must stay finite in float32; that far out predictions are constant.
-        scaled = np.clip((X - self.mean) / self.scale, -1e30, 1e30)
+        scaled: Array = np.clip((X - self.mean) / self.scale, -1e30, 1e30)
         if not self.codes and not self.indicator.any():
             return scaled
         parts: list[Array] = []
@@ -184,7 +184,8 @@ def _is_missing(value: Any) -> bool:
 
 def _key(value: Any) -> Hashable:
     """Return a level as a key: numpy scalars and the numbers that are equal to them are the same level."""
-    return value.item() if isinstance(value, np.generic) else value
+    key: Hashable = value.item() if isinstance(value, np.generic) else value
+    return key
 
 
 def _levels(column: Any) -> dict[Hashable, int]:

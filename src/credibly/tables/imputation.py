@@ -22,8 +22,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# Completions of a row. With 10, intervals of rows with three gaps cover too little; 50 are less similar, and wider.
-COMPLETIONS = 20
+# Completions of a row. With 20, intervals of rows with three gaps cover too little; 60 are less similar, and wider.
+COMPLETIONS = 40
+# Steps of this fraction of the unit interval, modulo 1, are spread evenly over it however many there are.
+GOLDEN = (5**0.5 - 1) / 2
 # Maximum number of donors: enough that the nearest ones are close, few enough that the search is fast.
 DONORS = 2_000
 # Added to the variances of standardised inputs: collinear ones, such as the levels of a category, have no unique
@@ -69,7 +71,7 @@ class Donors:
         filled = x.copy()
         step = max(1, CHUNK_VALUES // (COMPLETIONS * x.shape[1]))
         for some in np.split(rows, range(step, len(rows), step)):
-            filled[some] = self.complete(x[some]).mean(1)
+            filled[some] = np.where(np.isnan(x[some]), self.complete(x[some]).mean(1), x[some])
         return filled
 
     def nearest(self, x: Array, count: int = COMPLETIONS) -> Array:
@@ -145,11 +147,8 @@ def _ranks(values: Array) -> Array:
 
 
 def _interleaved(count: int) -> Array:
-    """Return an order of `count` ranks in which the first half is spread evenly over all of them, as is the second.
+    """Return an order of `count` ranks in which the first few are spread evenly over all of them, however few.
 
     Ensembles have fewer members than there are completions, and use the first ones.
     """
-    rank = np.arange(count)
-    first = (rank % 4 == 0) | (rank % 4 == 3)
-    rng = np.random.default_rng(0)
-    return np.concatenate([rng.permutation(rank[first]), rng.permutation(rank[~first])])
+    return np.argsort(np.argsort((0.5 + GOLDEN * np.arange(count)) % 1))
