@@ -10,6 +10,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import print_wrapped, to_json
+from credibly.cli.early_checks import check_run, check_table
 from credibly.cli.error_handling import handle_errors
 from credibly.cli.verdicts import details_of, print_summary, verdict_of
 from credibly.errors import InputError
@@ -29,6 +30,8 @@ def run(
     left out.
     """
     with handle_errors():
+        check_run(folder)
+        check_table(table)
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.summarise import summarise_on
@@ -41,20 +44,23 @@ def run(
         usable = known.usable_rows(rows)
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")
-        facts = summarise_on(done, rows.take(usable), table.name)
+        joint, *each = summarise_on(done, rows.take(usable), table.name)
+        # Of several targets the first has the verdict; the metrics are those of all.
+        facts = each[0] if each else joint
         if as_json:
             details = details_of(facts)
             results = {
                 "run": os.fspath(folder),
                 "table": os.fspath(table),
                 "rows": len(facts.y),
-                "figures": facts.figures,
-                "baseline": facts.baseline,
+                "figures": joint.figures,
+                "baseline": joint.baseline,
                 "verdict": verdict_of(facts),
                 **{key: details[key] for key in ("assessment", "by_class", "confusion_matrix")},
             }
             typer.echo(to_json(results))
             return
-        print_summary(f"{done.config.method} on {len(facts.y):,} rows of {table.name}", facts)
+        title = f"{done.config.method} on {len(facts.y):,} rows of {table.name}"
+        print_summary(title, facts, joint.figures if each else None)
         if len(usable) < len(rows):
             print_wrapped(f"{len(rows) - len(usable):,} rows without a target were left out.")

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 CLASSES = 12
 
 
-def print_summary(title: str, facts: FitSummary) -> None:
-    """Print the metrics of a fit, those of its classes, and the verdict with its findings."""
+def print_summary(title: str, facts: FitSummary, several: dict[str, float] | None = None) -> None:
+    """Print the metrics of a fit (`several`: of several targets), of its classes, and the verdict with its findings."""
     from credibly.report import assess
     from credibly.report.evaluated_rows import origin
 
-    print_metrics(title, facts.figures, facts.baseline)
+    print_metrics(title, facts.figures if several is None else several, facts.baseline if several is None else {})
     if facts.classes is not None and len(facts.classes) <= CLASSES:
         print_wrapped("")
         _print_classes(facts)
     found = assess(facts)
-    print_wrapped("", origin(facts), "", *found.lines, *(f"- {reason}" for reason in found.reasons), "")
+    first, *rest = found.lines
+    lines = (first if several is None else f"{facts.target}: {first}", *rest)
+    print_wrapped("", origin(facts), "", *lines, *(f"- {reason}" for reason in found.reasons), "")
 
 
 def verdict_of(facts: FitSummary) -> list[str]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from credibly.core.stages import stage
 from credibly.report import findings
-from credibly.report.caching import once_per_fit
 from credibly.report.evaluated_rows import kind_of_rows
 from credibly.report.finding import FAIL, NOTE, PASS, WARN, Finding
+from credibly.report.once_per_fit import once_per_fit
 from credibly.report.page import Recommendation
 from credibly.report.sampling import FAILED, MIXED, NOT_MIXED, SHORT, USABLE, sampling
 from credibly.tables.fit_summary import FitSummary
@@ -88,6 +89,7 @@ class Assessment:
 @once_per_fit
 def assess(facts: FitSummary) -> Assessment:
     """Assess a fit by the metrics it has."""
+    stage("verdict")
     made = [one for one in (check(facts) for check in findings.CHECKS) if one is not None]
     chains = sampling(facts)
     predictions = _verdict(made)

@@ -15,6 +15,7 @@ from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import Picture, picture
 from credibly.report.row_statistics import confidence_gap, interval_coverage, pit, top_probability
 from credibly.report.significance import CHANCE, binomial_range, sum_tails
+from credibly.report.survival import censored_section
 from credibly.tables.fit_summary import FitSummary
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 def calibration_section(facts: FitSummary) -> Section:
     """Compare nominal with observed coverage, or confidence with accuracy."""
+    if facts.task == "survival":
+        return censored_section(facts)
     return _interval_section(facts) if facts.task == "regression" else _reliability_section(facts)
 
 

@@ -54,7 +54,7 @@ def coverage(facts: FitSummary) -> Finding | None:
     if observed is None or math.isnan(observed):
         return None
     n = len(facts.y)
-    regression = facts.task == "regression"
+    regression = facts.task != "classification"
     what = "90% intervals" if regression else "90% prediction sets"
     low, high = binomial_range(LEVEL, n)
     below, above = binomial_tails(round(observed * n), n, LEVEL)
@@ -137,7 +137,7 @@ def outliers(facts: FitSummary) -> Finding | None:
 
 def changing_noise(facts: FitSummary) -> Finding | None:
     """Check whether errors depend on the predicted value more than the intervals do."""
-    if facts.task != "regression" or len(facts.y) < ROWS_FOR_NOISE:
+    if facts.kind != "regression" or len(facts.y) < ROWS_FOR_NOISE:
         return None
     correlation = residual_rank_correlation(facts)
     if correlation is None or abs(correlation) < CORRELATED:

@@ -8,8 +8,8 @@ import torch
 
 from credibly.decide.thresholds import Threshold, cost_threshold, outcome
 from credibly.metrics.classes import ClassMetrics, class_metrics
-from credibly.report.caching import once_per_fit
 from credibly.report.finding import NOTE, WARN, Finding
+from credibly.report.once_per_fit import once_per_fit
 from credibly.report.page import Recommendation
 from credibly.report.recommendations import use_sampling
 from credibly.report.significance import CHANCE, sum_tails
@@ -80,7 +80,8 @@ def _no_gain(facts: FitSummary, found: ClassMetrics) -> Finding | None:
     """Report an accuracy that always answering with the most frequent class would reach."""
     accuracy, most = facts.figures.get("accuracy"), int(found.rows.argmax())
     largest = float(found.frequency[most])
-    if accuracy is None or math.isnan(accuracy) or accuracy > largest or accuracy == 1:
+    # Half a row more, as the metric is rounded to float32.
+    if accuracy is None or math.isnan(accuracy) or accuracy > largest + 0.5 / len(facts.y) or accuracy == 1:
         return None
     assert facts.classes is not None
     text = (

@@ -85,6 +85,8 @@ def _improvement(facts: FitSummary) -> str:
     if facts.task == "regression":
         own, base = facts.figures.get("rmse"), facts.baseline.get("rmse")
         return f"; RMSE {format_number(own)} vs {format_number(base)}" if own is not None and base else ""
+    if facts.task == "survival":
+        return f"; concordance {facts.figures['concordance']:.2f}, where 0.5 is chance"
     own, base = facts.figures.get("accuracy"), facts.baseline.get("accuracy")
     return f"; accuracy {own:.1%} vs {base:.1%}" if own is not None and base is not None else ""
 

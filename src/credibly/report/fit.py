@@ -56,7 +56,7 @@ def fit_page(facts: FitSummary) -> Page:
         importance_section(facts),
         effects_section(facts),
         uncertainty_section(facts),
-        selective_section(facts),
+        selective_section(facts) if facts.task != "survival" else None,
         chains_section(facts),
         training_section(facts),
         choices_section(facts),
@@ -104,7 +104,7 @@ def _model_section(facts: FitSummary) -> Section:
         output = f"probabilities of {len(facts.classes)} classes"
     rows: list[tuple[Value, ...]] = [
         ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out or 'none'} held out"),
-        ("Target", f"{facts.target}: {facts.task}, predicts {output}"),
+        ("Target", f"{facts.target}: {facts.kind}, predicts {output}"),
         ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
         ("Prior", f"{facts.prior} (plausible weights before seeing data)"),
         ("Noise", f"{facts.noise} (variation that no model could predict)"),
@@ -154,7 +154,7 @@ def _metrics_section(facts: FitSummary) -> Section:
         f"{metric_columns.baseline_of(facts.task)}: a useful model beats it.",
     )
     drawn = [_predicted_observed(facts), _error_picture(facts)] if regression else [confusion_picture(facts)]
-    findings = () if regression else most_frequent_error(facts)
+    findings = most_frequent_error(facts) if facts.task == "classification" else ()
     pictures = tuple(one for one in drawn if one is not None)
     return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, findings)
 
@@ -202,7 +202,7 @@ def _error_picture(facts: FitSummary) -> Picture:
 
 
 def _next_section(facts: FitSummary) -> Section:
-    output = "mean and interval" if facts.task == "regression" else "class probabilities"
+    output = "class probabilities" if facts.task == "classification" else "mean and interval"
     predict = f"Predict new rows: {output}, aleatoric and epistemic uncertainty, and an ood score per row."
     recommendations = (
         Recommendation(predict, "credibly predict RUN new.csv --out predictions.csv"),

@@ -47,7 +47,7 @@ def importance_section(facts: FitSummary) -> Section | None:
         f"{kind_of_rows(facts)}. Columns that carry the same information share it, so each can look unimportant.",
     ]
     if facts.on == "cross-validated":
-        text.append("These values come from the final fit, which has seen these rows.")
+        text.append("Each row is predicted by a fit that has not seen it.")
     hidden = len(found.columns) - LISTED + len(found.skipped) if len(found.columns) > LISTED else len(found.skipped)
     if hidden > 0:
         text.append(f"{hidden} more {'column matters' if hidden == 1 else 'columns matter'} less.")

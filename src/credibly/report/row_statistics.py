@@ -12,13 +12,15 @@ import torch
 
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
-from credibly.report.caching import once_per_fit
+from credibly.predictive.pit import pit_values
+from credibly.report.once_per_fit import once_per_fit
 from credibly.tables.fit_summary import FitSummary
 
 # The most rows in a scatter plot.
 POINTS = 400
 
 
+@once_per_fit
 def loss_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the squared error per row, or for classes 1 where the most probable class is wrong."""
     y = torch.as_tensor(facts.y)
@@ -55,18 +57,9 @@ def top_probability(facts: FitSummary) -> npt.NDArray[Any]:
 
 @once_per_fit
 def pit(facts: FitSummary) -> npt.NDArray[Any]:
-    """Return the predictive CDF at the observed values, (N,): uniform on [0, 1] for calibrated predictions.
-
-    A CDF with steps, as that of counts, is not uniform by itself. It is drawn uniformly from the step at the value,
-    with a fixed seed.
-    """
-    at = facts.predictive.cdf(facts.y).cpu().double().flatten().numpy()
-    if facts.predictive.likelihood.support == "count":
-        below = facts.predictive.cdf(np.asarray(facts.y, dtype=float) - 1).cpu().double().flatten().numpy()
-        below = np.where(np.asarray(facts.y) <= 0, 0.0, below)
-        at = below + np.random.default_rng(len(at)).uniform(size=len(at)) * (at - below)
-    clipped: npt.NDArray[Any] = np.clip(at, 0, 1)
-    return clipped
+    """Return the probability integral transform of each observed value: uniform for calibrated predictions."""
+    found: npt.NDArray[Any] = pit_values(facts.predictive, facts.y).cpu().double().flatten().clamp(0, 1).numpy()
+    return found
 
 
 def interval_coverage(facts: FitSummary, levels: tuple[float, ...]) -> tuple[float, ...]:
@@ -75,6 +68,7 @@ def interval_coverage(facts: FitSummary, levels: tuple[float, ...]) -> tuple[flo
     return tuple(float((distance <= level).mean()) for level in levels)
 
 
+@once_per_fit
 def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
     """Return the AUROC of the ood score at separating shuffled rows from real ones, and its standard error."""
     if facts.ood is None or facts.ood_far is None or min(len(facts.ood), len(facts.ood_far)) < 2:
@@ -114,6 +108,8 @@ def error_order(facts: FitSummary) -> ErrorOrder | None:
     """
     from scipy.stats import mannwhitneyu, spearmanr
 
+    if facts.task == "survival":
+        return None
     uncertainty = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1).numpy()
     loss = loss_per_row(facts).numpy()
     if len(loss) < 20 or not loss.any() or not np.isfinite(uncertainty).all():

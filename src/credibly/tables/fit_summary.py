@@ -59,8 +59,8 @@ class FitSummary:
     Attributes:
         table: file name.
         target: column that is predicted.
-        task: "regression" or "classification".
-        classes: labels in the order of the probabilities; None for regression.
+        task: what is predicted: "regression" for numbers, "classification" for classes, "survival" for censored times.
+        classes: labels in the order of the probabilities; None unless classes are predicted.
         columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, filled with the median").
         rows, held_out: number of training and of held-out rows.
         seed: seed of the split and of the fit.
@@ -73,7 +73,7 @@ class FitSummary:
         on: the rows behind `predictive`, `y` and `figures`: "held-out", "training", "cross-validated" (every row is
             predicted by a fit that has not seen it) or "new" (rows of another table, named in `evaluated`).
         predictive: predictive in the units of the target.
-        y: targets (M,), or class indices.
+        y: targets (M,), or class indices; times are negative if they are censored.
         figures: metrics, as returned by `evaluation.evaluate`.
         baseline: the metrics that apply to a constant prediction: the training mean and standard deviation, or the
             training frequencies of the classes.
@@ -91,6 +91,8 @@ class FitSummary:
         choices: candidates that were compared on folds before the fit.
         importance: permutation importance of the columns; None if it was not computed.
         effects: effect curves of the most important columns.
+        kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
+        options: options of `credibly fit` that describe the target, such as --event.
     """
 
     table: str
@@ -127,3 +129,9 @@ class FitSummary:
     choices: tuple[Candidate, ...] = ()
     importance: Importance | None = None
     effects: tuple[Effect, ...] = ()
+    kind: str = ""
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self.task)

@@ -1,0 +1,57 @@
+"""Importance and effect curves of the columns of a finished run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from credibly.core.stages import stage
+from credibly.tables.effects import Effect, effect_curves
+from credibly.tables.folds import predict_unseen
+from credibly.tables.importance import Array, Importance, permutation_importance
+from credibly.tables.run import TableRun
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+    from credibly.predictive.base import Predictive
+
+# Most draws of the weights, fewest rows, and most effect curves.
+DRAWS, LEAST_ROWS, CURVES = 200, 10, 6
+# Column that carries the fold of each row along with its cells.
+FOLD = "__fold of the row"
+
+
+def column_effects(run: TableRun, rows: Table, y: Array) -> tuple[Importance | None, tuple[Effect, ...]]:
+    """Return the importance of the columns on the evaluated rows, and effect curves of the most important ones.
+
+    Importance uses the fits that have not seen the rows, effect curves the final fit. Several targets and times have
+    neither.
+    """
+    model = run.model
+    if len(rows) < LEAST_ROWS or y.ndim > 1 or model.preparation.task == "survival":
+        return None, ()
+    stage("columns")
+    folds = run.facts.get("fold_of_row") if model.folds else None
+
+    def unseen(table: Table) -> Predictive:
+        inputs = model.inputs(table)[0]
+        return predict_unseen(model, inputs, table[FOLD].to_numpy()) if model.folds else model.predict(inputs)
+
+    def final(table: Table) -> Predictive:
+        return model.predict(model.inputs(table)[0], draws=DRAWS)
+
+    marked = rows.append_column(FOLD, pa.array(np.asarray(folds or [0] * len(rows))))
+    names = [name for name in model.preparation.names if name in rows.column_names]
+    importance = permutation_importance(unseen, marked, y, names, seed=run.config.seed)
+    shown = [column.name for column in importance.columns if column.loss > 0][:CURVES]
+    return importance, effect_curves(final, rows, shown)
+
+
+def guarantee_of(stored: dict[str, Any] | None, rows: int) -> dict[str, Any] | None:
+    """Return the coverage guarantee as the report shows it."""
+    if not stored or "level" not in stored or "measured" not in stored:
+        return None
+    return {"level": stored["level"], "measured": stored["measured"], "rows": stored.get("rows", rows)} | stored
