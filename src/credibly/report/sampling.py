@@ -47,7 +47,8 @@ def sampling(facts: FitSummary) -> tuple[str, Finding] | None:
         text = f"{agree} and give {fewest:,.0f} effective draws."
         return MIXED, Finding(NOTE, f"{text} {ONE_START}") if found.one_start else Finding(PASS, text)
     problems, advice = _problems(facts)
-    text = f"The posterior is not explored as well as recommended: {'; '.join(problems)}."
+    how = "as well as recommended" if space.rhat_most <= RHAT_USABLE else "well enough"
+    text = f"The posterior is not explored {how}: {'; '.join(problems)}."
     if not problems:
         text = f"The chains: {found.verdict}"
     disagree = not space.rhat_most <= RHAT_USABLE
