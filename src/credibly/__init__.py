@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Any
 from credibly import runtime
 
 if TYPE_CHECKING:
-    from credibly import active, comparing, continual, data, decide, diagnostics, likelihoods, metrics, plot, priors
+    from credibly import (
+        active,
+        comparing,
+        conformal,
+        continual,
+        data,
+        decide,
+        diagnostics,
+        likelihoods,
+        metrics,
+        plot,
+        priors,
+    )
     from credibly.comparing import compare_models
     from credibly.errors import InputError, Interrupted, PeerError, SamplingError, StoreError, TrainingError
     from credibly.inference.density import Density
@@ -37,7 +49,7 @@ if TYPE_CHECKING:
     from credibly.networks.layout import Layout
     from credibly.networks.normalisation import replace_batchnorm
     from credibly.plot import chains as plot_chains
-    from credibly.posterior.base import Posterior
+    from credibly.posterior.base import CalibratedPosterior, Posterior
     from credibly.posterior.draws import DensityPosterior, DrawsPosterior
     from credibly.posterior.dropout import DropoutPosterior
     from credibly.posterior.gaussian import GaussianPosterior
@@ -61,6 +73,7 @@ __all__ = [
     "BayesByBackprop",
     "BayesianClassifier",
     "BayesianRegressor",
+    "CalibratedPosterior",
     "DeepEnsemble",
     "Density",
     "DensityPosterior",
@@ -86,6 +99,7 @@ __all__ = [
     "active",
     "compare_models",
     "comparing",
+    "conformal",
     "continual",
     "data",
     "decide",
@@ -126,7 +140,7 @@ _HOMES = {
     "credibly.metrics.evaluation": ("evaluate",),
     "credibly.networks.layout": ("Layout",),
     "credibly.networks.normalisation": ("replace_batchnorm",),
-    "credibly.posterior.base": ("Posterior",),
+    "credibly.posterior.base": ("CalibratedPosterior", "Posterior"),
     "credibly.posterior.draws": ("DensityPosterior", "DrawsPosterior"),
     "credibly.posterior.dropout": ("DropoutPosterior",),
     "credibly.posterior.gaussian": ("GaussianPosterior",),
@@ -141,6 +155,7 @@ _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _PACKAGES = (
     "active",
     "comparing",
+    "conformal",
     "continual",
     "data",
     "decide",

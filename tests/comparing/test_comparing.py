@@ -12,7 +12,8 @@ from torch.distributions import MultivariateNormal, Normal
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.comparing import compare_models, difference, entries, pareto, scores, table
+from credibly.comparing import compare_models, difference, entries, scores, table
+from credibly.diagnostics import pareto
 from credibly.errors import InputError
 from credibly.gaussians.families import FullRank, MeanField, inverse_softplus
 from credibly.posterior.draws import DrawsPosterior

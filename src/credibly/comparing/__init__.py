@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from credibly.comparing.entries import Entry, entries_of, same_inputs
-from credibly.comparing.pareto import LeaveOneOut, WidelyApplicable, loo, psis, waic
 from credibly.comparing.scores import WITH_EVIDENCE, Score, Scores, has_evidence, scores_of
 from credibly.comparing.table import TITLES, Comparison, Difference
 from credibly.core.checks import check_choice, check_integer
 from credibly.core.rng import check_seed
+from credibly.diagnostics.pareto import LeaveOneOut, WidelyApplicable, loo, psis, waic
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem

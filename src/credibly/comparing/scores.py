@@ -2,7 +2,8 @@
 
 LOO and WAIC need the log likelihood of each row under each draw. It is computed for a block of rows under all draws and
 reduced before the next block, so memory does not grow with the rows. A row of x is one observation: the likelihoods of
-its targets or pixels are multiplied. Where rows have weights, sums over rows are weighted by them (see `pareto`).
+its targets or pixels are multiplied. Where rows have weights, sums over rows are weighted by them (see
+`credibly.diagnostics.pareto`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 
 from credibly.comparing.entries import Entry
-from credibly.comparing.pareto import MIN_DRAWS, limit, loo, waic
 from credibly.core.inputs import map_inputs
 from credibly.diagnostics.convergence import MIN_DRAWS as MIN_CHAIN
 from credibly.diagnostics.convergence import ess
+from credibly.diagnostics.pareto import MIN_DRAWS, limit, loo, waic
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.gaussian import GaussianPosterior

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from credibly.comparing.pareto import WORST
 from credibly.comparing.scores import Scores
+from credibly.diagnostics.pareto import WORST
 from credibly.plot.style import axes_of
 
 if TYPE_CHECKING:

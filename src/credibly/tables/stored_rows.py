@@ -21,6 +21,6 @@ def stored_rows(folder: Path, name: str, known: Preparation) -> Table:
         found = read_table(folder / name, text=known.text_names)
     except InputError as error:
         raise StoreError(f"path: {name} of {path!r} is missing or was modified ({error.found})") from error
-    if set(known.names) | {known.target} != set(found.column_names):
+    if set(known.names) | set(known.target_columns) != set(found.column_names):
         raise StoreError(f"path: {name} of {path!r} was modified (it has other columns)")
     return found
