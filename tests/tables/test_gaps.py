@@ -9,14 +9,14 @@ from pyarrow import csv
 import credibly as cr
 from credibly.likelihoods import Gaussian
 from credibly.predictive.base import Predictive
+from credibly.tables import Config, TableRun, fit_table, prepare
 from credibly.tables.column_gaps import mark_gaps
 from credibly.tables.columns import fit_column
 from credibly.tables.completed import LEAST_DRAWS, predict_gaps, segments
-from credibly.tables.config import Config
 from credibly.tables.imputation import COMPLETIONS, RIDGE, Donors, patterns, training_inputs
+from credibly.tables.input_scaling import InputScaling
 from credibly.tables.model import TableModel
 from credibly.tables.preparation import Preparation
-from credibly.tables.run import TableRun, fit_table, prepare
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(300, 4)) @ RNG.normal(size=(4, 4))
@@ -153,6 +153,21 @@ def test_complete_rows_are_bit_for_bit_the_same_and_cost_nothing_more():
     source.seen.clear()
     predict_gaps(source.predict, x, donors).mean  # noqa: B018
     assert sum(rows * draws for rows, draws in source.seen) <= 2 * 40 * 50 + 2 * 40
+
+
+@pytest.mark.parametrize("kind", ["quantile", "categories"])
+def test_completions_are_encoded_as_complete_rows_are(kind):
+    rows = ROWS.copy()
+    rows[:, 1] = np.round(rows[:, 1])
+    scaling = InputScaling.fit(kind, rows, (0, 1, 2, 3))
+    x, donors = rows[:20].copy(), Donors(rows[40:])
+    x[:, 1], x[5:, 0] = np.nan, np.nan
+    source = Linear(25, scaling.outputs(4))
+    p = predict_gaps(lambda given: source.predict(np.float64(scaling(given))), x, donors, scaling)
+    completed = donors.complete(x)
+    for s in range(25):
+        encoded = torch.from_numpy(np.float64(scaling(completed[:, s])))
+        assert torch.allclose(p.functions()[s].squeeze(-1), encoded @ source.weights[s], rtol=0, atol=1e-6)
 
 
 def test_segments():

@@ -1,11 +1,34 @@
-"""Missing cells of an encoded column, whatever its kind."""
+"""Columns of a table as network inputs, with missing cells marked whatever the kind of column."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from credibly.tables.columns import Array, Column
-from credibly.tables.parsing import Notes
+from credibly.tables.parsing import Notes, whole_column
+
+
+def encode_columns(columns: Sequence[Column], table: Any, gaps: bool = False) -> tuple[Array, Notes]:
+    """Return the inputs of a table or batch, (N, inputs) float32, and (row, note) for unusual cells, ordered by row.
+
+    The inputs of missing cells are imputed, or NaN with `gaps`.
+    """
+    widths = [len(column.features) for column in columns]
+    out = np.zeros((table.num_rows, sum(widths)), dtype=np.float32)
+    notes: Notes = []
+    start = 0
+    for column, width in zip(columns, widths):
+        part = out[:, start : start + width]
+        found = column.encode(whole_column(table, column.name), part)
+        if gaps:
+            mark_gaps(column, part, found)
+        notes += found
+        start += width
+    notes.sort(key=lambda note: note[0])
+    return out, notes
 
 
 def mark_gaps(column: Column, out: Array, notes: Notes) -> None:

@@ -21,6 +21,7 @@ from credibly.core.inputs import Inputs
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
 from credibly.tables.imputation import Array, Donors
+from credibly.tables.input_scaling import STANDARD, InputScaling
 
 # Consecutive draws share a completion, so that they are evaluated together: at most this many groups, enough that every
 # chain uses every completion.
@@ -32,7 +33,9 @@ LEAST_DRAWS = 10
 Gapped: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
-def predict_gaps(predict: Callable[[Array], Predictive], x: Array, donors: Donors) -> Predictive:
+def predict_gaps(
+    predict: Callable[[Array], Predictive], x: Array, donors: Donors, scaling: InputScaling = STANDARD
+) -> Predictive:
     """Return the predictive at inputs with NaN for missing values, averaged over their completions.
 
     Rows without gaps are predicted as by `predict`: bit-for-bit, unless the posterior has fewer than `LEAST_DRAWS`
@@ -42,6 +45,7 @@ def predict_gaps(predict: Callable[[Array], Predictive], x: Array, donors: Donor
         predict: prediction at complete inputs.
         x: standardised inputs, (N, P).
         donors: training rows that completions come from.
+        scaling: further encoding of the inputs that `predict` applies.
     """
     missing = np.isnan(x)
     if not missing.any():
@@ -50,8 +54,9 @@ def predict_gaps(predict: Callable[[Array], Predictive], x: Array, donors: Donor
     values = complete.x
     assert isinstance(values, Tensor)
     nearest = torch.from_numpy(donors.nearest(x)).to(values.device)
-    gapped: Gapped = (values, torch.from_numpy(missing).to(values.device), nearest)
-    table = torch.from_numpy(donors.rows).to(values)
+    encoded = missing[:, scaling.origins(x.shape[1])]
+    gapped: Gapped = (values, torch.from_numpy(encoded).to(values.device), nearest)
+    table = torch.from_numpy(scaling(donors.rows)).to(values)
     source = complete.source
     if source.count < LEAST_DRAWS:
         source = _Repeated(source, -(-LEAST_DRAWS // source.count))

@@ -125,16 +125,17 @@ class InputEncoder:
         return np.concatenate(parts, 1)
 
 
-def training_rows(estimator: Any, encoder: InputEncoder, X: Any, y: Any, **checks: Any) -> tuple[Array, Array]:
-    """Validate the training rows of an estimator. Return what `InputEncoder.fit` takes, and the targets.
+def training_rows(estimator: Any, X: Any, y: Any, **checks: Any) -> tuple[InputEncoder, Array, Array]:
+    """Validate the training rows of an estimator. Return its encoder, what `InputEncoder.fit` takes, and the targets.
 
     Sets n_features_in_ and feature_names_in_ of the estimator.
     """
+    encoder = InputEncoder(estimator.categorical_features).learn(X)
     checks = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2} | checks
     if not encoder.handles(X):
-        return validate_data(estimator, X, y, **checks)  # type: ignore[no-any-return]
+        return encoder, *validate_data(estimator, X, y, **checks)
     validate_data(estimator, X, skip_check_array=True)
-    return check_X_y(encoder.read(X), y, estimator=estimator, **checks)  # type: ignore[no-any-return]
+    return encoder, *check_X_y(encoder.read(X), y, estimator=estimator, **checks)
 
 
 def new_rows(estimator: Any, encoder: InputEncoder, X: Any) -> Array:

@@ -210,8 +210,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
                 weigh the rows that inputs and targets are standardised by, and `tune`. None for ones.
         """
         recipe, given = self._recipe("regression", noise=self.noise), (X, y, sample_weight)
-        self._encoder = InputEncoder(self.categorical_features).learn(X)
-        X, y = training_rows(self, self._encoder, X, y, multi_output=True, y_numeric=True)
+        self._encoder, X, y = training_rows(self, X, y, multi_output=True, y_numeric=True)
         X, y, weight = weighted_rows(X, real_targets(y), sample_weight)
         self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
@@ -311,8 +310,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
                 of `class_weight`. They also weigh the rows that inputs are standardised by, and `tune`. None for ones.
         """
         recipe, given = self._recipe("classification"), (X, y, sample_weight)
-        self._encoder = InputEncoder(self.categorical_features).learn(X)
-        X, y = training_rows(self, self._encoder, X, y)
+        self._encoder, X, y = training_rows(self, X, y)
         check_classification_targets(y)
         X, y, weight = weighted_rows(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -35,8 +35,10 @@ RIDGE = 0.01
 CLIP = 10.0
 # Distance of donors that lack a needed input themselves, which are used only if there are no others.
 LAST = 1e6
-# Distances held at a time: 32 MiB.
-CHUNK_VALUES = 2**22
+# Distances held at a time: 2 MiB, which fits the cache.
+CHUNK_VALUES = 2**18
+# Completed values held at a time: 32 MiB.
+FILL_VALUES = 2**22
 
 
 class Donors:
@@ -53,10 +55,18 @@ class Donors:
         self.observed = ~np.isnan(values)
         known = np.where(self.observed, values, 0.0).sum(0) / np.maximum(self.observed.sum(0), 1)
         self.mean: Array = known
-        self.rows: Array = np.where(self.observed, values, known)
+        self._use(np.where(self.observed, values, known))
         gaps = np.flatnonzero(~self.observed.all(1))
         if len(gaps):
-            self.rows[gaps] = self.complete(values[gaps], 1)[:, 0]
+            filled = self.rows.copy()
+            filled[gaps] = self.complete(values[gaps], 1)[:, 0]
+            self._use(filled)
+
+    def _use(self, rows: Array) -> None:
+        self.rows = rows
+        self._points = np.clip(rows, -CLIP, CLIP)
+        covariance = np.atleast_2d(np.cov(self._points.T, bias=True)) + RIDGE * np.eye(rows.shape[1])
+        self._precision = np.linalg.inv(covariance)
 
     def complete(self, x: Array, count: int = COMPLETIONS) -> Array:
         """Return completions (N, M, P) of rows (N, P) with NaN, M the smaller of `count` and the number of donors."""
@@ -69,7 +79,7 @@ class Donors:
         if not len(rows):
             return x
         filled = x.copy()
-        step = max(1, CHUNK_VALUES // (COMPLETIONS * x.shape[1]))
+        step = max(1, FILL_VALUES // (COMPLETIONS * x.shape[1]))
         for some in np.split(rows, range(step, len(rows), step)):
             filled[some] = np.where(np.isnan(x[some]), self.complete(x[some]).mean(1), x[some])
         return filled
@@ -83,39 +93,33 @@ class Donors:
 
     def _nearest(self, x: Array, missing: Array, count: int) -> Array:
         """Return the nearest donors of rows that all lack the same inputs, (N, count)."""
-        points, embedding = self._embedded(missing)
-        eligible = self.observed[:, missing].all(1)
-        lengths = (points**2).sum(1) + np.where(eligible, 0.0, LAST)
+        kept = np.ones(x.shape[1])
+        kept[missing] = 0
+        scale = 1 / max(1.0, kept.sum())
+        # With Q the precision matrix of the inputs, the regression has the slopes -Q_om Q_mm^-1 and S = Q_mm^-1. With
+        # Q_mm = L L', distances between predictions z_o' slopes L = -z_o' Q_om L^-T are those of the module.
+        root = np.linalg.cholesky(self._precision[np.ix_(missing, missing)])
+        slopes = -self._precision[:, missing] @ np.linalg.inv(root).T * kept[:, None] / np.sqrt(len(missing))
+        points, predicted = self._points * (scale * kept), self._points @ slopes
+        lengths = (self._points * points).sum(1) + (predicted**2).sum(1)
+        lengths += np.where(self.observed[:, missing].all(1), 0.0, LAST)
         ranks = _ranks(self.rows[:, missing])
-        kept = ~np.isin(np.arange(x.shape[1]), missing)
         index = np.arange(len(points), dtype=np.int64)
         result: Array = np.empty((len(x), count), dtype=np.int64)
         step = max(1, CHUNK_VALUES // len(points))
         for start in range(0, len(x), step):
-            own = np.clip(x[start : start + step, kept], -CLIP, CLIP) @ embedding
-            distance = np.maximum((own**2).sum(1)[:, None] + lengths - 2 * own @ points.T, 0.0)
+            part = x[start : start + step]
+            own = np.where(np.isnan(part), 0.0, np.clip(part, -CLIP, CLIP))
+            ahead = own @ slopes
+            distance = lengths - 2 * (own @ points.T + ahead @ predicted.T)
+            distance += (scale * (own**2).sum(1) + (ahead**2).sum(1))[:, None]
             # The bits of a positive float32 order as the number does. With the index behind them, equal distances are
             # ordered by it.
-            keys = (distance.astype(np.float32).view(np.int32).astype(np.int64) << 32) + index
-            chosen = np.partition(keys, count - 1, axis=1)[:, :count] & 0xFFFFFFFF
+            bits = np.maximum(distance, 0.0).astype(np.float32).view(np.int32)
+            chosen = np.partition((bits.astype(np.int64) << 32) + index, count - 1, axis=1)[:, :count] & 0xFFFFFFFF
             ordered = np.take_along_axis(chosen, ranks[chosen].argsort(1), 1)
             result[start : start + step] = ordered[:, _interleaved(count)]
         return result
-
-    def _embedded(self, missing: Array) -> tuple[Array, Array]:
-        """Return donors as points with the distance given above, and the linear map from observed inputs to points."""
-        kept = ~np.isin(np.arange(self.rows.shape[1]), missing)
-        rows = np.clip(self.rows, -CLIP, CLIP)
-        covariance = np.atleast_2d(np.cov(rows.T, bias=True)) + RIDGE * np.eye(rows.shape[1])
-        cross = covariance[np.ix_(kept, ~kept)]
-        slope = np.linalg.solve(covariance[np.ix_(kept, kept)], cross)
-        residual = covariance[np.ix_(~kept, ~kept)] - cross.T @ slope
-        # S^-1 = W W' with W the inverse of the Cholesky factor, transposed.
-        whiten = np.linalg.inv(np.linalg.cholesky(residual)).T
-        observed = max(1, int(kept.sum()))
-        parts = [np.eye(int(kept.sum())) / np.sqrt(observed), slope @ whiten / np.sqrt(len(missing))]
-        embedding = np.concatenate(parts, 1)
-        return rows[:, kept] @ embedding, embedding
 
 
 def training_inputs(x: Array) -> Array:

@@ -64,6 +64,11 @@ class InputScaling:
         """Return the number of outputs."""
         return inputs + (sum(map(len, self.points)) if self.kind == "categories" else 0)
 
+    def origins(self, inputs: int) -> Array:
+        """Return for each output the index of the input that it is a function of."""
+        added = zip(self.columns, self.points) if self.kind == "categories" else ()
+        return np.array([*range(inputs), *(j for j, values in added for _ in values)], dtype=np.int64)
+
     def names(self, features: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the outputs from those of the inputs."""
         if self.kind != "categories":

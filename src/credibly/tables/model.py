@@ -82,7 +82,7 @@ class TableModel:
         Rows with NaN are averaged over completions from similar training rows (see `credibly.tables.completed`).
         """
         if np.isnan(inputs).any():
-            found = predict_gaps(lambda x: self._predict(x, draws), inputs, self.donors)
+            found = predict_gaps(lambda x: self._predict(x, draws), inputs, self.donors, self.preparation.scaling)
         else:
             found = self._predict(inputs, draws)
         return self.preparation.in_units(found)

@@ -13,7 +13,7 @@ from credibly.errors import InputError, StoreError
 from credibly.predictive.base import Predictive
 from credibly.predictive.transforms import Transform
 from credibly.storage.run_folder import checksum
-from credibly.tables.column_gaps import mark_gaps
+from credibly.tables.column_gaps import encode_columns
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
 from credibly.tables.conventions import USUAL, Conventions, conventions_of
 from credibly.tables.dates import Date
@@ -210,19 +210,7 @@ class Preparation:
         as missing in every row. The inputs of missing cells are imputed, or NaN with `gaps`; missing-value indicators
         are 1 in both cases.
         """
-        out = np.zeros((table.num_rows, self.inputs), dtype=np.float32)
-        notes: Notes = []
-        start = 0
-        for column in self.used:
-            width = len(column.features)
-            part = out[:, start : start + width]
-            found = column.encode(whole_column(table, column.name), part)
-            if gaps:
-                mark_gaps(column, part, found)
-            notes += found
-            start += width
-        notes.sort(key=lambda note: note[0])
-        return out, notes
+        return encode_columns(self.used, table, gaps)
 
     def with_scaling(self, kind: str, x: Array) -> Preparation:
         """Return the same preparation with a further encoding of the inputs, fitted to those of the training rows."""
