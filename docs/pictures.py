@@ -135,6 +135,24 @@ def kinds(quick: bool) -> Figure:
     return figure
 
 
+def guarantee(quick: bool) -> Figure:
+    """Draw the intervals of an overconfident fit, and the same ones calibrated."""
+    train, more, new = (cr.data.heteroscedastic_regression(n, seed=SEED + i) for i, n in enumerate((60, 200, 4000)))
+    problem = wave_problem(train, cr.likelihoods.HeteroscedasticGaussian(), outputs=2)
+    posterior = cr.MLE(steps=200 if quick else 5000).fit(problem, seed=SEED)
+    calibrated = posterior.calibrate(more.x, more.y)
+    inside = train.grid.flatten().abs() <= 2
+    grid, truth = train.grid[inside][::EVERY], train.truth[inside][::EVERY]
+    figure, axes = panels(2, size=(8.4, 4.2))
+    parts = {"maximum likelihood": (posterior, train), "calibrated with 200 rows": (calibrated, more)}
+    for axis, (name, (own, shown)) in zip(axes, parts.items()):
+        lower, upper = own.predict(new.x).interval(0.9)
+        measured = float(((lower <= new.y) & (new.y <= upper)).double().mean())
+        cr.plot.bands(own.predict(grid), grid, levels=(0.9,), data=(shown.x, shown.y), truth=truth, legend=False, ax=axis)
+        axis.set(title=f"{name}\npromised 90 %, measured {100 * measured:.0f} %", ylim=(-3, 3))
+    return finish(figure, axes)
+
+
 def ood(quick: bool) -> Figure:
     """Draw scores of an ensemble trained on digits 0 to 7, and its error if uncertain rows are referred."""
     digits, known = cr.data.embedded("digits", seed=SEED), 8
@@ -196,7 +214,9 @@ def scale(quick: bool) -> Figure:
     return figure
 
 
-PICTURES: dict[str, Callable[[bool], Figure]] = {f.__name__: f for f in (gap, star, sharpening, kinds, ood, scale)}
+PICTURES: dict[str, Callable[[bool], Figure]] = {
+    f.__name__: f for f in (gap, star, sharpening, kinds, guarantee, ood, scale)
+}
 
 
 def draw(name: str, folder: Path, *, quick: bool = False) -> Path:

@@ -10,8 +10,8 @@ from torch import nn
 
 import credibly as cr
 from credibly.backends.cpp.library import library
-from credibly.diagnostics import pareto
 from credibly.core.rows import sum_rows
+from credibly.diagnostics import pareto
 from credibly.inference.sampling import run
 from credibly.inference.target import ProblemTarget
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped

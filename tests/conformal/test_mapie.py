@@ -6,10 +6,10 @@ import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import KFold
-from tests.conformal.simulated import gaussian, labels
 
 from credibly.conformal import CalibratedPredictive, Settings, calibrate, calibration, cross_calibrate
 from credibly.conformal.calibration import half_width
+from tests.conformal.simulated import gaussian, labels
 
 pytest.importorskip("mapie", reason="MAPIE is not installed (pip install credibly[peers])")
 
@@ -68,7 +68,9 @@ def test_quantile_intervals():
     peer = ConformalizedQuantileRegressor(models, confidence_level=LEVEL, prefit=True).conformalize(x, y)
 
     def mine(rows):
-        return gaussian(torch.as_tensor(rows[:, 1]).unsqueeze(0), torch.as_tensor(0.2 + np.abs(rows[:, 0])).unsqueeze(0))
+        return gaussian(
+            torch.as_tensor(rows[:, 1]).unsqueeze(0), torch.as_tensor(0.2 + np.abs(rows[:, 0])).unsqueeze(0)
+        )
 
     own = CalibratedPredictive(mine(x_new), calibrate(mine(x), y, settings=Settings("cqr")))
     # Quantiles are linear in z between the nodes for a Gaussian, so they are the peer's.

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from tests.conformal.simulated import gaussian, normal, stream
 
 import credibly as cr
 from credibly.conformal import CalibratedPredictive, Calibration, Settings, calibrate, cross_calibrate, rank
 from credibly.conformal.loo import loo_calibrate
+from tests.conformal.simulated import gaussian, normal, stream
 
 
 def waves(rows, seed):

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.isotonic import IsotonicRegression
-from tests.conformal.simulated import gaussian, labels, normal, predictive, stream
 
 import credibly as cr
 from credibly.conformal import CalibratedPredictive, Settings, calibrate, cross_calibrate, fit_probabilities, rank
 from credibly.conformal.bands import NODES, Bands
 from credibly.conformal.labels import label_scores, uniforms
 from credibly.conformal.ranks import rows_needed
+from tests.conformal.simulated import gaussian, labels, normal, predictive, stream
 
 
 @pytest.mark.parametrize("y", [-1e4, -40.0, -3.0, -0.7, 0.0, 0.3, 2.9, 40.0, 1e6])
@@ -24,7 +24,9 @@ def test_score_of_a_gaussian_is_the_absolute_z_score(y):
 
 
 def test_score_of_a_mixture_follows_its_cdf():
-    p = gaussian(torch.tensor([[-1.0, 0.0], [1.0, 5.0], [1.5, 0.0]]), torch.tensor([[0.5, 1.0], [1.0, 0.2], [0.3, 1.0]]))
+    p = gaussian(
+        torch.tensor([[-1.0, 0.0], [1.0, 5.0], [1.5, 0.0]]), torch.tensor([[0.5, 1.0], [1.0, 0.2], [0.3, 1.0]])
+    )
     bands = Bands.of(p)
     for level in (0.07, 0.3, 0.5, 0.62, 0.9, 0.99):
         y = p.quantile(level)
@@ -105,9 +107,7 @@ def test_cross_sets_by_their_definition():
     def world(rows, seed):
         return labels(torch.softmax(normal(seed, rows, classes), -1))
 
-    held_out = [
-        (world(size, k), torch.randint(classes, (size,), generator=stream(k))) for k, size in enumerate(sizes)
-    ]
+    held_out = [(world(size, k), torch.randint(classes, (size,), generator=stream(k))) for k, size in enumerate(sizes)]
     new = [world(12, 30 + k) for k in range(3)]
     settings = Settings("raps", penalty=0.2, penalty_from=1, allow_empty=True, seed=3)
     calibration = cross_calibrate(held_out, settings=settings)

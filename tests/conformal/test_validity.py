@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from tests.conformal.simulated import coverage_error, gaussian, labels, normal, stream
 
 from credibly.conformal import CalibratedPredictive, Settings, calibrate, cross_calibrate, rank
+from tests.conformal.simulated import coverage_error, gaussian, labels, normal, stream
 
 REPETITIONS = 2000
 TESTS = 20

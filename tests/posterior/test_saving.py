@@ -177,6 +177,7 @@ def test_only_the_posterior_classes_of_the_package_can_be_loaded():
         "gaussian": "GaussianPosterior",
         "dropout": "DropoutPosterior",
         "laplace": "LaplacePosterior",
+        "calibrated": "CalibratedPosterior",
     }
     with pytest.raises(TypeError, match=r"Other\.kind is 'draws', which DrawsPosterior has already"):
         type("Other", (cr.DrawsPosterior,), {"kind": "draws"})

@@ -123,6 +123,7 @@ TABLE: dict[type[nn.Module], Arguments] = {
     FrozenBatchNorm: {"num_features": _COUNT, "eps": _NUMBER, "affine": _FLAG, "channel_axis": _INT},
     PeriodicEmbedding: {
         "inputs": _COUNT, "columns": _INDICES, "frequencies": _COUNT, "width": _COUNT, "scale": _NUMBER,
+        "limit": _NUMBER,
     },
     UnrolledLSTM: {"inputs": _COUNT, "hidden": _COUNT, "forget_bias": _NUMBER, "sequence": _FLAG},
     ResNet20FRN: {"classes": _COUNT, "channels": _COUNT, "activation": _STRING, "width": _COUNT, "threshold": _FLAG},

@@ -149,6 +149,7 @@ class _Embedding:
         layer, weight, bias = self.layer, parameters.get(self.weight), parameters.get(self.bias)
         if weight is None and bias is None:
             return layer(h), batched
+        h = h.clamp(-layer.limit, layer.limit)
         given = layer.weight if weight is None else weight
         parts = given.reshape(*given.shape[:-2], len(layer.columns), layer.width, 2 * layer.frequencies)
         to, of = ("m" if batched else "") + "n", "" if weight is None else "m"

@@ -18,7 +18,8 @@ class PeriodicEmbedding(nn.Module):
     """Embeds numeric columns by sines and cosines, so that a network can follow steep and wavy effects.
 
     Each of the given columns x_j becomes `width` units relu(W_j [cos(2 pi c x_j), sin(2 pi c x_j)] + b_j), which are
-    appended to the inputs. The frequencies c are fixed: quantiles of a half-normal distribution.
+    appended to the inputs. The frequencies c are fixed: quantiles of a half-normal distribution. Inputs are clipped
+    first, since a network that extrapolates to an absurd outlier may be certain of an absurd prediction.
 
     Args:
         inputs: number of inputs.
@@ -26,22 +27,30 @@ class PeriodicEmbedding(nn.Module):
         frequencies: number of frequencies per column.
         width: units per column.
         scale: standard deviation of the frequencies, in cycles per unit of a standardised column.
+        limit: inputs are clipped to this distance from 0.
     """
 
     frequency: Tensor
 
     def __init__(
-        self, inputs: int, columns: Sequence[int], frequencies: int = 16, width: int = 8, scale: float = 0.1
+        self,
+        inputs: int,
+        columns: Sequence[int],
+        frequencies: int = 16,
+        width: int = 8,
+        scale: float = 0.1,
+        limit: float = 8.0,
     ) -> None:
         super().__init__()
         for name, value in (("inputs", inputs), ("frequencies", frequencies), ("width", width)):
             check_integer(name, value)
         check_positive("scale", scale)
+        check_positive("limit", limit)
         columns = list(columns)
         if not columns or not all(is_integer(c) and 0 <= c < inputs for c in columns):
             raise InputError("columns", f"must be indices from 0 to {inputs - 1}, at least one, got {columns!r}")
         self.inputs, self.columns, self.frequencies = inputs, columns, frequencies
-        self.width, self.scale = width, scale
+        self.width, self.scale, self.limit = width, scale, limit
         # A row per unit, whose fan-in is then that of its own column.
         self.weight = nn.Parameter(torch.empty(len(columns) * width, 2 * frequencies))
         self.bias = nn.Parameter(torch.empty(len(columns) * width))
@@ -68,6 +77,7 @@ class PeriodicEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inputs with the embedded columns appended, (N, outputs)."""
+        x = x.clamp(-self.limit, self.limit)
         weight = self.weight.reshape(len(self.columns), self.width, 2 * self.frequencies)
         embedded = torch.einsum("...ck,cwk->...cw", self.waves(x), weight).flatten(-2) + self.bias
         return torch.cat([x, F.relu(embedded)], -1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from credibly.conformal.calibration import Calibration, Settings, calibrate
 from credibly.conformal.loo import LooCalibration, LooPredictive, loo_calibrate
 from credibly.conformal.predictive import CalibratedPredictive, GuaranteedPredictive
-from credibly.errors import InputError
+from credibly.errors import InputError, StoreError
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.posterior.model import Model
@@ -110,7 +110,8 @@ class Posterior(ABC):
             seed: of the randomisation of prediction sets.
         """
         settings = Settings(score, probabilities, fallback, allow_empty, penalty, penalty_from, seed)
-        return CalibratedPosterior(self, calibrate(self.predict(x), y, groups=groups, settings=settings))
+        own = self.posterior if isinstance(self, CalibratedPosterior) else self
+        return CalibratedPosterior(own, calibrate(own.predict(x), y, groups=groups, settings=settings))
 
     def calibrate_by_loo(
         self,
@@ -142,10 +143,10 @@ class Posterior(ABC):
         if any(t != 1 for t in (self.record.tempering or vars(problem.tempering)).values()):
             raise InputError("problem", "is tempered, and leave-one-out weights are defined at T = 1")
         settings = Settings(score, None, "raise", allow_empty, penalty, penalty_from, seed)
-        own = problem.likelihood
-        y = problem.y if own.support == "class" else own.restore(problem.y)
-        found = loo_calibrate(self.predict(problem.x), y, weight=problem.sample_weight, rows=rows, settings=settings)
-        return CalibratedPosterior(self, found)
+        own = self.posterior if isinstance(self, CalibratedPosterior) else self
+        y = problem.y if problem.likelihood.support == "class" else problem.likelihood.restore(problem.y)
+        found = loo_calibrate(own.predict(problem.x), y, weight=problem.sample_weight, rows=rows, settings=settings)
+        return CalibratedPosterior(own, found)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -219,6 +220,8 @@ class CalibratedPosterior(Posterior):
         own = {k.removeprefix("calibration."): v for k, v in tensors.items() if k.startswith("calibration.")}
         rest = {k: v for k, v in tensors.items() if not k.startswith("calibration.")}
         inner = description["posterior"]
+        if inner["kind"] not in KINDS:
+            raise StoreError(f"path: the manifest is altered (unknown: {inner['kind']!r})")
         posterior = KINDS[inner["kind"]].from_tensors(model, rest, record, inner["description"])
         kind = Calibration if description["by"] == "rows" else LooCalibration
         return cls(posterior, kind.from_dict({**description["calibration"], **own}))

@@ -120,6 +120,8 @@ class JoinedPredictive(Predictive):
             start += len(part)
         if not kept:
             return self.parts[0].subset(torch.zeros(0, dtype=torch.int64))
+        if len(kept) == 1:
+            return kept[0]
         return JoinedPredictive(kept, torch.cat(places))
 
     def functions(self, count: int | None = None) -> Tensor:

@@ -37,6 +37,8 @@ USED = ((600, 4), (1_200, 2))
 HMC_PILOT: dict[str, Any] = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
 ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "epochs": 40, "patience": 6}
 SCALES = (0.5, 1.0, 2.0, 4.0)
+# Inputs that an encoding may add to a table for HMC, and to others.
+SMALL_ADDED, LARGE_ADDED = 50, 200
 # Gain, in standard errors of the difference, from which a change is kept.
 CLEAR = 0.25
 
@@ -152,13 +154,20 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
         transforms = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
         found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in transforms))
     if free("inputs") and data.numeric:
-        encodings = [k for k in ("quantile", "categories") if InputScaling.fit(k, data.x, data.numeric).columns]
+        encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
         found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
     if not small and free("embedding", "hidden") and data.numeric:
         found.append(
             lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
         )
     return found
+
+
+def _useful(kind: str, data: Rowset, most: int) -> bool:
+    """Return whether an encoding changes anything, with at most so many inputs more."""
+    scaling = InputScaling.fit(kind, data.x, data.numeric)
+    width = data.x.shape[1]
+    return bool(scaling.columns) and scaling.outputs(width) <= width + most
 
 
 def _scales(best: Recipe) -> Iterator[tuple[str, Recipe]]:

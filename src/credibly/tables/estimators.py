@@ -20,6 +20,7 @@ from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
 from credibly.tables.arrays import Array, class_weights, is_width, moments, real_targets, row_weights, seed_of, to_array
+from credibly.tables.estimator_conformal import Intervals, Sets
 from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import Trial, tune
@@ -112,7 +113,7 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         super().__setstate__(state)
 
 
-class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: ignore[misc]
+class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):  # type: ignore[misc]
     """Bayesian neural network for regression, with predictions and uncertainties in the units of y.
 
     Inputs and targets are standardised by the training rows, so their units do not matter. Multiple targets, y of
@@ -135,6 +136,8 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         verbose: whether to show a progress bar.
         tune: "rows" or "evidence" to choose the prior scale, a noise model if it is "learned", and by evidence the
             width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
+        conformal: True for intervals with a coverage guarantee from 5 further fits that leave out a fold each (CV+), or
+            the number of folds; False for those of the posterior. See `predict_interval`.
 
     Attributes:
         posterior_: `Posterior` of the weights, on standardised inputs and targets; float64 on the CPU, whatever the
@@ -160,6 +163,7 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         device: str | None = None,
         verbose: bool = False,
         tune: str | None = None,
+        conformal: bool | int = False,
     ) -> None:
         self.method = method
         self.hidden = hidden
@@ -171,6 +175,7 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         self.device = device
         self.verbose = verbose
         self.tune = tune
+        self.conformal = conformal
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
@@ -181,16 +186,18 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
             sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`. They also
                 weigh the rows that inputs and targets are standardised by, and `tune`. None for ones.
         """
-        recipe = self._recipe("regression", noise=self.noise)
+        recipe, given = self._recipe("regression", noise=self.noise), (X, y, sample_weight)
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
         X, y, weight = _weighted(X, real_targets(y), sample_weight)
         self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        return self._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
+        return self._fit_folds(*given)._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X in the units of y: moments, intervals, densities, samples."""
-        return in_units(self._predict(X), *(np.atleast_1d(v).tolist() for v in (self._y_mean, self._y_scale)))
+        own = self._predict(X)
+        units = (np.atleast_1d(v).tolist() for v in (self._y_mean, self._y_scale))
+        return self._calibrated(in_units(own, *units), X)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean in the shape of y and, with return_std=True, the standard deviation of y, noise included."""
@@ -198,17 +205,12 @@ class BayesianRegressor(MultiOutputMixin, RegressorMixin, _Bayesian):  # type: i
         mean = to_array(predictive.mean)
         return (mean, to_array(predictive.std)) if return_std else mean
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
-        """Return the bounds of the central interval that contains y with probability `level`, in the shape of y."""
-        lower, upper = self.predictive(X).interval(level)
-        return to_array(lower), to_array(upper)
-
     def log_score(self, X: Any, y: Any) -> float:
         """Return the mean log predictive density of y in its own units, summed over the targets of a row."""
         return float(self.predictive(X).log_prob(real_targets(np.asarray(y))).mean())
 
 
-class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
+class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc]
     """Bayesian neural network for classification into two or more classes, with labels of any type.
 
     Inputs are standardised by the training rows, so their units do not matter.
@@ -229,6 +231,8 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             `credibly.tables.tuning`); None for no tuning.
         class_weight: weights of the rows by class: {label: weight}, or "balanced" for the same total weight in every
             class. Probabilities are then those of a population with these weights, not of the training rows.
+        conformal: True for prediction sets with a coverage guarantee from 5 further fits that leave out a fold each, or
+            the number of folds; False for those of the posterior. See `predict_set`.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
@@ -254,6 +258,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         verbose: bool = False,
         tune: str | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
+        conformal: bool | int = False,
     ) -> None:
         self.method = method
         self.hidden = hidden
@@ -265,6 +270,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         self.verbose = verbose
         self.tune = tune
         self.class_weight = class_weight
+        self.conformal = conformal
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
@@ -275,7 +281,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`, and those
                 of `class_weight`. They also weigh the rows that inputs are standardised by, and `tune`. None for ones.
         """
-        recipe = self._recipe("classification")
+        recipe, given = self._recipe("classification"), (X, y, sample_weight)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         X, y, weight = _weighted(X, y, sample_weight)
@@ -285,11 +291,11 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             # scikit-learn's checks look for this sentence.
             raise InputError("y", found, "Classifier can't train when only one class is present")
         weight = class_weights(self.class_weight, self.classes_, labels, weight)
-        return self._fit(X, labels, weight, recipe, classes=len(self.classes_))
+        return self._fit_folds(*given, labels)._fit(X, labels, weight, recipe, classes=len(self.classes_))
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X; its labels are indices into `classes_`."""
-        return in_double(self._predict(X))
+        return self._calibrated(in_double(self._predict(X)), X)
 
     def predict(self, X: Any) -> Array:
         """Return the most probable label of each row."""

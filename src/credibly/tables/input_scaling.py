@@ -18,8 +18,10 @@ KINDS = ("standard", "quantile", "categories")
 KNOTS, ROWS_EACH = 100, 15
 # A standardised column with this few distinct values is left as it is by "quantile".
 FEW = 10
-# A numeric column with this many distinct values has an input for each by "categories", if it has enough rows for that.
+# A numeric column with this many distinct values has an input for each by "categories", if it has enough rows for that;
+# columns with the fewest come first, as long as there are at most MOST_ADDED inputs in all.
 LEVELS = (3, 150)
+MOST_ADDED = 200
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class InputScaling:
     @classmethod
     def fit(cls, kind: str, x: Array, numeric: tuple[int, ...]) -> InputScaling:
         """Fit to standardised training inputs, of which those in `numeric` are numeric columns."""
-        columns, points = [], []
-        for j in numeric if kind != "standard" else ():
-            values = np.unique(x[:, j].astype(np.float64))
+        columns, points, added = [], [], 0
+        distinct = {j: np.unique(x[:, j].astype(np.float64)) for j in (numeric if kind != "standard" else ())}
+        for j, values in sorted(distinct.items(), key=lambda item: len(item[1])):
             if kind == "quantile" and len(values) > FEW:
                 count = int(np.clip(len(x) // ROWS_EACH, 10, KNOTS))
                 knots = np.unique(np.quantile(x[:, j].astype(np.float64), (np.arange(count) + 0.5) / count))
@@ -51,6 +53,9 @@ class InputScaling:
                     columns.append(j)
                     points.append(tuple(knots.tolist()))
             elif kind == "categories" and LEVELS[0] <= len(values) <= LEVELS[1] and len(x) >= 10 * len(values):
+                added += len(values)
+                if added > MOST_ADDED:
+                    break
                 columns.append(j)
                 points.append(tuple(values.tolist()))
         return cls(kind, tuple(columns), tuple(points)) if columns else cls()

@@ -1,0 +1,142 @@
+"""Estimators with conformal=True: coverage of wrong models, folds, copies, scikit-learn's checks and bad input."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import credibly as cr
+from credibly.conformal import CalibratedPredictive
+from credibly.tables.estimator_conformal import assigned_folds
+
+SETTINGS = {"members": 2, "steps": 80, "lr": 0.1, "validation": 0.0}
+
+
+def regressor(**kwargs):
+    return cr.BayesianRegressor(**{"method": "ensemble", "hidden": (8,), "settings": SETTINGS, "conformal": 3} | kwargs)
+
+
+def classifier(**kwargs):
+    return cr.BayesianClassifier(
+        **{"method": "ensemble", "hidden": (8,), "settings": SETTINGS, "conformal": 3} | kwargs
+    )
+
+
+def waves(rows, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(rows, 2))
+    return x, 50 + 10 * x[:, 0] + (0.5 + np.abs(x[:, 1])) * 5 * generator.normal(size=rows)
+
+
+def points(rows, seed):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(rows, 2))
+    return x, np.array(["no", "maybe", "yes"])[np.digitize(x[:, 0] + generator.normal(size=rows), [-0.5, 0.7])]
+
+
+def inexact(_estimator):
+    """Return the check that asks for equality to 1e-7, as for the estimators without folds."""
+    return {"check_sample_weight_equivalence_on_dense_data": "fits are in float32, and noise is drawn by the row"}
+
+
+@pytest.mark.slow
+@parametrize_with_checks(
+    [make(conformal=2, hidden=(50,)) for make in (regressor, classifier)],
+    expected_failed_checks=inexact,
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("noise", [0.02, 5.0])
+def test_intervals_are_right_where_the_model_is_wrong(noise):
+    """A known noise that is far too small or too large: credible intervals are useless, the guaranteed ones are not."""
+    x, y = waves(400, 1)
+    model = regressor(noise=noise, conformal=True).fit(*waves(150, 0))
+    assert len(model.fold_estimators_) == 5
+    lower, upper = model.predict_interval(x, 0.8)
+    covered = np.mean((lower <= y) & (y <= upper))
+    lower, upper = model.bayesian_interval(x, 0.8)
+    plain = np.mean((lower <= y) & (y <= upper))
+    # Standard deviation over tables: 0.033 from the calibration rows, 0.02 from the new ones.
+    assert abs(covered - 0.8) < 0.12
+    assert abs(plain - 0.8) > 0.15
+
+
+def test_sets_cover_and_have_a_column_per_class():
+    x, y = points(400, 1)
+    model = classifier().fit(*points(150, 0))
+    chosen = model.predict_set(x, 0.9)
+    assert chosen.shape == (400, 3)
+    assert chosen.dtype == bool
+    column = np.searchsorted(model.classes_, y)
+    assert abs(chosen[np.arange(400), column].mean() - 0.9) < 0.1
+    assert model.bayesian_set(x, 0.9).shape == (400, 3)
+    assert (chosen.sum(1) >= 1).all()
+
+
+def test_means_are_those_of_the_fit_to_all_rows():
+    x, y = waves(60, 0)
+    one, other = regressor().fit(x, y), regressor(conformal=False).fit(x, y)
+    np.testing.assert_array_equal(one.predict(x), other.predict(x))
+    for bound, same in zip(one.bayesian_interval(x), other.predict_interval(x)):
+        np.testing.assert_array_equal(bound, same)
+    np.testing.assert_array_equal(other.bayesian_interval(x)[0], other.predict_interval(x)[0])
+    assert isinstance(one.predictive(x), CalibratedPredictive)
+    assert not isinstance(other.predictive(x), CalibratedPredictive)
+
+
+def test_every_row_is_scored_by_a_fit_without_it():
+    """A row that a fit has seen is predicted closely by a table of nearly no noise; its fold's fit has not seen it."""
+    x, y = waves(45, 0)
+    model = regressor().fit(x, y)
+    fold = assigned_folds(3, 45, 0)
+    assert sorted(np.bincount(fold)) == [15, 15, 15]
+    for k, own in enumerate(model.fold_estimators_):
+        alone = clone(own).fit(x[fold != k], y[fold != k])
+        np.testing.assert_array_equal(alone.predict(x), own.predict(x))
+    np.testing.assert_array_equal(model.calibration_.fold, np.repeat([0, 1, 2], 15))
+
+
+def test_targets_units_and_copies():
+    x, y = waves(60, 0)
+    both = np.stack([y, 1000 * y], 1)
+    model = regressor().fit(x, both)
+    lower, upper = model.predict_interval(x, 0.8)
+    assert lower.shape == (60, 2)
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict_interval(x, 0.8)[1], upper)
+    np.testing.assert_array_equal(clone(model).fit(x, both).predict_interval(x, 0.8)[0], lower)
+
+
+def test_rows_without_weight_do_not_count():
+    x, y = waves(60, 0)
+    weight = np.r_[np.ones(50), np.zeros(10)]
+    spoilt = np.where(weight > 0, y, 1e6)
+    model, other = regressor().fit(x, spoilt, weight), regressor().fit(x[:50], y[:50])
+    np.testing.assert_allclose(model.predict_interval(x)[0], other.predict_interval(x)[0], rtol=1e-6)
+    assert model.calibration_.rows == 50
+
+
+def test_classes_are_spread_over_folds():
+    labels = np.repeat([0, 1, 2], [40, 7, 2])
+    fold = assigned_folds(5, 49, 1, labels)
+    for label, count in enumerate([40, 7, 2]):
+        inside = np.bincount(fold[labels == label], minlength=5)
+        assert inside.max() - inside.min() <= 1
+        assert count - inside.max() >= 1
+
+
+def test_bad_input():
+    x, y = waves(30, 0)
+    for value in (1, -2, 2.5, "yes", None):
+        with pytest.raises(cr.InputError, match="conformal must be True, False or a number of folds"):
+            regressor(conformal=value).fit(x, y)
+    with pytest.raises(cr.InputError, match="needs at least 3 rows"):
+        regressor().fit(x[:2], y[:2])
+    with pytest.raises(cr.InputError, match="at least two rows of every class"):
+        classifier().fit(x, np.array(["a"] * 29 + ["b"]))
+    with pytest.raises(cr.InputError, match="0.99 needs at least 99 calibration rows, there are 30"):
+        regressor().fit(x, y).predict_interval(x, 0.99)
