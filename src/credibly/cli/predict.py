@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,13 +82,14 @@ def run(
             check_integer("--draws", draws)
         from credibly.core.progress import Progress
         from credibly.tables.reading import header
+        from credibly.tables.guarantee import guaranteed
         from credibly.tables.run import TableRun
 
         # Errors in the file show before anything is loaded.
         header(table)
         model = TableRun.load(folder).model
-        if model.preparation.classes is not None and levels != LEVELS:
-            raise InputError("--level", f"{folder} predicts classes, which have no intervals", "Leave it out")
+        if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
+            raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
         try:
             rows = _rows(table) if is_leader() else 0
             with (
@@ -100,7 +102,14 @@ def run(
                     line.update(done)
 
                 done = model.predict_file(
-                    table, out, levels=levels, keep=kept, force=force, draws=draws, progress=update
+                    table,
+                    out,
+                    levels=levels,
+                    keep=kept,
+                    promise=partial(guaranteed, model),
+                    force=force,
+                    draws=draws,
+                    progress=update,
                 )
         except KeyboardInterrupt:
             exit_stopped("no predictions were written")

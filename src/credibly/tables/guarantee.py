@@ -26,9 +26,9 @@ def calibration_of(predictive: Predictive, y: Array, fold: Array, task: str) -> 
         predictive: predictions of the rows by those fits.
         y: their targets.
         fold: the fold of each row.
-        task: a task of `Recipe`. Censored times have no score.
+        task: a task of `Recipe`. Censored times have no score, nor do several targets together.
     """
-    if task == "survival" or len(y) < FEWEST:
+    if task == "survival" or y.ndim > 1 or len(y) < FEWEST:
         return None
     if not isinstance(predictive, JoinedPredictive):
         return calibrate(predictive, torch.from_numpy(y))

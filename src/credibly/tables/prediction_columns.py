@@ -38,12 +38,13 @@ def prediction_columns(
 
     Regression: `mean`, `std`, its parts `std_aleatoric` and `std_epistemic` (their squares sum to that of `std`), and
     intervals. Classes: `prediction`, `p_<class>`, and `entropy_total`, `entropy_aleatoric` and `entropy_epistemic` in
-    nats, of which the first is the sum of the other two.
+    nats, of which the first is the sum of the other two; and, of predictions with a promise, `set_90` with the classes
+    that the prediction set holds.
 
     Args:
         predictive: the predictions.
         preparation: the targets and what they are.
-        levels: levels of the intervals, ignored for classes.
+        levels: levels of the intervals or prediction sets.
         promised: predictions whose intervals are `lower_90` and `upper_90`. Those of `predictive` are then written
             beside them as `bayes_lower_90` and `bayes_upper_90`. None writes the latter as `lower_90` and `upper_90`.
     """
@@ -68,6 +69,9 @@ def _columns(
         found["prediction"] = np.asarray(classes, dtype=object)[probabilities.argmax(-1)]
         found |= {f"p_{name}": float32(probabilities[:, k]) for k, name in enumerate(classes)}
         found |= {f"entropy_{part}": float32(getattr(predictive, part).numpy()) for part in ENTROPIES}
+        for level in levels if promised is not None else ():
+            assert promised is not None
+            found[f"set_{percent(level)}"] = _sets(promised.prediction_set(level).cpu().numpy(), classes)
         return found
     if preparation.task == "survival":
         found["median"] = _float64(predictive.quantile(0.5))
@@ -83,6 +87,12 @@ def _columns(
     return found
 
 
+def _sets(member: Array, classes: Sequence[str]) -> list[str]:
+    """Return the classes of each prediction set, (N, K) booleans, as text."""
+    names = np.asarray(classes, dtype=object)
+    return [" | ".join(names[row]) for row in member]
+
+
 def interval_names(level: float) -> tuple[str, str]:
     """Return the names of the columns of a level: ("lower_90", "upper_90"), ("lower_97.5", "upper_97.5")."""
     return f"lower_{percent(level)}", f"upper_{percent(level)}"
@@ -92,6 +102,7 @@ def prediction_names(preparation: Preparation, levels: Sequence[float] = LEVELS)
     """Return the names of all columns that a prediction file may have, including `ood` and the notes."""
     if preparation.classes is not None:
         found = ["prediction", *(f"p_{name}" for name in preparation.classes), *(f"entropy_{p}" for p in ENTROPIES)]
+        found += [f"set_{percent(level)}" for level in levels]
     else:
         ends = [name for level in levels for name in interval_names(level)]
         found = ["median"] if preparation.task == "survival" else []

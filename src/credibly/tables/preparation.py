@@ -139,7 +139,8 @@ class Preparation:
         if not used:
             why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
             raise InputError("table", f"no column is left to predict {target!r} from ({why})")
-        notes = (*read_by.notes, *known.notes)
+        remark = read_by.remark(target)
+        notes = (*read_by.notes, *([f"the target is {remark}"] if remark else ()), *known.notes)
         return cls(
             target,
             known.task,
