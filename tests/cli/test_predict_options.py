@@ -56,11 +56,11 @@ class TestLevels:
         np.testing.assert_allclose(reported["std_aleatoric"], predictive.aleatoric.sqrt().numpy(), rtol=1e-6)
         np.testing.assert_allclose(reported["std_epistemic"], predictive.epistemic.sqrt().numpy(), rtol=1e-6)
 
-    def test_classes_have_no_intervals(self, tmp_path):
+    def test_classes_without_a_guarantee_have_no_levels(self, tmp_path):
         table = write(wine(), tmp_path / "wine.parquet")
         assert call("fit", table, "--target", "kind", "--out", tmp_path / "run", *MAP).exit_code == 0
         found = call("predict", tmp_path / "run", table, "--out", tmp_path / "p.csv", "--level", "0.8")
-        refused(found, "--level", "predicts classes, which have no intervals")
+        refused(found, "--level", "predicts classes, without prediction sets")
         assert names(tmp_path) == ["run", "wine.parquet"]
 
     def test_other_intervals_are_written_beside_the_bayesian_ones(self, house):
