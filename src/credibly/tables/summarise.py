@@ -65,7 +65,7 @@ def summarise(run: TableRun) -> FitSummary:
     """Summarise a finished run, all targets together. Predictions on the held-out rows are recomputed."""
     model, stored = run.model, run.facts
     rows, on = run.rows()
-    inputs = model.preparation.transform(rows)[0]
+    inputs = model.inputs(rows)[0]
     predictive = run.predict_rows(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
@@ -93,7 +93,7 @@ def summarise(run: TableRun) -> FitSummary:
         baseline=baseline(model, y, run.sample()),
         ood=model.ood(predictive),
         ood_far=_shuffled(model, inputs, run.config.seed),
-        diagnostics=_diagnostics(model, inputs, y),
+        diagnostics=_diagnostics(model, model.preparation.transform(rows)[0], y),
         posterior=model.posterior,
         view=_view(model, run.sample()),
         kind=model.preparation.task,
