@@ -173,7 +173,7 @@ class TestConfig:
         # A table on the command line is relative to the current directory.
         other = write(diabetes(40), tmp_path / "other.csv")
         assert call("fit", other, "--config", mine, "--out", tmp_path / "d", "--quiet").exit_code == 0
-        assert TableRun.load(tmp_path / "d").facts["rows"] == 20
+        assert TableRun.load(tmp_path / "d").facts["rows"] == 40
 
     def test_a_table_that_has_changed_is_refused(self, tmp_path):
         table = write(cancer(60), tmp_path / "cancer.csv")
