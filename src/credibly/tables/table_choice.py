@@ -78,10 +78,15 @@ def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
         reason = f"HMC is slow for {given.task if given.task != 'regression' else 'Student noise'}"
     members = 10 if rows <= MANY else 5
     epochs = max(30, min(200, LONGEST * BATCH // rows))
+    # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation.
+    fewest = min((len(fitted) for fitted, _ in prepared.splits), default=rows)
+    batch = min(BATCH, max(1, 4 * fewest // 5))
     settings = {
-        "members": members, "epochs": epochs, "batch_size": BATCH, "lr": 1e-3, "schedule": "constant",
+        "members": members, "epochs": epochs, "batch_size": batch, "lr": 1e-3, "schedule": "constant",
         "validation": 0.1, "patience": 12, "prior": False, "anchored": False, "init": "fresh",
     }  # fmt: skip
+    if "steps" in given.settings:
+        del settings["epochs"]
     large = dataclasses.replace(given, method="ensemble", noise=noise, settings={**settings, **given.settings})
     if config.hidden is None:
         large = dataclasses.replace(large, **EMBEDDED)
