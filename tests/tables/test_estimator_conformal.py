@@ -43,7 +43,10 @@ def inexact(_estimator):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [make(conformal=2, hidden=(50,)) for make in (regressor, classifier)],
+    [
+        make(conformal=2, method="map", hidden=(50,), settings={"steps": 80, "lr": 0.1})
+        for make in (regressor, classifier)
+    ],
     expected_failed_checks=inexact,
 )
 def test_scikit_learn_checks(estimator, check):
