@@ -100,7 +100,7 @@ def run_distance(options: Options) -> Result:
         f"initialised. {settings}. 99 % quantile of R-hat over predictions in the worst repeat: {worst}.",
         "How close SG-MCMC comes depends on the length of its chains: a first run with 5,000 steps per chain instead "
         "of 44,000 left SGHMC and SGLD at a total variation of 0.121 and 0.120, as far as MAP, with 8 of the 15 "
-        "pairs in the published order. The chains have not mixed after 44,000 steps either (see R-hat above).",
+        "pairs in the published order. Whether the chains have mixed is shown by R-hat above.",
         "SGLD and SGHMC use this library's default step size, which limits their bias, with a constant schedule. The "
         "article's runs were longer. The published columns are for ResNet-20-FRN on CIFAR-10, from a table.",
     )

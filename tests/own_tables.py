@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from credibly.cli import app
 
 SCRIPT = Path(sys.executable).with_name("credibly")
-REGRESSION = ("mean", "std", "aleatoric", "epistemic", "lower_90", "upper_90", "ood", "notes")
+REGRESSION = ("mean", "std", "std_aleatoric", "std_epistemic", "lower_90", "upper_90", "ood", "notes")
 RUN_FILES = [
     "config.toml",
     "held_out.parquet",

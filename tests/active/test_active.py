@@ -268,6 +268,24 @@ def test_an_unsupported_acquisition_lists_the_supported_ones():
     assert active.bald(two.predict(x)).shape == (5,)
 
 
+@pytest.mark.parametrize(
+    "score", [active.bald, active.entropy, lambda p: active.epig(p, p), lambda p: active.batch_bald(p, 2)]
+)
+def test_noise_of_infinite_variance_is_refused(score):
+    """The scores compare variances: of a Student-t with df <= 2 they would be infinite or NaN."""
+    x = randn(5, 2)
+    for df, refused in ((2.0, True), (2.5, False)):
+        likelihood = cr.likelihoods.StudentT(0.3, df=df)
+        predictive = posterior_of(nn.Linear(2, 1), x, randn(5), likelihood, randn(3, 3)).predict(x)
+        assert bool(torch.isfinite(active.variance(predictive)).all())
+        if refused:
+            with pytest.raises(cr.InputError, match=r"needs noise of finite variance, got StudentT\(.*Use 'variance'"):
+                score(predictive)
+        else:
+            found = score(predictive)
+            assert bool(torch.isfinite(found if isinstance(found, torch.Tensor) else found.information).all())
+
+
 def test_bad_arguments_are_refused(labels):
     predictive, _, posterior, x = labels
     for call, message in (

@@ -233,7 +233,8 @@ class TestPredict:
         reported = read(place / "predictions.csv")
         assert tuple(reported) == REGRESSION
         assert len(reported["mean"]) == 120
-        np.testing.assert_allclose(reported["std"] ** 2, reported["aleatoric"] + reported["epistemic"], rtol=1e-5)
+        parts = reported["std_aleatoric"] ** 2 + reported["std_epistemic"] ** 2
+        np.testing.assert_allclose(reported["std"] ** 2, parts, rtol=1e-5)
         assert (reported["lower_90"] < reported["mean"]).all()
         assert (reported["mean"] < reported["upper_90"]).all()
         assert reported["ood"].min() >= 0
@@ -268,12 +269,14 @@ class TestPredict:
         reported = read(place / "p.csv")
         kinds = ["Barbera d'Asti", "Barolo", "Grignolino"]
         shares = [f"p_{kind}" for kind in kinds]
-        assert list(reported) == ["prediction", *shares, "total", "aleatoric", "epistemic", "ood", "notes"]
+        entropies = [f"entropy_{part}" for part in ("total", "aleatoric", "epistemic")]
+        assert list(reported) == ["prediction", *shares, *entropies, "ood", "notes"]
         p = np.stack([reported[name] for name in shares], 1)
         np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
         assert reported["prediction"] == [kinds[i] for i in p.argmax(1)]
         assert np.mean([a == b for a, b in zip(reported["prediction"], wine()["kind"])]) > 0.8
-        np.testing.assert_allclose(reported["total"], reported["aleatoric"] + reported["epistemic"], atol=1e-5)
+        total, *parts = (reported[name] for name in entropies)
+        np.testing.assert_allclose(total, sum(parts), atol=1e-5)
 
     def test_two_classes_by_one_set_of_weights(self, tmp_path):
         table = write(cancer(), tmp_path / "cancer.csv")
@@ -283,7 +286,7 @@ class TestPredict:
         reported = read(tmp_path / "p.csv")
         np.testing.assert_allclose(reported["p_0"] + reported["p_1"], 1, atol=1e-6)
         assert set(reported["prediction"]) == {0, 1}
-        assert reported["epistemic"].max() < 1e-6
+        assert reported["entropy_epistemic"].max() < 1e-6
         assert "ood" in reported  # present but empty: the method has no epistemic uncertainty
         assert all(value is None or np.isnan(value) for value in reported["ood"].tolist())
 
@@ -314,8 +317,8 @@ class TestPredict:
             call("predict", run, table, "--out", tmp_path / "p.csv", "--draws", "0"),
             "--draws must be a positive integer, got 0",
         )
-        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "no such folder", code=1)
-        refused(call("predict", place, table, "--out", tmp_path / "p.csv"), "it has no table.json", code=1)
+        refused(call("predict", tmp_path / "no", table, "--out", tmp_path / "p.csv"), "no such folder")
+        refused(call("predict", place, table, "--out", tmp_path / "p.csv"), "it has no table.json")
         assert names(tmp_path) == []
 
 
@@ -431,6 +434,43 @@ class TestCompare:
         assert all(f'<th scope="row">{name}</th>' in page for name in ("map", "ensemble"))
         assert found.stdout.splitlines()[-1] == str(place / "out" / "index.html")
 
+    def test_boosting_is_shown_beside_the_methods(self, comparison):
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        place, found = comparison
+        reported = json.loads((place / "out" / "results.json").read_text())
+        run = TableRun.load(place / "out" / "map")
+        held = run.rows()[0]
+        columns, kinds = list(wine())[:-1], wine()["kind"]
+        rows = np.stack([wine()[name] for name in columns], 1)
+        at = np.stack([np.asarray(held[name]) for name in columns], 1)
+        # The training rows are those that were not held out.
+        train = np.array([not (row == at).all(1).any() for row in rows])
+        model = HistGradientBoostingClassifier(random_state=0).fit(rows[train], kinds[train])
+        accuracy = np.mean(model.predict(at) == np.asarray(held["kind"].to_pylist()))
+        assert reported["boosting"]["bayesian"] is False
+        assert reported["boosting"]["figures"]["accuracy"] == pytest.approx(accuracy)
+        assert set(reported["boosting"]["figures"]) == set(reported["methods"]["map"]["figures"])
+        (row,) = [line for line in found.stdout.splitlines() if line.startswith("boosting ")]
+        assert row.rstrip().endswith("not Bayesian")
+        assert f"{reported['boosting']['figures']['log_density']:.3f}" in row
+
+    def test_only_a_reliable_method_is_recommended(self, comparison):
+        place, found = comparison
+        reported = json.loads((place / "out" / "results.json").read_text())
+        reliable = {name: one["reliable"] for name, one in reported["methods"].items()}
+        for name, one in reported["methods"].items():
+            assert one["reliable"] == (not one["doubts"])
+            (row,) = [line for line in found.stdout.splitlines() if line.startswith(f"{name} ")]
+            assert row.split()[-1] == ("yes" if one["reliable"] else "no")
+        said = " ".join(found.stdout.split())
+        if any(reliable.values()):
+            assert reliable[reported["recommended"]]
+            assert f"Recommended: {reported['recommended']}, the reliable method" in said
+        else:
+            assert reported["recommended"] is None
+            assert "No method is recommended: all are unreliable here" in said
+
     def test_only_a_comparison_is_replaced(self, comparison, tmp_path):
         place, _ = comparison
         shutil.copytree(place / "out", tmp_path / "out")
@@ -438,7 +478,9 @@ class TestCompare:
         refused(compare(tmp_path), "--out", "is not empty", "--force")
         (tmp_path / "out" / "stale").mkdir()
         found = compare(tmp_path, "--force", "--methods", "map", "--json", "--set", "map.steps=31")
-        refused(found, "--set", "ensemble.steps")
+        error = json.loads(found.stdout)["error"]
+        assert (found.exit_code, error["argument"], found.stderr) == (2, "--set", "")
+        assert "ensemble.steps" in error["message"]
         assert "stale" in names(tmp_path / "out")
         found = call(
             "compare",
@@ -455,9 +497,12 @@ class TestCompare:
             "map.steps=31",
             "--force",
             "--json",
+            "--no-baseline",
         )
         assert found.exit_code == 0, found.output
-        assert list(json.loads(found.stdout)["methods"]) == ["map"]
+        plain = json.loads(found.stdout)
+        assert list(plain["methods"]) == ["map"]
+        assert "boosting" not in plain
         assert names(tmp_path / "out") == ["index.html", "map", "results.json"]
         assert TableRun.load(tmp_path / "out" / "map").config.settings["steps"] == 31
         (tmp_path / "photos").mkdir()

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from curvature_cases import CASES, CLASSES, DOUBLE, REAL, X
 from torch import nn
 
 import credibly as cr
@@ -21,30 +22,17 @@ from credibly.curvature import (
 )
 from credibly.inference.method import initial
 from credibly.likelihoods import (
-    Bernoulli,
     Categorical,
     Gaussian,
     HeteroscedasticCategorical,
     HeteroscedasticGaussian,
-    Poisson,
     StudentT,
 )
 from credibly.likelihoods.continuous import LocationScale
 
-DOUBLE = torch.float64
-X = randn(7, 3, dtype=DOUBLE)
-REAL = randn(7, seed=1, dtype=DOUBLE) + 0.4
-CLASSES = torch.tensor([0, 2, 1, 1, 0, 2, 2])
-# likelihood, outputs of the network, targets
 LIKELIHOODS = {
     "gaussian": (Gaussian(0.3), 1, REAL),
-    "two targets": (Gaussian((0.3, 0.7)), 2, torch.stack([REAL, REAL**2], 1)),
-    "learned noise": (Gaussian(), 1, REAL),
-    "student": (StudentT(0.4, df=3.0), 1, REAL),
-    "heteroscedastic": (HeteroscedasticGaussian(), 2, REAL),
-    "bernoulli": (Bernoulli(), 1, (REAL > 0).long()),
-    "poisson": (Poisson(), 1, REAL.exp().round()),
-    "categorical": (Categorical(), 3, CLASSES),
+    **CASES,
     "noisy logits": (HeteroscedasticCategorical(samples=8), 6, CLASSES),
 }
 

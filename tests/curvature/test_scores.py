@@ -5,28 +5,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from curvature_cases import CASES, CLASSES, DOUBLE, REAL, X
 from torch import nn
 
 import credibly as cr
-from conftest import mlp, randn
+from conftest import mlp
 from credibly.core.inputs import blank_row, describe
 from credibly.curvature import Fisher, choose_names, curvature_blocks, find_parts
 from credibly.inference.method import initial
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
-
-DOUBLE = torch.float64
-X = randn(7, 3, dtype=DOUBLE)
-REAL = randn(7, seed=1, dtype=DOUBLE) + 0.4
-CLASSES = torch.tensor([0, 2, 1, 1, 0, 2, 2])
-CASES = {
-    "two targets": (Gaussian((0.3, 0.7)), 2, torch.stack([REAL, REAL**2], 1)),
-    "learned noise": (Gaussian(), 1, REAL),
-    "student": (StudentT(0.4, df=3.0), 1, REAL),
-    "heteroscedastic": (HeteroscedasticGaussian(), 2, REAL),
-    "bernoulli": (Bernoulli(), 1, (REAL > 0).long()),
-    "poisson": (Poisson(), 1, REAL.exp().round()),
-    "categorical": (Categorical(), 3, CLASSES),
-}
+from credibly.likelihoods import Categorical, Gaussian
 
 
 def problem_of(name, repeats=1):

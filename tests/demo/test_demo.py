@@ -26,9 +26,18 @@ def result():
     return run_demo(quick=True)
 
 
+@pytest.fixture(scope="module")
+def page(result):
+    return demo_page(result)
+
+
+@pytest.fixture(scope="module")
+def text(page):
+    return report.render(page)
+
+
 class TestDemo:
-    def test_every_method_has_a_row_and_its_pictures(self, result):
-        page = demo_page(result)
+    def test_every_method_has_a_row_and_its_pictures(self, page, text):
         first, *tasks, close, chains = page.sections
         assert [len(s.pictures) for s in tasks] == [1, len(METHODS), len(METHODS), len(METHODS)]
         for section in (first, *tasks):
@@ -36,9 +45,9 @@ class TestDemo:
         assert (len(close.pictures), len(chains.pictures)) == (1, len(TASKS))
         assert {row[0] for row in close.table.rows} == {*METHODS, "hmc, half against half"} - {"hmc"}
         assert {row[0].split(",")[0] for row in chains.table.rows} == {"hmc", "sgld", "sghmc"}
-        check_self_contained(report.render(page))
+        check_self_contained(text)
 
-    def test_metrics_match_the_posteriors(self, result):
+    def test_metrics_match_the_posteriors(self, result, text):
         known = result.data["diabetes"]
         for name, posterior in result.posteriors["diabetes"].items():
             p = posterior.predict(known.x_test)
@@ -48,13 +57,13 @@ class TestDemo:
             assert found["rmse"] == pytest.approx(float(error), rel=1e-4)
             density = p.log_prob(known.y_test).double().mean() - torch.tensor(known.y_std).double().log()
             assert found["log_density"] == pytest.approx(float(density), rel=1e-6)
-        star, text = result.data["star_classification"].star, report.render(demo_page(result))
+        star = result.data["star_classification"].star
         for name, posterior in result.posteriors["star_classification"].items():
             p = float(posterior.predict(star).mean)
             assert result.figures["star_classification"][name]["probability_at_star"] == pytest.approx(p)
             assert f"probability {p:.3f}" in text
 
-    def test_gradients_are_counted_in_gradients_of_all_rows(self, result):
+    def test_gradients_are_counted_in_gradients_of_all_rows(self, result, text):
         """150 steps of 128 of 354 rows, of one member or of ten; of SWAG and samplers as their records have it."""
         spent = result.gradients["diabetes"]
         assert spent["mle"] == spent["map"] == spent["bbb"] == round(150 * 128 / 354)
@@ -64,7 +73,6 @@ class TestDemo:
         assert spent["hmc"] == records["hmc"]["gradients"]
         # 4 chains of 200 steps on all rows, one gradient at the start, and four estimates of the curvature.
         assert spent["sghmc"] == 4 * (200 + 1) + 4 * 4 * 12
-        text = report.render(demo_page(result))
         assert f">{spent['hmc']}<" in text
         assert result.as_dict()["gradients"]["diabetes"] == spent
 
@@ -79,14 +87,9 @@ class TestDemo:
         p = {name: q.predict(known.x_test).mean for name, q in result.posteriors["breast_cancer"].items()}
         gap = demo.held_out(result.data["gap_regression"])
         y = torch.linspace(-40, 40, 4001)
-        density = {
-            name: torch.stack(
-                [result.posteriors["gap_regression"][name].predict(gap[:40]).log_prob(v.expand(40, 1)) for v in y]
-            )
-            for name in ("map", "hmc")
-        }
-        far = (density["map"].exp() - density["hmc"].exp()).abs().sum(0) * 0.01
         few = {name: result.posteriors["gap_regression"][name].predict(gap[:40]) for name in ("map", "hmc")}
+        density = {name: torch.stack([p.log_prob(v.expand(40, 1)) for v in y]) for name, p in few.items()}
+        far = (density["map"].exp() - density["hmc"].exp()).abs().sum(0) * 0.01
         assert evaluation.compare(few["map"], few["hmc"])["total_variation"] == pytest.approx(
             float(far.mean()), abs=0.01
         )
@@ -107,14 +110,13 @@ class TestDemo:
         found = result.against["breast_cancer"]["hmc"]["total_variation"]
         assert found == pytest.approx(float((halves[0] - halves[1]).abs().mean()), abs=1e-6)
 
-    def test_diagnostics_use_held_out_predictions(self, result):
+    def test_diagnostics_use_held_out_predictions(self, result, text):
         for task in TASKS:
             assert set(result.diagnostics[task]) == {"hmc", "sgld", "sghmc"}
             x = demo.held_out(result.data[task])
             assert len(x) <= 300
             assert result.diagnostics[task]["hmc"].functions.total == len(x)
             assert result.diagnostics[task]["sgld"].divergences is None
-        text = report.render(demo_page(result))
         for task in TASKS:
             assert html.escape(result.diagnostics[task]["hmc"].verdict, quote=False).replace("'", "&#39;") in text
         stored = json.loads(json.dumps(result.as_dict()))
@@ -124,9 +126,10 @@ class TestDemo:
     def test_without_hmc_there_is_no_reference_and_without_samplers_no_chains(self):
         found = run_demo(["map", "sgld"], quick=True)
         assert not any(found.against.values())
-        sections = demo_page(found).sections
+        page = demo_page(found)
+        sections = page.sections
         assert [s.heading for s in sections[5:]] == ["Did the chains mix?"]
-        assert "From HMC" not in report.render(demo_page(found))
+        assert "From HMC" not in report.render(page)
         assert {p.name for p in sections[-1].pictures} == {
             f"rhat-sgld-{t}" for t in ("diabetes", "breast-cancer", "gap", "star")
         }
@@ -178,11 +181,10 @@ class TestDemo:
         assert found.methods == ("later", "map")
         assert demo_settings("later") == {}
         assert found.posteriors["diabetes"]["later"].record.history["steps"] == 5
-        text = report.render(demo_page(found))
+        page = demo_page(found)
+        text = report.render(page)
         assert "A method of tomorrow, with a name to &lt;escape&gt;" in text
-        assert {"reliability-later", "gap-later", "star-later"} <= {
-            p.name for s in demo_page(found).sections for p in s.pictures
-        }
+        assert {"reliability-later", "gap-later", "star-later"} <= {p.name for s in page.sections for p in s.pictures}
         assert seen[0] == ("diabetes: later", 0, 8)
         assert seen[-1] == ("done", 8, 8)
 

@@ -15,6 +15,7 @@ import credibly as cr
 from credibly.distributed.world import Mesh, World, alone, current, parse_mesh, shard
 from credibly.errors import InputError
 from credibly.storage.stored_draws import StoredDraws, join_shards
+from warm_python import warm_python
 
 PROGRAMS = Path(__file__).parent / "world_programs.py"
 pytestmark = [
@@ -23,8 +24,8 @@ pytestmark = [
 ]
 
 
-def start(name, folder, processes=1, *, restarts=0, check=True, **environment):
-    """Run a program of `world_programs` and return the completed process."""
+def start(name, folder, processes=1, *, restarts=0, check=True, python=None, **environment):
+    """Run a program of `world_programs` and return the completed process. `python` runs the workers of torchrun."""
     torchrun = [
         "-m",
         "torch.distributed.run",
@@ -32,11 +33,11 @@ def start(name, folder, processes=1, *, restarts=0, check=True, **environment):
         f"--nproc-per-node={processes}",
         f"--max-restarts={restarts}",
     ]
-    command = [sys.executable, *(torchrun if processes > 1 else []), str(PROGRAMS), name, str(folder)]
+    command = [warm_python(), *(torchrun if processes > 1 else []), str(PROGRAMS), name, str(folder)]
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CREDIBLY_", "PYTEST_"))}
     done = subprocess.run(
         command,
-        env={**clean, "OMP_NUM_THREADS": "1", **environment},
+        env={**clean, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": python or warm_python(), **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -109,7 +110,7 @@ def test_chains_on_two_processes_are_bit_for_bit_those_of_one(tmp_path):
     one.mkdir()
     two.mkdir()
     start("samplers", one)
-    start("samplers", two, 2)
+    start("samplers", two, 2, python=sys.executable)  # each with a hash seed of its own, which must change nothing
     for name in ("hmc", "each", "sgld", "variate", "sghmc"):
         expected, found = load_file(one / f"{name}.safetensors"), load_file(two / f"{name}.safetensors")
         assert expected.keys() == found.keys()
@@ -162,7 +163,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
 
 def test_programs_that_end_right_after_a_collective_call_succeed(tmp_path):
     for _ in range(3):  # threads that still held tensors used to abort about every second such program
-        start("brief", tmp_path, 3)
+        start("brief", tmp_path, 3, python=sys.executable)  # a warm interpreter shuts down in another order
 
 
 def outcome(folder, kind, rank):
@@ -184,7 +185,7 @@ def test_an_error_of_one_process_ends_the_others_at_once_with_its_message(tmp_pa
 
 
 def test_a_process_that_hangs_is_named_after_the_time_limit(tmp_path):
-    assert start("trouble", tmp_path, 2, check=False, TROUBLE="hang", CREDIBLY_TIMEOUT="8").returncode != 0
+    assert start("trouble", tmp_path, 2, check=False, TROUBLE="hang", CREDIBLY_TIMEOUT="5").returncode != 0
     name, _, message = outcome(tmp_path, "hang", 0)
     assert name == "PeerError"
     assert "process 1 of 2 did not answer" in message

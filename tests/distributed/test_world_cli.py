@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from credibly.tables.folder import read_facts, write_facts
 from own_tables import call, diabetes, names, refused, write
 from studies.shared_cells import share_out
 from uci_sets import make
+from warm_python import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -86,12 +86,13 @@ def torchrun(*words, cwd, restarts=0):
     path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
     launch = ["--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), *map(str, words)]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *launch],
+        [warm_python(), "-m", "torch.distributed.run", *launch],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=400,
-        env=os.environ | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path},
+        env=os.environ
+        | {"CREDIBLY_TIMEOUT": "120", "CREDIBLY_CPU": "1", "PYTHONPATH": path, "PYTHON_EXEC": warm_python()},
         check=False,
     )
 

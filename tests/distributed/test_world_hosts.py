@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import credibly as cr
+from warm_python import warm_python
 
 PROGRAMS = Path(__file__).parent / "world_programs.py"
 NETWORK = "198.18.77"  # in the block reserved for network tests
@@ -113,7 +114,7 @@ def alone(program, folder):
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("CREDIBLY_", "PYTEST_"))}
     subprocess.run(
-        [sys.executable, str(PROGRAMS), program, str(folder)],
+        [warm_python(), str(PROGRAMS), program, str(folder)],
         env={**clean, "OMP_NUM_THREADS": "1"},
         timeout=LIMIT,
         check=True,

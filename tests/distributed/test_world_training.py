@@ -6,7 +6,6 @@ All fits run in one launch of torchrun and again in this process; see world_fits
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ import credibly as cr
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import FAILURE_KEY, Mesh, World
 from credibly.methods.ensemble import join_histories
+from warm_python import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ TOLERANCE = {"swag": 1e-7, "laplace": 1e-7}
 def launch(*arguments):
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CREDIBLY_MESH")}
     done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        [warm_python(), *arguments],
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHON_EXEC": warm_python()},
         timeout=LIMIT,
         capture_output=True,
         text=True,

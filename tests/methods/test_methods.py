@@ -8,7 +8,17 @@ import torch
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
+from credibly.likelihoods import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    Survival,
+)
 
 # One row per method: settings for a quick fit, and those for a longer one that has made progress.
 SAMPLING = {"chains": 2, "draws": 6, "warmup": 20, "init": "fresh", "compile": False}
@@ -38,6 +48,10 @@ TASKS = {
     "binary": (lambda: mlp(3, 6, 1), (Y > 0).long(), Bernoulli(), (40,)),
     "classes": (lambda: mlp(3, 6, 3), (Y > 0).long() + (Y > 1).long(), Categorical(), (40, 3)),
     "counts": (lambda: mlp(3, 6, 1), Y.exp().round().clamp(max=9), Poisson(), (40,)),
+    "overdispersed": (lambda: mlp(3, 6, 1), Y.exp().round().clamp(max=9), NegativeBinomial(), (40,)),
+    "ordinal": (lambda: mlp(3, 6, 1), (Y > 0).long() + (Y > 1).long(), Ordinal(), (40, 3)),
+    "proportions": (lambda: mlp(3, 6, 1), torch.sigmoid(Y), Beta(), (40,)),
+    "survival": (lambda: mlp(3, 6, 1), Y.exp() * torch.where(Y < 1, 1.0, -1.0), Survival(), (40,)),
 }
 
 

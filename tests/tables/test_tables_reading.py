@@ -254,7 +254,7 @@ def test_files_that_do_not_exist_or_are_no_tables(tmp_path: Path) -> None:
     refused(tmp_path, "is a folder")
     (tmp_path / "folder.csv").mkdir()
     refused(tmp_path / "folder.csv", "is a folder")
-    refused(put(tmp_path, "a\n1", "t.xlsx"), "suffix", ".parquet")
+    refused(put(tmp_path, "a\n1", "t.docx"), "suffix", ".parquet")
     for name in ("t.csv", "t.parquet", "t.csv.gz"):
         refused(put(tmp_path, "", name), "is empty")
     refused(put(tmp_path, " \n\n"), "is empty")

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from credibly.errors import InputError
 from credibly.tables import writing
-from credibly.tables.parsing import MISSING, NUMBER
-from credibly.tables.reading import SUFFIXES, header, read_table
-from credibly.tables.writing import TableWriter
+from credibly.tables.number_formats import NUMBER
+from credibly.tables.parsing import MISSING
+from credibly.tables.reading import header, read_table
+from credibly.tables.writing import SUFFIXES, TableWriter
 
 
 def is_text(value: str) -> bool:
@@ -99,7 +100,7 @@ def test_paths_that_are_refused_before_any_work(tmp_path: Path) -> None:
         "old.csv": "already exists.*--force",
         "dangling.csv": "already exists",
         "folder.csv": "is a folder",
-        "t.xlsx": "suffix.*.parquet",
+        "t.docx": "suffix.*.parquet",
         "no/t.csv": "no such folder",
         "old.csv/t.csv": "no such folder",
     }.items():

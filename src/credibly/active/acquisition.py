@@ -27,6 +27,7 @@ from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Likelihood
 from credibly.likelihoods.base import Extra
+from credibly.likelihoods.continuous import LocationScale
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 
 Acquisition = Callable[..., Tensor]  # (predictive, **keywords) -> scores (N,)
@@ -179,6 +180,14 @@ def check_fits(acquisition: str, predictive: Predictive) -> None:
     if task not in FITS[acquisition]:
         supported = ", ".join(name for name, tasks in FITS.items() if task in tasks)
         raise InputError("acquisition", f"{acquisition!r} does not support {task}", f"Use one of {supported}")
+    likelihood = predictive.likelihood
+    infinite = isinstance(likelihood, LocationScale) and math.isinf(likelihood.standard_variance())
+    if infinite and acquisition not in ("variance", "random"):
+        raise InputError(
+            "acquisition",
+            f"{acquisition!r} needs noise of finite variance, got {likelihood!r}",
+            "Use 'variance', or a StudentT with df > 2",
+        )
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

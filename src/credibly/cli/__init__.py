@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 
 from credibly.cli import bench, compare, demo, evaluate, fit, methods, predict, report, resume, study
+from credibly.cli.group import CommandGroup
 
 app = typer.Typer(
     name="credibly",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,7 +54,9 @@ def _about(
 
     credibly predict run/ new.csv
 
-    Exit codes: 0 success, 1 runtime error, 2 invalid request, 130 stopped by Ctrl-C.
+    Exit codes: 0 success; 1 a failure during the run (training diverged, disk full);
+    2 an invalid request (a missing file, an unknown column, a bad value); 130 stopped
+    by Ctrl-C. With --json an error is one JSON object on standard output.
     """
 
 

@@ -14,6 +14,7 @@ from credibly.cli import options
 from credibly.cli.checkout import checkout_module, find_checkout
 from credibly.cli.console import open_in_browser, print_wrapped
 from credibly.cli.demo import progress_line
+from credibly.cli.early_checks import check_input_folder, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.processes import is_distributed, is_leader
 from credibly.errors import InputError
@@ -68,6 +69,9 @@ def run(
     python -m benchmarks (--list, --cases, --jax, --budget, --repeats, --page).
     """
     with handle_errors(shared=name == "uci"):
+        check_numbers(seed)
+        if root is not None:
+            check_input_folder(root, "--root", "Pass the folder with uci/NAME.npz or NAME.npz")
         if name == "speed":
             raise typer.Exit(_speed(root, out, device, quick, context.args))
         if name != "uci":

@@ -9,25 +9,28 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from credibly.cli import options
 from credibly.cli.console import check_folder, format_number, open_in_browser, print_table, print_wrapped, to_json
+from credibly.cli.early_checks import check_fit, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.fit import describe_table
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
+from credibly.core.stages import show_stages, stage
 from credibly.errors import InputError, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.config import Config
     from credibly.tables.fit_summary import FitSummary
-    from credibly.tables.run import Prepared
+    from credibly.tables.prepared import Prepared
 
 RESULTS = "results.json"
 FORMAT = "credibly-comparison"
+NOT_BAYESIAN = "not Bayesian"
 
 
 def run(
@@ -38,11 +41,22 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    transform: options.Transform = None,
+    order: options.Order = None,
+    event: options.Event = None,
+    na: options.Na = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
     prior_scale: options.PriorScale = None,
     activation: options.Activation = None,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline/--no-baseline",
+            help="Show gradient boosting (scikit-learn, not Bayesian) on the same rows beside the methods.",
+        ),
+    ] = True,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +78,9 @@ def run(
     credibly compare house.csv --target price
 
     Prints a table and writes a page, comparison/index.html, which links to a page
-    per method. `credibly predict comparison/hmc new.csv` uses one of them.
+    per method. `credibly predict comparison/hmc new.csv` uses one of them. Gradient
+    boosting on the same rows shows what the methods have to beat. A method whose
+    chains have not mixed, or whose intervals are off, is not recommended.
     """
     given = {
         "table": table,
@@ -72,6 +88,10 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "transform": transform,
+        "order": order,
+        "event": event,
+        "na": na,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -81,18 +101,21 @@ def run(
         "device": device,
     }
     with handle_errors(shared=True):
+        check_fit(table, target, config)
+        check_numbers(seed, holdout)
         if is_leader():
             _check_out(out, force)
         base = config_from(config, given | {"method": "auto"}, None)
         names = _names(methods)
         configs = _configs(base, names, settings or [])
         from credibly.distributed import world
+        from credibly.tables.conventions import Conventions
+        from credibly.tables.prepared import prepare
         from credibly.tables.reading import read_table
-        from credibly.tables.run import prepare
 
-        rows = read_table(base.table)
+        rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
-        ready = {name: prepare(one, rows) for name, one in configs.items()}
+        ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
         if not quiet and not as_json:
             print_wrapped(describe_table(next(iter(ready.values()))))
         try:
@@ -100,7 +123,9 @@ def run(
                 folder = Path(world.current().gather(os.fspath(made))[0])
                 facts = _fit(ready, folder, out, quiet or as_json)
                 if is_leader():
-                    _write(facts, folder)
+                    boosting = _fit_boosting(ready, facts, quiet or as_json) if baseline else None
+                    with show_stages("page", ("pictures", "page"), False if quiet or as_json else None):
+                        _write(facts, boosting, folder)
         except KeyboardInterrupt:
             exit_stopped("nothing was kept")
         if not is_leader():
@@ -110,7 +135,7 @@ def run(
             typer.echo((out / RESULTS).read_text(encoding="utf-8").strip())
         else:
             if not quiet:
-                _print(facts)
+                _print(facts, boosting)
             typer.echo(os.fspath(page))
         if open_page:
             open_in_browser(page)
@@ -185,48 +210,86 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
         if not is_leader():
             continue
         with world.alone():
-            found[name] = write_results(run, out / name)[0]
+            found[name] = write_results(run, out / name, progress=False if silent else None)[0]
         if not silent:
             typer.echo(f"{name}: {found[name].seconds:.1f} s", err=True)
     return found
 
 
-def _write(facts: dict[str, FitSummary], folder: Path) -> None:
+def _fit_boosting(ready: dict[str, Prepared], facts: dict[str, FitSummary], silent: bool) -> FitSummary | None:
+    """Fit gradient boosting to the same rows."""
+    from credibly.distributed import world
+    from credibly.report import boosting_summary
+    from credibly.tables.boosting import NAME, boosting_of
+
+    with world.alone():
+        found = boosting_of(next(iter(ready.values())))
+    if not silent:
+        left_out = "left out, since it needs held-out rows of a regression or classification"
+        typer.echo(f"{NAME}: {left_out if found is None else f'{found.seconds:.1f} s'}", err=True)
+    return None if found is None else boosting_summary(next(iter(facts.values())), found)
+
+
+def _write(facts: dict[str, FitSummary], boosting: FitSummary | None, folder: Path) -> None:
     from credibly.core.files import write_atomic
     from credibly.report import compare_page, write
+    from credibly.report.reliability import doubts, recommended
 
-    write(compare_page(facts, {name: f"{name}/report.html" for name in facts}), folder / "index.html")
+    html = compare_page(facts, {name: f"{name}/report.html" for name in facts}, boosting)
+    stage("page")
+    write(html, folder / "index.html")
     first = next(iter(facts.values()))
-    results = {
+    results: dict[str, Any] = {
         "format": FORMAT,
         "table": first.table,
         "target": first.target,
-        "task": first.task,
+        "task": first.kind,
         "rows": first.rows,
         "held_out": first.held_out,
         "seed": first.seed,
+        "recommended": recommended(facts),
         "baseline": first.baseline,
-        "methods": {name: {"figures": one.figures, "seconds": one.seconds} for name, one in facts.items()},
+        "methods": {},
     }
+    for name, one in facts.items():
+        reasons = [finding.text for finding in doubts(one)]
+        results["methods"][name] = {
+            "figures": one.figures,
+            "seconds": one.seconds,
+            "reliable": not reasons,
+            "doubts": reasons,
+        }
+    if boosting is not None:
+        results["boosting"] = {"bayesian": False, "figures": boosting.figures, "seconds": boosting.seconds}
     write_atomic(folder / RESULTS, to_json(results) + "\n")
 
 
-def _print(facts: dict[str, FitSummary]) -> None:
+def _print(facts: dict[str, FitSummary], boosting: FitSummary | None) -> None:
     from rich.markup import escape
     from rich.table import Table
+
+    from credibly.report.reliability import doubts, recommendation_text
+    from credibly.tables.boosting import NAME
 
     first = next(iter(facts.values()))
     title = escape(f"{first.target} in {first.table}, {first.on} rows")
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
+    shown = [*facts.values(), *([] if boosting is None else [boosting])]
     # On a narrow terminal headings wrap; numbers are never truncated.
     for key in first.figures:
-        widest = max(len(format_number(one.figures[key])) for one in facts.values())
+        widest = max(len(format_number(one.figures[key])) for one in shown)
         table.add_column(key.replace("_", " "), justify="right", min_width=widest, overflow="fold")
     table.add_column("seconds", justify="right", min_width=6, overflow="fold")
+    table.add_column("reliable", min_width=len(NOT_BAYESIAN), no_wrap=True)
     for name, one in facts.items():
-        table.add_row(name, *(format_number(value) for value in one.figures.values()), f"{one.seconds:.1f}")
+        values = (format_number(value) for value in one.figures.values())
+        table.add_row(name, *values, f"{one.seconds:.1f}", "no" if doubts(one) else "yes")
+    if boosting is not None:
+        values = (format_number(boosting.figures[key]) for key in first.figures)
+        table.add_row(NAME, *values, f"{boosting.seconds:.1f}", NOT_BAYESIAN)
     plain = [format_number(first.baseline[key]) if key in first.baseline else "" for key in first.figures]
-    table.add_row("no inputs", *plain, "")
+    table.add_row("no inputs", *plain, "", "")
     print_table(table)
-    print_wrapped("")
+    print_wrapped("", *recommendation_text(facts, boosting))
+    print_wrapped(*(f"- {name} is unreliable: {doubts(one)[0].text}" for name, one in facts.items() if doubts(one)), "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from credibly.cli.early_checks import check_output_folder
 from credibly.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ DESCRIPTIONS = {
     "coverage": "fraction of rows inside the 90 % interval or set; should be near 0.9",
     "width": "mean width of the 90 % interval",
     "calibration_error": "mean gap between predicted and observed frequencies",
+    "concordance": "fraction of pairs of rows in the right order; 0.5 is chance",
     "accuracy": "fraction of rows whose most probable class is correct",
     "brier": "squared error of the probabilities; lower is better",
     "ece": "mean gap between confidence and accuracy",
@@ -99,3 +101,4 @@ def check_folder(out: Path, force: bool) -> None:
         raise InputError("--out", f"{out} is a file", "Pass a folder")
     if out.is_dir() and any(out.iterdir()) and not force:
         raise InputError("--out", f"{out} is not empty", "Choose another folder, or pass --force")
+    check_output_folder(out, force=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from credibly.cli.console import check_folder, open_in_browser
+from credibly.cli.early_checks import check_numbers
 from credibly.cli.error_handling import handle_errors
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def run(
     network access; takes about two minutes.
     """
     with handle_errors():
+        check_numbers(seed)
         check_folder(out, force)
         from credibly.demo.fits import check_methods, run_demo
         from credibly.demo.page import demo_page

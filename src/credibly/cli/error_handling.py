@@ -1,22 +1,54 @@
-"""Errors as one line and an exit code: 2 for an invalid request, 1 for a runtime error, 130 for Ctrl-C."""
+"""Errors as one line and an exit code, or with --json as one JSON object on standard output.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | a failure during the run: training diverged, the disk is full, a run folder is corrupt |
+| 2 | an invalid request: a missing file or folder, an unknown column, a value that cannot be used |
+| 130 | stopped by Ctrl-C |
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import typer
 
-from credibly.cli.processes import all_processes, is_distributed, leader_only
+from credibly.cli.processes import all_processes, is_distributed, is_leader, leader_only
 from credibly.errors import InputError, PeerError, SamplingError, StoreError, TrainingError
+
+FAILED, INVALID, STOPPED = 1, 2, 130
+
+
+class JsonErrors:
+    """Whether the error of a command that was called with --json has been written."""
+
+    written = False
+
+
+_JSON: ContextVar[JsonErrors | None] = ContextVar("json_errors", default=None)
+
+
+@contextmanager
+def json_errors() -> Iterator[JsonErrors]:
+    """Report errors as JSON within this block."""
+    state = JsonErrors()
+    token = _JSON.set(state)
+    try:
+        yield state
+    finally:
+        _JSON.reset(token)
 
 
 @contextmanager
 def handle_errors(*, shared: bool = False) -> Iterator[None]:
-    """Turn errors that the user can act on into a line on standard error and an exit code.
+    """Turn errors that the user can act on into a message and an exit code.
 
     Under a launcher, a `shared` command runs in all processes and any other in the leader alone.
     """
@@ -24,29 +56,57 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
         with all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only():
             yield
     except InputError as error:
-        _end(str(error), 2)
+        _end_invalid(error)
     except (StoreError, TrainingError, SamplingError, PeerError) as error:
-        _end(str(error), 1)
+        # All processes refuse an invalid request, and one of them may have been faster than the leader, which alone
+        # writes JSON.
+        own = error.__context__ if isinstance(error, PeerError) and _JSON.get() is not None else None
+        if isinstance(own, InputError):
+            _end_invalid(own)
+        end(str(error), FAILED, kind=type(error).__name__)
     except BrokenPipeError:
         # The reader of the output has closed it; typer exits quietly.
         raise
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        _end(f"{error.strerror or error}{where}", 1)
+        code = INVALID if isinstance(error, FileNotFoundError) else FAILED
+        end(f"{error.strerror or error}{where}", code, kind=type(error).__name__)
     except MemoryError:
-        _end("out of memory", 1)
+        end("out of memory", FAILED, kind="MemoryError")
     except KeyboardInterrupt:
-        _end("stopped", 130)
+        end("stopped", STOPPED, kind="Interrupted")
 
 
-def _end(message: str, code: int) -> NoReturn:
-    typer.echo(f"credibly: {' '.join(message.split())}", err=True)
+def _end_invalid(error: InputError) -> NoReturn:
+    message = str(error).removesuffix(f". {error.advice}") if error.advice else str(error)
+    end(message, INVALID, kind="InputError", argument=error.argument, advice=error.advice)
+
+
+def end(message: str, code: int, *, kind: str, argument: str | None = None, advice: str = "") -> NoReturn:
+    """Report an error and exit."""
+    report_error(message, code, kind=kind, argument=argument, advice=advice)
     raise typer.Exit(code)
+
+
+def report_error(message: str, code: int, *, kind: str, argument: str | None = None, advice: str = "") -> None:
+    """Write an error: a line on standard error, or with --json an object on standard output."""
+    text, advice = " ".join(message.split()), " ".join(advice.split())
+    state = _JSON.get()
+    if state is not None:
+        if state.written:
+            return
+        state.written = True
+    # Of many processes, the leader alone writes to standard output.
+    if state is None or not is_leader():
+        typer.echo(f"credibly: {text}" + (f". {advice}" if advice else ""), err=True)
+    else:
+        error = {"type": kind, "argument": argument, "message": text, "advice": advice, "exit_code": code}
+        typer.echo(json.dumps({"error": error}, indent=2))
 
 
 def exit_stopped(what: str) -> NoReturn:
     """Exit after Ctrl-C, with a message on what became of the work."""
-    _end(f"stopped; {what}", 130)
+    end(f"stopped; {what}", STOPPED, kind="Interrupted")
 
 
 @contextmanager

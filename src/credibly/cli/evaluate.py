@@ -10,15 +10,14 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import print_metrics, print_wrapped, to_json
+from credibly.cli.early_checks import check_run, check_table
 from credibly.cli.error_handling import handle_errors
 from credibly.errors import InputError
 
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the same columns and the target.")
-    ],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="File with the same columns and the target.")],
     as_json: options.Json = False,
 ) -> None:
     """Evaluate a run on a table with known targets: accuracy, calibration, log density.
@@ -27,25 +26,27 @@ def run(
     without a target are left out.
     """
     with handle_errors():
+        check_run(folder)
+        check_table(table)
         import torch
 
-        from credibly.metrics import evaluation
         from credibly.tables.reading import header, read_table
         from credibly.tables.run import TableRun
         from credibly.tables.summarise import baseline
+        from credibly.tables.target_metrics import target_metrics
 
         # Errors in the file show before anything is loaded.
         header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
-        rows = read_table(table, text=known.text_names)
+        rows = read_table(table, text=known.text_names, conventions=known.conventions)
         usable = known.usable_rows(rows)
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")
         kept = rows.take(usable)
         y = known.target_values(kept)
         predictive = done.model.predict_table(kept)
-        metrics = evaluation.evaluate(predictive, torch.from_numpy(y), seed=done.config.seed)
+        metrics = target_metrics(predictive, torch.from_numpy(y), known.targets, seed=done.config.seed)
         plain = baseline(done.model, y, done.sample())
         if as_json:
             results = {

@@ -11,15 +11,20 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import open_in_browser, print_wrapped, to_json
+from credibly.cli.early_checks import check_fit, check_numbers, check_output_folder
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
-from credibly.core.checks import check_choice
+from credibly.core.stages import show_stages, stage
 from credibly.errors import Interrupted, StoreError
 
 if TYPE_CHECKING:
     from credibly.tables.fit_summary import FitSummary
-    from credibly.tables.run import Prepared, TableRun
+    from credibly.tables.prepared import Prepared
+    from credibly.tables.run import TableRun
+
+# What the page of a run takes, after the fit.
+STAGES = ("predictions", "diagnostics", "verdict", "pictures", "page")
 
 
 def run(
@@ -30,11 +35,19 @@ def run(
     task: options.Task = None,
     drop: options.Drop = None,
     weight: options.Weight = None,
+    transform: options.Transform = None,
+    order: options.Order = None,
+    event: options.Event = None,
+    na: options.Na = None,
+    group: options.Group = None,
+    time: options.Time = None,
     holdout: options.Holdout = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
     prior_scale: options.PriorScale = None,
     tune: options.Tune = None,
+    inputs: options.Inputs = None,
+    conformal: options.Conformal = None,
     activation: options.Activation = None,
     settings: options.Set = None,
     seed: options.Seed = None,
@@ -49,9 +62,11 @@ def run(
 
     credibly fit house.csv --target price --out run/
 
-    Numbers are standardised, categories one-hot encoded, missing values imputed and
-    flagged. A fifth of the rows is held out for evaluation. run/report.html shows
-    how accurate and calibrated the fit is, and what to do next. Then:
+    Numbers are standardised, categories one-hot encoded, dates turned into elapsed
+    time and cycles, missing values imputed and flagged. Folds of the rows choose the
+    network, the prior and the noise; every row is then predicted by a fit to other
+    rows, and run/report.html shows how accurate and calibrated these predictions are,
+    and what to do next. The model itself is fitted to all rows. Then:
 
     credibly predict run/ new.csv --out predictions.csv
 
@@ -67,6 +82,15 @@ def run(
         "task": task,
         "drop": drop,
         "weight": weight,
+        "transform": transform,
+        "order": order,
+        "event": event,
+        "na": na,
+        "group": group,
+        "time": time,
+        "tune": tune,
+        "inputs": inputs,
+        "conformal": conformal,
         "holdout": holdout,
         "hidden": hidden,
         "noise": noise,
@@ -76,16 +100,20 @@ def run(
         "device": device,
     }
     with handle_errors(shared=True):
+        check_fit(table, target, config)
+        check_numbers(seed, holdout)
+        check_output_folder(out, force)
         wanted = config_from(config, given, settings)
+        from credibly.tables.prepared import prepare
         from credibly.tables.restarts import check_out_or_begun, fit_or_resume
-        from credibly.tables.run import prepare
 
         check_out_or_begun(out, force)
         prepared = prepare(wanted)
-        if tune is not None:
-            prepared = _tune(prepared, tune, quiet=quiet or as_json)
         if not quiet and not as_json:
-            print_wrapped(describe_table(prepared), f"Method: {prepared.method.name} ({prepared.why}).")
+            print_wrapped(describe_table(prepared))
+        prepared = _choose(prepared, quiet=quiet or as_json)
+        if not quiet and not as_json:
+            print_wrapped(f"Method: {prepared.method.name} ({prepared.why}).")
         try:
             done = fit_or_resume(prepared, out, force=force, progress=False if quiet or as_json else None)
         except Interrupted as error:
@@ -95,21 +123,28 @@ def run(
         report_run(done, quiet=quiet, as_json=as_json, open_page=open_page)
 
 
-def _tune(prepared: Prepared, rule: str, *, quiet: bool) -> Prepared:
-    """Tune the settings and print the choice."""
-    from credibly.tables.table_tuning import tune_table
-    from credibly.tables.tuning import RULES
+def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
+    """Choose what was left open and print the choice."""
+    from credibly.core.progress import Progress
+    from credibly.tables.table_choice import choose_table
 
-    check_choice("--tune", rule, RULES)
     try:
-        ready, trials = tune_table(prepared, rule)
+        with Progress("choosing the network, prior and noise", 1, False if quiet else None) as line:
+
+            def show(done: int, most: int) -> None:
+                line.total = most
+                line.update(done, final=True)
+
+            ready = choose_table(prepared, show)
     except KeyboardInterrupt:
         exit_stopped("nothing was kept")
-    if not quiet and trials:
-        by = "evidence" if rule == "evidence" else "validation rows"
-        chosen = ready.recipe
-        found = f"prior scale {chosen.scale:g}, noise {chosen.noise}, hidden {list(chosen.hidden)}"
-        print_wrapped(f"Best of {len(trials)} candidates by {by}: {found}.")
+    if not quiet and ready is not prepared:
+        recipe = ready.recipe
+        found = [f"prior scale {recipe.scale:g}", f"hidden {list(recipe.hidden)}", f"inputs {recipe.inputs}"]
+        if recipe.task == "regression":
+            found += [f"noise {recipe.noise}", f"target {recipe.transform}"]
+        tried = f" by {len(ready.candidates)} candidates" if ready.candidates else ""
+        print_wrapped(f"Chosen{tried}: {', '.join(found)}.")
     return ready
 
 
@@ -122,7 +157,7 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
     how = f"the fit is complete; write its page with `credibly report {shlex.quote(os.fspath(done.path))}`"
     try:
         with world.alone():
-            facts, page = write_results(done)
+            facts, page = write_results(done, progress=False if quiet or as_json else None)
     except OSError as error:
         raise StoreError(f"{error.filename or done.path}: {error.strerror or error}; {how}") from error
     except KeyboardInterrupt:
@@ -142,19 +177,23 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
         open_in_browser(page)
 
 
-def write_results(done: TableRun, final: Path | None = None) -> tuple[FitSummary, Path]:
+def write_results(
+    done: TableRun, final: Path | None = None, *, progress: bool | None = None
+) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.core.files import write_atomic
     from credibly.report import assess, fit_page, write
     from credibly.tables.summarise import summarise
 
-    facts = summarise(done)
-    html = fit_page(facts)
-    folder = final or done.path
-    results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
-    results["verdict"] = list(assess(facts).sentences)
-    write_atomic(done.path / "results.json", to_json(results) + "\n")
-    return facts, write(html, done.path / "report.html")
+    with show_stages("report", STAGES, progress):
+        facts = summarise(done)
+        html = fit_page(facts)
+        stage("page")
+        folder = final or done.path
+        results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
+        results["verdict"] = list(assess(facts).sentences)
+        write_atomic(done.path / "results.json", to_json(results) + "\n")
+        return facts, write(html, done.path / "report.html")
 
 
 def results_of(facts: FitSummary) -> dict[str, Any]:
@@ -162,7 +201,7 @@ def results_of(facts: FitSummary) -> dict[str, Any]:
     return {
         "table": facts.table,
         "target": facts.target,
-        "task": facts.task,
+        "task": facts.kind,
         "classes": facts.classes,
         "rows": facts.rows,
         "held_out": facts.held_out,
@@ -183,10 +222,27 @@ def describe_table(prepared: Prepared) -> str:
     known = prepared.preparation
     return "\n".join(
         [
-            f"{prepared.config.table}: {len(prepared.train):,} training rows, {len(prepared.held_out):,} held out.",
+            f"{prepared.config.table}: {len(prepared.train):,} training rows{_evaluation(prepared)}.",
             f"Task: {known.task_reason}.",
             *(f"{note[:1].upper()}{note[1:]}." for note in known.notes),
             f"{known.inputs} network inputs from {len(known.names)} columns.",
             *(f"  {name}: {kind}, {note}" for name, kind, note in known.columns if note),
+            *(f"Warning: {warning}." for warning in prepared.warnings),
         ]
     )
+
+
+def _evaluation(prepared: Prepared) -> str:
+    """Describe which rows the metrics will come from."""
+    if prepared.held_out.size:
+        return f", {len(prepared.held_out):,} held out"
+    by = ""
+    if prepared.config.group is not None:
+        by = f", each with {prepared.config.group} of its own"
+    if len(prepared.splits) > 1:
+        return f"; metrics from {len(prepared.splits)} folds{by}"
+    if prepared.splits:
+        count = len(prepared.splits[0][1])
+        which = f"the latest {count:,} by {prepared.config.time}" if prepared.config.time else f"{count:,} of them"
+        return f"; metrics from {which}, predicted by a fit to the others{by}"
+    return ", none held out"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
+import json
+import lzma
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +38,7 @@ def _columns(ctx: typer.Context, incomplete: str) -> list[str]:
     return []
 
 
-def _column_list(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_columns(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the last name of a comma-separated list of columns."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{name}" for name in _columns(ctx, last)]
@@ -47,7 +50,13 @@ def _method_list(incomplete: str) -> list[str]:
 
 
 def _tasks(incomplete: str) -> list[str]:
-    return _complete(("auto", "regression", "classification"), incomplete)
+    return _complete(
+        ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival"), incomplete
+    )
+
+
+def _transforms(incomplete: str) -> list[str]:
+    return _complete(("none", "log", "log1p", "power", "logit"), incomplete)
 
 
 def _noises(incomplete: str) -> list[str]:
@@ -55,30 +64,70 @@ def _noises(incomplete: str) -> list[str]:
 
 
 def _rules(incomplete: str) -> list[str]:
-    return _complete(("rows", "evidence"), incomplete)
+    return _complete(("folds", "evidence", "rows", "none"), incomplete)
+
+
+def _inputs(incomplete: str) -> list[str]:
+    return _complete(("auto", "standard", "quantile", "categories"), incomplete)
 
 
 def _names(table: Path) -> list[str]:
-    """Return the columns of a file from its first line; none on failure, as completion cannot report errors."""
+    """Return the columns of a file from its beginning; none on failure, as completion cannot report errors."""
     try:
         if table.suffix == ".parquet":
             from pyarrow.parquet import read_schema
 
             return list(read_schema(table).names)
-        opener = gzip.open if table.suffix == ".gz" else open
+        if table.suffix in (".feather", ".arrow"):
+            from pyarrow.ipc import open_file
+
+            return list(open_file(str(table)).schema.names)
+        opener = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(table.suffix, open)
         with opener(table, "rt", encoding="utf-8-sig", newline="") as handle:
             first = handle.readline(1 << 16)
+        if ".jsonl" in table.suffixes or ".ndjson" in table.suffixes:
+            return list(json.loads(first))
         return [name.strip() for name in next(csv.reader([first], delimiter=max(",;\t|", key=first.count)), [])]
-    except (OSError, ValueError, csv.Error):
+    except (OSError, EOFError, ValueError, csv.Error, lzma.LZMAError):
         return []
 
 
-TABLE = typer.Argument(metavar="TABLE", help="CSV or Parquet file with a row per observation.")
-Target = Annotated[str | None, typer.Option(help="Column to predict.", autocompletion=_columns)]
+TABLE = typer.Argument(
+    metavar="TABLE", help="CSV, Parquet, Excel, Feather or JSON lines file with a row per observation."
+)
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="Column to predict, or several numeric ones separated by commas.", autocompletion=complete_columns
+    ),
+]
 Task = Annotated[
     str | None,
     typer.Option(
-        help="regression or classification. (Default: inferred from the target column.)", autocompletion=_tasks
+        help="regression, classification, counts, ordinal (ordered classes), proportion (0 to 1) or survival (censored"
+        " times). (Default: inferred from the target column.)",
+        autocompletion=_tasks,
+    ),
+]
+Transform = Annotated[
+    str | None,
+    typer.Option(
+        help="Transform of a regression target before the fit: none, log (keeps predictions positive), log1p, power or"
+        " logit; predictions are in the units of the target. (Default: none.)",
+        autocompletion=_transforms,
+    ),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(metavar="LOW,..,HIGH", help="Levels of an ordinal target from low to high, unless they are numbers."),
+]
+Event = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column that holds 1 if the event was observed at the target time and 0 if the time is censored; makes the"
+        " task survival.",
+        autocompletion=_columns,
     ),
 ]
 Method = Annotated[
@@ -99,7 +148,7 @@ Methods = Annotated[
 ]
 Drop = Annotated[
     str | None,
-    typer.Option(metavar="A,B", help="Columns to leave out, such as row numbers.", autocompletion=_column_list),
+    typer.Option(metavar="A,B", help="Columns to leave out, such as row numbers.", autocompletion=complete_columns),
 ]
 Weight = Annotated[
     str | None,
@@ -109,9 +158,20 @@ Weight = Annotated[
         autocompletion=_columns,
     ),
 ]
+Na = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Cells that mark a missing value, such as unknown,-999, beside the usual ones (empty, NA, n/a, null, ?; and"
+        " -, none, missing among numbers).",
+    ),
+]
 Holdout = Annotated[
     float | None,
-    typer.Option(help="Fraction of the rows held out for the metrics in the report; 0 fits all rows. (Default: 0.2.)"),
+    typer.Option(
+        help="Fraction of the rows whose predictions by a fit to the others give the metrics; 0 for none. The model is"
+        " fitted to all rows in any case. (Default: five folds, in which every row is predicted.)"
+    ),
 ]
 Hidden = Annotated[
     str | None,
@@ -135,9 +195,41 @@ PriorScale = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="Choose the prior scale and the noise model before the fit: by validation rows (rows), or, with the width,"
-        " by marginal likelihood (evidence).",
+        help="How to choose what is not given (noise, prior scale, transforms, network): by folds of the rows (folds),"
+        " by marginal likelihood (evidence), by validation rows (rows), or not at all (none). (Default: folds.)",
         autocompletion=_rules,
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        help="Encoding of numeric columns: standard, quantile (normal scores), categories (an input for each value of"
+        " columns with few), or auto. (Default: auto.)",
+        autocompletion=_inputs,
+    ),
+]
+Conformal = Annotated[
+    bool | None,
+    typer.Option(
+        "--conformal/--no-conformal",
+        help="Intervals and prediction sets with a coverage guarantee, from the folds. (Default: yes.)",
+    ),
+]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column whose groups stay together when rows are held out, such as customers, if new ones are to be"
+        " predicted; it is no input.",
+        autocompletion=_columns,
+    ),
+]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Column with the time of the rows, if later rows are to be predicted: the latest are held out.",
+        autocompletion=_columns,
     ),
 ]
 Activation = Annotated[

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,20 +12,38 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import print_wrapped, to_json
+from credibly.cli.early_checks import check_output_file, check_run, check_table
 from credibly.cli.error_handling import exit_stopped, handle_errors, persistent_interrupt
 from credibly.cli.processes import is_leader
 from credibly.core.checks import check_integer
+from credibly.core.levels import LEVELS, check_levels
 from credibly.errors import InputError
 
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder of `credibly fit`.")],
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet file with the same columns; no target needed.")
-    ],
+    table: Annotated[Path, typer.Argument(metavar="TABLE", help="File with the same columns; no target needed.")],
     out: Annotated[
-        Path, typer.Option(help="File to write: .csv, .tsv, .csv.gz or .parquet, in an existing folder.")
+        Path,
+        typer.Option(
+            help="File to write: .csv, .tsv, .csv.gz, .parquet, .feather, .jsonl or .xlsx, in an existing folder."
+        ),
     ] = Path("predictions.csv"),
+    level: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Levels of the intervals: 0.8,0.95 gives lower_80, upper_80, lower_95 and upper_95. Regression only.",
+        ),
+    ] = "0.9",
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B",
+            help="Columns of the table to copy unchanged, such as id,name, or all. (Default: none.)",
+            autocompletion=options.complete_columns,
+        ),
+    ] = None,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -38,29 +58,38 @@ def run(
 ) -> None:
     """Predict the rows of a table with uncertainty.
 
-    Regression: mean, std, aleatoric and epistemic variance (noise and model
-    uncertainty; they sum to std squared), lower_90 and upper_90. Classification:
-    the most probable class, p_<class> per class, and total, aleatoric and epistemic
-    uncertainty in nats. `ood` near 1 means a row unlike the training data; `notes`
-    lists what is unusual about it: an imputed value, an unknown category.
+    Regression: mean, std, its parts std_aleatoric (noise) and std_epistemic (what the
+    model does not know; the squares of the two sum to that of std), lower_90 and
+    upper_90. Classification: the most probable class, p_<class> per class, and
+    entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats. `ood`
+    near 1 means a row unlike the training data; `notes` lists what is unusual about
+    it: an imputed value, an unknown category.
+
+    credibly predict run/ new.csv --keep id --level 0.8,0.95
 
     Files larger than memory are streamed. Under torchrun the processes share the
     rows.
     """
     with handle_errors(shared=True):
+        check_run(folder)
+        check_table(table)
+        check_output_file(out, force)
+        if out.exists() and os.path.samefile(out, table):
+            raise InputError("--out", f"{out} is the table itself, which is never overwritten", "Choose another file")
+        levels = check_levels("--level", options.split_names(level))
+        kept = _kept(keep)
         if draws is not None:
             check_integer("--draws", draws)
         from credibly.core.progress import Progress
         from credibly.tables.reading import header
+        from credibly.tables.guarantee import guaranteed
         from credibly.tables.run import TableRun
-        from credibly.tables.writing import TableWriter
 
-        # Errors in the two files show before anything is loaded.
+        # Errors in the file show before anything is loaded.
         header(table)
-        TableWriter(out, force=force)
-        if out.exists() and os.path.samefile(out, table):
-            raise InputError("--out", f"{out} is the table itself, which is never overwritten", "Choose another file")
         model = TableRun.load(folder).model
+        if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
+            raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
         try:
             rows = _rows(table) if is_leader() else 0
             with (
@@ -72,7 +101,16 @@ def run(
                     raise_again()
                     line.update(done)
 
-                done = model.predict_file(table, out, force=force, draws=draws, progress=update)
+                done = model.predict_file(
+                    table,
+                    out,
+                    levels=levels,
+                    keep=kept,
+                    promise=partial(guaranteed, model),
+                    force=force,
+                    draws=draws,
+                    progress=update,
+                )
         except KeyboardInterrupt:
             exit_stopped("no predictions were written")
         if as_json:
@@ -91,6 +129,20 @@ def run(
             if done.noted:
                 print_wrapped(f"{done.noted:,} rows have notes, such as: {'; '.join(done.examples)}.")
         typer.echo(os.fspath(out))
+
+
+def _kept(text: str | None) -> tuple[str, ...]:
+    """Return the names in a comma-separated list; a name with a comma is quoted, as in a CSV file."""
+    if text is None:
+        return ()
+    try:
+        names = next(csv.reader([text], skipinitialspace=True, strict=True), [])
+    except csv.Error as error:
+        raise InputError("--keep", f"must be a list of columns such as id,name, got {text!r} ({error})") from None
+    found = tuple(name.strip() for name in names)
+    if not found or not all(found):
+        raise InputError("--keep", f"must be a list of columns such as id,name, or all, got {text!r}")
+    return found
 
 
 def _rows(table: Path) -> int:

@@ -10,6 +10,7 @@ import typer
 
 from credibly.cli import options
 from credibly.cli.console import open_in_browser
+from credibly.cli.early_checks import check_run
 from credibly.cli.error_handling import handle_errors
 
 
@@ -24,10 +25,11 @@ def run(
     uncertain and what to do next: one self-contained file that works offline.
     """
     with handle_errors():
+        check_run(folder)
         from credibly.cli.fit import write_results
         from credibly.tables.run import TableRun
 
-        page = write_results(TableRun.load(folder))[1]
+        page = write_results(TableRun.load(folder), progress=False if as_json else None)[1]
         if as_json:
             typer.echo((folder / "results.json").read_text(encoding="utf-8").strip())
         else:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from credibly.cli.error_handling import handle_errors
+from credibly.cli.early_checks import check_input_folder
+from credibly.cli.error_handling import STOPPED, end, handle_errors
 from credibly.cli.processes import is_leader
-from credibly.cli.user_script import load_problem
+from credibly.cli.user_script import check_reference, load_problem
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def run(
     or of `fit(..., out=RUN)` in Python.
     """
     with handle_errors(shared=True):
+        check_input_folder(folder, "RUN", "Pass the --out of `credibly fit`, or the `out` of a fit in Python")
+        if problem is not None:
+            check_reference(problem)
         try:
             if problem is None and (folder / "table.json").is_file():
                 _resume_table(folder, quiet, as_json)
@@ -56,8 +60,7 @@ def run(
             else:
                 _resume(folder, problem, quiet)
         except KeyboardInterrupt:
-            typer.echo(f"credibly: {_stopped(folder, problem)}", err=True)
-            raise typer.Exit(130) from None
+            end(_stopped(folder, problem), STOPPED, kind="Interrupted")
         except PeerError as error:
             error.add_note(_stopped(folder, problem).removeprefix("stopped. "))
             raise

@@ -53,4 +53,11 @@ def _noise(text: str) -> str | float:
         return text
 
 
-_PARSERS: dict[str, Callable[[Any], Any]] = {"hidden": _hidden, "noise": _noise, "drop": split_names, "table": str}
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "hidden": _hidden,
+    "noise": _noise,
+    "drop": split_names,
+    "order": split_names,
+    "na": split_names,
+    "table": str,
+}

@@ -15,6 +15,7 @@ from credibly.cli import options
 from credibly.cli.checkout import checkout_module
 from credibly.cli.console import check_folder, open_in_browser, print_wrapped
 from credibly.cli.demo import progress_line, staged
+from credibly.cli.early_checks import check_input_folder, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.errors import InputError
 
@@ -59,6 +60,9 @@ def run(
     credibly study temperature --root data/
     """
     with handle_errors():
+        check_numbers(seed)
+        if root is not None:
+            check_input_folder(root, "--root", "Pass the folder with the data files")
         studies = checkout_module("studies", COMMAND)
         if name is None:
             for each in studies.MODULES:

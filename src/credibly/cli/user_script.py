@@ -22,12 +22,8 @@ OPTION = "--problem"
 
 def load_problem(reference: str) -> Problem | Density:
     """Run a script and return what `script.py:name` refers to: a problem, a density, or the result of a function."""
-    file, _, name = reference.rpartition(":")
-    if not file or not name.isidentifier():
-        raise InputError(OPTION, f"must be SCRIPT.py:NAME, such as train.py:problem, got {reference!r}")
+    file, name = check_reference(reference)
     script = Path(file)
-    if not script.is_file() or script.suffix != ".py":
-        raise InputError(OPTION, f"no such script: {file!r}", "Pass the .py file that creates the problem")
     module = _run(script)
     if not hasattr(module, name):
         there = [n for n, value in vars(module).items() if _is_problem(value)]
@@ -47,6 +43,16 @@ def load_problem(reference: str) -> Problem | Density:
         )
     result: Problem | Density = found
     return result
+
+
+def check_reference(reference: str) -> tuple[str, str]:
+    """Return the script and the name in `script.py:name`. Raise if there is no such script."""
+    file, _, name = reference.rpartition(":")
+    if not file or not name.isidentifier():
+        raise InputError(OPTION, f"must be SCRIPT.py:NAME, such as train.py:problem, got {reference!r}")
+    if not Path(file).is_file() or not file.endswith(".py"):
+        raise InputError(OPTION, f"no such script: {file!r}", "Pass the .py file that creates the problem")
+    return file, name
 
 
 def _run(script: Path) -> ModuleType:

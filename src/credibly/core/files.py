@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Files that a reader sees whole or not at all, and occupied folders."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def write_atomic(path: Path, text: str) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_occupied(folder: Path) -> bool:
+    """Return whether there is anything at the path but an empty folder."""
+    return folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir())))

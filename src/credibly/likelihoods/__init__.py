@@ -2,22 +2,42 @@
 
 from credibly.likelihoods.base import Likelihood, Parameter
 from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
+from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
+from credibly.likelihoods.ordinal import Ordinal
+from credibly.likelihoods.proportions import Beta
+from credibly.likelihoods.survival import Survival
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     c.__name__: c
-    for c in (Gaussian, HeteroscedasticGaussian, StudentT, Bernoulli, Categorical, HeteroscedasticCategorical, Poisson)
+    for c in (
+        Gaussian,
+        HeteroscedasticGaussian,
+        StudentT,
+        Bernoulli,
+        Categorical,
+        HeteroscedasticCategorical,
+        Ordinal,
+        Poisson,
+        NegativeBinomial,
+        Beta,
+        Survival,
+    )
 }
 
 __all__ = [
     "LIKELIHOODS",
     "Bernoulli",
+    "Beta",
     "Categorical",
     "Gaussian",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "NegativeBinomial",
+    "Ordinal",
     "Parameter",
     "Poisson",
     "StudentT",
+    "Survival",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -52,7 +52,7 @@ class Likelihood(ABC):
     axis: int = -1
     squeeze: bool = False
 
-    support: ClassVar[str]  # "real", "count", "binary" or "class"
+    support: ClassVar[str]  # "real", "time", "count", "binary" or "class"
     ordered: ClassVar[bool] = True  # whether outcomes have quantiles
     wide: ClassVar[bool] = False  # whether results need float64 whatever the network's dtype
 
@@ -113,6 +113,10 @@ class Likelihood(ABC):
 
     def standardised(self) -> tuple[Likelihood, Tensor, Tensor] | None:
         """Return (inner likelihood, location, scale) if y is an affine transform of another target, else None."""
+        return None
+
+    def increasing(self) -> tuple[Likelihood, Callable[[Tensor], Tensor]] | None:
+        """Return (inner likelihood, g) if y = g(z) for an increasing g of another target z, else None."""
         return None
 
     # -- layout ------------------------------------------------------------------------------------------------------

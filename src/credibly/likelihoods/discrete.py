@@ -96,23 +96,7 @@ class Categorical(Likelihood):
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""
-        if y.is_floating_point():
-            valid = torch.isfinite(y) & (y == y.round())
-            if not bool(valid.all()):
-                raise InputError(
-                    "y",
-                    f"has values that are not integers, such as {float(y[~valid][0]):g}",
-                    f"Labels are 0 to {self.classes - 1}; for real targets use Gaussian",
-                )
-        y = y.to(torch.int64)
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= self.classes:
-            raise InputError(
-                "y",
-                f"has labels from {low} to {high}",
-                f"The network has {self.classes} classes: labels are 0 to {self.classes - 1}",
-            )
-        return y
+        return class_labels(y, self.classes)
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Return log p(class | x, w), (C, N, ..., K)."""
@@ -130,7 +114,7 @@ class Categorical(Likelihood):
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
         """-sum p log p in nats, (C, N, ...)."""
-        return _entropy(self.log_probabilities(output).exp())
+        return entropy_of(self.log_probabilities(output).exp())
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
         """Draw one label per row, (C, N, ...)."""
@@ -144,7 +128,7 @@ class Categorical(Likelihood):
 
     def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
         """Return the entropy of the averaged probabilities."""
-        return _entropy(mean)
+        return entropy_of(mean)
 
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
         """Return p (1 - p) of the averaged probabilities, per class."""
@@ -187,10 +171,7 @@ class Poisson(IndependentTargets):
 
     def check_values(self, y: Tensor) -> None:
         """Raise unless every target is a non-negative integer."""
-        bad = (y < 0) | (y != y.round())
-        if bool(bad.any()):
-            found = f"has values that are not counts, such as {float(y[bad][0]):g}"
-            raise InputError("y", found, "Poisson needs non-negative integers")
+        check_counts(type(self).__name__, y)
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """y f - exp(f) - log y!, summed over targets."""
@@ -225,7 +206,37 @@ class Poisson(IndependentTargets):
         return torch.poisson(torch.exp(output), generator=generator)
 
 
-def _entropy(p: Tensor) -> Tensor:
+def class_labels(y: Tensor, classes: int) -> Tensor:
+    """Check labels against the number of classes and return them as int64."""
+    if y.is_floating_point():
+        valid = torch.isfinite(y) & (y == y.round())
+        if not bool(valid.all()):
+            raise InputError(
+                "y",
+                f"has values that are not integers, such as {float(y[~valid][0]):g}",
+                f"Labels are 0 to {classes - 1}; for real targets use Gaussian",
+            )
+    y = y.to(torch.int64)
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise InputError(
+            "y",
+            f"has labels from {low} to {high}",
+            f"The network has {classes} classes: labels are 0 to {classes - 1}",
+        )
+    return y
+
+
+def check_counts(name: str, y: Tensor) -> None:
+    """Raise unless every target is a non-negative integer; `name` is that of the likelihood."""
+    bad = (y < 0) | (y != y.round())
+    if bool(bad.any()):
+        found = f"has values that are not counts, such as {float(y[bad][0]):g}"
+        raise InputError("y", found, f"{name} needs non-negative integers")
+
+
+def entropy_of(p: Tensor) -> Tensor:
+    """-sum p log p in nats over the last axis."""
     terms: Tensor = torch.special.entr(p)
     return terms.sum(-1)
 

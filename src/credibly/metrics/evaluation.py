@@ -9,6 +9,7 @@ from torch import Tensor
 
 from credibly.errors import InputError
 from credibly.metrics import scores as metrics
+from credibly.metrics.survival import censored_fraction_below, concordance_index
 from credibly.predictive.base import Predictive
 
 SAMPLES = 400  # predictive samples for the continuous ranked probability score (CRPS)
@@ -22,11 +23,15 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
     All have `log_density` (mean log predictive density per row, higher is better) and `coverage` (fraction of targets
     inside the `level` interval, or inside the prediction set for labels; ideally `level`). Real targets and counts add
     rmse, crps and width; real targets also calibration_error (mean gap between nominal and observed frequencies);
-    labels add accuracy, brier, ece and set_size, the mean size of the prediction set.
+    labels add accuracy, brier, ece and set_size, the mean size of the prediction set. Times of `Survival` have
+    concordance, width and calibration_error; a censored time counts in coverage and calibration by the probability
+    that the prediction gives it.
     """
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
     values = {"log_density": float(predictive.log_prob(target).double().mean())}
+    if predictive.likelihood.support == "time":
+        return values | _times(predictive, predictive.prepared(target).squeeze(-1), level)
     if predictive.likelihood.ordered:
         return values | _ordered(predictive, target.to(predictive.mean.dtype), level, seed)
     return values | _labels(predictive, target, level)
@@ -76,6 +81,22 @@ def _ordered(predictive: Predictive, y: Tensor, level: float, seed: int) -> dict
         "coverage": float(metrics.coverage(lower, upper, y)),
         "width": float(metrics.width(lower, upper)),
         **calibration,
+    }
+
+
+def _times(predictive: Predictive, signed: Tensor, level: float) -> dict[str, float]:
+    """Return metrics on times that are negative if they are censored."""
+    time, event = signed.abs(), signed > 0
+    lower, upper = predictive.interval(level)
+    levels = torch.linspace(0.05, 0.95, 19, dtype=torch.float64, device=time.device)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=time.device)
+    cdf = predictive.cdf(time)
+    below = censored_fraction_below(cdf, event, torch.cat([ends, levels]))
+    return {
+        "concordance": float(concordance_index(predictive.quantile(0.5), time, event)),
+        "coverage": float(below[1] - below[0]),
+        "width": float(metrics.width(lower, upper)),
+        "calibration_error": float((below[2:] - levels).abs().mean()),
     }
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from credibly.core.specs import kind_name
 from credibly.networks.normalisation import FilterResponseNorm, FrozenBatchNorm
+from credibly.networks.tabular import PeriodicEmbedding
 from credibly.networks.zoo import CNNLSTM, ResNet20FRN, UnrolledLSTM
 
 # The valid values of an argument: a test, and a description for messages.
@@ -48,6 +49,7 @@ _NUMBER: Kind = (_is_number, "a finite number")
 _STRING: Kind = ((lambda v: isinstance(v, str)), "a string")
 _NONE: Kind = ((lambda v: v is None), "null")
 _INTS: Kind = (_list_of(_is_int), "a list of integers")
+_INDICES: Kind = ((lambda v: isinstance(v, list) and bool(v) and all(map(_is_int, v))), "a list of indices")
 _SIZE = _or(_INT, _INTS)
 _NUMBERS = _or(_NUMBER, (_list_of(_is_number), "a list of them"))
 _OUTPUT = _or(_SIZE, (_list_of(lambda v: v is None or _is_int(v)), "a list of integers and nulls"))
@@ -119,6 +121,10 @@ TABLE: dict[type[nn.Module], Arguments] = {
     nn.Threshold: {"threshold": _NUMBER, "value": _NUMBER, **_INPLACE},
     FilterResponseNorm: {"num_features": _COUNT, "eps": _NUMBER, "affine": _FLAG, "threshold": _FLAG},
     FrozenBatchNorm: {"num_features": _COUNT, "eps": _NUMBER, "affine": _FLAG, "channel_axis": _INT},
+    PeriodicEmbedding: {
+        "inputs": _COUNT, "columns": _INDICES, "frequencies": _COUNT, "width": _COUNT, "scale": _NUMBER,
+        "limit": _NUMBER,
+    },
     UnrolledLSTM: {"inputs": _COUNT, "hidden": _COUNT, "forget_bias": _NUMBER, "sequence": _FLAG},
     ResNet20FRN: {"classes": _COUNT, "channels": _COUNT, "activation": _STRING, "width": _COUNT, "threshold": _FLAG},
     CNNLSTM: {

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from credibly.core.autodiff import transformed
 from credibly.networks.dropout_masks import MaskedDropout, MaskedInput
+from credibly.networks.tabular import PeriodicEmbedding
 
 Parameters = Mapping[str, Tensor]
 # (parameters, values, batched?) -> (values, batched?)
@@ -75,6 +76,8 @@ def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[
         bias = aliases[f"{prefix}bias"] if module.bias is not None else None
         mask = [_Mask(f"{prefix}mask", None)] if isinstance(module, MaskedInput) else []
         return [*mask, _Linear(module, weight, bias)]
+    if type(module) is PeriodicEmbedding:
+        return [_Embedding(module, aliases[f"{prefix}weight"], aliases[f"{prefix}bias"])]
     if type(module) is nn.SiLU:
         return [lambda _, h, batched: (_silu(h), batched)]
     if type(module) in _ELEMENTWISE:
@@ -132,6 +135,29 @@ class _Linear:
         else:
             h = torch.baddbmm(held.unsqueeze(-2), h, weight.mT)
         return h if len(shape) == 3 else h.reshape(*shape[:-1], h.shape[-1]), True
+
+
+@dataclass(frozen=True)
+class _Embedding:
+    """A periodic embedding: sines and cosines of inputs that are the same for all chains are computed once."""
+
+    layer: PeriodicEmbedding
+    weight: str
+    bias: str
+
+    def __call__(self, parameters: Parameters, h: Tensor, batched: bool) -> tuple[Tensor, bool]:
+        layer, weight, bias = self.layer, parameters.get(self.weight), parameters.get(self.bias)
+        if weight is None and bias is None:
+            return layer(h), batched
+        h = h.clamp(-layer.limit, layer.limit)
+        given = layer.weight if weight is None else weight
+        parts = given.reshape(*given.shape[:-2], len(layer.columns), layer.width, 2 * layer.frequencies)
+        to, of = ("m" if batched else "") + "n", "" if weight is None else "m"
+        both = "m" if batched or of else ""
+        embedded = torch.einsum(f"{to}ck,{of}cwk->{both}ncw", layer.waves(h), parts).flatten(-2)
+        embedded = embedded + (layer.bias if bias is None else bias.unsqueeze(-2))
+        h = h if batched else h.expand(len(embedded), *h.shape)
+        return torch.cat([h, torch.relu(embedded)], -1), True
 
 
 @dataclass(frozen=True)

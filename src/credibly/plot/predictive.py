@@ -28,6 +28,7 @@ from credibly.plot.style import (
     text_colour,
 )
 from credibly.predictive.base import Predictive
+from credibly.predictive.pit import pit_values
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,7 +197,7 @@ def coverage_curve(
     if not ((at > 0) & (at < 1)).all():
         raise InputError("levels", f"must be between 0 and 1, got {at.tolist()}")
     # y lies in the central interval of level q exactly when its predictive CDF is within q/2 of one half.
-    distance = np.abs(2 * array(predictive.cdf(y)).ravel() - 1)
+    distance = np.abs(2 * array(pit_values(predictive, y)).ravel() - 1)
     observed = (distance[:, None] <= at).mean(0)
     axes = axes_of(ax)
     if not any(line.get_label() == "calibrated" for line in axes.lines):

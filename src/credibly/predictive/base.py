@@ -21,6 +21,7 @@ from credibly.core.checks import check_choice, check_integer, check_probability
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
+from credibly.likelihoods import Likelihood
 from credibly.predictive.quantiles import mixture_quantiles
 from credibly.predictive.source import DrawSource
 
@@ -122,13 +123,14 @@ class Predictive:
         likelihood, location, scale = self.likelihood.standardised() or (self.likelihood, None, None)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> tuple[Tensor, ...]:
-            aleatoric = mean_of_draws(likelihood.spread(output, extra))
-            means = likelihood.moments(output, extra)[0]
+            means, variances = likelihood.moments(output, extra)
+            plain = type(likelihood).spread is Likelihood.spread
+            aleatoric = mean_of_draws(variances if plain else likelihood.spread(output, extra))
             mean, variance_of_means = moments_of_draws(means, use_cpp=self._cpp_width is not None)
             total = likelihood.total(mean, variance_of_means, aleatoric)
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
-            if likelihood.support == "real":
+            if likelihood.support in ("real", "time"):
                 # Next to noise of infinite variance the difference is not defined, the variance of the means is.
                 epistemic = torch.where(aleatoric.isfinite(), epistemic, variance_of_means)
             variance = likelihood.variance(mean, variance_of_means, aleatoric)

@@ -32,6 +32,10 @@ def mixture_quantiles(
     if standardised is not None:
         inner, location, scale = standardised
         return mixture_quantiles(inner, output, extra, levels) * scale.to(output.device) + location.to(output.device)
+    increasing = likelihood.increasing()
+    if increasing is not None:
+        inner, function = increasing
+        return function(mixture_quantiles(inner, output, extra, levels))
     if isinstance(likelihood, LocationScale) and likelihood.standard_variance() <= MAX_VARIANCE:
         return _by_halley(likelihood, output, extra, levels)
     return _by_bracketing(likelihood, output, extra, levels)

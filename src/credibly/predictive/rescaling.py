@@ -80,7 +80,7 @@ class InUnits(IndependentTargets):
         return self.inner.sample(output, extra, generator) * scale + location
 
 
-class _WithLikelihood:
+class WithLikelihood:
     """A source with its likelihood replaced."""
 
     def __init__(self, inner: DrawSource, likelihood: Likelihood) -> None:
@@ -102,7 +102,7 @@ class _WithLikelihood:
         return native() if native is not None else None
 
 
-class _InDouble(_WithLikelihood):
+class _InDouble(WithLikelihood):
     """A source with its outputs converted to float64."""
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
@@ -118,8 +118,12 @@ def in_units(predictive: Predictive, location: float | list[float], scale: float
         tuple(float(v) for v in (value if isinstance(value, (list, tuple)) else [value])) for value in (location, scale)
     )
     inner = predictive.likelihood
-    likelihood = InUnits(inner, locations, scales, axis=inner.axis, squeeze=inner.squeeze)
-    return Predictive(_WithLikelihood(predictive.source, likelihood), predictive.x)
+    return with_likelihood(predictive, InUnits(inner, locations, scales, axis=inner.axis, squeeze=inner.squeeze))
+
+
+def with_likelihood(predictive: Predictive, likelihood: Likelihood) -> Predictive:
+    """Return the predictions of the same outputs under another likelihood, such as one in other units."""
+    return Predictive(WithLikelihood(predictive.source, likelihood), predictive.x)
 
 
 def in_double(predictive: Predictive) -> Predictive:

@@ -1,7 +1,7 @@
 """HTML reports: text, tables and inline pictures in one self-contained file."""
 
 from credibly.report.assessment import Assessment, assess
-from credibly.report.comparison import compare_page
+from credibly.report.comparison import boosting_summary, compare_page
 from credibly.report.fit import fit_page
 from credibly.report.page import Column, Page, Recommendation, Section, Table, render, write
 from credibly.report.pictures import Picture, picture
@@ -15,6 +15,7 @@ __all__ = [
     "Section",
     "Table",
     "assess",
+    "boosting_summary",
     "compare_page",
     "fit_page",
     "picture",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from credibly.core.stages import stage
 from credibly.report import findings
 from credibly.report.findings import FAIL, NOTE, PASS, WARN, Finding
+from credibly.report.once_per_fit import once_per_fit
 from credibly.report.page import Recommendation
 from credibly.tables.fit_summary import FitSummary
 
@@ -42,8 +44,10 @@ class Assessment:
         return tuple(dict.fromkeys(one for finding in self.findings for one in finding.recommendations))
 
 
+@once_per_fit
 def assess(facts: FitSummary) -> Assessment:
     """Assess a fit by the metrics it has."""
+    stage("verdict")
     made = [check(facts) for check in findings.CHECKS]
     found = tuple(sorted((f for f in made if f is not None), key=lambda f: ORDER.index(f.severity)))
     worst = max((f.severity for f in found), default=NOTE)

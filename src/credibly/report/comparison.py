@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -14,30 +15,42 @@ from credibly.errors import InputError
 from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
 from credibly.report import metric_columns
-from credibly.report.assessment import NO_TRUST, assess
+from credibly.report.assessment import Assessment, assess
+from credibly.report.findings import Finding
 from credibly.report.fit import settings_text
 from credibly.report.metric_columns import LEVEL, format_number
 from credibly.report.page import Column, Page, Section, Table, Value, joined
 from credibly.report.pictures import Picture, picture
+from credibly.report.reliability import doubts, predictive_doubts, recommendation_text
 from credibly.report.row_statistics import log_density_per_row, loss_per_row, standard_error
+from credibly.tables.boosting import NAME, TITLE, BoostingFit
 from credibly.tables.fit_summary import FitSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+BOOSTING_LABEL = f"{NAME} (not Bayesian)"
 
-def compare_page(facts: Mapping[str, FitSummary], pages: Mapping[str, str] | None = None) -> Page:
+
+def compare_page(
+    facts: Mapping[str, FitSummary],
+    pages: Mapping[str, str] | None = None,
+    boosting: FitSummary | None = None,
+) -> Page:
     """Return the report on several fits to one table, evaluated on the same rows.
 
     Args:
         facts: the fits by name.
         pages: address of the report of each fit, relative to this page.
+        boosting: gradient boosting on the same rows (see `boosting_summary`), shown beside the fits; None to leave it
+            out.
     """
     given = dict(facts)
     if not given:
         raise InputError("facts", "must contain at least one fit, got none")
     first = next(iter(given.values()))
-    for name, one in given.items():
+    everything = with_boosting(given, boosting)
+    for name, one in everything.items():
         if (one.target, one.task) != (first.target, first.task) or not np.array_equal(one.y, first.y):
             raise InputError("facts", f"must all be evaluated on the same rows of one table, but {name} has other rows")
     rows = "held-out rows" if first.on == "held-out" else "of these rows"
@@ -45,15 +58,40 @@ def compare_page(facts: Mapping[str, FitSummary], pages: Mapping[str, str] | Non
         f"{len(given)} methods predict {first.target} of {first.table}. All were fitted to the same {first.rows:,} "
         f"rows and evaluated on the same {len(first.y):,} {rows}."
     )
+    if boosting is not None:
+        lead += " Gradient boosting, which is not Bayesian, was fitted to the same rows: it is the model to beat."
     footer = f"credibly compare, seed {first.seed}. Differences are paired by row; ± is two standard errors."
     sections = (
-        _ranking_section(given),
-        _metrics_section(given),
-        _pictures_section(given),
-        _verdicts_section(given, pages or {}),
-        _methods_section(given),
+        _ranking_section(given, boosting),
+        _metrics_section(everything),
+        _pictures_section(everything),
+        _verdicts_section(given, pages or {}, boosting),
+        _methods_section(given, boosting),
     )
     return Page(f"Predicting {first.target} in {first.table}: methods compared", lead, sections, footer)
+
+
+def boosting_summary(like: FitSummary, fit: BoostingFit) -> FitSummary:
+    """Return gradient boosting as the summary of a fit, for the same rows as another one."""
+    return dataclasses.replace(
+        like,
+        method=NAME,
+        why="the model to beat",
+        settings={},
+        seconds=fit.seconds,
+        predictive=fit.predictive,
+        y=fit.y,
+        figures=fit.figures,
+        ood=None,
+        ood_far=None,
+        diagnostics=None,
+        view=None,
+    )
+
+
+def with_boosting(facts: Mapping[str, FitSummary], fit: FitSummary | None) -> dict[str, FitSummary]:
+    """Return the fits by name, followed by gradient boosting under its label."""
+    return {**facts, **({} if fit is None else {BOOSTING_LABEL: fit})}
 
 
 # -- ranking
@@ -79,8 +117,11 @@ def _nan_last(value: float) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _ranking_section(facts: dict[str, FitSummary]) -> Section:
-    order = ranking(facts)
+def _ranking_section(facts: dict[str, FitSummary], boosting: FitSummary | None) -> Section:
+    order = ranking(with_boosting(facts, boosting))
+    unreliable = {name for name, one in facts.items() if doubts(one)}
+    if boosting is not None and predictive_doubts(boosting):
+        unreliable.add(BOOSTING_LABEL)
     n = len(next(iter(facts.values())).y)
     head = (
         Column("Method"),
@@ -88,6 +129,7 @@ def _ranking_section(facts: dict[str, FitSummary]) -> Section:
         Column("Behind the best", None, 3, "mean difference per row"),
         Column("±", None, 3, "two standard errors of that difference; a smaller difference may be chance"),
         Column("Result"),
+        Column("Reliable", note="no if chains have not mixed, or if intervals or probabilities are off"),
     )
     rows: list[tuple[Value, ...]] = []
     tied: list[str] = []
@@ -97,18 +139,14 @@ def _ranking_section(facts: dict[str, FitSummary]) -> Section:
         if rank:
             (tied if same else behind).append(name)
         result = "best" if not rank else "within chance of the best" if same else "behind the best"
-        rows.append((name, mean, *(("–", "–") if not rank else (gap, 2 * error)), result))
+        reliable = "no" if name in unreliable else "yes"
+        rows.append((name, mean, *(("–", "–") if not rank else (gap, 2 * error)), result, reliable))
     best = order[0][0]
-    findings = [f"Highest log density: {best}."]
+    findings = [*recommendation_text(facts, boosting), f"Highest log density: {best}."]
+    if best in unreliable:
+        findings[-1] += " It is unreliable here (see its verdict below)."
     if tied:
-        findings.append(
-            f"On {n:,} rows, {best} is statistically indistinguishable from {joined(tied)}: choose the fastest, or the "
-            "one easiest to explain."
-        )
-    trusted = [name for name, *_ in order if assess(facts[name]).verdict != NO_TRUST]
-    if best not in trusted:
-        rest = f"; of the others, {trusted[0]} has the highest log density" if trusted else ""
-        findings.append(f"However, {best} should not be trusted here (see its verdict below){rest}.")
+        findings.append(f"On {n:,} rows, {best} is statistically indistinguishable from {joined(tied)}.")
     if behind:
         findings.append(f"Behind by more than chance: {joined(behind)}.")
     text = ("Ranked by log density, which penalises wrong predictions and wrong interval widths alike.",)
@@ -260,20 +298,37 @@ def _reliability_curves(facts: dict[str, FitSummary]) -> Picture:
 # -- verdicts and methods
 
 
-def _verdicts_section(facts: dict[str, FitSummary], pages: Mapping[str, str]) -> Section:
+def _verdicts_section(facts: dict[str, FitSummary], pages: Mapping[str, str], boosting: FitSummary | None) -> Section:
     found = {name: assess(one) for name, one in facts.items()}
-    rows = tuple((name, one.verdict, one.reasons[0] if one.reasons else one.headline) for name, one in found.items())
-    text = ("Each fit on its own, with its most important finding. Its report has the others.",)
+    rows = [(name, one.verdict, _main_finding(one, doubts(facts[name]))) for name, one in found.items()]
+    if boosting is not None:
+        wrong = predictive_doubts(boosting)
+        text = wrong[0].text if wrong else "Its intervals or probabilities pass the same tests."
+        rows.append((BOOSTING_LABEL, "not assessed", f"No posterior and no epistemic uncertainty. {text}"))
+    text = "Each fit on its own, with its most important finding. Its report has the others."
     columns = (Column("Method"), Column("Verdict"), Column("Main finding"))
     links = tuple((pages[name], f"report of {name}") for name in facts if name in pages)
-    return Section("Verdicts", text, Table(columns, rows), links=links)
+    return Section("Verdicts", (text,), Table(columns, tuple(rows)), links=links)
 
 
-def _methods_section(facts: dict[str, FitSummary]) -> Section:
-    rows = tuple((name, METHODS[one.method].title(), settings_text(one.settings)) for name, one in facts.items())
+def _main_finding(found: Assessment, wrong: tuple[Finding, ...]) -> str:
+    """Return what makes a fit unreliable, or else its first finding."""
+    if wrong:
+        return wrong[0].text
+    return found.reasons[0] if found.reasons else found.headline
+
+
+def _methods_section(facts: dict[str, FitSummary], boosting: FitSummary | None) -> Section:
+    rows = [(name, METHODS[one.method].title(), settings_text(one.settings)) for name, one in facts.items()]
+    if boosting is not None:
+        rows.append((BOOSTING_LABEL, TITLE, settings_text(boosting.settings)))
     first = next(iter(facts.values()))
-    text = (
+    text = [
         f"All share the same network ({first.network}; {first.parameters:,} parameters), prior and noise. Only the "
-        "inference method differs.",
-    )
-    return Section("The methods", text, Table((Column("Method"), Column("Description"), Column("Settings")), rows))
+        "inference method differs."
+    ]
+    if boosting is not None:
+        noise = ", with normal noise whose size comes from residuals on other rows" * (first.task == "regression")
+        text.append(f"Gradient boosting has the same columns and rows, and trees in place of the network{noise}.")
+    head = (Column("Method"), Column("Description"), Column("Settings"))
+    return Section("The methods", tuple(text), Table(head, tuple(rows)))

@@ -103,6 +103,8 @@ def _improvement(facts: FitSummary) -> str:
     if facts.task == "regression":
         own, base = facts.figures.get("rmse"), facts.baseline.get("rmse")
         return f"; RMSE {format_number(own)} vs {format_number(base)}" if own is not None and base else ""
+    if facts.task == "survival":
+        return f"; concordance {facts.figures['concordance']:.2f}, where 0.5 is chance"
     own, base = facts.figures.get("accuracy"), facts.baseline.get("accuracy")
     return f"; accuracy {own:.0%} vs {base:.0%}" if own is not None and base is not None else ""
 
@@ -114,7 +116,7 @@ def coverage(facts: FitSummary) -> Finding | None:
         return None
     n = len(facts.y)
     error = metrics.coverage_standard_error(LEVEL, n)
-    regression = facts.task == "regression"
+    regression = facts.task != "classification"
     what = "90% intervals" if regression else "90% prediction sets"
     low, high = max(LEVEL - 2 * error, 0), min(LEVEL + 2 * error, 1)
     chance = f"with {n} rows, {low:.0%} to {high:.0%} is within chance"
@@ -257,7 +259,7 @@ def unusual_inputs(facts: FitSummary) -> Finding | None:
 
 def changing_noise(facts: FitSummary) -> Finding | None:
     """Check whether errors depend on the predicted value more than the intervals do."""
-    if facts.task != "regression" or noise_option(facts) == "heteroscedastic" or len(facts.y) < 50:
+    if facts.kind != "regression" or noise_option(facts) == "heteroscedastic" or len(facts.y) < 50:
         return None
     correlation = residual_rank_correlation(facts)
     if correlation is None or abs(correlation) < 3 / math.sqrt(len(facts.y) - 1):
@@ -272,7 +274,7 @@ def changing_noise(facts: FitSummary) -> Finding | None:
 
 def heavy_tails(facts: FitSummary) -> Finding | None:
     """Check for more outliers than normal noise explains."""
-    if facts.task != "regression" or noise_option(facts) == "student":
+    if facts.kind != "regression" or noise_option(facts) == "student":
         return None
     error = torch.as_tensor(facts.y) - facts.predictive.mean.cpu().double()
     outliers = int((error.abs() > 4 * facts.predictive.std.cpu().double()).sum())

@@ -19,6 +19,7 @@ from credibly.report.page import Column, Page, Recommendation, Section, Table, V
 from credibly.report.pictures import Picture, picture
 from credibly.report.recommendations import compare_command
 from credibly.report.row_statistics import confidence_gap, interval_coverage, plotted_rows
+from credibly.report.survival import censored_section
 from credibly.report.uncertainty import selective_section, uncertainty_section
 from credibly.tables.fit_summary import FitSummary
 
@@ -43,9 +44,9 @@ def fit_page(facts: FitSummary) -> Page:
         _model_section(facts),
         function_section(facts),
         _metrics_section(facts),
-        _interval_section(facts) if facts.task == "regression" else _reliability_section(facts),
+        CALIBRATION[facts.task](facts),
         uncertainty_section(facts),
-        selective_section(facts),
+        selective_section(facts) if facts.task != "survival" else None,
         chains_section(facts),
         training_section(facts),
         _columns_section(facts),
@@ -97,7 +98,7 @@ def _model_section(facts: FitSummary) -> Section:
         output = f"probabilities of {len(facts.classes)} classes"
     rows: list[tuple[Value, ...]] = [
         ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out:,} held out"),
-        ("Target", f"{facts.target}: {facts.task}, predicts {output}"),
+        ("Target", f"{facts.target}: {facts.kind}, predicts {output}"),
         ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
         ("Prior", f"{facts.prior} (plausible weights before seeing data)"),
         ("Noise", f"{facts.noise} (variation that no model could predict)"),
@@ -144,7 +145,7 @@ def _metrics_section(facts: FitSummary) -> Section:
         f"{metric_columns.baseline_of(facts.task)}: a useful model beats it.",
     )
     drawn = _predicted_observed(facts) if regression else _confusion_matrix(facts)
-    findings = () if regression else _most_frequent_error(facts)
+    findings = _most_frequent_error(facts) if facts.task == "classification" else ()
     pictures = () if drawn is None else (drawn,)
     return Section("How good is it?", text, Table((Column("Prediction"), *shown), tuple(rows)), pictures, findings)
 
@@ -261,11 +262,18 @@ def _reliability_section(facts: FitSummary) -> Section:
     return Section("Is it calibrated?", text, None, (drawn,), findings)
 
 
+CALIBRATION = {
+    "regression": _interval_section,
+    "classification": _reliability_section,
+    "survival": censored_section,
+}
+
+
 # -- next steps
 
 
 def _next_section(facts: FitSummary) -> Section:
-    output = "mean and interval" if facts.task == "regression" else "class probabilities"
+    output = "class probabilities" if facts.task == "classification" else "mean and interval"
     predict = f"Predict new rows: {output}, aleatoric and epistemic uncertainty, and an ood score per row."
     recommendations = (
         Recommendation(predict, "credibly predict RUN new.csv --out predictions.csv"),

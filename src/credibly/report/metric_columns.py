@@ -51,16 +51,28 @@ CLASSIFICATION = {
     ),
     "set_size": Metric("Set size", None, "mean number of classes in that set; 1 is a clear decision"),
 }
+SURVIVAL = {
+    "log_density": Metric(
+        "Log density",
+        "high",
+        "log density of an event, log probability of no event yet of a censored row; nats per row",
+    ),
+    "concordance": Metric("Concordance", "high", "fraction of pairs of rows in the right order; 0.5 is chance", True),
+    "coverage": Metric("Coverage", LEVEL, "estimated fraction of times inside their 90% interval; ideally 0.9", True),
+    "width": REGRESSION["width"],
+    "calibration_error": Metric("Calibration error", "low", "mean gap between nominal and observed fractions", True),
+}
 
 
 def metrics_of(task: str) -> dict[str, Metric]:
     """Return the metrics that `evaluation.evaluate` computes for the task, in display order."""
-    return dict(REGRESSION if task == "regression" else CLASSIFICATION)
+    return dict({"regression": REGRESSION, "survival": SURVIVAL}.get(task, CLASSIFICATION))
 
 
 def baseline_of(task: str) -> str:
     """Return what the baseline, which ignores the columns, always predicts."""
-    return "the training mean" if task == "regression" else "the training class frequencies"
+    known = {"regression": "the training mean", "survival": "the same distribution of times"}
+    return known.get(task, "the training class frequencies")
 
 
 def decimals(values: Iterable[float], *, fraction: bool = False) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from credibly.core.stages import stage
 from credibly.errors import InputError
 from credibly.plot import INK, style
 
@@ -53,6 +54,7 @@ def picture(
     """
     import matplotlib as mpl
 
+    stage("pictures", title)
     try:
         return Picture(name, _draw(name, paint, size), alt, title, caption)
     except ValueError:

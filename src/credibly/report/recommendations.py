@@ -14,12 +14,13 @@ def refit_command(facts: FitSummary, *options: str, method: str | None = None) -
     command = ["credibly", "fit", facts.table, "--target", facts.target, "--method", method or facts.method]
     if noise is not None and "--noise" not in options:
         command += ["--noise", noise]
+    command += facts.options
     return shlex.join([*command, *options, "--out", "new-run"])
 
 
 def compare_command(facts: FitSummary) -> str:
     """Return the command that fits every method to the table."""
-    return shlex.join(["credibly", "compare", facts.table, "--target", facts.target])
+    return shlex.join(["credibly", "compare", facts.table, "--target", facts.target, *facts.options])
 
 
 def noise_option(facts: FitSummary) -> str | None:
@@ -30,7 +31,7 @@ def noise_option(facts: FitSummary) -> str | None:
 
 def use_heteroscedastic_noise(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend heteroscedastic noise for a regression that does not have it."""
-    if facts.task != "regression" or noise_option(facts) == "heteroscedastic":
+    if facts.kind != "regression" or noise_option(facts) == "heteroscedastic":
         return ()
     command = refit_command(facts, "--noise", "heteroscedastic")
     return (Recommendation("Let the noise level depend on the inputs.", command),)

@@ -11,12 +11,15 @@ import torch
 
 from credibly.metrics import scores as metrics
 from credibly.predictive.base import Predictive
+from credibly.predictive.pit import pit_values
+from credibly.report.once_per_fit import once_per_fit
 from credibly.tables.fit_summary import FitSummary
 
 # The most rows in a scatter plot.
 POINTS = 400
 
 
+@once_per_fit
 def loss_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the squared error per row, or for classes 1 where the most probable class is wrong."""
     y = torch.as_tensor(facts.y)
@@ -25,6 +28,7 @@ def loss_per_row(facts: FitSummary) -> torch.Tensor:
     return (facts.predictive.probabilities.cpu().argmax(-1) != y).double()
 
 
+@once_per_fit
 def log_density_per_row(facts: FitSummary) -> torch.Tensor:
     """Return the log predictive density per row, in nats."""
     return facts.predictive.log_prob(facts.y).cpu().double()
@@ -46,10 +50,17 @@ def confidence_gap(facts: FitSummary) -> tuple[float, float, float] | None:
 
 def interval_coverage(facts: FitSummary, levels: tuple[float, ...]) -> tuple[float, ...]:
     """Return the fraction of values inside the central interval of each level."""
-    distance = (2 * facts.predictive.cdf(facts.y).cpu().double().flatten() - 1).abs()
+    distance = (2 * pit_per_row(facts) - 1).abs()
     return tuple(float((distance <= level).double().mean()) for level in levels)
 
 
+@once_per_fit
+def pit_per_row(facts: FitSummary) -> torch.Tensor:
+    """Return the probability integral transform of each observed value."""
+    return pit_values(facts.predictive, facts.y).cpu().double().flatten()
+
+
+@once_per_fit
 def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
     """Return the AUROC of the ood score at separating shuffled rows from real ones, and its standard error."""
     if facts.ood is None or facts.ood_far is None or min(len(facts.ood), len(facts.ood_far)) < 2:
@@ -65,6 +76,8 @@ def ood_auroc(facts: FitSummary) -> tuple[float, float] | None:
 
 def loss_by_confidence(facts: FitSummary) -> tuple[float, float, float] | None:
     """Return the mean loss of the more and of the less confident half of the rows, and the error of the difference."""
+    if facts.task == "survival":
+        return None
     uncertainty = facts.predictive.total.cpu().double().reshape(len(facts.y), -1).mean(1)
     loss = loss_per_row(facts)
     if len(loss) < 20 or not bool(loss.any()) or float(uncertainty.max()) <= float(uncertainty.min()) * (1 + 1e-9):

@@ -31,7 +31,7 @@ def uncertainty_section(facts: FitSummary) -> Section:
             "The noise has infinite variance, so the variance has no epistemic fraction. The intervals are finite."
         )
     elif fraction > 0:
-        kind = "variance" if facts.task == "regression" else "entropy"
+        kind = "entropy" if facts.task == "classification" else "variance"
         shown = f"{fraction:.0%}" if fraction >= 0.01 else "Less than 1%"
         more = "more rows would help" if fraction > 0.3 else "more rows alone would help little; better columns might"
         findings.append(f"{shown} of the mean predictive {kind} is epistemic: {more}.")

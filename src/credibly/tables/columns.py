@@ -11,12 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from credibly.errors import InputError
+from credibly.tables.conventions import USUAL, Conventions
+from credibly.tables.date_formats import day_first, looks_like_dates
+from credibly.tables.dates import Date, fit_date
 from credibly.tables.parsing import Notes, finite, is_number, numbers, positions, shown, texts
 
 Array: TypeAlias = npt.NDArray[Any]
 
 MAX_LEVELS = 50
+# With this many rows for each level there may be more, up to MOST_LEVELS.
+ROWS_EACH = 20
+MOST_LEVELS = 250
 # A text column counts as an identifier if it has more than MAX_LEVELS distinct values and more than this fraction of
 # its values are distinct.
 DISTINCT = 0.9
@@ -24,17 +29,6 @@ DISTINCT = 0.9
 LIMIT = 1e6
 # Standardised distance outside the training range from which a row gets a note.
 FAR = 10.0
-
-_DAY, _MONTH, _YEAR = r"(0?[1-9]|[12]\d|3[01])", r"(0?[1-9]|1[0-2])", r"(19|20)\d\d"
-_NAME = r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
-_TIME = r"([T ,]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(?i:am|pm)?\s*(?i:z|utc|gmt|[+-]\d{2}:?\d{2})?)?"
-# Two-digit years count only after slashes, or after dots if day and month have two digits each: 10-20-30 and
-# 1.2.3 are no dates.
-DATE = (
-    rf"^({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}[-/.]{_DAY})[-/.]{_YEAR}"
-    rf"|({_DAY}/{_MONTH}|{_MONTH}/{_DAY})/\d\d|(0[1-9]|[12]\d|3[01])\.(0[1-9]|1[0-2])\.\d\d"
-    rf"|{_DAY}[ -]{_NAME}[ ,-]+({_YEAR}|\d\d)|{_NAME} {_DAY},? {_YEAR}){_TIME}$"
-)
 
 
 @dataclass(frozen=True)
@@ -157,23 +151,24 @@ class Categorical:
         return notes
 
 
-Column: TypeAlias = Numeric | Categorical
+Column: TypeAlias = Numeric | Categorical | Date
 
 
-def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
-    """Fit a column to its training cells. Return (kind, reason) if it is left out; raise if it holds dates."""
-    if pa.types.is_temporal(cells.type):
-        raise _date_error(name, f"holds dates or times ({cells.type})")
+def fit_column(name: str, cells: Any, conventions: Conventions = USUAL) -> Column | tuple[str, str]:
+    """Fit a column to its training cells, read by the given conventions. Return (kind, reason) if it is left out."""
     if cells.null_count == len(cells):
         return "left out", "no value in the training rows"
+    remark = conventions.remark(name)
     if is_number(cells.type):
-        return _fit_numeric(name, cells)
+        return _fit_numeric(name, cells, remark)
+    if pa.types.is_temporal(cells.type):
+        return fit_date(name, cells, conventions.day_first(name), remark)
     column = texts(cells)
     present = column.drop_null()
     if not len(present):
         return "left out", "no value in the training rows"
-    if pc.sum(pc.match_substring_regex(present, DATE)).as_py() >= 0.95 * len(present):
-        raise _date_error(name, f"holds dates such as {present[0].as_py()!r}")
+    if looks_like_dates(present):
+        return fit_date(name, cells, *day_first(present))
     distinct = pc.count_distinct(present).as_py()
     if distinct > MAX_LEVELS and distinct > DISTINCT * len(present):
         return "left out", (
@@ -185,7 +180,7 @@ def fit_column(name: str, cells: Any) -> Column | tuple[str, str]:
     return _fit_categorical(name, present, len(column) - len(present))
 
 
-def _fit_numeric(name: str, cells: Any) -> Column | tuple[str, str]:
+def _fit_numeric(name: str, cells: Any, remark: str) -> Column | tuple[str, str]:
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -209,7 +204,8 @@ def _fit_numeric(name: str, cells: Any) -> Column | tuple[str, str]:
         if not missing:
             return "left out", f"constant up to rounding: {low:.6g} in every training row"
         scale, fill, mean = 0.0, float(np.ldexp(low, -power)), float(np.ldexp(low, -power))
-    notes = [f"{missing - len(infinite):,} missing, filled with the median"] if missing > len(infinite) else []
+    notes = [remark] if remark else []
+    notes += [f"{missing - len(infinite):,} missing, filled with the median"] if missing > len(infinite) else []
     notes += [f"{len(infinite):,} infinite, treated as missing"] if infinite else []
     consecutive = len(present) > MAX_LEVELS and (np.diff(np.sort(present)) == 1).all() and power == 0
     notes += ["consecutive integers: --drop it if it is a row number"] if consecutive else []
@@ -229,7 +225,8 @@ def _fit_categorical(name: str, present: Any, missing: int) -> Categorical:
     labels = coded.dictionary.take(order).to_pylist()
     ranks = np.empty(len(labels), dtype=np.int64)
     ranks[order.to_numpy()] = np.arange(len(labels))
-    encoder = OneHotEncoder(max_categories=MAX_LEVELS + 1, handle_unknown="infrequent_if_exist")
+    most = min(MOST_LEVELS, max(MAX_LEVELS, len(present) // ROWS_EACH))
+    encoder = OneHotEncoder(max_categories=most + 1, handle_unknown="infrequent_if_exist")
     encoder.fit(ranks[coded.indices.to_numpy()][:, None])
     infrequent = encoder.infrequent_categories_[0]
     codes = set() if infrequent is None else {int(code) for code in infrequent}
@@ -239,8 +236,3 @@ def _fit_categorical(name: str, present: Any, missing: int) -> Categorical:
     notes += [f"{len(rare):,} rare ones grouped as other"] if rare else []
     notes += [f"{missing:,} missing, treated as a category"] if missing else []
     return Categorical(name, levels, rare, missing > 0, "; ".join(notes))
-
-
-def _date_error(name: str, found: str) -> InputError:
-    advice = f"Convert it to numbers, such as days since a start date or the month, or leave it out with --drop {name}"
-    return InputError("table", f"column {name!r} {found}", advice)

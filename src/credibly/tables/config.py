@@ -14,7 +14,12 @@ from typing import Any
 
 from credibly.core.checks import check_choice, check_integer, is_integer, is_real
 from credibly.errors import InputError
+from credibly.predictive.transforms import CHOICES
+from credibly.tables.input_scaling import KINDS
 from credibly.tables.recipe import TASKS, Recipe
+from credibly.tables.tuning import RULES
+
+TUNED = ("folds", "none", *RULES)
 
 
 @dataclass(frozen=True)
@@ -22,55 +27,93 @@ class Config:
     """Configuration of a fit to a table.
 
     Attributes:
-        table: CSV or Parquet file.
+        table: file with a row per observation.
         target: column to predict.
-        task: "regression", "classification" or "auto", which infers it from the target column.
+        task: a task of `Recipe`, or "auto", which infers it from the target column.
         drop: columns to leave out.
-        holdout: fraction of the rows held out for evaluation; 0 fits all rows.
+        holdout: fraction of the rows whose predictions by a fit to the others give the metrics; 0 for metrics on the
+            training rows; None for five folds, in which every row is predicted, or a tenth of many rows. The model
+            itself is always fitted to all rows.
         seed: seed of the split and of the fit.
-        method, hidden, activation, prior_scale, noise, settings: as in `Recipe`.
+        method, hidden, activation, prior_scale, noise, inputs, embedding, settings: as in `Recipe`; None or "auto" is
+            chosen by `tune`.
         device: "cpu", "cuda", ...; None for the CPU.
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
         weight: column with the weights of the rows in the fit; None for ones.
+        transform: of a regression target: "none", "log", "log1p", "power" or "logit", or "auto".
+        order: levels of an ordinal target from low to high; () if they are numbers.
+        event: column that holds 1 for an observed event and 0 for a censored time, for survival.
+        na: cells that mark a missing value, beside the usual ones.
+        group: column whose groups stay together in every split, such as customers; it is no input.
+        time: column with the time of the rows, of which the latest are predicted for the metrics.
+        tune: how to choose what is left open: "folds" (see `credibly.tables.choosing`), "rows" or "evidence" (see
+            `credibly.tables.tuning`), or "none" for fixed defaults.
+        conformal: whether intervals and prediction sets with a coverage guarantee are made from the folds.
     """
 
     table: str
     target: str
     task: str = "auto"
     drop: tuple[str, ...] = ()
-    holdout: float = 0.2
+    holdout: float | None = None
     seed: int = 0
     method: str = "auto"
-    hidden: tuple[int, ...] = (50,)
+    hidden: tuple[int, ...] | None = None
     activation: str = "silu"
     prior_scale: float | None = None
-    noise: str | float = "learned"
+    noise: str | float = "auto"
     device: str | None = None
     table_sha256: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weight: str | None = None
+    transform: str = "auto"
+    order: tuple[str, ...] = ()
+    event: str | None = None
+    na: tuple[str, ...] = ()
+    group: str | None = None
+    time: str | None = None
+    inputs: str = "auto"
+    embedding: bool | None = None
+    tune: str = "folds"
+    conformal: bool = True
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
-        if not is_real(self.holdout) or not 0 <= self.holdout <= 0.9:
+        check_choice("--transform", self.transform, ("auto", *CHOICES))
+        check_choice("--inputs", self.inputs, ("auto", *KINDS))
+        check_choice("--tune", self.tune, TUNED)
+        if self.holdout is not None and (not is_real(self.holdout) or not 0 <= self.holdout <= 0.9):
             raise InputError("--holdout", f"must be a fraction of the rows from 0 to 0.9, got {self.holdout!r}")
         check_integer("--seed", self.seed, least=0, most=2**63 - 1)
-        if not all(is_integer(width) and width >= 1 for width in self.hidden):
+        if self.hidden is not None and not all(is_integer(width) and width >= 1 for width in self.hidden):
             raise InputError("--hidden", f"must be positive integers such as 50 or 50,50, got {list(self.hidden)}")
-        weight = () if self.weight is None else (self.weight,)
-        named = (("table", (self.table,)), ("--target", (self.target,)), ("--drop", self.drop), ("--weight", weight))
-        for key, names in named:
+        roles = (self.weight, self.event, self.group, self.time)
+        weight, event, group, time = (() if name is None else (name,) for name in roles)
+        named: dict[str, tuple[str, ...]] = {
+            "table": (self.table,), "--target": (self.target,), "--drop": self.drop, "--weight": weight,
+            "--order": self.order, "--event": event, "--na": self.na, "--group": group, "--time": time,
+        }  # fmt: skip
+        for key, names in named.items():
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
                     raise InputError(key, f"must be text that UTF-8 can encode, got {name!r}")
         self.recipe("regression")
 
     def recipe(self, task: str) -> Recipe:
-        """Return the recipe for a task that has been determined."""
+        """Return the recipe for a task that has been determined, with fixed defaults for what is left open."""
         with as_options():
             return Recipe(
-                task, self.hidden, self.activation, self.prior_scale, self.noise, self.method, dict(self.settings)
+                task,
+                (50,) if self.hidden is None else self.hidden,
+                self.activation,
+                self.prior_scale,
+                "learned" if self.noise == "auto" else self.noise,
+                self.method,
+                dict(self.settings),
+                bool(self.embedding),
+                "standard" if self.inputs == "auto" else self.inputs,
+                "none" if self.transform == "auto" else self.transform,
             )
 
 
@@ -95,10 +138,13 @@ def _is_text(name: str) -> bool:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,),
+    "table": (str,), "target": (str,), "task": (str,), "drop": (list,), "weight": (str,), "na": (list,),
+    "group": (str,), "time": (str,), "tune": (str,), "inputs": (str,), "embedding": (bool,),
+    "conformal": (bool,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
-    "noise": (str, int, float), "device": (str,), "table_sha256": (str,), "settings": (dict,),
+    "noise": (str, int, float), "transform": (str,), "order": (list,), "event": (str,), "device": (str,),
+    "table_sha256": (str,), "settings": (dict,),
 }  # fmt: skip
 
 
@@ -118,10 +164,10 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
             near = get_close_matches(key, _TYPES, 1)
             advice = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(_TYPES)}"
             raise InputError("--config", f"unknown setting {key!r} in {file.name}", advice)
-        if isinstance(value, bool) or not isinstance(value, _TYPES[key]):
+        if isinstance(value, bool) != (_TYPES[key] == (bool,)) or not isinstance(value, _TYPES[key]):
             types = " or ".join(kind.__name__ for kind in _TYPES[key])
             raise InputError("--config", f"{key} in {file.name} must be of type {types}, got {value!r}")
-    for key in ("drop", "hidden"):
+    for key in ("drop", "hidden", "order", "na"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
     # TOML has no null: "none" stands for None.

@@ -40,8 +40,8 @@ class FitSummary:
     Attributes:
         table: file name.
         target: column that is predicted.
-        task: "regression" or "classification".
-        classes: labels in the order of the probabilities; None for regression.
+        task: what is predicted: "regression" for numbers, "classification" for classes, "survival" for censored times.
+        classes: labels in the order of the probabilities; None unless classes are predicted.
         columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, filled with the median").
         rows, held_out: number of training and of held-out rows.
         seed: seed of the split and of the fit.
@@ -53,7 +53,7 @@ class FitSummary:
         seconds: duration of the fit.
         on: "held-out" or "training", the rows behind `predictive`, `y` and `figures`.
         predictive: predictive in the units of the target.
-        y: targets (M,), or class indices.
+        y: targets (M,), or class indices; times are negative if they are censored.
         figures: metrics, as returned by `evaluation.evaluate`.
         baseline: the metrics that apply to a constant prediction: the training mean and standard deviation, or the
             training frequencies of the classes.
@@ -62,6 +62,8 @@ class FitSummary:
         diagnostics: diagnostics of the chains at those rows; None unless the method is a sampler.
         posterior: posterior in standardised units, with its record.history.
         view: the fit as a function of its inputs, if there are one or two and all are numeric.
+        kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
+        options: options of `credibly fit` that describe the target, such as --event.
     """
 
     table: str
@@ -90,3 +92,9 @@ class FitSummary:
     diagnostics: Diagnostics | None
     posterior: Posterior
     view: View | None
+    kind: str = ""
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", self.task)

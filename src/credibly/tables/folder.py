@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from credibly.core.files import write_atomic
+from credibly.core.files import is_occupied, write_atomic
 from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.storage.run_folder import RunFolder, resume_command
@@ -22,14 +22,14 @@ FORMAT_VERSION = 1
 
 def check_out(folder: Path, force: bool) -> None:
     """Raise if the folder is occupied, before any work. With force, only a run of `credibly fit` may be replaced."""
-    if not _occupied(folder):
+    if not is_occupied(folder):
         return
     if not folder.is_dir():
         raise InputError("--out", f"{folder} is a file", "Pass a folder")
     if not force:
         raise InputError("--out", f"{folder} already exists", "Choose another folder, or pass --force to replace a run")
     for place in (folder, staging_folder(folder)):
-        if _occupied(place) and not is_table_run(place):
+        if is_occupied(place) and not is_table_run(place):
             raise InputError(
                 "--out", f"{place} is not a run of `credibly fit` and will not be replaced", "Choose another folder"
             )
@@ -47,10 +47,6 @@ def staging_folder(folder: Path) -> Path:
     return folder.parent / f"{folder.name}.new" if folder.name == place.name else place.with_name(f"{place.name}.new")
 
 
-def _occupied(folder: Path) -> bool:
-    return folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir())))
-
-
 @contextmanager
 def new_run(folder: Path) -> Iterator[Path]:
     """Yield the folder to build a run in. An existing run is replaced only once the new one is complete.
@@ -58,7 +54,7 @@ def new_run(folder: Path) -> Iterator[Path]:
     If the folder is occupied, the new run is built beside it. A run that was interrupted, lost one of its processes or
     ran out of disk space is kept if it can be resumed, and the error says how; otherwise it is removed.
     """
-    replaces = _occupied(folder)
+    replaces = is_occupied(folder)
     work = staging_folder(folder) if replaces else folder
     made = [parent for parent in folder.parents if not parent.exists()]
     was_there = not replaces and folder.is_dir()

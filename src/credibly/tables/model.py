@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from credibly.conformal.calibration import Calibration
+from credibly.core.levels import LEVELS, check_levels
 from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
-from credibly.predictive.rescaling import in_units
 from credibly.tables.parallel_writer import shared_writer
+from credibly.tables.prediction_columns import (
+    NOTES,
+    Promise,
+    float32,
+    kept_columns,
+    prediction_columns,
+    prediction_names,
+)
 from credibly.tables.preparation import Preparation
-from credibly.tables.reading import batches, header
+from credibly.tables.reading import batches, header, verbatim_batches
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -46,22 +56,24 @@ class TableModel:
         preparation: preprocessing from columns to network inputs.
         posterior: posterior of the network, on standardised inputs and targets.
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
+        folds: posteriors of fits to some of the rows, behind metrics and guarantee.
+        calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
     """
 
     preparation: Preparation
     posterior: Posterior
     ood_levels: Array | None = None
+    folds: tuple[Posterior, ...] = ()
+    calibration: Calibration | None = None
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
         """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
-        x = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))
+        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
         if draws is not None and isinstance(self.posterior, DrawsPosterior):
             found = self.posterior.predict(x, draws=draws)
         else:
             found = self.posterior.predict(x)
-        if self.preparation.task == "classification":
-            return found
-        return in_units(found, self.preparation.y_mean, self.preparation.y_std)
+        return self.preparation.in_units(found)
 
     def predict_table(self, table: Table | RecordBatch) -> Predictive:
         """Return the predictive at the rows of a table with the columns of the training data."""
@@ -71,28 +83,13 @@ class TableModel:
         """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them."""
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
-    def columns(self, predictive: Predictive) -> dict[str, Any]:
-        """Return the columns of a prediction file, without the notes."""
-        found: dict[str, Any] = {}
-        if self.preparation.task == "classification":
-            classes = self.preparation.classes
-            assert classes is not None
-            probabilities = predictive.probabilities.double().numpy()
-            best = probabilities.argmax(-1)
-            found["prediction"] = np.asarray(classes, dtype=object)[best]
-            found |= {f"p_{name}": _float32(probabilities[:, k]) for k, name in enumerate(classes)}
-            found["total"] = _float32(predictive.total.numpy())
-        else:
-            lower, upper = predictive.interval(LEVEL)
-            found["mean"], found["std"] = _float64(predictive.mean), _float32(predictive.std.numpy())
-        # For regression variances, whose sum is std squared; for classification nats.
-        found["aleatoric"], found["epistemic"] = (
-            _float32(part.numpy()) for part in (predictive.aleatoric, predictive.epistemic)
-        )
-        if self.preparation.task == "regression":
-            found["lower_90"], found["upper_90"] = _float64(lower), _float64(upper)
+    def columns(
+        self, predictive: Predictive, levels: Sequence[float] = LEVELS, promised: Predictive | None = None
+    ) -> dict[str, Any]:
+        """Return the columns of a prediction file, without the notes; see `prediction_columns`."""
+        found = prediction_columns(predictive, self.preparation, levels, promised)
         score = self.ood(predictive)
-        found["ood"] = [None] * len(predictive) if score is None else _float32(score)
+        found["ood"] = [None] * len(predictive) if score is None else float32(score)
         return found
 
     def predict_file(
@@ -100,6 +97,9 @@ class TableModel:
         table: str | os.PathLike[str],
         out: str | os.PathLike[str],
         *,
+        levels: Sequence[float] = LEVELS,
+        keep: Sequence[str] = (),
+        promise: Promise | None = None,
         force: bool = False,
         draws: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -108,28 +108,37 @@ class TableModel:
 
         With many processes the blocks are distributed over them; the file is the same as from one. Remarks on a row (an
         unknown category, a missing value) are in the column `notes`.
+
+        Args:
+            table: file with the columns of the training data.
+            out: file to write.
+            levels: levels of the intervals, of all targets but classes.
+            keep: columns of the table to copy to the front of the file unchanged; ("all",) for every column.
+            promise: maps prepared inputs and their predictions to predictions whose intervals are written in place of
+                the Bayesian ones, which are then named `bayes_lower_90` and so on.
+            force: replace an existing file once the new one is complete.
+            draws: number of posterior draws to use; None for all.
+            progress: called with the number of rows done.
         """
+        absent, kept = self._checked_columns(Path(table), header(table), levels, keep)
         block_rows = max(
             LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
-        absent = self.preparation.missing_columns(header(table))
-        if len(absent) == len(self.preparation.names):
-            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
-            raise InputError(
-                "table",
-                f"{Path(table).name} has none of the columns of the training data ({listed})",
-            )
         rows = noted = blocks = 0
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
-        own = batches(table, known.names, known.numeric_names, block_rows, (everyone.rank, everyone.size))
+        mine = everyone.rank, everyone.size
+        own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
+        copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
-            for block, notes in own:
+            for (block, notes), copy in zip(own, copies):
                 inputs, more = known.transform(block)
-                columns = self.columns(self.predict(inputs, draws=draws))
+                predictive = self.predict(inputs, draws=draws)
+                columns = {} if copy is None else {name: copy.column(name) for name in kept}
+                columns |= self.columns(predictive, levels, None if promise is None else promise(inputs, predictive))
                 texts = _notes_by_row(len(inputs), [*notes, *more])
-                columns["notes"] = texts
+                columns[NOTES] = texts
                 writer.write(columns)
                 some = [text for text in texts if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
@@ -143,6 +152,17 @@ class TableModel:
         examples = dict.fromkeys(text for _, _, text in sorted(tuple(one) for _, _, each in parts for one in each))
         rows, noted = sum(n for n, _, _ in parts), sum(n for _, n, _ in parts)
         return PredictedFile(Path(out), rows, noted, tuple(examples)[:EXAMPLES], tuple(absent))
+
+    def _checked_columns(
+        self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the columns of the training data that a file lacks, and those to copy from it."""
+        absent = self.preparation.missing_columns(names)
+        if len(absent) == len(self.preparation.names):
+            listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
+            raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
+        taken = prediction_names(self.preparation, check_levels("levels", levels))
+        return absent, kept_columns("--keep", keep, names, taken)
 
     def _draws(self, wanted: int | None) -> int:
         one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)
@@ -169,9 +189,15 @@ class PredictedFile:
 
 
 def epistemic_of(predictive: Predictive) -> Array:
-    """Return the epistemic uncertainty of each row in float64."""
-    found: Array = predictive.epistemic.double().numpy()
-    return found
+    """Return the epistemic uncertainty of each row in float64; for several targets its geometric mean over them.
+
+    Scores compare rows only, so the units of the targets do not matter.
+    """
+    found = predictive.epistemic.double()
+    if found.ndim > 1:
+        found = found.clamp_min(0).log().mean(-1).exp()
+    values: Array = found.numpy()
+    return values
 
 
 def quantile_levels(values: Array) -> Array | None:
@@ -194,15 +220,6 @@ def fraction_below(values: Array, levels: Array) -> Array:
     between = fractions[after - 1] + weight * (fractions[np.minimum(after, len(points) - 1)] - fractions[after - 1])
     found: Array = np.where(values < points[0], 0.0, np.where(values >= points[-1], fractions[-1], between))
     return found
-
-
-def _float64(values: torch.Tensor) -> Array:
-    found: Array = values.double().numpy()
-    return found
-
-
-def _float32(values: Array) -> Array:
-    return values.astype(np.float32)
 
 
 def _notes_by_row(rows: int, notes: list[tuple[int, str]]) -> list[str]:

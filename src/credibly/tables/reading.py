@@ -1,56 +1,72 @@
-"""Reading of tables, whole or as a stream: CSV (also .tsv and .csv.gz) and Parquet. Every error is an `InputError`."""
+"""Reading of tables, whole or as a stream, in every format of `sources`. Every error is an `InputError`."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from credibly.errors import InputError
-from credibly.tables import csv_files
+from credibly.tables import csv_files, record_files, typed_files
+from credibly.tables.conventions import USUAL, Conventions, attach, conventions_of
+from credibly.tables.interpretation import interpreted
 from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
+from credibly.tables.sources import DELIMITED, RECORDS, TYPED, Source, source_of
 
-SUFFIXES = (".csv", ".tsv", ".csv.gz", ".parquet")
 
+def read_table(
+    path: str | os.PathLike[str], *, text: Collection[str] = (), conventions: Conventions = USUAL
+) -> pa.Table:
+    """Read a whole file: numbers as float64, dates as timestamps, everything else as text.
 
-def read_table(path: str | os.PathLike[str], *, text: Collection[str] = ()) -> pa.Table:
-    """Read a whole file: numbers as float64, everything else as text. Dates in a Parquet file stay dates.
+    A text column is numeric if its cells are numbers or missing, up to a few stray ones, however they are written:
+    $240,000 and 65.2% are numbers. In a file with types, text is converted only if it is not a plain number.
 
-    A CSV column is numeric if every cell in it is a number or missing. Columns in `text` are read as text regardless,
-    so that the codes 007 and 7 differ.
+    Args:
+        path: the file.
+        text: columns that are read as text regardless, so that the codes 007 and 7 differ.
+        conventions: further markers of missing values; those of the training table for a later file.
+
+    Returns:
+        The table without rows that are totals of others. `conventions_of` returns how its cells were read.
     """
-    file = _checked(path)
-    if _is_parquet(file):
-        return _parquet_table(file, frozenset(text))
-    form = _dialect(file)
-    found = list(csv_files.blocks(file, form, form.names))
-    table = pa.Table.from_batches(found) if found else None
-    if table is None or not table.num_rows:
-        raise csv_files.no_rows(file)
-    columns = {}
-    for name in form.names:
-        cells = whole_column(table, name)
-        values, wrong = (None, [(0, "")]) if name in text else numbers(cells, form.decimal)
-        columns[name] = texts(cells) if wrong else values
-    return pa.table(columns)
+    source = source_of(path)
+    if source.suffix in RECORDS:
+        raw, notes = _records(source)
+        table = interpreted(_with_rows(source, raw), text, conventions)
+        known = conventions_of(table)
+        return attach(table, dataclasses.replace(known, notes=(*notes, *known.notes)))
+    if source.suffix in TYPED:
+        names = _schema(source).names
+        found = list(typed_files.blocks(source, names))
+        raw = pa.Table.from_batches(found) if found else None
+        return interpreted(_with_rows(source, raw), text, conventions, typed=True)
+    form = _dialect(source)
+    found = list(csv_files.blocks(source, form, form.names, na=conventions.na))
+    raw = pa.Table.from_batches(found) if found else None
+    return interpreted(_with_rows(source, raw), text, conventions, form.decimal)
 
 
 def header(path: str | os.PathLike[str]) -> list[str]:
     """Return the column names of a file."""
-    file = _checked(path)
-    return list(_parquet(file).schema_arrow.names if _is_parquet(file) else _dialect(file).names)
+    source = source_of(path)
+    if source.suffix in DELIMITED:
+        return list(_dialect(source).names)
+    return list(_schema(source).names if source.suffix in TYPED else _records(source)[0].column_names)
 
 
 def count_rows(path: str | os.PathLike[str]) -> int | None:
-    """Return the number of rows of a Parquet file, or None for a CSV file, which would have to be read for that."""
-    file = _checked(path)
-    return int(_parquet(file).metadata.num_rows) if _is_parquet(file) else None
+    """Return the number of rows, or None for a file that would have to be read for that, such as CSV."""
+    source = source_of(path)
+    if source.suffix in TYPED:
+        _schema(source)
+        return typed_files.count_rows(source)
+    return int(_records(source)[0].num_rows) if source.suffix in RECORDS else None
 
 
 def batches(
@@ -59,39 +75,71 @@ def batches(
     numeric: Collection[str],
     rows: int = 65536,
     mine: tuple[int, int] = (0, 1),
+    conventions: Conventions = USUAL,
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:
     """Stream a file in batches of the given number of rows (the last may be shorter), in constant memory.
+
+    Excel workbooks and JSON lines are read whole first.
 
     Args:
         path: the file.
         columns: columns to read. Those that the file lacks are left out; compare with `header`.
         numeric: the numeric ones among them: float64, null where a cell is missing, infinite or not a number. The
-            others are text.
+            others are text, or dates if the file has such a type.
         rows: rows per batch.
         mine: (rank, size) yields every size-th batch, starting with batch number rank.
+        conventions: those of the training table.
 
     Returns:
         Each batch with (row within the batch, note) for the cells that do not fit their column.
     """
-    file = _checked(path)
+    source = source_of(path)
     if rows < 1:
         raise InputError("rows", f"must be positive, got {rows}")
-    # A batch without columns has no rows: if no column is wanted, read the first one to keep the row count.
-    if _is_parquet(file):
-        names = _parquet(file).schema_arrow.names
-        wanted = [n for n in names if n in set(columns)]
-        decimal, stream = ".", _parquet_batches(file, wanted or names[:1], rows)
-    else:
-        form = _dialect(file)
-        wanted = [n for n in form.names if n in set(columns)]
-        decimal, stream = form.decimal, csv_files.blocks(file, form, wanted or form.names[:1], numeric)
+    decimal, stream, wanted = _stream(source, frozenset(columns), frozenset(numeric), rows, conventions)
     first, step = mine
-    own = islice(_regrouped(stream, rows, file), first, None, step)
-    return _typed(own, wanted, frozenset(numeric), decimal)
+    own = islice(_regrouped(stream, rows, source), first, None, step)
+    return _typed(own, wanted, frozenset(numeric), decimal, conventions)
+
+
+def _stream(
+    source: Source, columns: frozenset[str], numeric: frozenset[str], rows: int, conventions: Conventions
+) -> tuple[str, Iterator[pa.RecordBatch], list[str]]:
+    """Return the decimal mark, the blocks and the columns to read."""
+    # A batch without columns has no rows: if no column is wanted, read the first one to keep the row count.
+    if source.suffix in TYPED:
+        names = _schema(source).names
+        wanted = [n for n in names if n in columns]
+        return ".", typed_files.blocks(source, wanted or names[:1], rows), wanted
+    if source.suffix in RECORDS:
+        table = _records(source)[0]
+        wanted = [n for n in table.column_names if n in columns]
+        return ".", iter(table.select(wanted or table.column_names[:1]).to_batches()), wanted
+    form = _dialect(source)
+    wanted = [n for n in form.names if n in columns]
+    # Arrow parses numbers itself, but only with the decimal mark of the file.
+    plain = numeric - set(conventions.decimals)
+    stream = csv_files.blocks(source, form, wanted or form.names[:1], plain, conventions.na)
+    return form.decimal, stream, wanted
+
+
+def verbatim_batches(
+    path: str | os.PathLike[str], columns: Collection[str], rows: int = 65536, mine: tuple[int, int] = (0, 1)
+) -> Iterator[pa.RecordBatch]:
+    """Stream columns as they are in the file, in the batches of `batches`: the text of a CSV, the types of others."""
+    source, wanted = source_of(path), list(columns)
+    if source.suffix in TYPED:
+        stream = typed_files.blocks(source, wanted, rows)
+    elif source.suffix in RECORDS:
+        stream = iter(_records(source)[0].select(wanted).to_batches())
+    else:
+        stream = csv_files.blocks(source, _dialect(source), wanted, missing=("",))
+    first, step = mine
+    return islice(_regrouped(stream, rows, source), first, None, step)
 
 
 def _typed(
-    stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str
+    stream: Iterator[pa.RecordBatch], wanted: list[str], numeric: frozenset[str], decimal: str, conventions: Conventions
 ) -> Iterator[tuple[pa.RecordBatch, Notes]]:
     for batch in stream:
         notes: Notes = []
@@ -99,16 +147,18 @@ def _typed(
         for name in wanted:
             cells = batch.column(name)
             if name in numeric:
-                values, wrong = numbers(cells, decimal)
+                values, wrong = numbers(cells, conventions.decimals.get(name, decimal), conventions.na)
                 columns[name], infinite = finite(values)
                 notes += [(row, f"{name} = {note}") for row, note in wrong + infinite]
+            elif pa.types.is_temporal(cells.type) and not is_number(cells.type):
+                columns[name] = cells
             else:
-                columns[name] = texts(cells)
+                columns[name] = texts(cells, conventions.na)
         made = pa.RecordBatch.from_pydict(columns) if columns else batch
         yield made, sorted(notes)
 
 
-def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, file: Path) -> Iterator[pa.RecordBatch]:
+def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, source: Source) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches of a given length."""
     held: list[pa.RecordBatch] = []
     count, seen = 0, False
@@ -124,7 +174,7 @@ def _regrouped(stream: Iterator[pa.RecordBatch], rows: int, file: Path) -> Itera
     if held:
         yield _joined(held)
     elif not seen:
-        raise csv_files.no_rows(file)
+        raise csv_files.no_rows(source)
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -133,7 +183,8 @@ def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     # A numeric column turns into text at the first block with a cell that is not a number.
     if held[0].schema != held[-1].schema:
         held = [_as_text(batch, held[-1].schema) for batch in held]
-    return pa.Table.from_batches(held).combine_chunks().to_batches()[0]
+    table = pa.Table.from_batches(held)
+    return pa.RecordBatch.from_pydict({name: whole_column(table, name) for name in table.column_names})
 
 
 def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
@@ -141,94 +192,37 @@ def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-def suffix_of(path: Path) -> str:
-    """Return the suffix that determines the format, such as ".csv.gz", or "" if it is none of SUFFIXES."""
-    name = path.name.lower()
-    return next((s for s in SUFFIXES if name.endswith(s)), "")
-
-
-def _is_parquet(path: Path) -> bool:
-    return suffix_of(path) == ".parquet"
-
-
-def _checked(path: str | os.PathLike[str]) -> Path:
-    file = Path(path)
-    if file.is_dir():
-        raise InputError("table", f"{os.fspath(path)!r} is a folder", "Pass a CSV or Parquet file")
-    if not file.exists():
-        raise InputError("table", f"no such file: {os.fspath(path)!r}")
-    if not suffix_of(file):
-        raise InputError("table", f"{file.name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
-    try:
-        with open(file, "rb") as handle:
-            if not handle.read(1):
-                raise InputError("table", f"{file.name!r} is empty", "Pass a file with a header line and rows")
-    except OSError as error:
-        raise InputError("table", f"cannot read {os.fspath(path)!r} ({error.strerror})") from None
-    return file
-
-
-def _dialect(file: Path) -> csv_files.Dialect:
-    form = csv_files.dialect(file)
-    _check_names(file, form.names)
+def _dialect(source: Source) -> csv_files.Dialect:
+    form = csv_files.dialect(source)
+    _check_names(source, form.names)
     return form
 
 
-def _check_names(file: Path, names: Collection[str]) -> None:
+def _schema(source: Source) -> Any:
+    schema = typed_files.schema(source)
+    _check_names(source, schema.names)
+    return schema
+
+
+def _records(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
+    table, notes = record_files.read_text(source)
+    _check_names(source, table.column_names)
+    return table, notes
+
+
+def _check_names(source: Source, names: Collection[str]) -> None:
     for number, name in enumerate(names, 1):
         if not name.strip():
-            found = f"column {number} of {file.name!r} has no name"
+            found = f"column {number} of {source.name!r} has no name"
             advice = "Name every column in the header (from pandas, write with index=False)"
             raise InputError("table", found, advice)
     twice = [repr(name) for name, count in Counter(names).items() if count > 1]
     if twice:
-        found = f"{file.name!r} has more than one column named {', '.join(twice[:5])}"
+        found = f"{source.name!r} has more than one column named {', '.join(twice[:5])}"
         raise InputError("table", found, "Make the names unique")
 
 
-# -- Parquet -----------------------------------------------------------------------------------------------------------
-def _parquet(file: Path) -> Any:
-    try:
-        parquet = pq.ParquetFile(file)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(file, error) from None
-    schema = parquet.schema_arrow
-    _check_names(file, schema.names)
-    for field in schema:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            found = f"column {field.name!r} of {file.name!r} holds {kind}"
-            raise InputError("table", found, "Leave it out of the file, or split it into columns of numbers and text")
-    return parquet
-
-
-def _parquet_table(file: Path, text: frozenset[str]) -> pa.Table:
-    parquet = _parquet(file)
-    try:
-        table = parquet.read()
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from None
-    if not table.num_rows:
-        raise csv_files.no_rows(file)
-    columns = {}
-    for name in table.column_names:
-        cells = whole_column(table, name)
-        kind = cells.type
-        if name not in text and (pa.types.is_temporal(kind) or is_number(kind)):
-            columns[name] = cells if pa.types.is_temporal(kind) else numbers(cells)[0]
-        else:
-            columns[name] = texts(cells)
-    return pa.table(columns)
-
-
-def _parquet_batches(file: Path, columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-    parquet = _parquet(file)
-    try:
-        yield from parquet.iter_batches(batch_size=rows, columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from None
-
-
-def _unreadable(file: Path, error: Exception) -> InputError:
-    reason = str(error).splitlines()[0][:200]
-    return InputError("table", f"cannot read {file.name!r} as Parquet ({reason})", "Write it again, unencrypted")
+def _with_rows(source: Source, table: Any) -> Any:
+    if table is None or not table.num_rows:
+        raise csv_files.no_rows(source)
+    return table

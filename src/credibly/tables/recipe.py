@@ -16,14 +16,27 @@ import torch
 from credibly.core.checks import check_choice, check_positive
 from credibly.core.rng import global_stream
 from credibly.errors import InputError
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood, StudentT
+from credibly.likelihoods import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    NegativeBinomial,
+    Ordinal,
+    StudentT,
+    Survival,
+)
 from credibly.likelihoods.continuous import STANDARD
 from credibly.methods import METHODS, Method
-from credibly.networks.zoo import ACTIVATIONS, mlp
+from credibly.networks.tabular import tabular_mlp
+from credibly.networks.zoo import ACTIVATIONS
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
+from credibly.tables.target_tasks import LABELLED
 
-TASKS = ("regression", "classification")
+TASKS = ("regression", "classification", "counts", "ordinal", "proportion", "survival")
 NOISES = ("learned", "heteroscedastic", "student")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
@@ -35,16 +48,19 @@ class Recipe:
     """Everything that determines a fit besides the data and the seed.
 
     Attributes:
-        task: "regression" or "classification".
+        task: "regression", "classification", "counts", "ordinal", "proportion" or "survival".
         hidden: widths of the hidden layers; () is the linear model.
         activation: one of `zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the biases; that of the weights is divided by the square root of the
-            fan-in. None is 1 for regression on standardised targets and 2 for classification, where confident logits
+            fan-in. None is 1 for real targets and counts, and 2 for tasks on a logit scale, where confident outputs
             are larger.
         noise: for regression: "learned" (one scale, with a prior), "heteroscedastic" (depends on x), "student" (learned
             scale, heavy tails), or a known standard deviation in units of the standardised target.
         method: a name in METHODS, or "auto".
         settings: settings of the method that override those of `settings_for`.
+        embedding: whether numeric columns have periodic embeddings.
+        inputs: encoding of inputs, one of `input_scaling.KINDS`.
+        transform: of a regression target, one of `transforms.CHOICES`.
     """
 
     task: str = "regression"
@@ -53,7 +69,10 @@ class Recipe:
     prior_scale: float | None = None
     noise: str | float = "learned"
     method: str = "auto"
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    embedding: bool = False
+    inputs: str = "standard"
+    transform: str = "none"
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -73,12 +92,16 @@ class Recipe:
     @property
     def scale(self) -> float:
         """Prior scale with its default filled in."""
-        return self.prior_scale if self.prior_scale is not None else 1.0 if self.task == "regression" else 2.0
+        logits = self.task in ("classification", "ordinal", "proportion")
+        return self.prior_scale if self.prior_scale is not None else 2.0 if logits else 1.0
 
     def likelihood(self, classes: int | None = None, targets: int = 1) -> Likelihood:
         """Return the likelihood for the given number of classes, or of real targets with a learned scale each."""
         if self.task == "classification":
             return Bernoulli() if classes == 2 else Categorical()
+        if self.task != "regression":
+            others = {"counts": NegativeBinomial(), "proportion": Beta(), "survival": Survival()}
+            return Ordinal(classes=classes) if self.task == "ordinal" else others[self.task]
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":
                 return HeteroscedasticGaussian()
@@ -91,6 +114,8 @@ class Recipe:
         if self.task == "classification":
             assert classes is not None
             return 1 if classes == 2 else classes
+        if self.task != "regression":
+            return 1
         return targets * (2 if self.noise == "heteroscedastic" else 1)
 
     def problem(
@@ -102,17 +127,21 @@ class Recipe:
         classes: int | None = None,
         seed: int = 0,
         device: str | None = None,
+        numeric: tuple[int, ...] = (),
     ) -> Problem:
         """Build the problem from standardised inputs (N, P) and targets, (N,) or (N, K), or class indices (N,).
 
-        `sample_weight` are the weights of the rows, (N,); None for ones.
+        `sample_weight` are the weights of the rows, (N,); None for ones. `numeric` are the indices of the numeric
+        columns, which the recipe may embed.
         """
         targets = y.shape[1] if y.ndim == 2 else 1
         with global_stream(seed, "network"):
-            net = mlp(x.shape[1], self.hidden, self.outputs(targets, classes), self.activation)
+            embedded = numeric if self.embedding else ()
+            outputs = self.outputs(targets, classes)
+            net = tabular_mlp(x.shape[1], self.hidden, outputs, self.activation, embedded=embedded)
         if device is not None:
             net = net.to(device)
-        target = torch.from_numpy(np.ascontiguousarray(y, np.float32 if self.task == "regression" else np.int64))
+        target = torch.from_numpy(np.ascontiguousarray(y, np.int64 if self.task in LABELLED else np.float32))
         return Problem(
             net,
             data=(torch.from_numpy(np.ascontiguousarray(x, np.float32)), target),

@@ -13,7 +13,8 @@ from credibly.distributed.world import World
 from credibly.errors import StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.tables.folder import check_out, is_table_run, read_facts, staging_folder, swap
-from credibly.tables.run import Prepared, TableRun, fit_table, resume_table, stored_config
+from credibly.tables.prepared import Prepared, stored_config
+from credibly.tables.run import TableRun, fit_table, resume_table
 
 
 def check_out_or_begun(folder: Path, force: bool) -> None:

@@ -3,7 +3,8 @@
     run/table.json               preparation, configuration and metrics, with a checksum
     run/config.toml              the settings; `credibly fit --config run/config.toml --out new/` reproduces the run
     run/posterior/               the posterior, for `credibly.load` and `credibly.resume`
-    run/held_out.parquet         the held-out rows
+    run/folds/                   posteriors of fits to some of the rows, which predict the others
+    run/held_out.parquet         the rows that those predict, for metrics and the guarantee
     run/training_sample.parquet  some of the training rows, for plots
     run/report.html, run/results.json
 
@@ -26,19 +27,18 @@ import numpy.typing as npt
 import torch
 
 from credibly import __version__
+from credibly.conformal.calibration import Calibration
 from credibly.core.files import write_atomic
-from credibly.core.specs import to_spec
+from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
 from credibly.errors import InputError, StoreError
-from credibly.inference.method import Method
 from credibly.methods.resuming import resume_with_problem
-from credibly.metrics import evaluation
+from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.loading import load
-from credibly.problem import Problem
-from credibly.storage.manifest import parse_manifest, sha256
+from credibly.storage.manifest import parse_manifest
 from credibly.storage.run_folder import resume_command
-from credibly.tables.config import Config, as_options, write_config
+from credibly.tables.config import Config, write_config
 from credibly.tables.folder import (
     check_out,
     explain_disk_errors,
@@ -47,17 +47,20 @@ from credibly.tables.folder import (
     read_facts,
     write_facts,
 )
+from credibly.tables.folds import fit_folds, fold_rows, load_folds, predict_unseen
+from credibly.tables.guarantee import calibration_of, guarantee_facts
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
+from credibly.tables.prepared import Prepared, stored_config
 from credibly.tables.reading import read_table
-from credibly.tables.recipe import Recipe
-from credibly.tables.targets import weight_column
+from credibly.tables.target_metrics import target_metrics
 from credibly.tables.threads import threads_for
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
     from credibly.posterior.base import Posterior
+    from credibly.predictive.base import Predictive
 
 Array = npt.NDArray[Any]
 
@@ -65,92 +68,6 @@ Array = npt.NDArray[Any]
 SAMPLE = 2_000
 # Number of held-out rows from which they are the reference for OOD scores; with fewer it is the training sample.
 REFERENCE = 20
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A table ready to be fitted: the split, the preparation from the training rows, and the problem."""
-
-    config: Config
-    table: Table
-    preparation: Preparation
-    train: Array
-    held_out: Array
-    recipe: Recipe
-    problem: Problem
-    method: Method
-    why: str
-
-
-def prepare(config: Config, table: Table | None = None) -> Prepared:
-    """Read, check and split a table. Writes nothing and is fast; every problem with the input is raised here."""
-    if config.table_sha256 is not None and _digest(config.table) != config.table_sha256:
-        raise InputError(
-            "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
-        )
-    table = read_table(config.table) if table is None else table
-    weights = None if config.weight is None else weight_column(table, config.weight, config.target)
-    drop = config.drop if config.weight is None else (*config.drop, config.weight)
-    known = Preparation.fit(table, config.target, task=config.task, drop=drop)
-    rows = known.usable_rows(table)
-    labels = known.target_values(table.take(rows)) if known.task == "classification" else None
-    train, held_out = (rows[part] for part in split(len(rows), config.holdout, config.seed, labels))
-    preparation = Preparation.fit(table, config.target, task=known.task, drop=drop, rows=train)
-    preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
-    recipe = config.recipe(known.task)
-    chosen = table.take(train)
-    x, y = preparation.transform(chosen)[0], preparation.target_values(chosen)
-    classes = None if preparation.classes is None else len(preparation.classes)
-    if classes is None:
-        y = (y - preparation.y_mean) / preparation.y_std
-    _check_device(config.device)
-    weights = None if weights is None else weights[train]
-    problem = recipe.problem(x, y, sample_weight=weights, classes=classes, seed=config.seed, device=config.device)
-    size = problem.n, problem.layout.dim
-    return Prepared(
-        config,
-        table,
-        preparation,
-        train,
-        held_out,
-        recipe,
-        problem,
-        fitter_of(recipe, *size),
-        recipe.resolved(*size)[1],
-    )
-
-
-def _check_device(device: str | None) -> None:
-    """Raise unless the device exists on this machine."""
-    try:
-        torch.zeros(1, device=device).sum().item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise InputError("--device", f"cannot use {device!r} ({reason})", "Leave it out to use the CPU") from None
-
-
-def fitter_of(recipe: Recipe, rows: int, parameters: int) -> Method:
-    """Return the method with its settings. Errors name the command-line option."""
-    try:
-        with as_options():
-            return recipe.fitter(rows, parameters)
-    except InputError as error:
-        if error.argument.startswith("--"):
-            raise
-        raise InputError("--set", str(error)) from None
-    except TypeError as error:
-        # A value of a type that the method cannot even compare.
-        raise InputError("--set", f"invalid settings {dict(recipe.settings)} ({error})") from None
-
-
-def split(rows: int, fraction: float, seed: int, labels: Array | None = None) -> tuple[Array, Array]:
-    """Return sorted indices of training and held-out rows, stratified by class with a training row for every class."""
-    order = np.random.default_rng([seed, 0x5917]).permutation(rows)
-    groups = [order] if labels is None else [order[labels[order] == label] for label in np.unique(labels)]
-    kept_back = np.zeros(rows, dtype=bool)
-    for group in groups:
-        kept_back[group[: min(round(fraction * len(group)), len(group) - 1)]] = True
-    return np.flatnonzero(~kept_back), np.flatnonzero(kept_back)
 
 
 def fit_table(
@@ -169,12 +86,13 @@ def fit_table(
         if everyone.leader:
             _begin(prepared, made)
         work = Path(everyone.gather(os.fspath(made))[0])
+        fit_folds(prepared, work, progress)
         with torch_threads(threads_for(prepared.problem, prepared.method)):
             posterior = prepared.method.fit(
                 prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
         if everyone.leader:
-            with world.alone():
+            with world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
                 run = _finish(work, posterior, time.perf_counter() - started)
     # After the barrier a replacement has been moved into place.
     everyone.barrier()
@@ -200,7 +118,7 @@ def resume_table(path: str | os.PathLike[str], *, progress: bool | None = None) 
         posterior = load(inner) if ended else resume_with_problem(inner, None, progress=progress)[0]
     run = None
     if everyone.leader:
-        with explain_disk_errors(folder), world.alone():
+        with explain_disk_errors(folder), world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
             run = _finish(folder, posterior, float(posterior.record.history.get("seconds", 0.0)))
     everyone.barrier()
     return TableRun.load(folder) if run is None else run
@@ -223,11 +141,13 @@ class TableRun:
         if facts["status"] != "complete":
             name = os.fspath(path)
             raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
-        levels = facts["ood_levels"]
+        levels, calibration = facts["ood_levels"], facts["calibration"]
         model = TableModel(
             Preparation.from_dict(facts["preparation"]),
             load(folder / "posterior"),
             None if levels is None else np.asarray(levels),
+            load_folds(folder, facts["folds"]),
+            None if calibration is None else Calibration.from_dict(calibration),
         )
         return cls(folder, facts, config_of(facts), model)
 
@@ -238,10 +158,17 @@ class TableRun:
         return found
 
     def rows(self) -> tuple[Table, str]:
-        """Return the rows behind the metrics, and which they are: "held-out" or "training"."""
+        """Return the rows behind the metrics, and which they are: "cross-validated", "held-out" or "training"."""
         if self.facts["held_out"]:
-            return self._stored_rows("held_out.parquet"), "held-out"
+            rows = self._stored_rows("held_out.parquet")
+            return rows, "cross-validated" if self.facts["folds"] > 1 else "held-out"
         return self.sample(), "training"
+
+    def predict_rows(self, inputs: Array) -> Predictive:
+        """Return the predictions of the rows behind the metrics, by fits that have not seen them if there are any."""
+        if not self.model.folds:
+            return self.model.predict(inputs)
+        return predict_unseen(self.model, inputs, np.asarray(self.facts["fold_of_row"] or [0] * len(inputs)))
 
     def sample(self) -> Table:
         """Return a sample of the training rows."""
@@ -255,28 +182,15 @@ class TableRun:
             raise StoreError(
                 f"path: {name} of {os.fspath(self.path)!r} is missing or was modified ({error.found})"
             ) from error
-        if set(known.names) | {known.target} != set(found.column_names):
+        if set(known.names) | set(known.target_columns) != set(found.column_names):
             raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was modified (it has other columns)")
         return found
-
-
-def stored_config(prepared: Prepared) -> Config:
-    """Return the configuration that the run folder stores: fully explicit, so that the run can be reproduced."""
-    size = prepared.problem.n, prepared.problem.layout.dim
-    defaults = to_spec(dataclasses.replace(prepared.recipe, method=prepared.method.name, settings={}).fitter(*size))
-    return dataclasses.replace(
-        prepared.config,
-        table=os.fspath(Path(prepared.config.table).resolve()),
-        task=prepared.preparation.task,
-        method=prepared.method.name,
-        table_sha256=_digest(prepared.config.table),
-        settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is defaults[k] is None)},
-    )
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
     """Write everything that is known before the fit."""
     config = stored_config(prepared)
+    rows, fold = fold_rows(prepared)
     # table.json first: if this is interrupted, the folder is still recognised as a run and may be replaced.
     write_facts(
         folder,
@@ -286,55 +200,63 @@ def _begin(prepared: Prepared, folder: Path) -> None:
             "config": dataclasses.asdict(config),
             "preparation": prepared.preparation.to_dict(),
             "why": prepared.why,
+            "warnings": list(prepared.warnings),
+            "candidates": [dataclasses.asdict(candidate) for candidate in prepared.candidates],
             "rows": len(prepared.train),
-            "held_out": len(prepared.held_out),
+            "held_out": len(rows),
+            "folds": len(prepared.splits),
+            "fold_of_row": fold.tolist() if len(prepared.splits) > 1 else [],
             "parameters": prepared.problem.layout.dim,
             "threads": threads_for(prepared.problem, prepared.method),
         },
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
-    names = [*prepared.preparation.names, prepared.preparation.target]
-    for file, rows in (("held_out.parquet", prepared.held_out), ("training_sample.parquet", _sample(prepared.train))):
-        _write_parquet(prepared.table.select(names).take(rows), folder / file)
+    names = [*prepared.preparation.names, *prepared.preparation.target_columns]
+    for file, part in (("held_out.parquet", rows), ("training_sample.parquet", _sample(prepared.train))):
+        _write_parquet(prepared.table.select(names).take(part), folder / file)
 
 
 def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
-    """Compute metrics and the reference for OOD scores from the stored rows."""
+    """Compute metrics, the calibration of intervals and the reference for OOD scores from the stored rows."""
     facts = read_facts(folder)
-    model = TableModel(Preparation.from_dict(facts["preparation"]), posterior)
+    preparation = Preparation.from_dict(facts["preparation"])
+    model = TableModel(preparation, posterior, folds=load_folds(folder, facts["folds"]))
     run = TableRun(folder, facts, config_of(facts), model)
     rows, on = run.rows()
-    predictive = model.predict_table(rows)
-    y = torch.from_numpy(model.preparation.target_values(rows))
-    reference = predictive if len(predictive) >= REFERENCE else model.predict_table(run.sample())
+    inputs, y = preparation.transform(rows)[0], preparation.target_values(rows)
+    predictive = run.predict_rows(inputs)
+    # The few members of a fold say little about how much they disagree.
+    comparable = not model.folds or isinstance(posterior, SampledPosterior)
+    reference = predictive if comparable else model.predict(inputs)
+    reference = reference if len(reference) >= REFERENCE else model.predict_table(run.sample())
     levels = quantile_levels(epistemic_of(reference))
-    metrics = evaluation.evaluate(predictive, y, seed=run.config.seed)
+    stage("metrics")
+    metrics = target_metrics(predictive, torch.from_numpy(y), preparation.targets, seed=run.config.seed)
+    fold = np.asarray(facts["fold_of_row"] or [0] * len(y))
+    calibration = None
+    if run.config.conformal and on != "training":
+        calibration = calibration_of(predictive, y, fold, preparation.task)
     facts |= {
         "status": "complete",
         "seconds": round(seconds, 3),
         "on": on,
         "figures": metrics,
         "ood_levels": None if levels is None else levels.tolist(),
+        "calibration": None if calibration is None else calibration.to_dict(),
+        "guarantee": guarantee_facts(calibration),
     }
     write_facts(folder, facts)
-    return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels))
+    return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels, calibration=calibration))
 
 
 def config_of(facts: dict[str, Any]) -> Config:
     """Return the configuration stored in table.json."""
     try:
         values = dict(facts["config"])
-        values |= {key: tuple(values[key]) for key in ("drop", "hidden")}
+        values |= {key: tuple(values.get(key, ())) for key in ("drop", "hidden", "order", "na")}
         return Config(**values)
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"path: the configuration in table.json is invalid ({error})") from error
-
-
-def _digest(table: str) -> str:
-    try:
-        return sha256(Path(table))
-    except OSError as error:
-        raise InputError("table", f"cannot read {table} ({error.strerror})") from None
 
 
 def _write_parquet(table: Table, path: Path) -> None:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from credibly.core.stages import stage
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
+from credibly.tables.config import Config
 from credibly.tables.fit_summary import Array, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
+from credibly.tables.target_metrics import constant_metrics
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
     from credibly.predictive.base import Predictive
 
-# The 95 % quantile of the standard normal, half the width of its central 90 % interval.
-Z_90 = 1.6448536269514722
+# What tasks predict, if not numbers.
+PREDICTED = {"classification": "classification", "ordinal": "classification", "survival": "survival"}
+NOISES = {
+    "classification": "labels drawn from the predicted probabilities",
+    "ordinal": "labels drawn from the predicted probabilities, with learned cut points between the levels",
+    "counts": "negative binomial counts, with a learned dispersion",
+    "proportion": "beta-distributed proportions, with a learned precision",
+    "survival": "Weibull times, with a learned shape; censored rows count as not yet over",
+}
 # Maximum number of rows at which chains are diagnosed.
 DIAGNOSED_ROWS = 200
 
@@ -31,13 +40,13 @@ def summarise(run: TableRun) -> FitSummary:
     model, stored = run.model, run.facts
     rows, on = run.rows()
     inputs = model.preparation.transform(rows)[0]
-    predictive = model.predict(inputs)
+    predictive = run.predict_rows(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
     return FitSummary(
         table=run.config.table.replace("\\", "/").rsplit("/", 1)[-1],
         target=run.config.target,
-        task=model.preparation.task,
+        task=PREDICTED.get(model.preparation.task, "regression"),
         classes=model.preparation.classes,
         columns=model.preparation.columns,
         rows=stored["rows"],
@@ -61,30 +70,23 @@ def summarise(run: TableRun) -> FitSummary:
         diagnostics=_diagnostics(model, inputs, y),
         posterior=model.posterior,
         view=_view(model, run.sample()),
+        kind=model.preparation.task,
+        options=_options(run.config),
     )
 
 
 def baseline(model: TableModel, y: Array, training: Table) -> dict[str, float]:
-    """Return metrics of a constant prediction: training mean and standard deviation, or training class frequencies."""
-    prepared = model.preparation
-    if prepared.classes is None:
-        error, std = y - prepared.y_mean, prepared.y_std
-        density = -0.5 * (error / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
-        inside = np.abs(error) <= Z_90 * std
-        return {
-            "log_density": float(density.mean()),
-            "rmse": float(np.sqrt(np.mean(error**2))),
-            "coverage": float(inside.mean()),
-            "width": 2 * Z_90 * std,
-        }
-    counts = np.bincount(prepared.target_values(training), minlength=len(prepared.classes)) + 1.0
-    frequency = counts / counts.sum()
-    truth = np.eye(len(frequency))[y]
-    return {
-        "log_density": float(np.log(frequency[y]).mean()),
-        "accuracy": float((y == frequency.argmax()).mean()),
-        "brier": float(((frequency - truth) ** 2).sum(-1).mean()),
-    }
+    """Return metrics of a constant prediction: the best one of its kind for the training rows."""
+    likelihood = model.predict(np.zeros((1, model.preparation.inputs), np.float32)).likelihood
+    return constant_metrics(model.preparation, likelihood, y, model.preparation.target_values(training))
+
+
+def _options(config: Config) -> tuple[str, ...]:
+    """Return the options of `credibly fit` that describe the target."""
+    options = [] if config.task in ("regression", "classification") else ["--task", config.task]
+    options += ["--transform", config.transform] if config.transform != "none" else []
+    options += ["--order", ",".join(config.order)] if config.order else []
+    return (*options, *(["--event", config.event] if config.event is not None else []))
 
 
 def _network(recipe: Recipe, model: TableModel) -> str:
@@ -97,16 +99,23 @@ def _network(recipe: Recipe, model: TableModel) -> str:
 
 
 def _noise(recipe: Recipe, model: TableModel) -> str:
-    if recipe.task == "classification":
-        return "labels drawn from the predicted probabilities"
+    if recipe.task != "regression":
+        return NOISES[recipe.task]
     known = {
         "learned": "normal, with one learned standard deviation",
         "heteroscedastic": "normal, with a standard deviation that depends on the inputs",
         "student": "Student's t, with a learned scale: heavy tails",
     }
+    scale = model.preparation.scale
+    kinds = {t.kind.replace("_", "-") for t in scale.transforms} - {"none"}
+    moved = f", on the {' and '.join(sorted(kinds))} scale of the target" if kinds else ""
     if isinstance(recipe.noise, str):
-        return known[recipe.noise]
-    return f"normal, with a known standard deviation of {recipe.noise * model.preparation.y_std:.4g}"
+        return known[recipe.noise] + moved
+    return f"normal, with a known standard deviation of {_known_noise(recipe.noise, model)}"
+
+
+def _known_noise(noise: float, model: TableModel) -> str:
+    return ", ".join(f"{noise * std:.4g}" for std in model.preparation.scale.std)
 
 
 def _shuffled(model: TableModel, inputs: Array, seed: int) -> Array | None:
@@ -121,9 +130,10 @@ def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
     posterior, prepared = model.posterior, model.preparation
     if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
         return None
+    stage("diagnostics")
     some = np.linspace(0, len(inputs) - 1, min(DIAGNOSED_ROWS, len(inputs))).round().astype(int)
     # The posterior is that of the standardised target.
-    seen = y[some] if prepared.classes is not None else (y[some] - prepared.y_mean) / prepared.y_std
+    seen = prepared.standardise(y[some])
     try:
         return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(inputs[some])), torch.from_numpy(seen))
     except InputError:
@@ -134,7 +144,7 @@ def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
 def _view(model: TableModel, training: Table) -> View | None:
     prepared = model.preparation
     names = tuple(prepared.names)
-    if len(names) not in (1, 2) or set(names) != set(prepared.numeric_names):
+    if prepared.task == "survival" or len(names) not in (1, 2) or set(names) != set(prepared.numeric_names):
         return None
     raw = np.stack([training[name].to_numpy(zero_copy_only=False).astype(float) for name in names], 1)
     known = np.isfinite(raw).all(-1)

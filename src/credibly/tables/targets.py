@@ -13,10 +13,19 @@ import pyarrow.compute as pc
 
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
-from credibly.tables.columns import DATE, Array
+from credibly.tables.columns import Array
+from credibly.tables.date_formats import DATE
 from credibly.tables.parsing import is_number, numbers, positions, texts, whole_column
+from credibly.tables.target_tasks import (
+    LABELLED,
+    check_task_values,
+    event_values,
+    looks_like_counts,
+    looks_like_proportions,
+    ordered_levels,
+)
 
-TASKS = ("auto", "regression", "classification")
+TASKS = ("auto", "regression", "classification", "counts", "ordinal", "proportion", "survival")
 DATE_ADVICE = "Convert it to a number, such as days since a start date"
 MIN_ROWS = 10
 MAX_CLASSES = 100
@@ -31,9 +40,9 @@ class Target:
     """A target column.
 
     Attributes:
-        task: "regression" or "classification".
+        task: one of TASKS but "auto".
         reason: why, as a sentence.
-        classes: class labels as text, in the order of their indices; None for regression.
+        classes: class labels as text, in the order of their indices; None unless the task predicts classes.
         rows: indices of the rows that have a target.
         notes: remarks for the user, such as the number of rows without a target.
     """
@@ -45,14 +54,26 @@ class Target:
     notes: tuple[str, ...]
 
 
-def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
-    """Determine the task. Raise if the column cannot be predicted."""
+def inspect_target(
+    name: str, cells: Any, task: str = "auto", *, order: Sequence[str] = (), event: tuple[str, Any] | None = None
+) -> Target:
+    """Determine the task. Raise if the column cannot be predicted.
+
+    Args:
+        name, cells: the target column.
+        task: one of TASKS.
+        order: levels of an ordinal target from low to high; () for numbers, which have an order.
+        event: name and cells of the column that marks observed events, for survival.
+    """
     check_choice("--task", task, TASKS)
-    if pa.types.is_temporal(cells.type):
+    task = _with_options(task, order, event)
+    if pa.types.is_temporal(cells.type) and not is_number(cells.type):
         raise InputError("--target", f"{name!r} holds dates or times", DATE_ADVICE)
     numeric = is_number(cells.type)
     # Adding 0 makes -0 and 0 one label.
     column = pc.add(numbers(cells)[0], 0.0) if numeric else texts(cells)
+    if event is not None:
+        column = pc.if_else(event_values(*event).is_valid(), column, None)
     rows = np.flatnonzero(np.asarray(column.is_valid()))
     present = column.drop_null()
     notes = _check_rows(name, len(column), len(present))
@@ -62,24 +83,77 @@ def inspect_target(name: str, cells: Any, task: str = "auto") -> Target:
         found = f"{name!r} is {values[0].as_py()!r} in every row"
         raise InputError("--target", found, "Choose a column with at least two distinct values")
     if numeric:
-        decided, reason = _decide_numeric(name, values, len(present), task)
-        if decided == "regression":
+        decided, reason = _decide_numeric(name, values, times, task)
+        if decided == "survival":
+            assert event is not None
+            notes += (_events_note(*event, rows),)
+        if decided not in LABELLED:
             return Target(decided, reason, None, rows, notes)
     else:
         decided, reason = _decide_text(name, present, values, task)
     if len(values) > MAX_CLASSES:
         found = f"{name!r} has {len(values):,} distinct values"
         if numeric:
-            raise InputError("--task", f"{found}, too many for classification", "Pass --task regression")
+            raise InputError("--task", f"{found}, too many for {decided}", "Pass --task regression")
         advice = "It looks like an identifier or free text: choose another column, or group its values"
         advice += f" into at most {MAX_CLASSES} classes"
         raise InputError("--target", found, advice)
-    order = pc.sort_indices(values)
-    classes = tuple(texts(values.take(order)).to_pylist())
-    alone = [repr(c) for c, n in zip(classes, times.take(order).to_pylist()) if n == 1]
+    by_value = pc.sort_indices(values)
+    classes = tuple(texts(values.take(by_value)).to_pylist())
+    alone = [repr(c) for c, n in zip(classes, times.take(by_value).to_pylist()) if n == 1]
     if alone:
         notes += (f"only one row has the class {', '.join(alone[:5])}{' and others' if len(alone) > 5 else ''}",)
+    if decided == "ordinal":
+        classes = ordered_levels(name, values, order)
     return Target(decided, reason, classes, rows, notes)
+
+
+def inspect_targets(names: Sequence[str], cells: Sequence[Any], task: str = "auto") -> Target:
+    """Check several targets, which can only be numbers. Rows need all of them."""
+    check_choice("--task", task, TASKS)
+    if task not in ("auto", "regression"):
+        raise InputError("--task", f"{task} has one target, got {len(names)}", "Pass --task regression, or one target")
+    each = [inspect_target(name, column, "regression") for name, column in zip(names, cells)]
+    rows = each[0].rows
+    for one in each[1:]:
+        rows = np.intersect1d(rows, one.rows)
+    if len(rows) < MIN_ROWS:
+        raise InputError("table", f"{len(rows)} rows have all of {', '.join(names)}", f"Pass at least {MIN_ROWS}")
+    reason = f"regression of {len(names)} targets: {', '.join(names)}"
+    return Target("regression", reason, None, rows, tuple(dict.fromkeys(n for one in each for n in one.notes)))
+
+
+def target_names(target: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the target columns: one of that very name, or else those in a comma-separated list."""
+    if target in names or "," not in target:
+        check_column("--target", target, list(names))
+        return (target,)
+    found = tuple(dict.fromkeys(name.strip() for name in target.split(",") if name.strip()))
+    for name in found:
+        check_column("--target", name, list(names))
+    return found
+
+
+def _with_options(task: str, order: Sequence[str], event: tuple[str, Any] | None) -> str:
+    """Return the task that --order or --event stand for. Raise if they do not fit the one requested."""
+    for option, given, meant in (("--order", bool(order), "ordinal"), ("--event", event is not None, "survival")):
+        if given and task not in ("auto", meant):
+            raise InputError(option, f"is for --task {meant}, got --task {task}")
+        task = meant if given else task
+    if task == "survival" and event is None:
+        found = "survival needs to know which events were observed"
+        raise InputError("--event", found, "Pass --event COLUMN, which holds 1 for an event and 0 for a censored time")
+    return task
+
+
+def _events_note(name: str, cells: Any, rows: Array) -> str:
+    seen = event_values(name, cells).take(pa.array(rows))
+    observed = int(pc.sum(seen).as_py() or 0)
+    if not observed:
+        raise InputError(
+            "--event", f"{name!r} marks no event in {len(rows):,} rows", "Check which value means an event"
+        )
+    return f"{observed:,} events in {len(rows):,} rows, the others are censored"
 
 
 def _check_rows(name: str, total: int, usable: int) -> tuple[str, ...]:
@@ -93,32 +167,41 @@ def _check_rows(name: str, total: int, usable: int) -> tuple[str, ...]:
     return (f"{missing:,} of {total:,} rows have no {name!r} and are left out",) if missing else ()
 
 
-def _decide_numeric(name: str, values: Any, rows: int, task: str) -> tuple[str, str]:
-    """Return the task and the reason for a numeric column with the given distinct values."""
+def _decide_numeric(name: str, values: Any, times: Any, task: str) -> tuple[str, str]:
+    """Return the task and the reason for a numeric column with the given distinct values and their numbers of rows."""
     known = values.to_numpy(zero_copy_only=False)
+    rows = times.to_numpy(zero_copy_only=False)
     if not np.isfinite(known).all():
         raise InputError("--target", f"{name!r} holds infinite values", "Remove those rows, or choose another column")
+    check_task_values(name, known, task)
     if task != "auto":
         return task, f"{task}, as requested"
     integral = bool((known == np.trunc(known)).all())
-    distinct = len(known)
-    if integral and (distinct == 2 or (distinct <= FEW and rows >= ROWS_EACH * distinct)):
-        reason = f"{name} has only {distinct} distinct integers in {rows:,} rows"
-        return "classification", f"classification: {reason}; pass --task regression if they are a quantity"
-    return "regression", f"regression: {name} is numeric with {distinct:,} distinct values"
+    distinct, total = len(known), int(rows.sum())
+    if integral and (distinct == 2 or (distinct <= FEW and total >= ROWS_EACH * distinct)):
+        reason = f"{name} has only {distinct} distinct integers in {total:,} rows"
+        other = "" if distinct == 2 else ", counts if they count something, ordinal if they are ordered levels"
+        return "classification", f"classification: {reason}; pass --task regression if they are a quantity{other}"
+    if looks_like_counts(known, rows):
+        reason = f"{name} holds integers from 0 to {known.max():,.0f}, most of them small"
+        return "counts", f"counts: {reason}; pass --task regression if they count nothing"
+    reason = f"regression: {name} is numeric with {distinct:,} distinct values"
+    if looks_like_proportions(known):
+        reason += " from 0 to 1; pass --task proportion to keep predictions there"
+    return "regression", reason
 
 
 def _decide_text(name: str, present: Any, values: Any, task: str) -> tuple[str, str]:
     """Return the task and the reason for a text column with the given distinct values."""
     some = values.slice(0, 3).to_pylist()
-    if task == "regression":
+    if task not in ("auto", *LABELLED):
         parsed, _ = numbers(present)
         text = next((c for c, n in zip(present.to_pylist(), parsed.to_pylist()) if n is None), some[0])
-        found = f"regression needs numbers, but {name!r} holds text such as {text!r}"
+        found = f"{task} needs numbers, but {name!r} holds text such as {text!r}"
         raise InputError("--task", found, "Pass --task classification, or fix the cells that are not numbers")
     if pc.sum(pc.match_substring_regex(present, DATE)).as_py() >= 0.95 * len(present):
         raise InputError("--target", f"{name!r} holds dates such as {some[0]!r}", DATE_ADVICE)
-    if task == "classification":
+    if task in LABELLED:
         return task, f"{task}, as requested"
     return "classification", f"classification: {name} holds text such as {', '.join(repr(s) for s in some)}"
 

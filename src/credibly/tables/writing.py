@@ -15,14 +15,18 @@ from typing import Any, Self
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from credibly.errors import InputError
-from credibly.tables.reading import SUFFIXES, suffix_of
+from credibly.tables.record_files import JsonLinesWriter, WorkbookWriter, excel_library
+from credibly.tables.sources import WRITTEN
+
+SUFFIXES = WRITTEN
 
 
 class TableWriter:
-    """Writer of a CSV (.csv, .tsv, .csv.gz) or Parquet file that appears under its name only once it is complete.
+    """Writer of a table in one of the formats SUFFIXES, which appears under its name only once it is complete.
 
     The path is checked in the constructor, before any work. Until the end the rows go to a hidden file beside it, which
     is removed on error.
@@ -31,11 +35,13 @@ class TableWriter:
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.path = Path(path)
         name = os.fspath(path)
-        self._suffix = suffix_of(self.path)
+        self._suffix = next((s for s in SUFFIXES if self.path.name.lower().endswith(s)), "")
         if self.path.is_dir():
             raise InputError("--out", f"{name!r} is a folder", "Pass a file name")
         if not self._suffix:
             raise InputError("--out", f"{name!r} has an unknown suffix", f"Pass one of {', '.join(SUFFIXES)}")
+        if self._suffix == ".xlsx":
+            excel_library("--out", self.path.name)
         if (self.path.exists() or self.path.is_symlink()) and not force:
             raise InputError("--out", f"{name!r} already exists", "Choose another name, or pass --force to replace it")
         folder = self.path.parent
@@ -78,6 +84,12 @@ class TableWriter:
     def _open(self, schema: Any) -> None:
         if self._suffix == ".parquet":
             self._writer = pq.ParquetWriter(self._file, schema)
+        elif self._suffix == ".feather":
+            self._writer = pa.ipc.new_file(self._file, schema)
+        elif self._suffix == ".jsonl":
+            self._writer = JsonLinesWriter(self._file)
+        elif self._suffix == ".xlsx":
+            self._writer = WorkbookWriter(self._file, schema.names)
         else:
             compressed = self._suffix == ".csv.gz"
             # Level 1: higher levels take several times as long to save a few per cent.
@@ -93,6 +105,8 @@ class TableWriter:
 
     def _finish(self) -> None:
         if self._writer is not None:
+            if isinstance(self._writer, WorkbookWriter):
+                self._writer.save()
             self._writer.close()
             if self._sink is not None and self._sink is not self._file:
                 self._sink.close()

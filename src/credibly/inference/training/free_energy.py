@@ -14,7 +14,7 @@ from credibly.core.rng import draw_noise, normal, stream
 from credibly.core.rows import sum_rows
 from credibly.gaussians.families import Family, Parts
 from credibly.inference.training.objectives import Objective, effective_rows
-from credibly.inference.training.reparameterisation import LayerNoise
+from credibly.inference.training.reparameterisation import LayerNoise, OnLayers
 from credibly.problem import Problem
 
 
@@ -127,7 +127,7 @@ class FreeEnergy(Objective):
     def _log_likelihood(
         self, gaussian: Parts, x: Inputs, y: Tensor, noise: tuple[Tensor, ...], weight: Tensor | None = None
     ) -> Tensor:
-        if self.layers.name != "weights":
+        if isinstance(self.layers, OnLayers):
             mu, sigma = gaussian
             return self.layers.log_likelihood(self.problem, mu[0], sigma[0], noise, x, y, weight).unsqueeze(0)
         draws = self.family.draw(gaussian, noise[0])

@@ -54,19 +54,6 @@ class LayerNoise:
         """Return the part of the layers' noise that some rows of a batch use."""
         return noise
 
-    def log_likelihood(
-        self,
-        problem: Problem,
-        mu: Tensor,
-        sigma: Tensor,
-        noise: tuple[Tensor, ...],
-        x: Inputs,
-        y: Tensor,
-        weight: Tensor | None = None,
-    ) -> Tensor:
-        """Return E_q log p(batch | w) from mu and sigma (D,), with the weights of the rows (B,)."""
-        raise NotImplementedError
-
 
 class OnLayers(LayerNoise):
     """ "local" or "flipout": noise on Linear and convolution layers, drawn weights everywhere else."""
@@ -115,7 +102,7 @@ class OnLayers(LayerNoise):
         y: Tensor,
         weight: Tensor | None = None,
     ) -> Tensor:
-        """Return the average over K passes."""
+        """Return E_q log p(batch | w) from mu and sigma (D,), over K passes, with the weights of the rows (B,)."""
         means, scales = problem.layout.split(mu)[0], problem.layout.split(sigma)[0]
         total: Tensor | None = None
         samples = noise[0].shape[1]

@@ -1,6 +1,6 @@
-"""Tables: the default fit of 1,000 rows by 10 columns, and predictions of a large file against the bare forward passes.
+"""Files of tables: the default fit of 1,000 rows, and predictions of a large file against the bare forward passes.
 
-    python -m benchmarks.tables [--rows 1000000] [--draws 100]
+    python -m benchmarks.table_files [--rows 1000000] [--draws 100]
 
 The ratio is the time to read, prepare, predict (moments, decomposition, 90 % interval, ood) and write over that of the
 bare forward passes on rows in memory; the goal is 2 or less. Peak memory is that of the whole process.

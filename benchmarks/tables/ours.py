@@ -1,0 +1,96 @@
+"""credibly with its defaults: the command `credibly fit` on a file of the training rows, and the estimators."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pyarrow import parquet
+
+from benchmarks.tables.data import Array
+from benchmarks.tables.rows import Rows
+from benchmarks.tables.scores import LEVEL, Classes, Numbers
+
+# Seconds after which a fit is given up.
+LONGEST = 1_800
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The predictive of credibly: its own density and quantiles, and the interval that a user gets."""
+
+    predictive: Any
+    mean: Array
+    lower: Array
+    upper: Array
+
+    def log_density(self, y: Array) -> Array:
+        return _array(self.predictive.log_prob(torch.from_numpy(y)))
+
+    def quantiles(self, levels: Array) -> Array:
+        return _array(self.predictive.quantile([float(level) for level in levels]))
+
+
+def fit(rows: Rows) -> Numbers | Classes:
+    """Run `credibly fit` on a file of the training rows, and predict the test rows with the run."""
+    from credibly.tables import TableRun
+    from credibly.tables.guarantee import guaranteed
+
+    table = rows.table
+    options = ["--task", _TASKS[table.task]] + ([] if table.group is None else ["--group", table.group])
+    with tempfile.TemporaryDirectory() as folder:
+        file, run = Path(folder) / "train.parquet", Path(folder) / "run"
+        parquet.write_table(rows.train, file)
+        given = ["fit", str(file), "--target", table.target, "--out", str(run), "--quiet", *options]
+        done = subprocess.run([*_COMMAND, *given], capture_output=True, text=True, timeout=LONGEST, check=False)
+        if done.returncode or not run.is_dir():
+            raise RuntimeError(f"credibly fit failed: {(done.stderr or done.stdout).strip()[-300:]}")
+        model = TableRun.load(run).model
+        inputs, _ = model.preparation.transform(rows.test.drop_columns([table.target]))
+        predictive = model.predict(inputs)
+        # Intervals and sets are those with the guarantee, where the fit makes one.
+        found = guaranteed(model, inputs, predictive)
+        promised = predictive if found is None else found
+        if table.task == "classes":
+            return _classes(predictive, model.preparation.classes, promised)
+        return _numbers(predictive, *promised.interval(LEVEL))
+
+
+def estimator(rows: Rows) -> Numbers | Classes:
+    """Fit BayesianRegressor() or BayesianClassifier() to one-hot columns."""
+    from credibly.tables.estimators import BayesianClassifier, BayesianRegressor
+
+    x, x_test = rows.one_hot(standardise=False)
+    if rows.table.task == "classes":
+        model = BayesianClassifier().fit(x, rows.y)
+        predictive = model.predictive(x_test)
+        return _classes(predictive, model.classes_, predictive)
+    predictive = BayesianRegressor().fit(x, rows.y).predictive(x_test)
+    return _numbers(predictive, *predictive.interval(LEVEL))
+
+
+_COMMAND = [sys.executable, "-m", "credibly"]
+# The task is given, since integers with few values, such as the grades of wines, could as well be classes.
+_TASKS = {"regression": "regression", "counts": "counts", "classes": "classification"}
+
+
+def _numbers(predictive: Any, lower: torch.Tensor, upper: torch.Tensor) -> Predicted:
+    return Predicted(predictive, _array(predictive.mean), _array(lower), _array(upper))
+
+
+def _classes(predictive: Any, labels: Any, promised: Any) -> Classes:
+    sets = promised.prediction_set(LEVEL).numpy()
+    return Classes(np.array([str(label) for label in labels]), _array(predictive.probabilities), sets)
+
+
+def _array(values: torch.Tensor) -> Array:
+    return np.asarray(values.double().numpy())
+
+
+OURS = {"ours": fit, "estimator": estimator}

@@ -1,0 +1,240 @@
+"""Choice of the network, the prior, the noise and the encodings for a table, by folds of its own rows.
+
+Candidates are fitted to some of the rows and scored by the mean log predictive density of the others, in the units of
+the target, so that transforms of the target compare. Small tables are fitted by short runs of HMC, larger ones by small
+ensembles of networks with periodic embeddings. The search starts from a default and changes one thing at a time; a
+change is kept if the density rises by more than a quarter of the standard error of the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from credibly.core.threads import torch_threads
+from credibly.errors import InputError, TrainingError
+from credibly.posterior.base import Posterior
+from credibly.predictive.base import Predictive
+from credibly.tables.input_scaling import InputScaling
+from credibly.tables.recipe import Recipe
+from credibly.tables.splitting import Rows, folds_of
+from credibly.tables.target_scale import TargetScale, candidate_transforms
+from credibly.tables.threads import threads_for
+
+Array = npt.NDArray[Any]
+
+# Maximum number of rows used.
+ROWS = 4_000
+# Number of folds, of which those up to the given number of rows are used.
+FOLDS = 4
+USED = ((600, 4), (1_200, 2))
+HMC_PILOT: dict[str, Any] = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
+ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "epochs": 40, "patience": 6}
+SCALES = (0.5, 1.0, 2.0, 4.0)
+# Inputs that an encoding may add to a table for HMC, and to others.
+SMALL_ADDED, LARGE_ADDED = 50, 200
+# Gain, in standard errors of the difference, from which a change is kept.
+CLEAR = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Rowset:
+    """The rows that a choice is made on.
+
+    Attributes:
+        x: standardised inputs, (N, P).
+        y: targets in their own units, (N,) or (N, K), or class indices.
+        numeric: indices of the numeric columns of x.
+        rows: what splits have to respect.
+        weight: weights of the rows; None for ones.
+        classes: number of classes; None if there are none.
+    """
+
+    x: Array
+    y: Array
+    numeric: tuple[int, ...]
+    rows: Rows
+    weight: Array | None = None
+    classes: int | None = None
+
+    def at(self, rows: Array) -> Rowset:
+        """Return some of the rows."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A candidate and its score.
+
+    Attributes:
+        name: what it changes, in words.
+        score: mean log predictive density of rows that it was not fitted to.
+        error: standard error of the score.
+        chosen: whether it is the one that was chosen in the end.
+    """
+
+    name: str
+    score: float
+    error: float
+    chosen: bool = False
+
+
+def choose(
+    recipe: Recipe,
+    data: Rowset,
+    *,
+    fixed: Sequence[str] = (),
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Recipe, tuple[Candidate, ...]]:
+    """Return the recipe with the best choices, and the candidates tried.
+
+    Args:
+        recipe: the default, from which the search starts, with a method that is "hmc" or "ensemble".
+        data: the rows.
+        fixed: fields of the recipe that stay as they are.
+        seed: seed of the folds and of the fits.
+        progress: called with the number of candidates done and the most there can be.
+    """
+    rng = np.random.default_rng([seed, 0xC400])
+    some = np.sort(rng.permutation(data.rows.count)[:ROWS])
+    part = data.at(some) if len(some) < data.rows.count else data
+    used = next((folds for rows, folds in USED if part.rows.count <= rows), 1)
+    splits = folds_of(part.rows, seed, FOLDS)[:used]
+    tried: dict[Recipe, Array] = {}
+    names: list[str] = []
+    most = _most(recipe, data, fixed)
+
+    def score(candidate: Recipe, name: str) -> Array:
+        if candidate not in tried:
+            tried[candidate] = np.concatenate([_densities(candidate, part, *split, seed) for split in splits])
+            names.append(name)
+            if progress is not None:
+                progress(len(tried), most)
+        return tried[candidate]
+
+    best = recipe
+    score(best, _describe(recipe))
+    for change in _changes(recipe, data, fixed):
+        for name, candidate in change(best):
+            if _clearly_better(score(candidate, name), tried[best]):
+                best = candidate
+    found = tuple(
+        Candidate(name, float(values.mean()), _error(values), candidate == best)
+        for name, (candidate, values) in zip(names, tried.items())
+    )
+    return best, found
+
+
+Change = Callable[[Recipe], Iterator[tuple[str, Recipe]]]
+
+
+def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]:
+    """Return the changes to try in turn, each a function from the best recipe so far to its variants."""
+    found: list[Change] = []
+
+    def free(*names: str) -> bool:
+        return not set(names) & set(fixed)
+
+    real = recipe.task == "regression"
+    small = recipe.method == "hmc"
+    if real and free("noise"):
+        other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
+        found.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    if small and free("prior_scale"):
+        found += [_scales, _scales]
+    if real and free("transform"):
+        transforms = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
+        found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in transforms))
+    if free("inputs") and data.numeric:
+        encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
+        found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
+    if not small and free("embedding", "hidden") and data.numeric:
+        found.append(
+            lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
+        )
+    return found
+
+
+def _useful(kind: str, data: Rowset, most: int) -> bool:
+    """Return whether an encoding changes anything, with at most so many inputs more."""
+    scaling = InputScaling.fit(kind, data.x, data.numeric)
+    width = data.x.shape[1]
+    return bool(scaling.columns) and scaling.outputs(width) <= width + most
+
+
+def _scales(best: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield the next smaller and the next larger prior scale."""
+    for scale in (best.scale / 2, best.scale * 2):
+        if SCALES[0] <= scale <= SCALES[-1]:
+            yield f"prior scale {scale:g}", dataclasses.replace(best, prior_scale=scale)
+
+
+def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
+    """Return the most candidates there can be."""
+    return 1 + sum(len(list(change(recipe))) for change in _changes(recipe, data, fixed))
+
+
+def _describe(recipe: Recipe) -> str:
+    kind = "HMC" if recipe.method == "hmc" else "ensemble"
+    widths = " and ".join(str(w) for w in recipe.hidden) or "no"
+    embedded = ", periodic embeddings" if recipe.embedding else ""
+    return f"{kind}, {widths} units{embedded}, prior scale {recipe.scale:g}, noise {recipe.noise}"
+
+
+def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, seed: int) -> Array:
+    """Return log predictive densities of the predicted rows, in the units of the target, by a short fit to others."""
+    pilot = HMC_PILOT if recipe.method == "hmc" else ENSEMBLE_PILOT
+    short = dataclasses.replace(recipe, settings={**recipe.settings, **pilot})
+    own, others = data.at(fitted), data.at(predicted)
+    try:
+        posterior, restore, encode = fit_rows(short, own, seed)
+    except (TrainingError, InputError):
+        # Such as a transform of the target that these rows do not allow, or training that diverged.
+        return np.full(len(predicted), -np.inf)
+    inputs = torch.from_numpy(np.ascontiguousarray(encode(others.x), np.float32))
+    values: Array = restore(posterior.predict(inputs)).log_prob(torch.from_numpy(others.y)).double().numpy()
+    return np.where(np.isnan(values), -np.inf, values)
+
+
+def fit_rows(
+    recipe: Recipe, data: Rowset, seed: int
+) -> tuple[Posterior, Callable[[Predictive], Predictive], InputScaling]:
+    """Fit a recipe. Return the posterior, the way back to the units of the target, and the encoding of inputs."""
+    encode = InputScaling.fit(recipe.inputs, data.x, data.numeric)
+    y, restore = data.y, _unchanged
+    if recipe.task == "regression":
+        scale = TargetScale.fit(data.y, recipe.transform, ("y",) * (1 if data.y.ndim == 1 else data.y.shape[1]))
+        y, restore = scale.standardise(data.y), scale.restore
+    problem = recipe.problem(
+        encode(data.x), y, sample_weight=data.weight, classes=data.classes, seed=seed, numeric=data.numeric
+    )
+    method = recipe.fitter(problem.n, problem.layout.dim)
+    with torch_threads(threads_for(problem, method)):
+        return method.fit(problem, seed=seed, progress=False), restore, encode
+
+
+def _unchanged(predictive: Predictive) -> Predictive:
+    return predictive
+
+
+def _clearly_better(new: Array, old: Array) -> bool:
+    if not np.isfinite(new).all():
+        return False
+    if not np.isfinite(old).all():
+        return True
+    gain = new - old
+    return bool(gain.mean() > CLEAR * _error(gain))
+
+
+def _error(values: Array) -> float:
+    """Return the standard error of the mean; infinite if a value is."""
+    known = len(values) > 1 and bool(np.isfinite(values).all())
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if known else float("inf")

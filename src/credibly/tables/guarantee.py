@@ -1,0 +1,77 @@
+"""Intervals and prediction sets of a table with a coverage guarantee, from the rows of its folds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from credibly.conformal.calibration import Calibration, calibrate, cross_calibrate
+from credibly.conformal.predictive import CalibratedPredictive
+from credibly.conformal.ranks import rank
+from credibly.predictive.base import Predictive
+from credibly.predictive.joined import JoinedPredictive
+from credibly.tables.model import LEVEL, Array, TableModel
+
+# Fewest rows that a guarantee is made from: with fewer its intervals would be very wide.
+FEWEST = 50
+
+
+def calibration_of(predictive: Predictive, y: Array, fold: Array, task: str) -> Calibration | None:
+    """Return the scores of rows under the fits that have not seen them; None if there are too few rows for them.
+
+    Args:
+        predictive: predictions of the rows by those fits.
+        y: their targets.
+        fold: the fold of each row.
+        task: a task of `Recipe`. Censored times have no score, nor do several targets together.
+    """
+    if task == "survival" or y.ndim > 1 or len(y) < FEWEST:
+        return None
+    if not isinstance(predictive, JoinedPredictive):
+        return calibrate(predictive, torch.from_numpy(y))
+    rows = [np.flatnonzero(fold == k) for k in range(int(fold.max()) + 1)]
+    parts = [(predictive.subset(torch.from_numpy(own)), torch.from_numpy(y[own])) for own in rows]
+    return cross_calibrate(parts)
+
+
+def guaranteed(model: TableModel, inputs: Array, predictive: Predictive) -> CalibratedPredictive | None:
+    """Return predictions at prepared inputs whose intervals and sets carry a guarantee; None if there is none.
+
+    With one held-out part, those are of the fit without it; otherwise of all folds together.
+    """
+    if model.calibration is None:
+        return None
+    parts = [dataclasses.replace(model, posterior=posterior).predict(inputs) for posterior in model.folds]
+    if model.calibration.folds:
+        return CalibratedPredictive(predictive, model.calibration, folds=parts)
+    return CalibratedPredictive(parts[0] if parts else predictive, model.calibration)
+
+
+def measured_coverage(calibration: Calibration, level: float = LEVEL) -> float:
+    """Return the fraction of rows inside intervals whose width the rows of other folds determine.
+
+    Without folds the two halves of the rows take their place. Several targets are averaged.
+    """
+    scores = calibration.scores_at(level).reshape(calibration.rows, -1)
+    fold = calibration.fold if calibration.fold is not None else torch.arange(calibration.rows) % 2
+    inside = torch.empty_like(scores, dtype=torch.bool)
+    for k in fold.unique():
+        own, others = fold == k, scores[fold != k]
+        limit = others.sort(0).values[rank(len(others), level) - 1]
+        inside[own] = scores[own] <= limit
+    return float(inside.double().mean())
+
+
+def guarantee_facts(calibration: Calibration | None, level: float = LEVEL) -> dict[str, Any] | None:
+    """Return what a report says on the guarantee; None if there is none."""
+    if calibration is None:
+        return None
+    return {
+        "level": level,
+        "measured": measured_coverage(calibration, level),
+        "rows": calibration.rows,
+        "kind": "cross-conformal" if calibration.folds else "split conformal",
+    }

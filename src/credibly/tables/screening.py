@@ -1,0 +1,323 @@
+"""Warnings before a fit: leaks of the target, twins across the split, identifiers, entities, time stamps, outliers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from credibly.tables.conventions import Conventions, conventions_of
+from credibly.tables.parsing import is_number, numbers, texts, whole_column
+from credibly.tables.preparation import Preparation
+
+Array = npt.NDArray[Any]
+
+# Correlation with the target from which an input is called a copy of it.
+COPY = 0.9999
+# Robust standard deviations from the median, on the scale of the values and on that of their logarithms if they are
+# positive: 50 alone is common in columns such as incomes.
+FAR = 50.0
+FAR_IN_LOGS = 10.0
+# With more distant values than this, and than this fraction, a column has heavy tails rather than errors.
+FEW = 3
+FEW_FRACTION = 0.001
+# Number of rows per value and of distinct values of a column that names entities, such as customers.
+ROWS_EACH = (2, 50)
+LEAST_VALUES = 10
+ENTITY = re.compile(
+    r"(^|[_\W])(id|ids|key|nr|customer|client|user|patient|subject|person|people|household|hh|family|firm|company|"
+    r"employee|worker|student|school|teacher|store|shop|account|device|sensor|machine|vehicle|animal|plot|site|station|"
+    r"player|team|village|commune)($|[_\W])"
+)
+TIME = re.compile(r"(^|[_\W])(date|time|timestamp|datetime|year|yr|epoch|day|week|month|period|quarter)($|[_\W])")
+# Values that often stand for a missing one.
+SENTINEL = re.compile(r"^-?(9{2,}|8{3,}|1)$")
+NAMED = 5
+
+
+def screen(
+    table: Any,
+    preparation: Preparation,
+    train: Array,
+    held_out: Array,
+    *,
+    group: str | None = None,
+    time: str | None = None,
+) -> tuple[str, ...]:
+    """Return what may make a fit misleading, as sentences without a full stop.
+
+    Args:
+        table: result of `read_table`.
+        preparation: the preparation fitted to the training rows.
+        train, held_out: row indices of the split.
+        group, time: columns that the split already respects.
+    """
+    rows = np.sort(np.concatenate([train, held_out]))
+    names = [name for name in preparation.names if name in table.column_names]
+    columns = _Columns(table, preparation, rows)
+    found = [*_copies(columns, names), *_row_numbers(columns, names)]
+    found += _twins(columns, names, np.isin(rows, train))
+    found += _constants(preparation)
+    found += _outliers(columns, names)
+    if group is None:
+        candidates = [n for n, kind, note in preparation.columns if kind != "dropped" and "constant" not in note]
+        found += _entities(columns, [name for name in candidates if name != time])
+    if time is None:
+        found += _times(columns, names)
+    return tuple(found)
+
+
+class _Columns:
+    """The columns of the rows that have a target, each converted once."""
+
+    def __init__(self, table: Any, preparation: Preparation, rows: Array) -> None:
+        self.table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
+        self.preparation = preparation
+        self.rows = rows
+        self.target = preparation.target
+        self.conventions: Conventions = conventions_of(table)
+        self._numbers: dict[str, Array | None] = {}
+        self._codes: dict[str, Array] = {}
+
+    def numbers(self, name: str) -> Array | None:
+        """Return a numeric column as float64 with NaN for missing, or None for another one."""
+        if name not in self._numbers:
+            cells = whole_column(self.table, name)
+            values = numbers(cells)[0].to_numpy(zero_copy_only=False) if is_number(cells.type) else None
+            self._numbers[name] = values
+        return self._numbers[name]
+
+    def codes(self, name: str) -> Array:
+        """Return an integer per distinct value, starting from 0; missing is a value, too."""
+        if name not in self._codes:
+            cells = whole_column(self.table, name)
+            cells = numbers(cells)[0] if is_number(cells.type) else cells
+            cells = texts(cells) if pa.types.is_string(cells.type) or pa.types.is_boolean(cells.type) else cells
+            coded = cells if pa.types.is_dictionary(cells.type) else pc.dictionary_encode(cells, "encode")
+            codes = coded.indices.to_numpy(zero_copy_only=False)
+            self._codes[name] = np.asarray(codes, dtype=np.int64)
+        return self._codes[name]
+
+    def distinct(self, name: str) -> int:
+        return int(self.codes(name).max(initial=-1)) + 1
+
+    def file_row(self, position: int) -> int:
+        return self.conventions.file_row(int(self.rows[position]))
+
+
+def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
+    """Inputs from which the target can be read off."""
+    target = columns.target
+    advice = f"it would not be known before {target} is: pass --drop"
+    if columns.preparation.classes is None:
+        y = columns.numbers(target)
+        assert y is not None
+        for name in names:
+            x = columns.numbers(name)
+            r = 0.0 if x is None else _correlation(x, y)
+            if x is not None and abs(r) > COPY:
+                both = np.isfinite(x)
+                same = bool((x[both] == y[both]).all())
+                how = "is a copy of" if same else f"has a correlation of {r:.6f} with"
+                yield f"{name} {how} the target {target}; {advice} {name}"
+        return
+    classes = columns.codes(target)
+    count = columns.distinct(target)
+    for name in names:
+        # As many values as classes, and as many pairs of them: one to one.
+        if columns.distinct(name) == count and len(np.unique(columns.codes(name) * count + classes)) == count:
+            yield f"every value of {name} stands for one class of the target {target}; {advice} {name}"
+
+
+def _correlation(x: Array, y: Array) -> float:
+    """Return the correlation over the rows that have both; 0 with fewer than 10 of them."""
+    both = np.isfinite(x)
+    x, y = x[both], y[both]
+    if len(x) < 10:
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        # Dividing by the largest value first: squares of very large numbers overflow.
+        a, b = x - x.mean(), y - y.mean()
+        a, b = a / np.abs(a).max(initial=0.0), b / np.abs(b).max(initial=0.0)
+        r = float(a @ b / np.sqrt((a @ a) * (b @ b)))
+    return r if np.isfinite(r) else 0.0
+
+
+def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[str]:
+    for name in names:
+        x = columns.numbers(name)
+        if x is None or len(x) < LEAST_VALUES or not np.isfinite(x).all():
+            continue
+        number = np.diff(columns.rows)
+        if (np.diff(x) == number).all() or (np.diff(x) == -number).all():
+            yield f"{name} counts the rows ({x[0]:.0f}, {x[1]:.0f}, {x[2]:.0f}, ...); pass --drop {name}"
+        elif columns.distinct(name) == len(x) and (x == np.trunc(x)).all() and ENTITY.search(_plain(name)):
+            yield f"{name} looks like an identifier: an integer of its own in every row; pass --drop {name}"
+
+
+def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str]:
+    """Rows that occur twice, target included, if the columns are too fine for that to be chance."""
+    rng = np.random.default_rng(0)
+    key = np.zeros(len(training), dtype=np.uint64)
+    # Expected fraction of pairs of rows that are equal if the columns were independent.
+    chance = 1.0
+    for name in [*names, columns.target]:
+        codes = columns.codes(name)
+        count = np.bincount(codes)
+        chance *= float((count / len(codes)) @ (count / len(codes)))
+        # A random number per value; the sum over the columns identifies the row.
+        key += rng.integers(0, 2**64, len(count), dtype=np.uint64)[codes]
+    _, first, which, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    repeated = len(key) - len(count)
+    pairs = float((count * (count - 1.0)).sum()) / 2
+    if not repeated or pairs < 100 * chance * len(key) * (len(key) - 1) / 2:
+        return
+    a = int(np.flatnonzero(which == int(np.argmax(count > 1)))[1])
+    b = int(first[which[a]])
+    yield (
+        f"{_rows(repeated)} {'repeats' if repeated == 1 else 'repeat'} an earlier one, target included (row"
+        f" {columns.file_row(a)} is row {columns.file_row(b)}); remove them unless they are separate observations"
+    )
+    seen = np.zeros(len(count), dtype=bool)
+    seen[which[training]] = True
+    both = int(seen[which[~training]].sum())
+    if both:
+        total = int((~training).sum())
+        yield (f"{both:,} of {total:,} held-out rows have a twin among the training rows, so the metrics are too good")
+
+
+def _constants(preparation: Preparation) -> Iterator[str]:
+    constant = [name for name, kind, note in preparation.columns if kind == "left out" and note.startswith("constant")]
+    if constant:
+        verb = "has the same value" if len(constant) == 1 else "have the same value"
+        yield f"{_listed(constant)} {verb} in every training row and {'is' if len(constant) == 1 else 'are'} left out"
+
+
+def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
+    target = [columns.target] if columns.preparation.classes is None else []
+    for name in [*names, *target]:
+        x = columns.numbers(name)
+        if x is None:
+            continue
+        far = _far(x)
+        if not len(far):
+            continue
+        values = np.unique(x[far])
+        if len(values) == 1 and SENTINEL.match(f"{values[0]:.0f}") and values[0] == np.trunc(values[0]):
+            code = f"{values[0]:.0f}"
+            yield f"{name} is {code} in {_rows(len(far))}, far from all other values; if it means missing, pass --na {code}"
+        elif len(far) <= max(FEW, FEW_FRACTION * len(x)):
+            worst = int(far[np.argmax(np.abs(x[far] - np.nanmedian(x)))])
+            others = f" (and {len(far) - 1:,} more)" if len(far) > 1 else ""
+            yield (
+                f"{name} is {x[worst]:.6g} in row {columns.file_row(worst)}{others}, where the median is"
+                f" {np.nanmedian(x):.6g}; check it"
+            )
+
+
+def _far(x: Array) -> Array:
+    """Return the positions of values that are absurdly far from the others."""
+    present = np.flatnonzero(np.isfinite(x))
+    values = x[present]
+    if len(values) < LEAST_VALUES:
+        return present[:0]
+    with np.errstate(over="ignore"):
+        far = _robust_distance(values) > FAR
+        if far.any() and (values[~far] > 0).all():
+            # Incomes and populations: distant values are ordinary unless they are distant in orders of magnitude.
+            positive = values > 0
+            distance = np.full(len(values), np.inf)
+            distance[positive] = _robust_distance(np.log(values[positive]))
+            far &= distance > FAR_IN_LOGS
+    return present[far]
+
+
+def _robust_distance(values: Array) -> Array:
+    """Return distances from the median in robust standard deviations; zeros if most values are the same."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    scale = max(1.4826 * float(np.median(np.abs(values - middle))), float(high - low) / 1.349)
+    found: Array = np.abs(values - middle) / scale if scale > 0 and np.isfinite(scale) else np.zeros(len(values))
+    return found
+
+
+def _entities(columns: _Columns, candidates: list[str]) -> Iterator[str]:
+    """Columns that name what several rows belong to, such as a customer."""
+    for name in candidates:
+        x = columns.numbers(name)
+        cells = whole_column(columns.table, name)
+        if x is None and pa.types.is_temporal(cells.type):
+            continue
+        if x is not None and (not np.isfinite(x).all() or (x != np.trunc(x)).any()):
+            continue
+        count, rows = columns.distinct(name), len(columns.rows)
+        each = rows / max(1, count)
+        if count < LEAST_VALUES or not ROWS_EACH[0] <= each <= ROWS_EACH[1] or TIME.search(_plain(name)):
+            continue
+        if ENTITY.search(_plain(name)) or _behaves_like_entity(columns, name, candidates, text=x is None):
+            yield (
+                f"{name} looks like an entity, with {each:.3g} rows for each of its {count:,} values, which the split"
+                f" divides between training and held-out rows; pass --group {name} if new ones are to be predicted"
+            )
+
+
+def _behaves_like_entity(columns: _Columns, name: str, others: list[str], text: bool) -> bool:
+    """Return whether the rows of a value follow each other and share other columns, as in a panel."""
+    codes, count = columns.codes(name), columns.distinct(name)
+    runs = 1 + int((np.diff(codes) != 0).sum())
+    sizes = np.bincount(codes)
+    balanced = float((sizes == np.bincount(sizes).argmax()).mean()) > 0.9
+    if runs > 1.1 * count or not (text or balanced):
+        return False
+    # Another column that varies, but not within these groups.
+    for other in others:
+        if other != name and 1 < columns.distinct(other) < count:
+            pairs = len(np.unique(codes * columns.distinct(other) + columns.codes(other)))
+            if pairs <= 1.05 * count:
+                return True
+    return balanced and text
+
+
+def _times(columns: _Columns, names: list[str]) -> Iterator[str]:
+    kinds = {name: kind for name, kind, _ in columns.preparation.columns}
+    found = [name for name in names if kinds[name] == "date" and columns.distinct(name) >= LEAST_VALUES]
+    for name in names:
+        x = columns.numbers(name)
+        if x is not None and _is_year(name, x):
+            found.append(name)
+    if found:
+        which = found[0]
+        looks = "looks like a time stamp" if len(found) == 1 else "look like time stamps"
+        yield (
+            f"{_listed(found)} {looks}, and the held-out rows are drawn from all times; pass --time {which} if later"
+            " rows are to be predicted"
+        )
+
+
+def _is_year(name: str, x: Array) -> bool:
+    """Return whether a numeric column holds calendar years, or seconds since 1970, by its name and its values."""
+    known = x[np.isfinite(x)]
+    if not len(known) or not TIME.search(_plain(name)) or (known != np.trunc(known)).any():
+        return False
+    years = known.min() >= 1800 and known.max() <= 2200
+    epoch = known.min() >= 1e8 and known.max() <= 1e13
+    return bool((years or epoch) and len(np.unique(known)) >= 3)
+
+
+def _plain(name: str) -> str:
+    """Return a column name in lower case, with the words of customerId apart."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more columns"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
