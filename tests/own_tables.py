@@ -24,6 +24,7 @@ SCRIPT = Path(sys.executable).with_name("credibly")
 REGRESSION = ("mean", "std", "std_aleatoric", "std_epistemic", "lower_90", "upper_90", "ood", "notes")
 RUN_FILES = [
     "config.toml",
+    "folds",
     "held_out.parquet",
     "posterior",
     "report.html",
@@ -31,8 +32,10 @@ RUN_FILES = [
     "table.json",
     "training_sample.parquet",
 ]
-# Settings that finish quickly.
+# Fixed settings and one held-out part, so that a fit takes a second.
+QUICK = ("--tune", "none", "--holdout", "0.2")
 HMC = (
+    *QUICK,
     "--method",
     "hmc",
     "--set",
@@ -46,8 +49,8 @@ HMC = (
     "--hidden",
     "6",
 )
-MAP = ("--method", "map", "--set", "steps=30", "--hidden", "6")
-ENSEMBLE = ("--method", "ensemble", "--set", "steps=150", "--set", "members=4", "--hidden", "6")
+MAP = (*QUICK, "--method", "map", "--set", "steps=30", "--hidden", "6")
+ENSEMBLE = (*QUICK, "--method", "ensemble", "--set", "steps=150", "--set", "members=4", "--hidden", "6")
 
 
 def diabetes(rows: int = 160, scale: float = 1.0, shift: float = 0.0) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def finished(record: Record) -> Iterator[Record]:
 def run(
     cache: Path, site: Path | None, tables: list[Table], models: list[str], splits: int, workers: int, out: Path
 ) -> Record:
-    """Run the cells that are not in the file yet, split by split and small tables first, and return all of them."""
+    """Run the cells that are not in the file yet, split by split and large tables first, and return all of them."""
     from benchmarks.timing import machine  # imports torch, which the workers of the peers do not need
 
     record = read(out)
@@ -107,7 +107,7 @@ def run(
     wanted = [
         (table.name, model, split)
         for split in range(splits)
-        for table in sorted(tables, key=lambda t: t.columns.num_rows)
+        for table in sorted(tables, key=lambda t: -t.columns.num_rows)
         for model in models
         if split < len(table.splits) and f"{table.name}/{model}/{split}" not in known
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,6 @@ from pyarrow import parquet
 from benchmarks.tables.data import Array
 from benchmarks.tables.rows import Rows
 from benchmarks.tables.scores import LEVEL, Classes, Numbers
-
-# Seconds after which a fit is given up.
-LONGEST = 1_800
 
 
 @dataclass(frozen=True)
@@ -38,21 +33,19 @@ class Predicted:
 
 
 def fit(rows: Rows) -> Numbers | Classes:
-    """Run `credibly fit` on a file of the training rows, and predict the test rows with the run."""
-    from credibly.tables import TableRun
+    """Fit a file of the training rows as `credibly fit` does, without its report, and predict the test rows."""
+    from credibly.tables import fit_table, prepare
+    from credibly.tables.config import Config
     from credibly.tables.guarantee import guaranteed
+    from credibly.tables.table_choice import choose_table
 
     table = rows.table
-    options = ["--task", _TASKS[table.task]] + ([] if table.group is None else ["--group", table.group])
     with tempfile.TemporaryDirectory() as folder:
         file, run = Path(folder) / "train.parquet", Path(folder) / "run"
         parquet.write_table(rows.train, file)
-        given = ["fit", str(file), "--target", table.target, "--out", str(run), "--quiet", *options]
-        done = subprocess.run([*_COMMAND, *given], capture_output=True, text=True, timeout=LONGEST, check=False)
-        if done.returncode or not run.is_dir():
-            raise RuntimeError(f"credibly fit failed: {(done.stderr or done.stdout).strip()[-300:]}")
-        model = TableRun.load(run).model
-        inputs, _ = model.preparation.transform(rows.test.drop_columns([table.target]))
+        config = Config(str(file), table.target, task=_TASKS[table.task], group=table.group)
+        model = fit_table(choose_table(prepare(config)), run, progress=False).model
+        inputs, _ = model.inputs(rows.test.drop_columns([table.target]))
         predictive = model.predict(inputs)
         # Intervals and sets are those with the guarantee, where the fit makes one.
         found = guaranteed(model, inputs, predictive)
@@ -75,7 +68,6 @@ def estimator(rows: Rows) -> Numbers | Classes:
     return _numbers(predictive, *predictive.interval(LEVEL))
 
 
-_COMMAND = [sys.executable, "-m", "credibly"]
 # The task is given, since integers with few values, such as the grades of wines, could as well be classes.
 _TASKS = {"regression": "regression", "counts": "counts", "classes": "classification"}
 

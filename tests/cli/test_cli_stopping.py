@@ -25,6 +25,7 @@ from own_tables import (
     ENSEMBLE,
     HMC,
     MAP,
+    QUICK,
     SCRIPT,
     call,
     cancer,
@@ -38,6 +39,7 @@ from own_tables import (
 )
 
 LONG = (
+    *QUICK,
     "--method",
     "hmc",
     "--set",

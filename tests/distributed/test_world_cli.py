@@ -20,7 +20,7 @@ from credibly.errors import PeerError, TrainingError
 from credibly.tables import TableRun, model
 from credibly.tables import run as tables_run
 from credibly.tables.folder import read_facts, write_facts
-from own_tables import call, diabetes, names, refused, write
+from own_tables import QUICK, call, diabetes, names, refused, write
 from studies.shared_cells import share_out
 from uci_sets import make
 from warm_python import warm_python
@@ -28,8 +28,8 @@ from warm_python import warm_python
 pytestmark = pytest.mark.slow
 
 SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1"))
-HMC = ("--method", "hmc", *SETTINGS, "--hidden", "6")
-ENSEMBLE = ("--method", "ensemble", "--set", "steps=60", "--set", "members=4", "--hidden", "6")
+HMC = (*QUICK, "--method", "hmc", *SETTINGS, "--hidden", "6")
+ENSEMBLE = (*QUICK, "--method", "ensemble", "--set", "steps=60", "--set", "members=4", "--hidden", "6")
 COMPARED = ("--methods", "map,ensemble", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--hidden", "6")
 BENCH = ("bench", "uci", "--root", "data", "--quick", "--methods", "map,ensemble", "--splits", "2")
 

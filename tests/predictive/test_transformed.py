@@ -1,5 +1,7 @@
 """Predictions of a transformed target: densities integrate to one, and every quantity agrees with that density."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_the_density_has_the_moments_and_quantiles(name):
 
     def integral(f):
         cuts = [max(ends[0], low), *points, min(ends[1], high)]
-        return sum(integrate.quad(f, a, b, epsabs=1e-12)[0] for a, b in zip(cuts, cuts[1:]))
+        return sum(integrate.quad(f, a, b, epsabs=1e-12)[0] for a, b in pairwise(cuts))
 
     atom = float(p.cdf(torch.zeros(1, dtype=f64))) if low == 0 else 0.0
     mass, mean, square = (integral(lambda y, k=k: y**k * density(y)) for k in range(3))
@@ -97,11 +99,10 @@ def test_the_density_has_the_moments_and_quantiles(name):
 def test_log_of_a_heteroscedastic_fit_is_a_lognormal_mixture():
     likelihood = HeteroscedasticGaussian(squeeze=True)
     source = Draws(likelihood, [0.2, -1.0, 0.4, 0.3, -0.7, -2.0])
-    p = in_original_units(
-        Predictive(source, torch.zeros(1, 1, dtype=f64)), (Transform("log"),), (2.0,), (0.5,)
-    )
+    p = in_original_units(Predictive(source, torch.zeros(1, 1, dtype=f64)), (Transform("log"),), (2.0,), (0.5,))
     parts = [
-        stats.lognorm(0.5 * np.exp(v / 2), scale=np.exp(2 + 0.5 * m)) for m, v in [(0.2, -1.0), (0.4, 0.3), (-0.7, -2.0)]
+        stats.lognorm(0.5 * np.exp(v / 2), scale=np.exp(2 + 0.5 * m))
+        for m, v in [(0.2, -1.0), (0.4, 0.3), (-0.7, -2.0)]
     ]
     assert float(p.mean) == pytest.approx(np.mean([d.mean() for d in parts]))
     assert float(p.aleatoric) == pytest.approx(np.mean([d.var() for d in parts]))

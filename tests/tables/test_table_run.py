@@ -24,23 +24,29 @@ from credibly.tables.config import parse_settings, read_config, write_config
 from credibly.tables.fit_summary import FitSummary
 from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
 from credibly.tables.reading import read_table
-from credibly.tables.run import config_of, split
+from credibly.tables.run import config_of
+from credibly.tables.splitting import Rows, held_out_split
 from credibly.tables.summarise import baseline, summarise
 from credibly.tables.threads import SMALL, threads_for
 from own_tables import cancer, diabetes, read, wine, write
 
+QUICK = {"tune": "none", "holdout": 0.2}
 HMC = {"draws": 12, "warmup": 20, "chains": 2, "thin": 1}
 
 
 def fitted(place: Path, columns: dict, target: str, **kwargs: object) -> TableRun:
     table = write(columns, place / "table.csv")
-    config = Config(str(table), target, **({"hidden": (5,), "method": "hmc", "settings": HMC} | kwargs))
+    config = Config(str(table), target, **(QUICK | {"hidden": (5,), "method": "hmc", "settings": HMC} | kwargs))
     return fit_table(prepare(config), place / "run")
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     return fitted(tmp_path_factory.mktemp("house"), diabetes(), "progress")
+
+
+def split(rows, fraction, seed, strata=None):
+    return held_out_split(Rows(rows, strata), fraction, seed)
 
 
 class TestSplit:
@@ -73,14 +79,14 @@ class TestSplit:
 
     def test_a_target_in_the_order_of_the_file_has_all_classes_on_both_sides(self, tmp_path):
         table = write(wine(), tmp_path / "wine.csv")
-        ready = prepare(Config(str(table), "kind", method="map"))
+        ready = prepare(Config(str(table), "kind", method="map"), refit=False)
         for part in (ready.train, ready.held_out):
             counts = np.unique(np.array(wine()["kind"])[part], return_counts=True)[1]
             np.testing.assert_allclose(counts / len(part), np.array([48, 59, 71]) / 178, atol=0.03)
 
     def test_statistics_come_from_the_training_rows(self, tmp_path):
         columns = {"x": np.arange(100.0), "y": np.arange(100.0) ** 2}
-        ready = prepare(Config(str(write(columns, tmp_path / "t.csv")), "y", method="map"))
+        ready = prepare(Config(str(write(columns, tmp_path / "t.csv")), "y", method="map"), refit=False)
         assert ready.preparation.y_mean == pytest.approx((ready.train.astype(float) ** 2).mean(), rel=1e-12)
         assert (len(ready.train), len(ready.held_out)) == (80, 20)
 
@@ -163,7 +169,9 @@ class TestConfig:
             '[settings]\ndraws = 3\nthin = "none"\n"odd key" = [1, 2.5, "x"]\nflag = true\n'
         )
         chosen = {"draws": 3, "thin": None, "odd key": [1, 2.5, "x"], "flag": True}
-        expected = Config("/a.csv", 'say "y"\x01', drop=("a", "b"), noise=1e-300, settings=chosen)
+        expected = Config(
+            "/a.csv", 'say "y"\x01', drop=("a", "b"), holdout=0.2, hidden=(50,), noise=1e-300, settings=chosen
+        )
         assert Config(**read_config(tmp_path / "c.toml")) == expected
 
     def test_the_table_is_looked_for_beside_the_file(self, tmp_path):
@@ -321,7 +329,7 @@ class TestRuns:
         facts = summarise(house)
         assert facts.figures == house.figures
         assert facts.table == "table.csv"
-        assert (facts.rows, facts.held_out, len(facts.y)) == (128, 32, 32)
+        assert (facts.rows, facts.held_out, len(facts.y)) == (160, 32, 32)
         assert facts.parameters == house.model.posterior.draws.shape[-1]
         assert facts.ood.shape == facts.ood_far.shape == (32,)
         assert facts.diagnostics is not None
@@ -409,6 +417,4 @@ class TestStreams:
 
 def test_recipe_defaults_are_those_of_a_config():
     """Defaults are the same from Python and from a table."""
-    config, known = Config("t.csv", "y"), recipe.Recipe()
-    for name in ("hidden", "activation", "prior_scale", "noise", "method"):
-        assert getattr(config, name) == getattr(known, name)
+    assert Config("t.csv", "y").recipe("regression") == recipe.Recipe()

@@ -137,7 +137,7 @@ def test_a_column_of_the_table_weighs_its_rows(tmp_path):
     options = ("--target", "y", "--weight", "v", "--method", "map", "--set", "steps=20", "--hidden", "4")
     found = call("fit", table, *options, "--out", tmp_path / "run", "--json")
     assert found.exit_code == 0, found.output
-    assert json.loads(found.stdout)["rows"] == 32
+    assert json.loads(found.stdout)["rows"] == 40
     assert read_config(tmp_path / "run" / "config.toml")["weight"] == "v"
 
 

@@ -374,33 +374,6 @@ def test_tables_that_are_too_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "cell",
-    [
-        "2024-03-05",
-        "2024/3/5",
-        "2024-03-05T12:30:00Z",
-        "2024-03-05 12:30:00.123+02:00",
-        "05.03.2024",
-        "3/25/2024",
-        "25/3/24 10:15",
-        "05.03.24",
-        "3/25/2024 10:15:00 PM",
-        "5 March 2024",
-        "05-Mar-24",
-        "Mar 5, 2024",
-        datetime.date(2024, 3, 5),
-        datetime.datetime(2024, 3, 5, 1),
-        datetime.time(3, 5),
-        datetime.timedelta(days=3),
-    ],
-)
-def test_dates_are_refused_with_advice(cell: Any) -> None:
-    data = table(when=[None] * 10 + [cell] * 50)
-    refused("table", "'when'", "days since", "--drop when", data=data)
-    assert Preparation.fit(data, "y", drop=["when"]).names == ("x",)
-
-
-@pytest.mark.parametrize(
     "cell", ["1-2", "10-20-30", "May", "March of time", "192.168.1.1", "2024", "v1.2.3", "1.2.13", "99/99/2024"]
 )
 def test_text_that_is_no_date_is_a_category(cell: str) -> None:

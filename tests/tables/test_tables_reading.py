@@ -49,17 +49,17 @@ def test_numbers_text_and_missing_cells(tmp_path: Path) -> None:
     assert count_rows(path) is None
 
 
-@pytest.mark.parametrize("mark", ["", "NA", "N/A", "nan", "NaN", "null", "None", "?", '""', " NA "])
+@pytest.mark.parametrize("mark", ["", "NA", "N/A", "n/a", "N.A.", "nan", "NaN", "null", "?", '""', " NA ", "#DIV/0!"])
 def test_missing_value_markers_do_not_turn_numbers_into_text(tmp_path: Path, mark: str) -> None:
     assert read(tmp_path, f"a,b\n1,x\n{mark},{mark}\n3,y\n") == {"a": [1.0, None, 3.0], "b": ["x", None, "y"]}
 
 
 def test_a_column_of_numbers_followed_by_text_is_text(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(csv_files, "BLOCK", 512)
-    path = put(tmp_path, "a,b\n" + "".join(f"{i},{i}\n" for i in range(2000)) + "late,1\n")
+    path = put(tmp_path, "a,b\n" + "".join(f"{i},{i}\n" for i in range(2000)) + "late,1\n" * 4)
     table = read_table(path)
-    assert table["a"].to_pylist() == [*map(str, range(2000)), "late"]
-    assert table["b"].to_pylist() == [*map(float, range(2000)), 1.0]
+    assert table["a"].to_pylist() == [*map(str, range(2000)), *["late"] * 4]
+    assert table["b"].to_pylist() == [*map(float, range(2000)), *[1.0] * 4]
 
 
 def test_columns_named_as_text_stay_as_they_are_written(tmp_path: Path) -> None:
@@ -330,7 +330,21 @@ def test_parquet_that_is_nested_or_broken(tmp_path: Path) -> None:
             st.sampled_from([b"a", b"b", b",", b";", b'"', b"\n", b"\r", b"1", b"-", b".", b" ", b"\xe9", b"NA"])
         ).map(b"".join),
     ),
-    suffix=st.sampled_from([".csv", ".tsv", ".csv.gz", ".parquet"]),
+    suffix=st.sampled_from(
+        [
+            ".csv",
+            ".tsv",
+            ".csv.gz",
+            ".csv.xz",
+            ".parquet",
+            ".feather",
+            ".arrow",
+            ".jsonl",
+            ".jsonl.bz2",
+            ".zip",
+            ".xlsx",
+        ]
+    ),
     packed=st.booleans(),
 )
 def test_any_bytes_are_a_table_or_refused(tmp_path, content, suffix, packed) -> None:

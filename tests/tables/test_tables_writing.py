@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,7 +23,10 @@ from credibly.tables import writing
 from credibly.tables.number_formats import NUMBER
 from credibly.tables.parsing import MISSING
 from credibly.tables.reading import header, read_table
-from credibly.tables.writing import SUFFIXES, TableWriter
+from credibly.tables.writing import TableWriter
+
+# Excel takes a library that is installed with the extra "excel" only.
+SUFFIXES = [s for s in writing.SUFFIXES if s != ".xlsx" or importlib.util.find_spec("openpyxl")]
 
 
 def is_text(value: str) -> bool:

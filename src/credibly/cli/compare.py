@@ -116,6 +116,9 @@ def run(
         rows = read_table(base.table, conventions=Conventions(base.na))
         # Prepare all methods first, so that errors show before the first fit.
         ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
+        several = next(iter(ready.values())).preparation.targets
+        if len(several) > 1:
+            raise InputError("--target", f"must be one column, got {len(several)}", "Compare the targets one by one")
         if not quiet and not as_json:
             print_wrapped(describe_table(next(iter(ready.values()))))
         try:

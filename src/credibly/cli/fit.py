@@ -169,8 +169,11 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
             from credibly.cli.console import print_metrics
             from credibly.report import assess
 
-            print_metrics(f"{facts.method} on {facts.target}, {facts.on} rows", facts.figures, facts.baseline)
+            alone = facts.target == done.config.target
+            base = facts.baseline if alone else {}
+            print_metrics(f"{facts.method} on {done.config.target}, {facts.on} rows", done.figures, base)
             verdict, *reasons = assess(facts).sentences
+            verdict = verdict if alone else f"{facts.target}: {verdict}"
             print_wrapped("", verdict, *(f"- {reason}" for reason in reasons), "")
         typer.echo(os.fspath(page))
     if open_page:
@@ -182,18 +185,22 @@ def write_results(
 ) -> tuple[FitSummary, Path]:
     """Write report.html and results.json of a run; `final` is the final location of the folder."""
     from credibly.core.files import write_atomic
-    from credibly.report import assess, fit_page, write
-    from credibly.tables.summarise import summarise
+    from credibly.report import assess, target_pages, write
+    from credibly.tables.summarise import summarise_targets
 
     with show_stages("report", STAGES, progress):
-        facts = summarise(done)
-        html = fit_page(facts)
+        every = summarise_targets(done)
+        facts, pages = every[0], target_pages(every)
         stage("page")
         folder = final or done.path
         results = {"run": os.fspath(folder), "report": os.fspath(folder / "report.html")} | results_of(facts)
         results["verdict"] = list(assess(facts).sentences)
+        if len(every) > 1:
+            results |= {"target": done.config.target, "figures": done.figures}
+            results["targets"] = [results_of(one) | {"verdict": list(assess(one).sentences)} for one in every]
         write_atomic(done.path / "results.json", to_json(results) + "\n")
-        return facts, write(html, done.path / "report.html")
+        written = [write(page, done.path / name) for name, page in pages.items()]
+        return facts, written[0]
 
 
 def results_of(facts: FitSummary) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import csv
 import gzip
 import json
 import lzma
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -82,7 +83,8 @@ def _names(table: Path) -> list[str]:
             from pyarrow.ipc import open_file
 
             return list(open_file(str(table)).schema.names)
-        opener = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(table.suffix, open)
+        openers: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        opener = openers.get(table.suffix, open)
         with opener(table, "rt", encoding="utf-8-sig", newline="") as handle:
             first = handle.readline(1 << 16)
         if ".jsonl" in table.suffixes or ".ndjson" in table.suffixes:
@@ -162,8 +164,8 @@ Na = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="Cells that mark a missing value, such as unknown,-999, beside the usual ones (empty, NA, n/a, null, ?; and"
-        " -, none, missing among numbers).",
+        help="Cells that mark a missing value, such as unknown,-999, beside the usual ones (empty, NA, n/a, null, ?;"
+        " and -, none, missing among numbers).",
     ),
 ]
 Holdout = Annotated[

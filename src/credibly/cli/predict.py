@@ -81,8 +81,8 @@ def run(
         if draws is not None:
             check_integer("--draws", draws)
         from credibly.core.progress import Progress
-        from credibly.tables.reading import header
         from credibly.tables.guarantee import guaranteed
+        from credibly.tables.reading import header
         from credibly.tables.run import TableRun
 
         # Errors in the file show before anything is loaded.

@@ -54,6 +54,8 @@ class Likelihood(ABC):
 
     support: ClassVar[str]  # "real", "time", "count", "binary" or "class"
     ordered: ClassVar[bool] = True  # whether outcomes have quantiles
+    # How noise depends on the own parameters: 1 if it grows with them, -1 if it falls, 0 if they are no noise levels.
+    noise_sign: ClassVar[int] = 1
     wide: ClassVar[bool] = False  # whether results need float64 whatever the network's dtype
 
     # -- binding to data ---------------------------------------------------------------------------------------------

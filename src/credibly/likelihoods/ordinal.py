@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import torch
@@ -32,6 +33,7 @@ class Ordinal(Likelihood):
 
     support: ClassVar[str] = "class"
     ordered: ClassVar[bool] = False
+    noise_sign: ClassVar[int] = 0
     classes: int | None = None
     cut_prior: tuple[Prior, ...] | None = field(default=None, kw_only=True)
 
@@ -67,7 +69,7 @@ class Ordinal(Likelihood):
         count = torch.bincount(y.flatten(), weights=rows, minlength=self.classes) * (y.numel() / rows.sum()) + 0.5
         below = (count.cumsum(0) / count.sum())[:-1].clamp(1e-6, 1 - 1e-6)
         cuts = [round(math.log(p / (1 - p)), 2) for p in below.tolist()]
-        gaps = [round(math.log(max(b - a, 0.01)), 2) for a, b in zip(cuts, cuts[1:])]
+        gaps = [round(math.log(max(b - a, 0.01)), 2) for a, b in pairwise(cuts)]
         return replace(self, cut_prior=(Normal(2.0, loc=cuts[0]), *(Normal(1.0, loc=gap) for gap in gaps)))
 
     def parameters(self) -> dict[str, Parameter]:

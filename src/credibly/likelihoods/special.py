@@ -95,7 +95,7 @@ def entropy_of_counts(log_pmf: Callable[[Tensor], Tensor], mean: Tensor, std: Te
     high = (mean + 40 * std).clamp_min(SUMMED).log()
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     for node, weight in zip(nodes.tolist(), weights.tolist()):
-        k = torch.exp(low + (high - low) * 0.5 * (1 + node))
-        log_p = log_pmf(k)
-        total = total - torch.exp(log_p) * log_p * k * (high - low) * 0.5 * weight
+        at = torch.exp(low + (high - low) * 0.5 * (1 + node))
+        log_p = log_pmf(at)
+        total = total - torch.exp(log_p) * log_p * at * (high - low) * 0.5 * weight
     return total

@@ -38,8 +38,8 @@ def censored_fraction_below(cdf: Tensor, event: Tensor, levels: Tensor) -> Tenso
     """Return the estimated fraction of rows whose F_i(T_i) is at most each level, (levels,).
 
     T_i is known for events. A time censored at c_i counts by the probability of F_i(T_i) <= level given T_i > c_i under
-    the prediction itself, (level - u_i) / (1 - u_i) with u_i = F_i(c_i) (Haider et al. 2020). For calibrated predictions
-    the result equals levels.
+    the prediction itself, (level - u_i) / (1 - u_i) with u_i = F_i(c_i) (Haider et al. 2020). For calibrated
+    predictions the result equals levels.
 
     Args:
         cdf: F_i at the observed or censored time, (N,).

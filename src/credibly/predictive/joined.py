@@ -18,7 +18,7 @@ T = TypeVar("T")
 class JoinedPredictive(Predictive):
     """Predictions of different rows by different fits with the same likelihood, in the given order.
 
-    What needs one set of draws for all rows (`functions`, `map_blocks`) is not available.
+    What needs one set of draws for all rows (`functions`, `map_blocks`) is not available. `places` is the given order.
 
     Args:
         parts: predictions by each fit.
@@ -30,6 +30,7 @@ class JoinedPredictive(Predictive):
         rows = sum(len(part) for part in self.parts)
         if order.shape != (rows,) or not torch.equal(order.sort().values, torch.arange(rows)):
             raise InputError("order", f"must be a permutation of {rows} rows, got shape {tuple(order.shape)}")
+        self.places = order
         self._order = order.argsort()
         super().__init__(self.parts[0].source, map_inputs(lambda t: t[:0], self.parts[0].x))
         self.rows = rows
@@ -135,9 +136,8 @@ class JoinedPredictive(Predictive):
     def _joined(self, function: Callable[[Predictive, Tensor], Tensor], axis: int = 0) -> Tensor:
         """Return the results of all parts in the order of the rows; `function` gets a part and its rows."""
         found, start = [], 0
-        places = self._order.argsort()
         for part in self.parts:
-            found.append(function(part, places[start : start + len(part)]))
+            found.append(function(part, self.places[start : start + len(part)]))
             start += len(part)
         return torch.cat(found, axis).index_select(axis, self._order)
 

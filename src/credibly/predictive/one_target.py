@@ -11,6 +11,7 @@ from credibly.core.inputs import Inputs, map_inputs
 from credibly.errors import InputError
 from credibly.likelihoods.base import IndependentTargets
 from credibly.predictive.base import Predictive
+from credibly.predictive.joined import JoinedPredictive
 from credibly.predictive.rescaling import WithLikelihood
 from credibly.predictive.source import DrawSource
 
@@ -34,6 +35,8 @@ class _OneTarget(WithLikelihood):
 
 def one_target(predictive: Predictive, target: int) -> Predictive:
     """Return the predictions of target number `target` of (N, K) targets as those of a single target, (N,)."""
+    if isinstance(predictive, JoinedPredictive):
+        return JoinedPredictive([one_target(part, target) for part in predictive.parts], predictive.places)
     likelihood = predictive.likelihood
     if not isinstance(likelihood, IndependentTargets) or likelihood.squeeze or likelihood.axis != -1:
         raise InputError("predictive", f"must be of several independent targets, got {type(likelihood).__name__}")

@@ -89,15 +89,19 @@ class WithLikelihood:
         self.count = inner.count
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
+        """Return the outputs of the source."""
         return self.inner.outputs(x, start, stop, first_row)
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Return the likelihood's own parameters in those draws."""
         return self.inner.extra(start, stop)
 
     def row_width(self) -> int:
+        """Return the number of activations per row and draw."""
         return self.inner.row_width()
 
     def cpp_width(self) -> int | None:
+        """Return the values per row that the C++ backend keeps; None if it cannot be used."""
         native = getattr(self.inner, "cpp_width", None)
         return native() if native is not None else None
 

@@ -5,6 +5,7 @@ from credibly.report.comparison import boosting_summary, compare_page
 from credibly.report.fit import fit_page
 from credibly.report.page import Column, Page, Recommendation, Section, Table, render, write
 from credibly.report.pictures import Picture, picture
+from credibly.report.several import target_pages
 
 __all__ = [
     "Assessment",
@@ -20,5 +21,6 @@ __all__ = [
     "fit_page",
     "picture",
     "render",
+    "target_pages",
     "write",
 ]

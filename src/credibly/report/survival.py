@@ -35,9 +35,9 @@ def censored_section(facts: FitSummary) -> Section:
         )
     head = (Column("Quantile"), Column("Over by then"), Column("Within chance"), Column("Result"))
     text = (
-        f"By its 50% quantile, half of the rows should have had their event. {events:,} of {len(signed):,} rows had one; "
-        "a censored row counts by the probability that the prediction itself gives it, so with many censored rows this "
-        "says little about late times.",
+        f"By its 50% quantile, half of the rows should have had their event. {events:,} of {len(signed):,} rows had "
+        "one; a censored row counts by the probability that the prediction itself gives it, so with many censored rows "
+        "this says little about late times.",
     )
 
     def paint(ax: Axes) -> None:

@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files in, predictions with uncertainty out.
+"""Tables: files of most formats in, predictions with uncertainty out.
 
 from credibly.tables import Config, TableRun, fit_table, prepare
 run = fit_table(prepare(Config("house.csv", "price")), "run/")     # credibly fit house.csv --target price --out run/

@@ -59,6 +59,15 @@ def row_weights(value: Any, rows: int) -> Array | None:
     return np.asarray(to_weights(value, rows, torch.device("cpu"), torch.float64).numpy())
 
 
+def weighted_rows(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
+    """Return the rows of positive weight, with their weights; None for ones."""
+    weight = row_weights(sample_weight, len(X))
+    if weight is None:
+        return X, y, None
+    kept = np.flatnonzero(weight)
+    return X[kept], y[kept], None if (weight[kept] == 1).all() else weight[kept]
+
+
 def class_weights(value: Any, classes: Array, labels: Array, weight: Array | None) -> Array | None:
     """Return the weights of rows times those of their classes, (N,); None for ones.
 

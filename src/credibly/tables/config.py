@@ -170,6 +170,9 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     for key in ("drop", "hidden", "order", "na"):
         if key in found:
             found[key] = tuple(found[key]) if isinstance(found[key], list) else (found[key],)
+    # A code such as -999 may be written without quotes.
+    if "na" in found:
+        found["na"] = tuple(str(value) if is_real(value) else value for value in found["na"])
     # TOML has no null: "none" stands for None.
     if "settings" in found:
         found["settings"] = {k: None if v == "none" else v for k, v in found["settings"].items()}

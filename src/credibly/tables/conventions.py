@@ -59,7 +59,8 @@ class Conventions:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Conventions:
         """Restore a result of `to_dict`."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+        return cls(**values)
 
 
 USUAL = Conventions()

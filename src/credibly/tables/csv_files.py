@@ -261,5 +261,7 @@ def _decimal(records: list[list[str]], delimiter: str) -> str:
         return "."
     cells = [c.strip() for r in records for c in r]
     commas = sum(re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", c) is not None for c in cells)
+    # 1.234 may as well be a group of thousands, and decides nothing.
+    cells = [c for c in cells if not re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", c)]
     points = sum(re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", c) is not None for c in cells)
     return "," if commas > points else "."

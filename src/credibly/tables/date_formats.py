@@ -1,4 +1,4 @@
-"""Dates as people write them: recognised by pattern, parsed to microseconds, day and month told apart over the whole column."""
+"""Dates as people write them: recognised by pattern, parsed to microseconds, day and month decided by column."""
 
 from __future__ import annotations
 

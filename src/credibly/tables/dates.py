@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from credibly.tables.date_formats import DAY, SECOND, Array, dates
+from credibly.tables.date_formats import DAY, Array, dates
 from credibly.tables.parsing import Notes
 
 # Cycles of a date by name: only those that vary in the training rows are inputs.
@@ -21,7 +21,7 @@ LIMIT = 1e6
 
 @dataclass(frozen=True)
 class Date:
-    """A column of dates: elapsed time, the year, and cycles as sine and cosine, plus a missing-value indicator if needed.
+    """A column of dates: elapsed time, the year, cycles as sine and cosine, and a missing-value indicator if needed.
 
     The month is the position within the year, so that 31 December is next to 1 January.
 
@@ -150,13 +150,12 @@ def _phase(values: Array, cycle: str) -> Array:
     if cycle == "month":
         month = _since(values, "datetime64[Y]", "datetime64[M]")
         day = _since(values, "datetime64[M]", "datetime64[D]")
-        length = ((values.astype("datetime64[M]") + 1).astype("datetime64[D]") - values.astype("datetime64[M]")).astype(
-            np.int64
-        )
-        return (month + day / length) / 12
-    if cycle == "weekday":
-        return _weekday(values) / 7
-    return _since(values, "datetime64[D]", "datetime64[us]") / (86_400 * SECOND)
+        start = values.astype("datetime64[M]")
+        length = ((start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")).astype(np.int64)
+        found: Array = (month + day / length) / 12
+    else:
+        found = _steps(values, cycle) / (7 if cycle == "weekday" else DAY)
+    return found
 
 
 def _since(values: Array, unit: str, step: str) -> Array:
@@ -167,7 +166,8 @@ def _since(values: Array, unit: str, step: str) -> Array:
 
 def _weekday(values: Array) -> Array:
     # 1 January 1970 was a Thursday; Monday is 0.
-    return (values.astype("datetime64[D]").astype(np.int64) + 3) % 7
+    found: Array = (values.astype("datetime64[D]").astype(np.int64) + 3) % 7
+    return found
 
 
 def _shown(value: Any) -> str:

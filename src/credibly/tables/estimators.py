@@ -14,13 +14,25 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_double, in_units
-from credibly.tables.arrays import Array, class_weights, is_width, moments, real_targets, row_weights, seed_of, to_array
+from credibly.tables.arrays import (
+    Array,
+    class_weights,
+    is_width,
+    moments,
+    real_targets,
+    seed_of,
+    to_array,
+    weighted_rows,
+)
+from credibly.tables.completed import predict_gaps
+from credibly.tables.encoding import InputEncoder, new_rows, training_rows
 from credibly.tables.estimator_conformal import Intervals, Sets
+from credibly.tables.imputation import Donors
 from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import Trial, tune
@@ -46,17 +58,19 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
     device: str | None
     verbose: bool
     tune: str | None
+    categorical_features: Any
+    _encoder: InputEncoder
 
     def _fit(self, X: Array, y: Array, weight: Array | None, recipe: Recipe, classes: int | None = None) -> Self:
         seed = seed_of(self.random_state)
-        self._x_mean, scale = moments("X", X, weight)
-        # A constant column carries no information; an infinite scale makes it 0 in new rows too.
-        self._x_scale = np.where(X.max(0) == X.min(0), np.inf, scale)
+        encoded = self._encoder.fit(X, weight).transform(X)
+        self._donors = Donors(encoded)
+        x = self._donors.fill(encoded)
         self.trials_: tuple[Trial, ...] = ()
         if self.tune is not None:
             recipe, self.trials_ = tune(
                 recipe,
-                self._standardised(X),
+                x,
                 y,
                 sample_weight=weight,
                 rule=self.tune,
@@ -66,9 +80,7 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
                 width=self.tune == "evidence",
             )
         self.recipe_ = recipe
-        problem = recipe.problem(
-            self._standardised(X), y, sample_weight=weight, classes=classes, seed=seed, device=self.device
-        )
+        problem = recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed, device=self.device)
         rows, parameters = len(X), problem.layout.dim
         fitter = recipe.fitter(rows, parameters)
         self.method_, self.why_ = recipe.resolved(rows, parameters)
@@ -92,14 +104,19 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
             **noise,
         )
 
-    def _standardised(self, X: Array) -> Array:
-        # Rows far outside the training data must stay finite in float32; that far out predictions are constant.
-        return np.clip((X - self._x_mean) / self._x_scale, -1e30, 1e30)
-
     def _predict(self, X: Any) -> Predictive:
         check_is_fitted(self)
-        rows = self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
-        return self.posterior_.predict(torch.from_numpy(rows).to(self.posterior_.layout.dtype))
+
+        def predict(rows: Array) -> Predictive:
+            return self.posterior_.predict(torch.from_numpy(rows).to(self.posterior_.layout.dtype))
+
+        return predict_gaps(predict, self._encoder.transform(new_rows(self, self._encoder, X)), self._donors)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        return tags
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = dict(super().__getstate__())
@@ -117,7 +134,9 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
     """Bayesian neural network for regression, with predictions and uncertainties in the units of y.
 
     Inputs and targets are standardised by the training rows, so their units do not matter. Multiple targets, y of
-    shape (N, K), are supported.
+    shape (N, K), are supported. X may have missing values (NaN, None, pd.NA), and categorical columns if it is a
+    DataFrame. Predictions of rows with missing values are averaged over the values of similar training rows, which
+    makes them more uncertain.
 
     Args:
         method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
@@ -138,6 +157,8 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
             width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
         conformal: True for intervals with a coverage guarantee from 5 further fits that leave out a fold each (CV+), or
             the number of folds; False for those of the posterior. See `predict_interval`.
+        categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
+            of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
 
     Attributes:
         posterior_: `Posterior` of the weights, on standardised inputs and targets; float64 on the CPU, whatever the
@@ -164,6 +185,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         verbose: bool = False,
         tune: str | None = None,
         conformal: bool | int = False,
+        categorical_features: Any = "from_dtype",
     ) -> None:
         self.method = method
         self.hidden = hidden
@@ -176,19 +198,21 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         self.verbose = verbose
         self.tune = tune
         self.conformal = conformal
+        self.categorical_features = categorical_features
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
 
         Args:
-            X: inputs, (N, P), at least 2 rows.
+            X: inputs, (N, P), at least 2 rows: an array or a DataFrame.
             y: targets, (N,) or (N, K).
             sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`. They also
                 weigh the rows that inputs and targets are standardised by, and `tune`. None for ones.
         """
         recipe, given = self._recipe("regression", noise=self.noise), (X, y, sample_weight)
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
-        X, y, weight = _weighted(X, real_targets(y), sample_weight)
+        self._encoder = InputEncoder(self.categorical_features).learn(X)
+        X, y = training_rows(self, self._encoder, X, y, multi_output=True, y_numeric=True)
+        X, y, weight = weighted_rows(X, real_targets(y), sample_weight)
         self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
         return self._fit_folds(*given)._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
@@ -213,7 +237,8 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
 class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc]
     """Bayesian neural network for classification into two or more classes, with labels of any type.
 
-    Inputs are standardised by the training rows, so their units do not matter.
+    Inputs are standardised by the training rows, so their units do not matter. X may have missing values and
+    categorical columns, as in `BayesianRegressor`.
 
     Args:
         method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
@@ -233,6 +258,8 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
             class. Probabilities are then those of a population with these weights, not of the training rows.
         conformal: True for prediction sets with a coverage guarantee from 5 further fits that leave out a fold each, or
             the number of folds; False for those of the posterior. See `predict_set`.
+        categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
+            of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
 
     Attributes:
         classes_: sorted labels, in the order of the columns of `predict_proba`.
@@ -259,6 +286,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
         tune: str | None = None,
         class_weight: str | Mapping[Any, float] | None = None,
         conformal: bool | int = False,
+        categorical_features: Any = "from_dtype",
     ) -> None:
         self.method = method
         self.hidden = hidden
@@ -271,20 +299,22 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
         self.tune = tune
         self.class_weight = class_weight
         self.conformal = conformal
+        self.categorical_features = categorical_features
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights.
 
         Args:
-            X: inputs, (N, P), at least 2 rows.
+            X: inputs, (N, P), at least 2 rows: an array or a DataFrame.
             y: labels of at least two classes, (N,): numbers, strings or booleans.
             sample_weight: weights of the rows, (N,), which multiply their log likelihoods, as in `Problem`, and those
                 of `class_weight`. They also weigh the rows that inputs are standardised by, and `tune`. None for ones.
         """
         recipe, given = self._recipe("classification"), (X, y, sample_weight)
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        self._encoder = InputEncoder(self.categorical_features).learn(X)
+        X, y = training_rows(self, self._encoder, X, y)
         check_classification_targets(y)
-        X, y, weight = _weighted(X, y, sample_weight)
+        X, y, weight = weighted_rows(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             found = f"has one class, {self.classes_[0]!r}"
@@ -320,12 +350,3 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
         """Return total, aleatoric and epistemic uncertainty of each row, in nats."""
         predictive = self.predictive(X)
         return Uncertainty(*(to_array(v) for v in (predictive.total, predictive.aleatoric, predictive.epistemic)))
-
-
-def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
-    """Return the rows of positive weight, with their weights; None for ones."""
-    weight = row_weights(sample_weight, len(X))
-    if weight is None:
-        return X, y, None
-    kept = np.flatnonzero(weight)
-    return X[kept], y[kept], None if (weight[kept] == 1).all() else weight[kept]

@@ -61,7 +61,8 @@ def fit_folds(prepared: Prepared, folder: Path, progress: bool | None) -> None:
 def fold_method(method: Method, folds: int) -> Method:
     """Return a shorter run of the method for one of several folds: predictions need fewer draws than diagnostics."""
     if folds > 1 and isinstance(method, HMC):
-        return dataclasses.replace(method, chains=min(4, method.chains), draws=max(20, method.draws // 2))
+        draws = min(method.draws, max(20, method.draws // 2))
+        return dataclasses.replace(method, chains=min(4, method.chains), draws=draws, thin=min(2, method.thin))
     if folds > 1 and isinstance(method, DeepEnsemble):
         return dataclasses.replace(method, members=min(method.members, max(2, method.members // 5)))
     return method

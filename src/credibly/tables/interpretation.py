@@ -35,7 +35,7 @@ def interpreted(
         text: columns that are text whatever they hold.
         known: conventions that are already decided.
         decimal: decimal mark of the file.
-        typed: whether the file has types: then text that is a plain number, such as the code 007, stays text.
+        typed: whether the file has types: then text of digits alone, such as the code 007, stays text.
     """
     learned = _Learned(known, decimal, typed)
     cells = {name: whole_column(table, name) for name in table.column_names}
@@ -101,13 +101,17 @@ class _Learned:
     def _as_numbers(self, name: str, column: Any) -> Any:
         present = column.drop_null()
         present = present.filter(pc.invert(is_placeholder(present)))
+        # Most text columns end here: their cells have no digits and are not infinite.
+        digits = pc.sum(pc.match_substring_regex(present, r"\d|(?i:inf)")).as_py() or 0
+        if len(present) - digits > min(STRAYS, STRAY_FRACTION * len(present)):
+            return None
         mark = self.known.decimals.get(name) or number_formats.decimal_mark(present, self.decimal)
         good = int(number_formats.fits(present, mark).sum())
         strays = len(present) - good
         if not good or strays > min(STRAYS, STRAY_FRACTION * len(present)):
             return None
         remark = number_formats.describe_format(present, mark)
-        if self.typed and not remark:
+        if self.typed and pc.all(pc.match_substring_regex(present, r"^\d+$")).as_py():
             return None
         if mark != self.decimal:
             self.decimals[name] = mark
@@ -116,7 +120,7 @@ class _Learned:
             self.remarks[name] = remark
         values, wrong = parse_text(column, mark, self.known.na)
         for row, cell in wrong:
-            self.notes.append(f"{name} in row {self._file_row(row)} is {shown(cell)}, not a number: treated as missing")
+            self.notes.append(f"row {self._file_row(row)}: {name} = {shown(cell)} is not a number; treated as missing")
         return numbers(values, na=self.known.na)[0]
 
     def _as_dates(self, name: str, column: Any) -> Any:
@@ -129,8 +133,8 @@ class _Learned:
             self.remarks[name] = remark
         if wrong:
             row, note = wrong[0]
-            more = f", and {len(wrong) - 1:,} further cells" if len(wrong) > 1 else ""
-            self.notes.append(f"{name} in row {self._file_row(row)}: {note}{more}: treated as missing")
+            more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+            self.notes.append(f"row {self._file_row(row)}: {name} = {note}{more}; treated as missing")
         return pa.array(values, pa.timestamp("us"))
 
     def _file_row(self, row: int) -> int:
@@ -140,22 +144,27 @@ class _Learned:
 def _total_rows(words: dict[str, Any], rows: int) -> dict[int, str]:
     """Return the rows that summarise others, with the label and its column.
 
-    The first word in such a row is "Total" or the like. That alone could be a category: it must also be the last row, or
-    stand among numbers or dates.
+    The first word in such a row is "Total" or the like. That alone could be a category: the row must also be the last,
+    or the word stand among numbers or dates.
     """
     found: dict[int, str] = {}
     if rows < LEAST_ROWS:
         return found
+    labels = {n: np.flatnonzero(_mask(pc.match_substring_regex(column, TOTAL))) for n, column in words.items()}
+    if not any(0 < len(at) <= STRAYS for at in labels.values()):
+        return found
     earlier = np.zeros(rows, dtype=bool)
     for name, column in words.items():
-        present, digits = np.asarray(column.is_valid()), number_formats.fits(column, ".")
-        labels = np.flatnonzero(np.asarray(pc.fill_null(pc.match_substring_regex(column, TOTAL), False)))
-        if 0 < len(labels) <= STRAYS:
-            others = column.drop_null()
-            dated = pc.sum(pc.match_substring_regex(others, DATE)).as_py()
-            among_numbers = max(digits.sum(), dated) >= 0.9 * max(1, len(others) - len(labels))
-            for row in labels[~earlier[labels]]:
+        present, digits, at = np.asarray(column.is_valid()), number_formats.fits(column, "."), labels[name]
+        if 0 < len(at) <= STRAYS:
+            dated = _mask(pc.match_substring_regex(column, DATE))
+            among_numbers = max(digits.sum(), dated.sum()) >= 0.9 * max(1, present.sum() - len(at))
+            for row in at[~earlier[at]]:
                 if among_numbers or row == rows - 1:
                     found[int(row)] = f"{shown(column[int(row)].as_py())} in {name}"
         earlier |= present & ~digits
     return found
+
+
+def _mask(found: Any) -> Any:
+    return np.asarray(pc.fill_null(found, False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,10 @@ from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
 from credibly.predictive.base import CACHE_VALUES, Predictive
+from credibly.tables.completed import predict_gaps
+from credibly.tables.imputation import Donors
 from credibly.tables.parallel_writer import shared_writer
+from credibly.tables.parsing import Notes
 from credibly.tables.prediction_columns import (
     NOTES,
     Promise,
@@ -58,6 +62,7 @@ class TableModel:
         ood_levels: quantiles of the epistemic uncertainty over in-distribution rows; None if the method has none.
         folds: posteriors of fits to some of the rows, behind metrics and guarantee.
         calibration: scores of rows under fits that have not seen them, for intervals with a guarantee; None for none.
+        training_sample: reads some of the training rows, from which missing cells are completed; None to impute them.
     """
 
     preparation: Preparation
@@ -65,22 +70,46 @@ class TableModel:
     ood_levels: Array | None = None
     folds: tuple[Posterior, ...] = ()
     calibration: Calibration | None = None
+    training_sample: Callable[[], Table] | None = None
+
+    def inputs(self, table: Table | RecordBatch) -> tuple[Array, Notes]:
+        """Return the inputs of a table for `predict`, with NaN for missing cells, and (row, note) for unusual cells."""
+        return self.preparation.transform(table, gaps=self.training_sample is not None)
 
     def predict(self, inputs: Array, *, draws: int | None = None) -> Predictive:
-        """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws."""
-        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
-        if draws is not None and isinstance(self.posterior, DrawsPosterior):
-            found = self.posterior.predict(x, draws=draws)
+        """Return the predictive at prepared inputs (N, P) in the units of the target, optionally with fewer draws.
+
+        Rows with NaN are averaged over completions from similar training rows (see `credibly.tables.completed`).
+        """
+        if np.isnan(inputs).any():
+            found = predict_gaps(lambda x: self._predict(x, draws), inputs, self.donors)
         else:
-            found = self.posterior.predict(x)
+            found = self._predict(inputs, draws)
         return self.preparation.in_units(found)
 
     def predict_table(self, table: Table | RecordBatch) -> Predictive:
         """Return the predictive at the rows of a table with the columns of the training data."""
-        return self.predict(self.preparation.transform(table)[0])
+        return self.predict(self.inputs(table)[0])
+
+    @cached_property
+    def donors(self) -> Donors:
+        """Training rows that missing cells are completed from, read on first use."""
+        if self.training_sample is None:
+            raise InputError("inputs", "has missing values, and the model no training rows to complete them from")
+        return Donors(self.preparation.transform(self.training_sample(), gaps=True)[0])
+
+    def _predict(self, inputs: Array, draws: int | None) -> Predictive:
+        """Return the predictive of the standardised target at complete inputs."""
+        x = torch.from_numpy(np.ascontiguousarray(self.preparation.scaling(inputs), np.float32))
+        if draws is not None and isinstance(self.posterior, DrawsPosterior):
+            return self.posterior.predict(x, draws=draws)
+        return self.posterior.predict(x)
 
     def ood(self, predictive: Predictive) -> Array | None:
-        """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them."""
+        """Return per row the fraction of reference rows with lower epistemic uncertainty; near 1 is unlike them.
+
+        Uncertainty about missing cells is epistemic, so rows with gaps score higher than the same rows without.
+        """
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
     def columns(
@@ -133,7 +162,7 @@ class TableModel:
         copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
         with shared_writer(out, everyone, force=force) as writer, world.alone():
             for (block, notes), copy in zip(own, copies):
-                inputs, more = known.transform(block)
+                inputs, more = self.inputs(block)
                 predictive = self.predict(inputs, draws=draws)
                 columns = {} if copy is None else {name: copy.column(name) for name in kept}
                 columns |= self.columns(predictive, levels, None if promise is None else promise(inputs, predictive))

@@ -13,6 +13,7 @@ from credibly.errors import InputError, StoreError
 from credibly.predictive.base import Predictive
 from credibly.predictive.transforms import Transform
 from credibly.storage.run_folder import checksum
+from credibly.tables.column_gaps import mark_gaps
 from credibly.tables.columns import Array, Categorical, Column, Numeric, fit_column
 from credibly.tables.conventions import USUAL, Conventions, conventions_of
 from credibly.tables.dates import Date
@@ -139,7 +140,8 @@ class Preparation:
         if not used:
             why = "; ".join(f"{name}: {note}" for name, _, note in columns[:5]) or "the target is the only column"
             raise InputError("table", f"no column is left to predict {target!r} from ({why})")
-        notes = (*read_by.notes, *known.notes)
+        remark = read_by.remark(target)
+        notes = (*read_by.notes, *([f"the target is {remark}"] if remark else ()), *known.notes)
         return cls(
             target,
             known.task,
@@ -201,18 +203,23 @@ class Preparation:
         return [name for name in self.names if name not in set(names)]
 
     # -- transformation ------------------------------------------------------------------------------------------------
-    def transform(self, table: Any) -> tuple[Array, Notes]:
+    def transform(self, table: Any, *, gaps: bool = False) -> tuple[Array, Notes]:
         """Return the inputs of a table or batch, (N, inputs) float32, and (row, note) for unusual cells.
 
-        An unknown category is encoded as "other" if there is such a level, else as zeros. An absent column is treated
-        as missing in every row.
+        An unknown category is encoded as "other" if there is such a level, else as missing. An absent column is treated
+        as missing in every row. The inputs of missing cells are imputed, or NaN with `gaps`; missing-value indicators
+        are 1 in both cases.
         """
         out = np.zeros((table.num_rows, self.inputs), dtype=np.float32)
         notes: Notes = []
         start = 0
         for column in self.used:
             width = len(column.features)
-            notes += column.encode(whole_column(table, column.name), out[:, start : start + width])
+            part = out[:, start : start + width]
+            found = column.encode(whole_column(table, column.name), part)
+            if gaps:
+                mark_gaps(column, part, found)
+            notes += found
             start += width
         notes.sort(key=lambda note: note[0])
         return out, notes

@@ -20,6 +20,7 @@ from credibly.storage.manifest import sha256
 from credibly.tables.choosing import Candidate, Rowset
 from credibly.tables.config import Config, as_options
 from credibly.tables.conventions import Conventions
+from credibly.tables.imputation import training_inputs
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
@@ -143,7 +144,8 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
     preparation = _preparation(config, table, known.task, train)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
     chosen = table.take(train)
-    x, y = preparation.transform(chosen)[0], preparation.target_values(chosen)
+    x = training_inputs(preparation.transform(chosen, gaps=True)[0])
+    y = preparation.target_values(chosen)
     classes = None if preparation.classes is None else len(preparation.classes)
     _check_device(config.device)
     weights = None if weights is None else weights[train]

@@ -25,7 +25,7 @@ def read_table(
     """Read a whole file: numbers as float64, dates as timestamps, everything else as text.
 
     A text column is numeric if its cells are numbers or missing, up to a few stray ones, however they are written:
-    $240,000 and 65.2% are numbers. In a file with types, text is converted only if it is not a plain number.
+    $240,000 and 65.2% are numbers. In a file with types, text of digits alone stays text.
 
     Args:
         path: the file.

@@ -5,7 +5,7 @@
     run/posterior/               the posterior, for `credibly.load` and `credibly.resume`
     run/folds/                   posteriors of fits to some of the rows, which predict the others
     run/held_out.parquet         the rows that those predict, for metrics and the guarantee
-    run/training_sample.parquet  some of the training rows, for plots
+    run/training_sample.parquet  some of the training rows, for plots and missing cells
     run/report.html, run/results.json
 
 Everything but the posterior is written before the fit, so that a sampler can be resumed. A fit that cannot be resumed
@@ -19,6 +19,7 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from credibly.core.files import write_atomic
 from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
-from credibly.errors import InputError, StoreError
+from credibly.errors import StoreError
 from credibly.methods.resuming import resume_with_problem
 from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.loading import load
@@ -52,7 +53,7 @@ from credibly.tables.guarantee import calibration_of, guarantee_facts
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
 from credibly.tables.prepared import Prepared, stored_config
-from credibly.tables.reading import read_table
+from credibly.tables.stored_rows import stored_rows
 from credibly.tables.target_metrics import target_metrics
 from credibly.tables.threads import threads_for
 
@@ -64,7 +65,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Maximum number of training rows stored for plots.
+TRAINING_SAMPLE = "training_sample.parquet"
+# Maximum number of training rows stored for plots, and to complete missing cells from.
 SAMPLE = 2_000
 # Number of held-out rows from which they are the reference for OOD scores; with fewer it is the training sample.
 REFERENCE = 20
@@ -142,12 +144,14 @@ class TableRun:
             name = os.fspath(path)
             raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
         levels, calibration = facts["ood_levels"], facts["calibration"]
+        preparation = Preparation.from_dict(facts["preparation"])
         model = TableModel(
-            Preparation.from_dict(facts["preparation"]),
+            preparation,
             load(folder / "posterior"),
             None if levels is None else np.asarray(levels),
             load_folds(folder, facts["folds"]),
             None if calibration is None else Calibration.from_dict(calibration),
+            partial(stored_rows, folder, TRAINING_SAMPLE, preparation),
         )
         return cls(folder, facts, config_of(facts), model)
 
@@ -160,7 +164,7 @@ class TableRun:
     def rows(self) -> tuple[Table, str]:
         """Return the rows behind the metrics, and which they are: "cross-validated", "held-out" or "training"."""
         if self.facts["held_out"]:
-            rows = self._stored_rows("held_out.parquet")
+            rows = stored_rows(self.path, "held_out.parquet", self.model.preparation)
             return rows, "cross-validated" if self.facts["folds"] > 1 else "held-out"
         return self.sample(), "training"
 
@@ -172,19 +176,7 @@ class TableRun:
 
     def sample(self) -> Table:
         """Return a sample of the training rows."""
-        return self._stored_rows("training_sample.parquet")
-
-    def _stored_rows(self, name: str) -> Table:
-        known = self.model.preparation
-        try:
-            found = read_table(self.path / name, text=known.text_names)
-        except InputError as error:
-            raise StoreError(
-                f"path: {name} of {os.fspath(self.path)!r} is missing or was modified ({error.found})"
-            ) from error
-        if set(known.names) | set(known.target_columns) != set(found.column_names):
-            raise StoreError(f"path: {name} of {os.fspath(self.path)!r} was modified (it has other columns)")
-        return found
+        return stored_rows(self.path, TRAINING_SAMPLE, self.model.preparation)
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
@@ -212,7 +204,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
     )
     write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, *prepared.preparation.target_columns]
-    for file, part in (("held_out.parquet", rows), ("training_sample.parquet", _sample(prepared.train))):
+    for file, part in (("held_out.parquet", rows), (TRAINING_SAMPLE, _sample(prepared.train))):
         _write_parquet(prepared.table.select(names).take(part), folder / file)
 
 
@@ -220,10 +212,11 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     """Compute metrics, the calibration of intervals and the reference for OOD scores from the stored rows."""
     facts = read_facts(folder)
     preparation = Preparation.from_dict(facts["preparation"])
-    model = TableModel(preparation, posterior, folds=load_folds(folder, facts["folds"]))
+    sample = partial(stored_rows, folder, TRAINING_SAMPLE, preparation)
+    model = TableModel(preparation, posterior, folds=load_folds(folder, facts["folds"]), training_sample=sample)
     run = TableRun(folder, facts, config_of(facts), model)
     rows, on = run.rows()
-    inputs, y = preparation.transform(rows)[0], preparation.target_values(rows)
+    inputs, y = model.inputs(rows)[0], preparation.target_values(rows)
     predictive = run.predict_rows(inputs)
     # The few members of a fold say little about how much they disagree.
     comparable = not model.folds or isinstance(posterior, SampledPosterior)

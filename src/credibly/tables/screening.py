@@ -26,6 +26,10 @@ FAR_IN_LOGS = 10.0
 # With more distant values than this, and than this fraction, a column has heavy tails rather than errors.
 FEW = 3
 FEW_FRACTION = 0.001
+# Ratio of equal rows to those expected from independent columns from which they are no accident.
+MORE_THAN_CHANCE = 100
+# Fraction of held-out rows with a twin in training from which they distort the metrics.
+TWINS = 0.01
 # Number of rows per value and of distinct values of a column that names entities, such as customers.
 ROWS_EACH = (2, 50)
 LEAST_VALUES = 10
@@ -36,7 +40,7 @@ ENTITY = re.compile(
 )
 TIME = re.compile(r"(^|[_\W])(date|time|timestamp|datetime|year|yr|epoch|day|week|month|period|quarter)($|[_\W])")
 # Values that often stand for a missing one.
-SENTINEL = re.compile(r"^-?(9{2,}|8{3,}|1)$")
+SENTINEL = re.compile(r"^(-1|-?9{2,}|-?8{3,})$")
 NAMED = 5
 
 
@@ -58,10 +62,12 @@ def screen(
         group, time: columns that the split already respects.
     """
     rows = np.sort(np.concatenate([train, held_out]))
-    names = [name for name in preparation.names if name in table.column_names]
+    names = list(preparation.names)
     columns = _Columns(table, preparation, rows)
-    found = [*_copies(columns, names), *_row_numbers(columns, names)]
-    found += _twins(columns, names, np.isin(rows, train))
+    numbered = dict(_row_numbers(columns, names))
+    found = [*_copies(columns, names), *numbered.values()]
+    # A row number would make every row unique.
+    found += _twins(columns, [name for name in names if name not in numbered], np.isin(rows, train))
     found += _constants(preparation)
     found += _outliers(columns, names)
     if group is None:
@@ -113,7 +119,6 @@ class _Columns:
 def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
     """Inputs from which the target can be read off."""
     target = columns.target
-    advice = f"it would not be known before {target} is: pass --drop"
     if columns.preparation.classes is None:
         y = columns.numbers(target)
         assert y is not None
@@ -124,14 +129,18 @@ def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
                 both = np.isfinite(x)
                 same = bool((x[both] == y[both]).all())
                 how = "is a copy of" if same else f"has a correlation of {r:.6f} with"
-                yield f"{name} {how} the target {target}; {advice} {name}"
+                yield f"{name} {how} the target {target}; pass --drop {name} unless it is known before {target} is"
         return
-    classes = columns.codes(target)
-    count = columns.distinct(target)
+    classes, count = columns.codes(target), columns.distinct(target)
+    if 2 * count > len(classes):
+        return
     for name in names:
         # As many values as classes, and as many pairs of them: one to one.
         if columns.distinct(name) == count and len(np.unique(columns.codes(name) * count + classes)) == count:
-            yield f"every value of {name} stands for one class of the target {target}; {advice} {name}"
+            yield (
+                f"every value of {name} stands for one class of the target {target}; pass --drop {name} unless it is"
+                f" known before {target} is"
+            )
 
 
 def _correlation(x: Array, y: Array) -> float:
@@ -148,47 +157,48 @@ def _correlation(x: Array, y: Array) -> float:
     return r if np.isfinite(r) else 0.0
 
 
-def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[str]:
+def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Columns that identify the row, with the warning."""
     for name in names:
         x = columns.numbers(name)
         if x is None or len(x) < LEAST_VALUES or not np.isfinite(x).all():
             continue
         number = np.diff(columns.rows)
         if (np.diff(x) == number).all() or (np.diff(x) == -number).all():
-            yield f"{name} counts the rows ({x[0]:.0f}, {x[1]:.0f}, {x[2]:.0f}, ...); pass --drop {name}"
+            yield name, f"{name} counts the rows ({x[0]:.0f}, {x[1]:.0f}, {x[2]:.0f}, ...); pass --drop {name}"
         elif columns.distinct(name) == len(x) and (x == np.trunc(x)).all() and ENTITY.search(_plain(name)):
-            yield f"{name} looks like an identifier: an integer of its own in every row; pass --drop {name}"
+            yield name, f"{name} looks like an identifier: an integer of its own in every row; pass --drop {name}"
 
 
 def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str]:
     """Rows that occur twice, target included, if the columns are too fine for that to be chance."""
     rng = np.random.default_rng(0)
     key = np.zeros(len(training), dtype=np.uint64)
-    # Expected fraction of pairs of rows that are equal if the columns were independent.
+    # Fraction of pairs of rows that would be equal if the columns were independent.
+    every = max(1.0, len(key) * (len(key) - 1.0))
     chance = 1.0
     for name in [*names, columns.target]:
         codes = columns.codes(name)
         count = np.bincount(codes)
-        chance *= float((count / len(codes)) @ (count / len(codes)))
+        chance *= float((count * (count - 1.0)).sum()) / every
         # A random number per value; the sum over the columns identifies the row.
         key += rng.integers(0, 2**64, len(count), dtype=np.uint64)[codes]
     _, first, which, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     repeated = len(key) - len(count)
     pairs = float((count * (count - 1.0)).sum()) / 2
-    if not repeated or pairs < 100 * chance * len(key) * (len(key) - 1) / 2:
+    if not repeated or pairs < MORE_THAN_CHANCE * chance * every / 2:
         return
     a = int(np.flatnonzero(which == int(np.argmax(count > 1)))[1])
-    b = int(first[which[a]])
-    yield (
-        f"{_rows(repeated)} {'repeats' if repeated == 1 else 'repeat'} an earlier one, target included (row"
-        f" {columns.file_row(a)} is row {columns.file_row(b)}); remove them unless they are separate observations"
-    )
     seen = np.zeros(len(count), dtype=bool)
     seen[which[training]] = True
-    both = int(seen[which[~training]].sum())
-    if both:
-        total = int((~training).sum())
-        yield (f"{both:,} of {total:,} held-out rows have a twin among the training rows, so the metrics are too good")
+    both, held_out = int(seen[which[~training]].sum()), int((~training).sum())
+    split = f"; {both:,} of {held_out:,} held-out rows have a twin among the training rows" if both else ""
+    split += ", which makes the metrics look too good" if both > TWINS * held_out else ""
+    yield (
+        f"{_rows(repeated)} {'repeats' if repeated == 1 else 'repeat'} an earlier one, target included (row"
+        f" {columns.file_row(a)} is row {columns.file_row(int(first[which[a]]))}){split}; remove repeated rows unless"
+        " they are separate observations"
+    )
 
 
 def _constants(preparation: Preparation) -> Iterator[str]:
@@ -210,8 +220,11 @@ def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
         values = np.unique(x[far])
         if len(values) == 1 and SENTINEL.match(f"{values[0]:.0f}") and values[0] == np.trunc(values[0]):
             code = f"{values[0]:.0f}"
-            yield f"{name} is {code} in {_rows(len(far))}, far from all other values; if it means missing, pass --na {code}"
-        elif len(far) <= max(FEW, FEW_FRACTION * len(x)):
+            where = f"{name} is {code} in {_rows(len(far))}, far from all other values"
+            yield f"{where}; if it means missing, pass --na {code}"
+            continue
+        far = _far(x, tails=True)
+        if 0 < len(far) <= max(FEW, FEW_FRACTION * len(x)):
             worst = int(far[np.argmax(np.abs(x[far] - np.nanmedian(x)))])
             others = f" (and {len(far) - 1:,} more)" if len(far) > 1 else ""
             yield (
@@ -220,27 +233,33 @@ def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
             )
 
 
-def _far(x: Array) -> Array:
-    """Return the positions of values that are absurdly far from the others."""
+def _far(x: Array, tails: bool = False) -> Array:
+    """Return the positions of values that are absurdly far from the others, optionally measured by their tails too."""
     present = np.flatnonzero(np.isfinite(x))
     values = x[present]
     if len(values) < LEAST_VALUES:
         return present[:0]
     with np.errstate(over="ignore"):
-        far = _robust_distance(values) > FAR
+        far = _robust_distance(values, tails) > FAR
         if far.any() and (values[~far] > 0).all():
             # Incomes and populations: distant values are ordinary unless they are distant in orders of magnitude.
             positive = values > 0
             distance = np.full(len(values), np.inf)
-            distance[positive] = _robust_distance(np.log(values[positive]))
+            distance[positive] = _robust_distance(np.log(values[positive]), tails)
             far &= distance > FAR_IN_LOGS
     return present[far]
 
 
-def _robust_distance(values: Array) -> Array:
-    """Return distances from the median in robust standard deviations; zeros if most values are the same."""
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+def _robust_distance(values: Array, tails: bool) -> Array:
+    """Return distances from the median in robust standard deviations; zeros if most values are the same.
+
+    With `tails`, the central nine tenths of the values count as well as the central half: if most values are the same,
+    or nearly so, the others are not errors.
+    """
+    least, low, middle, high, most = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
     scale = max(1.4826 * float(np.median(np.abs(values - middle))), float(high - low) / 1.349)
+    if tails:
+        scale = max(scale, float(most - least) / 3.29)
     found: Array = np.abs(values - middle) / scale if scale > 0 and np.isfinite(scale) else np.zeros(len(values))
     return found
 

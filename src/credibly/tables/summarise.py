@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from credibly.core.stages import stage
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
+from credibly.predictive.one_target import one_target
 from credibly.tables.config import Config
 from credibly.tables.fit_summary import Array, FitSummary, View
 from credibly.tables.model import TableModel
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
     from credibly.predictive.base import Predictive
 
+# Metrics of one of several targets.
+METRICS = ("log_density", "rmse", "crps", "coverage", "width", "calibration_error")
 # What tasks predict, if not numbers.
 PREDICTED = {"classification": "classification", "ordinal": "classification", "survival": "survival"}
 NOISES = {
@@ -35,11 +39,33 @@ NOISES = {
 DIAGNOSED_ROWS = 200
 
 
+def summarise_targets(run: TableRun) -> tuple[FitSummary, ...]:
+    """Summarise a finished run for each of its targets."""
+    facts, targets = summarise(run), run.model.preparation.targets
+    if len(targets) < 2:
+        return (facts,)
+
+    def own(metrics: dict[str, float], name: str) -> dict[str, float]:
+        return {key: metrics[f"{key}_{name}"] for key in METRICS if f"{key}_{name}" in metrics}
+
+    return tuple(
+        dataclasses.replace(
+            facts,
+            target=name,
+            predictive=one_target(facts.predictive, k),
+            y=facts.y[:, k],
+            figures=own(facts.figures, name),
+            baseline=own(facts.baseline, name),
+        )
+        for k, name in enumerate(targets)
+    )
+
+
 def summarise(run: TableRun) -> FitSummary:
-    """Summarise a finished run. Predictions on the held-out rows are recomputed."""
+    """Summarise a finished run, all targets together. Predictions on the held-out rows are recomputed."""
     model, stored = run.model, run.facts
     rows, on = run.rows()
-    inputs = model.preparation.transform(rows)[0]
+    inputs = model.inputs(rows)[0]
     predictive = run.predict_rows(inputs)
     y = model.preparation.target_values(rows)
     recipe = run.config.recipe(model.preparation.task)
@@ -67,7 +93,7 @@ def summarise(run: TableRun) -> FitSummary:
         baseline=baseline(model, y, run.sample()),
         ood=model.ood(predictive),
         ood_far=_shuffled(model, inputs, run.config.seed),
-        diagnostics=_diagnostics(model, inputs, y),
+        diagnostics=_diagnostics(model, model.preparation.transform(rows)[0], y),
         posterior=model.posterior,
         view=_view(model, run.sample()),
         kind=model.preparation.task,
@@ -144,7 +170,8 @@ def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
 def _view(model: TableModel, training: Table) -> View | None:
     prepared = model.preparation
     names = tuple(prepared.names)
-    if prepared.task == "survival" or len(names) not in (1, 2) or set(names) != set(prepared.numeric_names):
+    single = len(prepared.targets) < 2 and prepared.task != "survival"
+    if not single or len(names) not in (1, 2) or set(names) != set(prepared.numeric_names):
         return None
     raw = np.stack([training[name].to_numpy(zero_copy_only=False).astype(float) for name in names], 1)
     known = np.isfinite(raw).all(-1)

@@ -16,6 +16,8 @@ from credibly.tables.tuning import RULES, tune
 AFFORDABLE = 1_200_000
 STEPS = 100
 HIDDEN = (50,)
+# Rows times parameters times iterations per draw: smaller tables can afford longer chains, up to MOST_THINNED.
+THINNED, MOST_THINNED = 1_500_000, 6
 # Networks of larger tables.
 EMBEDDED: dict[str, Any] = {"hidden": (256, 256), "activation": "relu", "embedding": True}
 # Rows from which an ensemble has half as many members.
@@ -60,15 +62,16 @@ def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
         hidden=hidden,
         noise=noise,
         prior_scale=2.0 if config.prior_scale is None else config.prior_scale,
-        settings={"max_steps": STEPS, **given.settings} if config.method != "ensemble" else given.settings,
     )
     parameters = small.problem(data.x[:2], prepared.preparation.standardise(data.y[:2]), classes=data.classes).dim
     rows = data.rows.count
+    thin = max(2, min(MOST_THINNED, THINNED // (rows * parameters)))
     work = f"{rows:,} rows by {parameters:,} parameters"
     # The compiled sampler has these likelihoods; with others a gradient takes many times as long.
     fast = given.task == "classification" or (given.task == "regression" and noise != "student")
     if config.method == "hmc" or (config.method == "auto" and fast and rows * parameters <= AFFORDABLE):
         reason = f"{work} is small enough for HMC, which samples the posterior without approximating it"
+        small = dataclasses.replace(small, settings={"max_steps": STEPS, "thin": thin, **given.settings})
         return small, "requested" if config.method == "hmc" else reason
     reason = f"{work} is too large for HMC to finish within about two minutes"
     if not fast:

@@ -109,5 +109,5 @@ def _fitted(likelihood: Likelihood, y: Tensor) -> _Constant:
         value.backward()
         return value
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)
     return _Constant(likelihood, output.detach(), {name: value.detach() for name, value in extra.items()})

@@ -68,7 +68,8 @@ class TargetScale:
         """Return z for targets in their own units, in the shape of y."""
         if all(t.kind == "none" for t in self.transforms):
             values = np.asarray(y, dtype=np.float64)
-            return (values - np.array(self.mean)) / np.array(self.std)
+            standardised: Array = (values - np.array(self.mean)) / np.array(self.std)
+            return standardised
         return self._each(y, lambda t, values, mean, std: (t.forward(values) - mean) / std)
 
     def log_jacobian(self, y: Array) -> Array:

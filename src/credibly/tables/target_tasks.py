@@ -91,8 +91,8 @@ def event_values(name: str, cells: Any) -> Any:
             found = f"{name!r} must hold 1 for an event and 0 for none, got {column[int(np.argmin(known))].as_py():g}"
             raise InputError("--event", found)
         return pc.equal(column, 1.0)
-    found = [None if text is None else EVENTS.get(text.strip().lower(), text) for text in texts(cells).to_pylist()]
-    other = [text for text in found if isinstance(text, str)]
+    marks = [None if text is None else EVENTS.get(text.strip().lower(), text) for text in texts(cells).to_pylist()]
+    other = [mark for mark in marks if isinstance(mark, str)]
     if other:
         raise InputError("--event", f"{name!r} must hold 1 or 0, true or false, yes or no, got {other[0]!r}")
-    return pa.array(found, pa.bool_())
+    return pa.array(marks, pa.bool_())

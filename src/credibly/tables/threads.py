@@ -7,8 +7,9 @@ import torch
 from credibly.inference.method import Method
 from credibly.problem import Problem
 
-# Values in a layer up to which more threads cost more than they gain.
+# Values in a layer up to which more threads cost more than they gain; chains of HMC share no steps.
 SMALL = 500_000
+SMALL_CHAINS = 100_000
 
 
 def threads_for(problem: Problem, method: Method) -> int:
@@ -16,4 +17,5 @@ def threads_for(problem: Problem, method: Method) -> int:
     together = int(getattr(method, "chains", getattr(method, "members", 1)))
     rows = problem.n if method.name == "hmc" else min(problem.n, getattr(method, "batch_size", None) or 128)
     width = max((e.shape[0] for e in problem.layout.entries if len(e.shape) == 2), default=1)
-    return 1 if together * rows * width <= SMALL else torch.get_num_threads()
+    most = SMALL_CHAINS if method.name == "hmc" else SMALL
+    return 1 if together * rows * width <= most else torch.get_num_threads()

@@ -56,6 +56,7 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
     outputs = [(part, _outputs(part, theta[list(members)])) for part, members in unseen if members]
     noise = theta[:, problem.layout.network_dim :].double().mean(0)
     network = theta[0, : problem.layout.network_dim].double()
+    sign = problem.likelihood.noise_sign
 
     def density(tried: Tensor) -> float:
         extra = problem.extra(with_noise(problem, theta[:1].double(), tried))
@@ -71,7 +72,7 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
         for low, high, step in ((LOWEST, HIGHEST, STEP), (-STEP, STEP, FINE)):
             tried = [noise.clone() for _ in range(round((high - low) / step) + 1)]
             for index, candidate in enumerate(tried):
-                candidate[coordinate] += low + index * step
+                candidate[coordinate] += sign * (low + index * step)
             noise = max(tried, key=density)
     return noise
 
@@ -107,7 +108,7 @@ def with_held_out_noise(
         progress: whether to show a progress bar.
         mesh: processes that share the rows of each minibatch.
     """
-    if problem.dim == problem.layout.network_dim:
+    if problem.dim == problem.layout.network_dim or not problem.likelihood.noise_sign:
         return theta, []
     if data.stops:
         noise = held_out_noise(problem, theta, data.unseen(len(theta)))
