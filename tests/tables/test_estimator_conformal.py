@@ -123,6 +123,20 @@ def test_rows_without_weight_do_not_count():
     assert model.calibration_.rows == 50
 
 
+def test_gaps_and_categories():
+    """Folds are cut from the DataFrame as it was passed, with its missing values and categories."""
+    pd = pytest.importorskip("pandas")
+    x, y = waves(60, 0)
+    frame = pd.DataFrame({"a": x[:, 0], "b": np.where(np.arange(60) % 7, x[:, 1], np.nan), "c": ["u", "v"] * 30})
+    frame["c"] = frame["c"].astype("category")
+    model = regressor().fit(frame, y)
+    lower, upper = model.predict_interval(frame, 0.8)
+    assert np.isfinite(upper - lower).all()
+    assert ((lower <= y) & (y <= upper)).mean() > 0.6
+    chosen = classifier().fit(frame, np.where(y > 50, "high", "low")).predict_set(frame, 0.8)
+    assert chosen.any(1).all()
+
+
 def test_classes_are_spread_over_folds():
     labels = np.repeat([0, 1, 2], [40, 7, 2])
     fold = assigned_folds(5, 49, 1, labels)
