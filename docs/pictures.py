@@ -148,7 +148,9 @@ def guarantee(quick: bool) -> Figure:
     for axis, (name, (own, shown)) in zip(axes, parts.items()):
         lower, upper = own.predict(new.x).interval(0.9)
         measured = float(((lower <= new.y) & (new.y <= upper)).double().mean())
-        cr.plot.bands(own.predict(grid), grid, levels=(0.9,), data=(shown.x, shown.y), truth=truth, legend=False, ax=axis)
+        cr.plot.bands(
+            own.predict(grid), grid, levels=(0.9,), data=(shown.x, shown.y), truth=truth, legend=False, ax=axis
+        )
         axis.set(title=f"{name}\npromised 90 %, measured {100 * measured:.0f} %", ylim=(-3, 3))
     return finish(figure, axes)
 

@@ -203,3 +203,52 @@ def test_counts_have_integer_bounds_that_keep_the_promise():
     assert level - 0.005 < covered < level + 0.08
     bayesian = new.interval(level)
     assert float(((bayesian[0] <= y_new) & (y_new <= bayesian[1])).double().mean()) < 0.7
+
+
+def test_bounds_stay_within_the_range_of_a_transformed_target():
+    """Far outside of the nodes the interval continues in a straight line, which would leave the positive numbers."""
+    from credibly.predictive.transformed import in_original_units
+    from credibly.predictive.transforms import Transform
+
+    def world(rows, seed):
+        z = gaussian(normal(seed, 2, rows), 0.05)
+        likelihood = cr.likelihoods.Gaussian(0.05, squeeze=True)
+        plain = predictive(z.functions().unsqueeze(-1), likelihood)
+        return in_original_units(plain, (Transform("log"),), (0.0,), (1.0,))
+
+    p, new = world(60, 0), world(10, 5)
+    y = (2 * normal(9, 60)).exp()
+    lower, upper = CalibratedPredictive(new, calibrate(p, y)).interval(0.9)
+    assert float(lower.min()) >= 0
+    assert bool((upper > lower).all())
+    assert float(Bands.of(new).at(-200.0).min()) < 0
+
+
+def test_many_draws_are_thinned():
+    many = gaussian(0.3 * normal(0, 1500, 20), 1.0)
+    one, other = (
+        Bands.of(many).values,
+        many.quantile(torch.special.ndtr(torch.tensor(NODES, dtype=torch.float64)).tolist()),
+    )
+    # The standard error of a mean of 250 draws of standard deviation 0.3 is 0.019.
+    assert 0 < float((one - other).abs().max()) < 0.1
+
+
+def test_joined_predictions_of_several_fits():
+    from credibly.predictive.joined import JoinedPredictive
+
+    (p, y), (new, _), (other, _) = worlds(30, 0), worlds(8, 50), worlds(5, 60)
+    joined = JoinedPredictive([new, other], torch.arange(13))
+    calibration = calibrate(p, y)
+    whole = CalibratedPredictive(joined, calibration)
+    parts = [CalibratedPredictive(part, calibration).interval(0.8) for part in (new, other)]
+    assert len(whole) == 13
+    for bound, pieces in zip(whole.interval(0.8), zip(*parts)):
+        assert torch.equal(bound, torch.cat(pieces))
+    assert torch.equal(whole.mean, torch.cat([new.mean, other.mean]))
+
+
+def test_censored_times_have_no_guarantee():
+    times = predictive(normal(0, 1, 20, 2), cr.likelihoods.Survival())
+    with pytest.raises(cr.InputError, match="may be censored"):
+        calibrate(times, torch.ones(20, 2))

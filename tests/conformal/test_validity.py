@@ -108,6 +108,23 @@ def test_randomised_sets_keep_the_promise_exactly(score, sharpness, rows, level)
     assert abs(covered - k / (rows + 1)) < 4 * coverage_error(rows, k, TESTS, REPETITIONS)
 
 
+def test_randomisation_breaks_the_ties_of_a_constant_model():
+    """All rows have the same probabilities, so without it whole classes would be in every set or in none."""
+    rows, level = 30, 0.8
+    true = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+
+    def world(size, seed):
+        y = torch.multinomial(true, size * REPETITIONS, replacement=True, generator=stream(seed))
+        return labels(torch.tensor([0.6, 0.3, 0.1]).expand(size, REPETITIONS, 3)), y.reshape(size, REPETITIONS)
+
+    calibration = calibrate(*world(rows, 0), settings=Settings("aps", allow_empty=True))
+    predictive, y = world(TESTS, 1)
+    sets = CalibratedPredictive(predictive, calibration).prediction_set(level)
+    covered = sets.gather(-1, y.unsqueeze(-1)).double().mean()
+    k = rank(rows, level)
+    assert abs(covered - k / (rows + 1)) < 4 * coverage_error(rows, k, TESTS, REPETITIONS)
+
+
 def test_sets_are_never_empty_by_default_and_cover_no_less():
     rows, level = 40, 0.5
     loose, default = (

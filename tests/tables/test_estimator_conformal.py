@@ -43,7 +43,10 @@ def inexact(_estimator):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [make(conformal=2, hidden=(50,)) for make in (regressor, classifier)],
+    [
+        make(conformal=2, method="map", hidden=(50,), settings={"steps": 80, "lr": 0.1})
+        for make in (regressor, classifier)
+    ],
     expected_failed_checks=inexact,
 )
 def test_scikit_learn_checks(estimator, check):
@@ -118,6 +121,20 @@ def test_rows_without_weight_do_not_count():
     model, other = regressor().fit(x, spoilt, weight), regressor().fit(x[:50], y[:50])
     np.testing.assert_allclose(model.predict_interval(x)[0], other.predict_interval(x)[0], rtol=1e-6)
     assert model.calibration_.rows == 50
+
+
+def test_gaps_and_categories():
+    """Folds are cut from the DataFrame as it was passed, with its missing values and categories."""
+    pd = pytest.importorskip("pandas")
+    x, y = waves(60, 0)
+    frame = pd.DataFrame({"a": x[:, 0], "b": np.where(np.arange(60) % 7, x[:, 1], np.nan), "c": ["u", "v"] * 30})
+    frame["c"] = frame["c"].astype("category")
+    model = regressor().fit(frame, y)
+    lower, upper = model.predict_interval(frame, 0.8)
+    assert np.isfinite(upper - lower).all()
+    assert ((lower <= y) & (y <= upper)).mean() > 0.6
+    chosen = classifier().fit(frame, np.where(y > 50, "high", "low")).predict_set(frame, 0.8)
+    assert chosen.any(1).all()
 
 
 def test_classes_are_spread_over_folds():

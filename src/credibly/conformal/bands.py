@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 
 from credibly.predictive.base import Predictive
+from credibly.predictive.joined import JoinedPredictive
+from credibly.predictive.quantiles import mixture_quantiles
 
 # Symmetric around the median. Predictives are close to Gaussian, whose quantiles are linear in t.
 NODES = (-3.0, -2.5, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+# Draws that the quantiles are of, evenly spaced: each contributes a whole distribution, and more change little.
+DRAWS = 256
 # Smallest slope of Q outside of the nodes, relative to its values: a predictive without any width has an index too.
 LEAST_SLOPE = 1e-9
 
@@ -43,7 +47,7 @@ class Bands:
     def of(cls, predictive: Predictive) -> Bands:
         """Return the bands of a predictive, on the CPU."""
         nodes = torch.tensor(NODES, dtype=torch.float64)
-        values = predictive.quantile(torch.special.ndtr(nodes).tolist()).double().cpu()
+        values = _quantiles(predictive, torch.special.ndtr(nodes).tolist()).double().cpu()
         # Quantiles are found one by one to rounding, which may swap close ones.
         return cls(nodes, values.cummax(0).values)
 
@@ -81,6 +85,20 @@ class Bands:
         below = torch.maximum(_ratio(q[1] - q[0], t[1] - t[0]), _ratio(q[middle] - q[0], t[middle] - t[0]))
         above = torch.maximum(_ratio(q[-1] - q[-2], t[-1] - t[-2]), _ratio(q[-1] - q[middle], t[-1] - t[middle]))
         return torch.maximum(below, least), torch.maximum(above, least)
+
+
+def _quantiles(predictive: Predictive, levels: list[float]) -> Tensor:
+    """Return quantiles (levels, N, ...) of at most `DRAWS` draws."""
+    if predictive.draws <= DRAWS or isinstance(predictive, JoinedPredictive):
+        return predictive.quantile(levels)
+    step = -(-predictive.draws // DRAWS)
+
+    def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
+        some = {name: value[::step] for name, value in extra.items()}
+        return mixture_quantiles(predictive.likelihood, output[::step], some, levels)
+
+    result = torch.cat(list(predictive.map_blocks(block)), 1)
+    return torch.stack([predictive.likelihood.restore(quantile) for quantile in result])
 
 
 def _ratio(rise: Tensor, run: Tensor) -> Tensor:

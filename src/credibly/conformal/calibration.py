@@ -25,6 +25,7 @@ from credibly.predictive.base import Predictive
 
 REAL_SCORES = ("pit", "cqr")
 LABEL_SCORES = ("aps", "raps")
+SUPPORTS = ("real", "count", "binary", "class")
 FALLBACKS = ("raise", "pooled")
 
 
@@ -65,6 +66,10 @@ class Settings:
 
     def for_predictive(self, predictive: Predictive) -> Settings:
         """Return the settings with the score for this kind of target. Raise on one for another kind."""
+        support = predictive.likelihood.support
+        if support not in SUPPORTS:
+            found = f"has targets of kind {support!r}, whose observed values may be censored"
+            raise InputError("predictive", found, f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}")
         labels = has_labels(predictive)
         known = LABEL_SCORES if labels else REAL_SCORES
         kind = "labels" if labels else "real targets and counts"

@@ -33,9 +33,13 @@ from credibly.conformal.ranks import plain_groups, rank, threshold
 from credibly.core.checks import check_probability
 from credibly.core.inputs import tensors_of
 from credibly.errors import InputError
+from credibly.likelihoods import Likelihood
 from credibly.predictive.base import Predictive
 
 T = TypeVar("T")
+
+# Standard deviations from the centre beyond which no target lies.
+FARTHEST = 1e12
 
 
 class GuaranteedPredictive(Predictive):
@@ -47,7 +51,64 @@ class GuaranteedPredictive(Predictive):
 
     def __init__(self, predictive: Predictive) -> None:
         super().__init__(predictive.source, predictive.x)
+        # Joined predictions have neither one source nor one x.
+        self.rows, self.draws = predictive.rows, predictive.draws
         self.bayesian = predictive
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y | x, D], as in `Predictive`."""
+        return self.bayesian.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y | x, D]."""
+        return self.bayesian.variance
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of y."""
+        return self.bayesian.std
+
+    @property
+    def total(self) -> Tensor:
+        """Total uncertainty."""
+        return self.bayesian.total
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Uncertainty that more data would not remove."""
+        return self.bayesian.aleatoric
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Uncertainty about the model."""
+        return self.bayesian.epistemic
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Class probabilities (N, ..., K)."""
+        return self.bayesian.probabilities
+
+    def log_prob(self, y: object) -> Tensor:
+        """Return the log predictive density of each row."""
+        return self.bayesian.log_prob(y)
+
+    def cdf(self, y: object) -> Tensor:
+        """Return P(Y <= y | x, D)."""
+        return self.bayesian.cdf(y)
+
+    def quantile(self, level: float | Sequence[float]) -> Tensor:
+        """Return quantiles of the mixture, in the shape of the mean; (levels, N, ...) for several levels."""
+        return self.bayesian.quantile(level)
+
+    def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
+        """Draw samples of y, (count, N, ...)."""
+        return self.bayesian.sample(count, seed=seed)
+
+    def prepared(self, y: object) -> Tensor:
+        """Return observed y in the layout and dtype of the likelihood."""
+        return self.bayesian.prepared(y)
 
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
         """Call `function` on consecutive blocks of rows, as in `Predictive.map_blocks`."""
@@ -60,6 +121,8 @@ class GuaranteedPredictive(Predictive):
             empty = inner[0] > inner[1]
             lower = torch.where(empty, torch.floor(lower), inner[0]).clamp_min(0)
             upper = torch.where(empty, torch.ceil(upper), inner[1]).clamp_min(0)
+        least, most = _range_of(self.likelihood)
+        lower, upper = torch.maximum(lower, least), torch.minimum(upper, most)
         crossed, middle = lower > upper, 0.5 * (lower + upper)
         device = tensors_of(self.x)[0][1].device
         dtype = self.bayesian.subset(torch.zeros(1, dtype=torch.int64)).quantile(0.5).dtype
@@ -139,7 +202,7 @@ class CalibratedPredictive(GuaranteedPredictive):
         return result.to(tensors_of(self.x)[0][1].device)
 
     # -- recalibrated probabilities ----------------------------------------------------------------------------------
-    @cached_property
+    @property
     def probabilities(self) -> Tensor:
         """Class probabilities (N, ..., K), recalibrated if the calibration includes that."""
         mapped = self.calibration.probability_map
@@ -150,15 +213,16 @@ class CalibratedPredictive(GuaranteedPredictive):
         """E[y | x, D]; for classes the probabilities (N, ..., K), recalibrated if the calibration includes that."""
         if self.calibration.probability_map is None:
             return self.bayesian.mean
-        binary = self.likelihood.support == "binary"
-        return self.probabilities[..., 1] if binary else self.likelihood.restore(self.probabilities)
+        p = self.probabilities
+        return p[..., 1] if self.likelihood.support == "binary" else self.likelihood.restore(p)
 
     def log_prob(self, y: object) -> Tensor:
         """Return the log predictive density of each row; for labels by the recalibrated probabilities, if any."""
         if self.calibration.probability_map is None:
             return self.bayesian.log_prob(y)
-        label = label_indices(self, self.prepared(y)).to(self.probabilities.device)
-        found = self.probabilities.gather(-1, label.unsqueeze(-1)).squeeze(-1).log()
+        p = self.probabilities
+        label = label_indices(self, self.prepared(y)).to(p.device)
+        found = p.gather(-1, label.unsqueeze(-1)).squeeze(-1).log()
         several = self.likelihood.support == "binary" and not self.likelihood.squeeze
         return found.sum(self.likelihood.axis) if several else found
 
@@ -216,3 +280,13 @@ class CalibratedPredictive(GuaranteedPredictive):
         fold = self.calibration.fold[chosen]
         flat = scores.unsqueeze(1) if scores.ndim == 1 else scores.flatten(1)
         return [flat[fold == k] for k in range(self.calibration.folds)]
+
+
+def _range_of(likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+    """Return the ends of the range of y in the caller's layout: finite ones where y is a bounded function of z."""
+    found = likelihood.increasing()
+    ends = torch.tensor([[-FARTHEST], [FARTHEST]], dtype=torch.float64)
+    if found is None or likelihood.axis != -1:
+        return torch.tensor(-torch.inf), torch.tensor(torch.inf)
+    low, high = found[1](ends).cpu().unbind(0)
+    return likelihood.restore(low.nan_to_num(-torch.inf)), likelihood.restore(high.nan_to_num(torch.inf))

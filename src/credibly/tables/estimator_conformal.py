@@ -88,8 +88,8 @@ class Intervals(FoldFits):
         """Return the bounds of an interval that contains y with probability `level`, in the shape of y.
 
         With conformal=True they come from CV+: the coverage is close to the level or above it however wrong the model
-        is, and provably at least about 2 level - 1, for rows exchangeable with the training rows. Otherwise they are
-        those of `bayesian_interval`.
+        is, and provably at least about 2 level - 1, for rows exchangeable with the training rows. That takes 5 further
+        fits, or as many as conformal=10 asks for. Otherwise they are those of `bayesian_interval`.
         """
         lower, upper = self.predictive(X).interval(level)
         return to_array(lower), to_array(upper)

@@ -155,8 +155,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         verbose: whether to show a progress bar.
         tune: "rows" or "evidence" to choose the prior scale, a noise model if it is "learned", and by evidence the
             width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
-        conformal: True for intervals with a coverage guarantee from 5 further fits that leave out a fold each (CV+), or
-            the number of folds; False for those of the posterior. See `predict_interval`.
+        conformal: True or a number of folds for `predict_interval` with a coverage guarantee, from a fit without each.
         categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
             of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
 
@@ -255,8 +254,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
             `credibly.tables.tuning`); None for no tuning.
         class_weight: weights of the rows by class: {label: weight}, or "balanced" for the same total weight in every
             class. Probabilities are then those of a population with these weights, not of the training rows.
-        conformal: True for prediction sets with a coverage guarantee from 5 further fits that leave out a fold each, or
-            the number of folds; False for those of the posterior. See `predict_set`.
+        conformal: True or a number of folds for `predict_set` with a coverage guarantee, from a fit without each.
         categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
             of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
 
