@@ -26,6 +26,7 @@ from credibly.metrics.scores import (
     total_variation_from_cdf,
     width,
 )
+from credibly.metrics.survival import censored_fraction_below, concordance_index
 
 __all__ = [
     "Calibration",
@@ -36,6 +37,8 @@ __all__ = [
     "auroc",
     "brier",
     "calibration",
+    "censored_fraction_below",
+    "concordance_index",
     "coverage",
     "coverage_standard_error",
     "crps_from_samples",
