@@ -90,7 +90,7 @@ class TestTablesThatCannotBeFitted:
             (("--method", "gibbs"), ("--method must be one of", "'hmc'", "got 'gibbs'")),
             (
                 ("--task", "ranking"),
-                ("--task must be one of 'auto', 'regression', ", "got 'ranking'"),
+                ("--task must be one of 'auto', 'regression', 'classification', 'counts',", "got 'ranking'"),
             ),
             (("--holdout", "1"), ("--holdout must be a fraction of the rows from 0 to 0.9, got 1.0",)),
             (("--hidden", "ten"), ("--hidden must be widths such as 50 or 50,50, or none, got 'ten'",)),

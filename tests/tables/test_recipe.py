@@ -9,7 +9,7 @@ import torch
 import credibly as cr
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.networks.zoo import ACTIVATIONS
-from credibly.tables.recipe import AFFORDABLE, NOISES, Recipe, settings_for
+from credibly.tables.recipe import AFFORDABLE, NOISES, SLOWER, TASKS, Recipe, settings_for
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3))
@@ -152,7 +152,7 @@ def test_refuses_what_it_cannot_use():
     activations = ", ".join(repr(name) for name in ACTIVATIONS)
     methods = ", ".join(repr(name) for name in ("auto", *cr.METHODS))
     for wrong, message in (
-        ({"task": "ranking"}, "task must be one of 'regression', 'classification', got 'ranking'"),
+        ({"task": "ranking"}, f"task must be one of {', '.join(map(repr, TASKS))}, got 'ranking'"),
         ({"method": "gibbs"}, f"method must be one of {methods}, got 'gibbs'"),
         ({"activation": "step"}, f"activation must be one of {activations}, got 'step'"),
         ({"prior_scale": 0.0}, "prior_scale must be a positive number, got 0.0"),
@@ -181,3 +181,10 @@ def test_the_prior_is_wider_for_classes():
     assert Recipe(task="regression").scale == 1.0
     assert Recipe(task="classification").scale == 2.0
     assert Recipe(task="classification", prior_scale=0.7).scale == 0.7
+
+
+def test_hmc_for_smaller_tables_where_the_cpp_backend_does_not_apply():
+    assert Recipe().resolved(AFFORDABLE, 1)[0] == "hmc"
+    for task in ("counts", "ordinal", "proportion", "survival"):
+        assert Recipe(task=task).resolved(AFFORDABLE // SLOWER, 1)[0] == "hmc"
+        assert Recipe(task=task).resolved(AFFORDABLE // SLOWER + 1, 1)[0] == "ensemble"

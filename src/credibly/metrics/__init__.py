@@ -27,6 +27,7 @@ from credibly.metrics.scores import (
     total_variation_from_cdf,
     width,
 )
+from credibly.metrics.survival import censored_fraction_below, concordance_index
 
 __all__ = [
     "Calibration",
@@ -40,6 +41,8 @@ __all__ = [
     "calibration",
     "class_metrics",
     "confusion_matrix",
+    "censored_fraction_below",
+    "concordance_index",
     "coverage",
     "coverage_standard_error",
     "crps_from_samples",

@@ -41,6 +41,8 @@ NOISES = ("learned", "heteroscedastic", "student")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
+# The C++ backend has no likelihoods but those of regression and classification; autograd takes several times as long.
+SLOWER = 8
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Recipe:
         if self.method != "auto":
             return self.method, "requested"
         work = f"{rows:,} rows by {parameters:,} parameters"
-        if rows * parameters <= AFFORDABLE:
+        if rows * parameters <= AFFORDABLE // (1 if self.task in ("regression", "classification") else SLOWER):
             return "hmc", f"{work} is small enough for HMC, which samples the posterior without approximating it"
         reason = f"{work} is too large for HMC to finish within about two minutes"
         return "ensemble", f"{reason}; a deep ensemble is the best of the fast methods"
