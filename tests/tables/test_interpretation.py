@@ -156,6 +156,7 @@ def test_a_total_in_between_is_left_out_among_numbers_but_not_among_words(tmp_pa
     assert table.num_rows == 20  # a category
     words[9], words[19] = "y", "Total"
     assert read_table(put(tmp_path, {"w": words, "y": counted("{}.5", 20)})).num_rows == 19  # the last row
+    assert read_table(tmp_path / "t.csv", text=["w"]).num_rows == 20  # known to be a category
     first = ["a"] * 20
     assert read_table(put(tmp_path, {"f": first, "w": words, "y": counted("{}.5", 20)})).num_rows == 20
     assert read_table(put(tmp_path, {"w": words[-5:], "y": counted("{}.5", 5)})).num_rows == 5
