@@ -62,14 +62,13 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     place = tmp_path_factory.mktemp("messy")
     total = dict.fromkeys(house(1, 0)[0], "") | {"sold": "Total", "price": "$99,000,000"}
     table = put(place / "house.csv", [*house(ROWS, 0), total])
-    done = call("fit", table, "--target", "price", "--out", place / "run", "--na", "-999", *MAP)
+    done = call("fit", table, "--target", "price", "--out", place / "run", "--na", "-999", *MAP, "--set", "steps=300")
     assert done.exit_code == 0, done.output
     return place, re.sub(r"\s+", " ", done.output)
 
 
 def test_the_fit_describes_what_it_read_and_warns(fitted: tuple[Path, str]) -> None:
     place, said = fitted
-    assert "96 training rows, 24 held out" in said
     assert f"Row {ROWS + 1} left out: 'Total' in sold looks like a total." in said
     assert re.search(r"sold: date, 202\d-\d\d-\d\d to 202\d-\d\d-\d\d", said)
     assert "area: numeric, read as numbers: " in said
@@ -81,7 +80,7 @@ def test_the_fit_describes_what_it_read_and_warns(fitted: tuple[Path, str]) -> N
     run = TableRun.load(place / "run")
     assert len(run.facts["warnings"]) == 3
     assert run.config.na == run.model.preparation.conventions.na == ("-999",)
-    assert run.figures["rmse"] < 20_000
+    assert run.figures["rmse"] < 10_000
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.xz", ".jsonl", ".feather"])
@@ -111,7 +110,7 @@ def test_evaluation_reads_by_the_conventions_of_the_run(fitted: tuple[Path, str]
     done = call("evaluate", fitted[0] / "run", put(tmp_path / "new.csv", rows), "--json")
     assert done.exit_code == 0, done.output
     figures = json.loads(done.stdout)["figures"]
-    assert figures["rmse"] < 20_000
+    assert figures["rmse"] < 10_000
     run = TableRun.load(fitted[0] / "run")
     x, _ = run.model.preparation.transform(
         read_table(tmp_path / "new.csv", conventions=run.model.preparation.conventions)

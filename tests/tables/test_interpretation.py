@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from credibly.tables.conventions import Conventions, attach, conventions_of
 from credibly.tables.preparation import Preparation
@@ -156,6 +158,7 @@ def test_a_total_in_between_is_left_out_among_numbers_but_not_among_words(tmp_pa
     assert table.num_rows == 20  # a category
     words[9], words[19] = "y", "Total"
     assert read_table(put(tmp_path, {"w": words, "y": counted("{}.5", 20)})).num_rows == 19  # the last row
+    assert read_table(tmp_path / "t.csv", text=["w"]).num_rows == 20  # known to be a category
     first = ["a"] * 20
     assert read_table(put(tmp_path, {"f": first, "w": words, "y": counted("{}.5", 20)})).num_rows == 20
     assert read_table(put(tmp_path, {"w": words[-5:], "y": counted("{}.5", 5)})).num_rows == 5
@@ -191,3 +194,32 @@ def test_conventions_travel_with_the_table() -> None:
     assert Conventions.from_dict(json.loads(json.dumps(known.to_dict()))) == known
     assert known.rules() == Conventions(("x",), {"a": ","}, {"d": True})
     assert conventions_of(pa.table({"a": [1]})) == Conventions()
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+cell = st.one_of(
+    st.sampled_from(
+        ["-", "none", "", "NA", "$5", "5%", "(7)", "1,234", "1.234", "1.234,5", "1,234.5", "1,5", "2.5", "x"]
+    ),
+    st.integers(-(10**6), 10**6).map(str),
+    st.floats(-1e6, 1e6).map(lambda v: f"{v:,.2f}"),
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.tuples(cell, cell), min_size=1, max_size=30),
+    delimiter=st.sampled_from(",;"),
+    size=st.integers(1, 9),
+)
+def test_a_stream_reads_the_numbers_of_the_whole_file(
+    tmp_path: Path, rows: list[tuple[str, str]], delimiter: str, size: int
+) -> None:
+    columns = {"a": [a for a, _ in rows], "b": [b for _, b in rows], "k": ["k"] * len(rows)}
+    path = put(tmp_path, columns, delimiter=delimiter)
+    table = read_table(path)
+    numeric = [name for name in "ab" if pa.types.is_floating(table[name].type)]
+    parts = list(batches(path, numeric, numeric, rows=size, conventions=conventions_of(table).rules()))
+    for name in numeric:
+        assert [v for batch, _ in parts for v in batch.column(name).to_pylist()] == table[name].to_pylist()
+    assert not any(notes for _, notes in parts)

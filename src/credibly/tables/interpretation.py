@@ -43,7 +43,7 @@ def interpreted(
         name: made for name, column in cells.items() if (made := learned.plain(name, column, name in text)) is not None
     }
     words = {name: texts(column, known.na) for name, column in cells.items() if name not in ready}
-    totals = _total_rows(words, table.num_rows)
+    totals = _total_rows(words, table.num_rows, text)
     if totals:
         kept = np.ones(table.num_rows, dtype=bool)
         kept[list(totals)] = False
@@ -141,21 +141,25 @@ class _Learned:
         return Conventions(skipped=tuple(self.skipped)).file_row(row)
 
 
-def _total_rows(words: dict[str, Any], rows: int) -> dict[int, str]:
+def _total_rows(words: dict[str, Any], rows: int, text: Collection[str]) -> dict[int, str]:
     """Return the rows that summarise others, with the label and its column.
 
     The first word in such a row is "Total" or the like. That alone could be a category: the row must also be the last,
-    or the word stand among numbers or dates.
+    or the word stand among numbers or dates. In the columns `text` it is a category anyway.
     """
     found: dict[int, str] = {}
     if rows < LEAST_ROWS:
         return found
-    labels = {n: np.flatnonzero(_mask(pc.match_substring_regex(column, TOTAL))) for n, column in words.items()}
+    labels = {
+        n: np.flatnonzero(_mask(pc.match_substring_regex(column, TOTAL)))
+        for n, column in words.items()
+        if n not in text
+    }
     if not any(0 < len(at) <= STRAYS for at in labels.values()):
         return found
     earlier = np.zeros(rows, dtype=bool)
     for name, column in words.items():
-        present, digits, at = np.asarray(column.is_valid()), number_formats.fits(column, "."), labels[name]
+        present, digits, at = np.asarray(column.is_valid()), number_formats.fits(column, "."), labels.get(name, ())
         if 0 < len(at) <= STRAYS:
             dated = _mask(pc.match_substring_regex(column, DATE))
             among_numbers = max(digits.sum(), dated.sum()) >= 0.9 * max(1, present.sum() - len(at))
