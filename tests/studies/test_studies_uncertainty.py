@@ -181,9 +181,8 @@ def test_bootstrap_gives_the_error_of_an_auroc_and_of_paired_differences():
     generator = torch.Generator().manual_seed(0)
     draw = lambda shift: torch.randn(400, generator=generator, dtype=torch.float64) + shift  # noqa: E731
     scores = {name: dict.fromkeys(ood.SCORES, draw(float(name != ""))) for name in ("", *ood.FAR)}
-    methods = ("map", "ensemble")  # the baseline, and one method to compare with it
-    kept = dict.fromkeys(methods, scores)
-    auroc = {m: {n: dict.fromkeys(ood.SCORES, (0.76, math.nan)) for n in ood.FAR} for m in methods}
+    kept = dict.fromkeys(ood.METHODS, scores)
+    auroc = {m: {n: dict.fromkeys(ood.SCORES, (0.76, math.nan)) for n in ood.FAR} for m in ood.METHODS}
     gains = ood.bootstrap(kept, auroc, 0, 200)
     # Two normals one standard deviation apart: AUROC 0.76, error 0.0168 for 400 against 400 (Hanley and McNeil).
     for name in ood.FAR:
