@@ -23,6 +23,14 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give workers long runs of consecutive tests, so that few fixtures of a module are set up in two of them."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 @dataclass(frozen=True)
 class Conjugate:
     """Linear regression with known noise, whose (tempered) posterior has a closed form; in float64."""

@@ -37,7 +37,10 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
 socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(request)
-code = os.waitstatus_to_exitcode(int.from_bytes(server.recv(4), "big"))
+status = server.recv(4)
+if not status:
+    sys.exit("the server of warm interpreters has ended")
+code = os.waitstatus_to_exitcode(int.from_bytes(status, "big"))
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
     os.kill(os.getpid(), -code)
@@ -46,11 +49,11 @@ sys.exit(code)
 
 
 @functools.cache
-def warm_python() -> str:
-    """Return the path of the executable, whose server ends with this process."""
+def warm_python(*prefix: str) -> str:
+    """Return the path of the executable, whose server ends with this process. A prefix is a command to run it under."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     server = subprocess.Popen(
-        [sys.executable, __file__, str(folder)],
+        [*prefix, sys.executable, __file__, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

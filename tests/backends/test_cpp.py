@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,6 +25,7 @@ from credibly.inference.training.objectives import NegativeLogDensity, Perturbat
 from credibly.inference.training.settings import Training
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
+from warm_python import warm_python
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DOUBLE = torch.float64
@@ -463,7 +463,7 @@ print("library", library() is not None)
 class TestLibrary:
     def run(self, **environment):
         done = subprocess.run(
-            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+            [warm_python(), "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ, **environment}
         )
         return "library True" in done.stdout
 
@@ -501,9 +501,12 @@ class TestLibrary:
         monkeypatch.setattr("pathlib.Path.home", no_home)
         assert _folder().parent == tmp_path
 
-    def test_a_folder_that_others_can_write_to_is_not_used(self, tmp_path):
+    def test_a_folder_that_others_can_write_to_is_not_used(self, tmp_path, tmp_path_factory):
         tmp_path.chmod(0o777)
-        assert self.run(CREDIBLY_CACHE=str(tmp_path))
+        quick = tmp_path_factory.mktemp("compiler") / "quick"
+        quick.write_text('#!/bin/sh\nexec c++ "$@" -O0\n')  # where the library goes does not depend on optimisation
+        quick.chmod(0o755)
+        assert self.run(CREDIBLY_CACHE=str(tmp_path), CXX=str(quick))
         assert not list(tmp_path.iterdir())
 
 

@@ -37,12 +37,12 @@ class Host:
 
     def start(self, program, folder, *, nodes="2", restarts=0, **environment):
         """Start torchrun with one process on this host; the rendezvous store is on the first host."""
+        on_host = ("ip", "netns", "exec", self.name)
+        # A launcher that is killed must be the parent of its process.
+        python = sys.executable if restarts else warm_python(*on_host)
         words = [
-            "ip",
-            "netns",
-            "exec",
-            self.name,
-            sys.executable,
+            *on_host,
+            python,
             "-m",
             "torch.distributed.run",
             f"--nnodes={nodes}",
@@ -58,9 +58,14 @@ class Host:
             str(folder),
         ]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CREDIBLY_", "PYTEST_"))}
-        variables = {**clean, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.device, **environment}
+        variables = {**clean, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.device, "PYTHON_EXEC": python}
         return subprocess.Popen(
-            words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            words,
+            env=variables | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
 
 

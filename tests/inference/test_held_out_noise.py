@@ -148,3 +148,10 @@ def test_laplace_noise_by_evidence_rescales_the_curvature_too():
     a, b = (fit.predict(given.x[:5]) for fit in (moved, again))
     torch.testing.assert_close(a.epistemic, b.epistemic, rtol=1e-6, atol=1e-9)
     assert moved.log_evidence == pytest.approx(again.log_evidence, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", [cr.MAP, cr.DeepEnsemble])
+def test_a_single_row_cannot_be_held_out(method):
+    with pytest.raises(cr.InputError, match="noise_from must be 'training' with a single row, got 'held-out'"):
+        method(steps=5, noise_from="held-out").fit(problem(Gaussian(), rows=1, columns=2), progress=False)
+    assert method(steps=5, noise_from="held-out").fit(problem(Gaussian(0.3), rows=1, columns=2), progress=False)

@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -26,6 +25,7 @@ from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.storage import run_folder
 from credibly.storage.manifest import read_manifest
 from credibly.storage.run_folder import LOCK
+from warm_python import warm_python
 
 fork = pytest.mark.skipif(
     not hasattr(os, "fork") or torch.cuda.is_available(), reason="a forked process cannot compute gradients here"
@@ -204,7 +204,7 @@ class TestFailures(StoppedRuns):
 
 
 DRIVER = """
-import math, pathlib, signal, sys, time
+import math, os, pathlib, signal, sys, time
 import torch
 import credibly as cr
 from torch import nn
@@ -226,7 +226,7 @@ method = cr.HMC(chains=2, draws=900, warmup=100, init="prior", compile=False, tr
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    print("ready", flush=True)
+    print("ready", os.getpid(), flush=True)
     try:
         if pathlib.Path(sys.argv[1]).exists():
             done = cr.resume(sys.argv[1], target)
@@ -249,7 +249,7 @@ def driver(tmp_path):
     recording.SHARD_BYTES, recording.EVERY_SECONDS, recording.FRACTION = kept
 
     def start():
-        command = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "run")]
+        command = [warm_python(), str(tmp_path / "driver.py"), str(tmp_path / "run")]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return own["target"], own["method"], start
@@ -278,7 +278,7 @@ class TestProcesses(StoppedRuns):
         path, kills = tmp_path / "run", 0
         while True:
             with start() as process:
-                assert process.stdout.readline() == "ready\n"
+                assert process.stdout.readline().startswith("ready ")
                 if kills < 4:
                     time.sleep(random.random() * 0.4 * whole)
                     process.kill()
@@ -298,8 +298,9 @@ class TestProcesses(StoppedRuns):
         target, method, start = driver
         known, path = method.fit(target, seed=4), tmp_path / "run"
         with start() as process:
+            pid = process.stdout.readline().split()[1]
             wait_for(lambda: iterations(path) > 150)
-            with pytest.raises(cr.StoreError, match=f"in use by process {process.pid} on "):
+            with pytest.raises(cr.StoreError, match=f"in use by process {pid} on "):
                 cr.resume(path, target)
             with pytest.raises(cr.StoreError, match="holds an unfinished run. Resume it with `credibly resume"):
                 method.fit(target, seed=4, out=path)

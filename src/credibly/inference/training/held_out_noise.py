@@ -24,6 +24,7 @@ from credibly.core.checks import check_choice
 from credibly.core.rows import sum_rows
 from credibly.curvature.evidence import own_log_prior
 from credibly.distributed.world import Mesh
+from credibly.errors import InputError
 from credibly.inference.training.data import Data, folds
 from credibly.inference.training.loop import train
 from credibly.inference.training.objectives import Objective
@@ -113,6 +114,12 @@ def with_held_out_noise(
     if data.stops:
         noise = held_out_noise(problem, theta, data.unseen(len(theta)))
         return with_noise(problem, theta, noise), noise.tolist()
+    if problem.n == 1:
+        raise InputError(
+            "noise_from",
+            f"must be {TRAINING!r} with a single row, got {HELD_OUT!r}",
+            "Or give the likelihood a fixed scale",
+        )
     count = min(FOLDS, problem.n)
     parts = folds(problem, problem.n // count, seed)[:count]
     rows = torch.stack([torch.as_tensor(part.rows) for part in parts])
