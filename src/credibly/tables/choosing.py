@@ -21,6 +21,7 @@ from credibly.core.threads import torch_threads
 from credibly.errors import InputError, TrainingError
 from credibly.posterior.base import Posterior
 from credibly.predictive.base import Predictive
+from credibly.tables.fit_summary import Candidate
 from credibly.tables.input_scaling import InputScaling
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows, folds_of
@@ -67,23 +68,6 @@ class Rowset:
         """Return some of the rows."""
         weight = None if self.weight is None else self.weight[rows]
         return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A candidate and its score.
-
-    Attributes:
-        name: what it changes, in words.
-        score: mean log predictive density of rows that it was not fitted to.
-        error: standard error of the score.
-        chosen: whether it is the one that was chosen in the end.
-    """
-
-    name: str
-    score: float
-    error: float
-    chosen: bool = False
 
 
 def choose(

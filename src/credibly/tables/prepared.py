@@ -18,9 +18,10 @@ from credibly.inference.method import Method
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
 from credibly.tables.arrays import weights_by_class
-from credibly.tables.choosing import Candidate, Rowset
+from credibly.tables.choosing import Rowset
 from credibly.tables.config import Config, as_options
 from credibly.tables.conventions import Conventions
+from credibly.tables.fit_summary import Candidate
 from credibly.tables.imputation import training_inputs
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
@@ -165,7 +166,7 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
         problem=problem,
         method=fitter_of(recipe, *size),
         why=recipe.resolved(*size)[1],
-        warnings=screen(table, preparation, seen, unseen),
+        warnings=screen(table, preparation, seen, unseen, group=config.group, time=config.time),
     )
 
 

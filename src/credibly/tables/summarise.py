@@ -15,7 +15,7 @@ from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.one_target import one_target
 from credibly.tables.column_effects import column_effects, guarantee_of
 from credibly.tables.config import Config
-from credibly.tables.fit_summary import Array, FitSummary, View
+from credibly.tables.fit_summary import Array, Candidate, FitSummary, View
 from credibly.tables.model import TableModel
 from credibly.tables.recipe import Recipe
 from credibly.tables.run import TableRun
@@ -127,6 +127,7 @@ def _summary(run: TableRun, rows: Table, on: str, inputs: Array, predictive: Pre
         class_weight=run.config.class_weight,
         guarantee=None if on == "new" else guarantee_of(stored.get("guarantee"), len(y)),
         warnings=() if on == "new" else tuple(stored.get("warnings", ())),
+        choices=() if on == "new" else tuple(Candidate(**one) for one in stored.get("candidates", ())),
     )
 
 
@@ -190,7 +191,8 @@ def _diagnostics(model: TableModel, inputs: Array, y: Array) -> Any:
     # The posterior is that of the standardised target.
     seen = prepared.standardise(y[some])
     try:
-        return posterior.diagnostics(torch.from_numpy(np.ascontiguousarray(inputs[some])), torch.from_numpy(seen))
+        x = torch.from_numpy(np.ascontiguousarray(prepared.scaling(inputs[some])))
+        return posterior.diagnostics(x, torch.from_numpy(seen))
     except InputError:
         # Too few draws to diagnose.
         return None
