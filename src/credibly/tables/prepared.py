@@ -29,7 +29,7 @@ from credibly.tables.recipe import Recipe
 from credibly.tables.roles import group_values, time_values
 from credibly.tables.screening import screen
 from credibly.tables.splitting import Rows, folds_of, held_out_split
-from credibly.tables.targets import weight_column
+from credibly.tables.targets import check_column, weight_column
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -132,7 +132,7 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
         )
     table = read_table(config.table, conventions=Conventions(config.na)) if table is None else table
     weights = None if config.weight is None else weight_column(table, config.weight, config.target)
-    _check_roles(config)
+    _check_roles(config, table.column_names)
     known = _preparation(config, table, config.task)
     usable = known.usable_rows(table)
     rows = _rows(config, table, known, usable)
@@ -185,12 +185,15 @@ def _preparation(config: Config, table: Table, task: str, rows: Array | None = N
     )
 
 
-def _check_roles(config: Config) -> None:
-    """Raise if a column has two roles."""
+def _check_roles(config: Config, names: list[str]) -> None:
+    """Raise if a column of the split does not exist or has two roles."""
     if config.group is not None and config.time is not None:
         raise InputError("--time", "cannot be given with --group", "Pass the one that new rows will differ by")
     for option, name in (("--group", config.group), ("--time", config.time)):
-        if name is not None and name == config.target:
+        if name is None:
+            continue
+        check_column(option, name, names)
+        if name == config.target:
             raise InputError(option, f"{name!r} is the target")
 
 

@@ -1,0 +1,60 @@
+"""Normal scores and categories of numeric inputs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import credibly as cr
+from credibly.tables.input_scaling import FEW, InputScaling
+
+
+@pytest.fixture(scope="module")
+def x():
+    rng = np.random.default_rng(0)
+    skewed, few = rng.lognormal(size=2000), rng.integers(0, 6, 2000)
+    return np.stack([(skewed - skewed.mean()) / skewed.std(), (few - 2.5) / 1.7, rng.integers(0, 2, 2000)], 1)
+
+
+def test_skewed_columns_become_normal(x):
+    scaling = InputScaling.fit("quantile", x, (0, 1))
+    assert scaling.columns == (0,)
+    out = scaling(x)
+    assert stats.kstest(out[:, 0], "norm").statistic < 0.02
+    np.testing.assert_array_equal(out[:, 1:], x[:, 1:].astype(np.float32))
+    assert len(np.unique(x[:, 1])) <= FEW
+
+
+def test_the_order_is_kept_also_beyond_the_training_rows(x):
+    scaling = InputScaling.fit("quantile", x, (0,))
+    grid = np.zeros((500, 3))
+    grid[:, 0] = np.linspace(-20, 40, 500)
+    out = scaling(grid)[:, 0]
+    assert (np.diff(out) > 0).all()
+    # A row far outside is no further away than it was.
+    assert out[-1] < 40
+
+
+def test_categories_add_an_input_per_value(x):
+    scaling = InputScaling.fit("categories", x, (0, 1))
+    assert scaling.columns == (1,)
+    assert scaling.outputs(3) == 9
+    out = scaling(x.astype(np.float32))
+    np.testing.assert_array_equal(out[:, 3:].sum(1), 1)
+    np.testing.assert_array_equal(out[:, 3:].argmax(1), np.unique(x[:, 1], return_inverse=True)[1])
+    other = x[:1].copy()
+    other[0, 1] = 0.123
+    assert scaling(other)[0, 3:].sum() == 0
+
+
+def test_stored_and_restored(x):
+    for kind in ("standard", "quantile", "categories"):
+        scaling = InputScaling.fit(kind, x, (0, 1))
+        again = InputScaling.from_dict(json.loads(json.dumps(scaling.to_dict())))
+        assert again == scaling
+        np.testing.assert_array_equal(again(x), scaling(x))
+    with pytest.raises(cr.StoreError, match="input scaling"):
+        InputScaling.from_dict({"kind": "magic", "columns": [], "points": []})

@@ -1,0 +1,67 @@
+"""Splits of rows at random, by group and by time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import credibly as cr
+from credibly.tables.splitting import FOLDS, LATEST, Rows, check_groups, folds_of, held_out_split
+
+
+@given(rows=st.integers(FOLDS, 200), seed=st.integers(0, 2**40))
+def test_every_row_is_predicted_once_by_a_fit_to_all_the_others(rows, seed):
+    folds = folds_of(Rows(rows), seed)
+    assert sorted(np.concatenate([predicted for _, predicted in folds])) == list(range(rows))
+    for fitted, predicted in folds:
+        assert sorted([*fitted, *predicted]) == list(range(rows))
+        assert abs(len(predicted) - rows / FOLDS) < 1
+
+
+def test_folds_have_the_classes_in_proportion():
+    strata = np.repeat([0, 1, 2], [50, 30, 5])
+    for _, predicted in folds_of(Rows(85, strata), 0):
+        assert np.bincount(strata[predicted], minlength=3).tolist() == [10, 6, 1]
+
+
+@given(labels=st.lists(st.integers(0, 12), min_size=30, max_size=120), seed=st.integers(0, 2**40))
+def test_groups_are_never_on_both_sides(labels, seed):
+    groups = np.array(labels)
+    for fitted, predicted in [
+        *folds_of(Rows(len(groups), groups=groups), seed),
+        held_out_split(Rows(len(groups), groups=groups), 0.3, seed),
+    ]:
+        assert not set(groups[fitted]) & set(groups[predicted])
+        assert len(fitted) + len(predicted) == len(groups)
+
+
+def test_folds_of_groups_have_about_the_same_size():
+    groups = np.repeat(np.arange(40), np.arange(1, 41))
+    sizes = [len(predicted) for _, predicted in folds_of(Rows(len(groups), groups=groups), 3)]
+    assert max(sizes) - min(sizes) <= 10
+
+
+def test_later_rows_are_predicted_from_earlier_ones():
+    times = np.random.default_rng(0).permutation(100).astype(float)
+    ((fitted, predicted),) = folds_of(Rows(100, times=times), 0)
+    assert len(predicted) == LATEST * 100
+    assert times[fitted].max() < times[predicted].min()
+
+
+def test_rows_of_the_same_time_stay_together():
+    times = np.repeat([1.0, 2.0, 3.0], [50, 10, 40])
+    fitted, predicted = held_out_split(Rows(100, times=times), 0.2, 0)
+    assert set(times[fitted]) == {1.0, 2.0}
+    assert set(times[predicted]) == {3.0}
+
+
+def test_one_time_cannot_be_split():
+    with pytest.raises(cr.InputError, match="--time"):
+        held_out_split(Rows(10, times=np.ones(10)), 0.2, 0)
+
+
+def test_too_few_groups():
+    with pytest.raises(cr.InputError, match=r"--group: 'customer' has 1 group in 10 rows, at least 5"):
+        check_groups("--group", "customer", np.zeros(10))
