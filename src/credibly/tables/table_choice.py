@@ -22,8 +22,8 @@ THINNED, MOST_THINNED = 1_500_000, 6
 EMBEDDED: dict[str, Any] = {"hidden": (256, 256), "activation": "relu", "embedding": True}
 # Rows from which an ensemble has half as many members.
 MANY = 12_000
-# Steps of training from which on more epochs are not worth their time.
-LONGEST = 12_000
+# Most steps of training, of tables up to MANY rows and of larger ones: what two minutes and five minutes allow.
+LONGEST, LONGEST_OF_MANY = 4_500, 12_000
 BATCH = 256
 
 Progress = Callable[[int, int], None]
@@ -76,8 +76,8 @@ def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
     reason = f"{work} is too large for HMC to finish within about two minutes"
     if not fast:
         reason = f"HMC is slow for {given.task if given.task != 'regression' else 'Student noise'}"
-    members = 10 if rows <= MANY else 5
-    epochs = max(30, min(200, LONGEST * BATCH // rows))
+    members, longest = (10, LONGEST) if rows <= MANY else (5, LONGEST_OF_MANY)
+    epochs = max(30, min(200, longest * BATCH // rows))
     # A batch cannot have more rows than the smallest fold has left after a tenth of them has gone into validation.
     fewest = min((len(fitted) for fitted, _ in prepared.splits), default=rows)
     batch = min(BATCH, max(1, 4 * fewest // 5))
