@@ -39,4 +39,9 @@ def origin(facts: FitSummary) -> str:
         seen = "the table of the fit, so it has seen most of them" if facts.evaluated == facts.table else ""
         seen = seen or f"which the fit has not seen, unless {facts.table} contains them"
         return f"All metrics are on {count_of_rows(facts)}, {seen}."
+    if facts.refitted:
+        return (
+            f"All metrics are on {n:,} rows, predicted by a fit to the others. The fit that predicts new rows has used "
+            "all of them."
+        )
     return f"All metrics are on {n:,} rows that were held out of the fit."

@@ -10,6 +10,7 @@ import torch
 
 from credibly import plot
 from credibly.methods import METHODS
+from credibly.posterior.draws import DrawsPosterior
 from credibly.report import metric_columns
 from credibly.report.assessment import VERDICTS, Assessment, assess
 from credibly.report.calibration import calibration_section
@@ -99,11 +100,14 @@ def _plain(value: object) -> str:
 
 def _model_section(facts: FitSummary) -> Section:
     draws = facts.predictive.draws
+    if facts.refitted and isinstance(facts.posterior, DrawsPosterior):
+        draws = facts.posterior.shape[0] * facts.posterior.shape[1]
+    held_out = "all of them fitted" if facts.refitted else f"{facts.held_out or 'none'} held out"
     output = "a number with an interval"
     if facts.classes is not None:
         output = f"probabilities of {len(facts.classes)} classes"
     rows: list[tuple[Value, ...]] = [
-        ("Table", f"{facts.table}: {facts.rows:,} training rows, {facts.held_out or 'none'} held out"),
+        ("Table", f"{facts.table}: {facts.rows:,} training rows, {held_out}"),
         ("Target", f"{facts.target}: {facts.kind}, predicts {output}"),
         ("Network", f"{facts.network}; {facts.parameters:,} parameters"),
         ("Prior", f"{facts.prior} (plausible weights before seeing data)"),

@@ -176,7 +176,8 @@ def _describe(recipe: Recipe) -> str:
 def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, seed: int) -> Array:
     """Return log predictive densities of the predicted rows, in the units of the target, by a short fit to others."""
     pilot = HMC_PILOT if recipe.method == "hmc" else ENSEMBLE_PILOT
-    short = dataclasses.replace(recipe, settings={**recipe.settings, **pilot})
+    given = {name: value for name, value in recipe.settings.items() if name != "steps"}
+    short = dataclasses.replace(recipe, settings=given | pilot)
     own, others = data.at(fitted), data.at(predicted)
     try:
         posterior, restore, encode = fit_rows(short, own, seed)

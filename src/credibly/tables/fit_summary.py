@@ -89,6 +89,7 @@ class FitSummary:
             "cross-conformal"}; None without a guarantee.
         warnings: what was found in the table before the fit, a sentence each.
         choices: candidates that were compared on folds before the fit.
+        refitted: whether the rows behind the metrics were held out of other fits only, and the fit itself has all rows.
         importance: permutation importance of the columns; None if it was not computed.
         effects: effect curves of the most important columns.
         kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
@@ -127,6 +128,7 @@ class FitSummary:
     guarantee: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     choices: tuple[Candidate, ...] = ()
+    refitted: bool = False
     importance: Importance | None = None
     effects: tuple[Effect, ...] = ()
     kind: str = ""

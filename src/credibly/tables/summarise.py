@@ -127,6 +127,7 @@ def _summary(run: TableRun, rows: Table, on: str, inputs: Array, predictive: Pre
         class_weight=run.config.class_weight,
         guarantee=None if on == "new" else guarantee_of(stored.get("guarantee"), len(y)),
         warnings=() if on == "new" else tuple(stored.get("warnings", ())),
+        refitted=stored["folds"] > 0,
         choices=() if on == "new" else tuple(Candidate(**one) for one in stored.get("candidates", ())),
     )
 
