@@ -19,6 +19,7 @@ from sklearn import datasets
 from typer.testing import CliRunner
 
 from credibly.cli import app
+from warm_python import warm_python
 
 SCRIPT = Path(sys.executable).with_name("credibly")
 REGRESSION = ("mean", "std", "std_aleatoric", "std_epistemic", "lower_90", "upper_90", "ood", "notes")
@@ -108,10 +109,13 @@ def call(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    """Start the installed command."""
+def start(*words: object, cwd: Path, python: str | None = None) -> subprocess.Popen[str]:
+    """Start the installed command, by another interpreter if one is given.
+
+    It is the process itself that gets signals and is waited for; that of `warm_python` outlives its client when killed.
+    """
     return subprocess.Popen(
-        [str(SCRIPT), *(str(w) for w in words)],
+        [*([python] if python else []), str(SCRIPT), *(str(w) for w in words)],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,8 +130,8 @@ def _listen() -> None:
 
 
 def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the installed command to its end."""
-    with start(*words, cwd=cwd) as process:
+    """Run the installed command to its end, with torch imported before it starts."""
+    with start(*words, cwd=cwd, python=warm_python()) as process:
         out, err = process.communicate(timeout=180)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -288,11 +288,14 @@ class TestCommand:
             return subprocess.CompletedProcess(command, 3)
 
         monkeypatch.setattr(bench.subprocess, "run", record)
-        done = CliRunner().invoke(app, ["bench", "speed", "--cases", "hmc", "--root", "data", "--list"])
+        words = ["bench", "speed", "--cases", "hmc", "--list", "--root"]
+        done = CliRunner().invoke(app, [*words, str(tmp_path)])
         assert done.exit_code == 3
         argv, path = calls[0]
-        assert argv == ["-m", "benchmarks", "--device", "cpu", "--root", "data", "--cases", "hmc", "--list"]
+        assert argv == ["-m", "benchmarks", "--device", "cpu", "--root", str(tmp_path), "--cases", "hmc", "--list"]
         assert path.startswith(str(ROOT))
+        done = CliRunner().invoke(app, [*words, str(tmp_path / "nowhere")])
+        assert (done.exit_code, "--root: no such folder" in done.stderr, len(calls)) == (2, True, 1)
 
     @pytest.mark.parametrize("words", [("bench", "speed"), ("bench", "uci", "--root", "."), ("study",)])
     def test_commands_that_need_a_checkout_say_so(self, monkeypatch, tmp_path, words):

@@ -180,7 +180,7 @@ class TestDemo:
     def test_an_unwritable_location(self, tmp_path):
         (tmp_path / "file").write_text("")
         found = call("demo", "--out", tmp_path / "file" / "demo")
-        assert found.exit_code == 1
+        assert found.exit_code == 2
         assert found.stderr.count("\n") == 1
         assert str(tmp_path / "file") in found.stderr
 
@@ -399,9 +399,9 @@ class TestResume:
         from credibly.storage.run_folder import RunFolder
 
         (tmp_path / "mine").mkdir()
-        for name, reason in (("nowhere", "there is no folder"), ("mine", "is not a run folder")):
+        for name, reason, code in (("nowhere", "no such folder", 2), ("mine", "is not a run folder", 1)):
             found = call("resume", tmp_path / name)
-            assert found.exit_code == 1
+            assert found.exit_code == code
             assert reason in found.stderr
             assert found.stderr.count("\n") == 1
         assert list((tmp_path / "mine").iterdir()) == []
@@ -435,7 +435,8 @@ class TestResume:
         stop_before(monkeypatch, 1)
         with pytest.raises(cr.Interrupted):
             cr.HMC(chains=1, draws=2, warmup=0, step_size=0.5, compile=False).fit(density, out=tmp_path / "run")
-        found = call("resume", tmp_path / "run", "--problem", "a.py:b")
+        (tmp_path / "a.py").touch()
+        found = call("resume", tmp_path / "run", "--problem", f"{tmp_path / 'a.py'}:b")
         assert found.exit_code == 0, found.output
         assert found.stdout.splitlines()[0] == "HMC, 1 chain of 2 draws, seed 0: the density (without a name), D = 2."
         assert found.stdout.splitlines()[-1] == "Too few draws for a verdict."

@@ -37,8 +37,11 @@ sys.exit(f"loaded {{heavy}}" if heavy else 0)
         assert found.returncode == 0, found.stderr
         for verb in VERBS:
             assert f"credibly {verb} " in found.stdout
-        for default in ("0.2", "50", "learned", "silu"):
-            assert f"(Default: {default}.)" in re.sub(r"[\s│]+", " ", found.stdout)
+        shown = re.sub(r"[\s│]+", " ", found.stdout)
+        for default in ("0.2", "five folds, in which every row is predicted", "folds", "silu"):
+            assert f"(Default: {default}.)" in shown
+        for default in ("50", "learned", "none", "1 for regression, 2 for classification"):
+            assert shown.count(f"(Default: {default}, or chosen by `fit --tune`.)") == 2  # of fit and compare
 
     def test_every_method_can_be_named(self):
         assert _methods("") == ["auto", *METHODS]

@@ -18,6 +18,7 @@ import torch
 
 import credibly as cr
 from credibly.cli.error_handling import persistent_interrupt
+from credibly.inference.sampling.hmc import HMCSampler
 from credibly.storage import run_folder
 from credibly.storage.manifest import parse_manifest
 from credibly.tables import TableRun
@@ -53,6 +54,12 @@ LONG = (
     "--hidden",
     "6",
 )
+
+
+def without_holdout(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return options of a fit without its held-out part: metrics come from five folds."""
+    place = words.index("--holdout")
+    return (*words[:place], *words[place + 2 :])
 
 
 def done(run: Path) -> int:
@@ -202,12 +209,46 @@ class TestOthers:
         assert names(tmp_path) == ["house.csv"]
 
 
+@pytest.fixture
+def ctrl_c():
+    """Restore the default handling of Ctrl-C, which a shell turns off for background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_ctrl_c_while_the_folds_are_fitted_leaves_nothing(tmp_path, monkeypatch, ctrl_c, force):
+    """The sampler of a fold keeps no folder to resume from."""
+    table, run = write(cancer(60), tmp_path / "t.csv"), tmp_path / "run"
+    words = ("fit", table, "--target", "benign", "--out", run, "--quiet")
+    if force:
+        assert call(*words, *MAP).exit_code == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    work = tmp_path / "run.new" if force else run
+    advance, stopped = HMCSampler.advance, []
+
+    def stop(self, until):
+        folds = names(work / "folds") if (work / "folds").is_dir() else []
+        if len(folds) == 2 and not stopped:
+            stopped.append(folds)
+            signal.raise_signal(signal.SIGINT)
+        return advance(self, until)
+
+    monkeypatch.setattr(HMCSampler, "advance", stop)
+    found = call(*words, *without_holdout(HMC), *(["--force"] if force else []))
+    assert refused(found, code=130) == "credibly: stopped; nothing was kept\n"
+    assert stopped == [["0", "1"]]
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+    assert names(tmp_path) == (["run", "t.csv"] if force else ["t.csv"])
+
+
 def test_ctrl_c_while_the_page_is_drawn(tmp_path, monkeypatch):
-    from credibly import report
+    from credibly.report import several
 
     table = write(cancer(60), tmp_path / "t.csv")
     with monkeypatch.context() as patch:
-        patch.setattr(report, "fit_page", lambda facts: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(several, "fit_page", lambda facts: (_ for _ in ()).throw(KeyboardInterrupt))
         found = call("fit", table, "--target", "benign", "--out", tmp_path / "run", *MAP, "--quiet")
     refused(found, "stopped; the fit is complete", f"credibly report {tmp_path / 'run'}", code=130)
     assert call("report", tmp_path / "run").exit_code == 0
@@ -252,11 +293,16 @@ def tidy(place: Path) -> None:
 
 
 class TestFullDisk:
-    @pytest.mark.parametrize("method, force", [(MAP, False), (MAP, True), (HMC, False)], ids=["map", "force", "hmc"])
-    def test_in_a_fit(self, tmp_path, method, force):
+    @pytest.mark.parametrize(
+        "method, force, folds",
+        [(MAP, False, 1), (MAP, True, 1), (HMC, False, 1), (without_holdout(MAP), False, 5)],
+        ids=["map", "force", "hmc", "folds"],
+    )
+    def test_in_a_fit(self, tmp_path, method, force, folds):
         table = write(cancer(60), tmp_path / "t.csv")
         run = tmp_path / "run"
         words = ["fit", table, "--target", "benign", "--out", run, "--quiet"]
+        name = method[method.index("--method") + 1]
         kept = None
         if force:
             assert call(*words, *ENSEMBLE, "--set", "steps=10").exit_code == 0
@@ -273,7 +319,7 @@ class TestFullDisk:
             fresh = tmp_path / "run.new" if force else run
             if "credibly report" in said:
                 failures["no page"] += 1
-                assert TableRun.load(run).config.method == method[1]  # it is complete and in place
+                assert TableRun.load(run).config.method == name  # it is complete and in place
                 assert call("report", run).exit_code == 0
                 if force:
                     break  # the earlier run has been replaced
@@ -286,7 +332,7 @@ class TestFullDisk:
                 assert f"credibly resume {fresh}" in said
                 found = call("resume", fresh, "--quiet")
                 assert found.exit_code == 0, found.output
-                assert TableRun.load(fresh).config.method == method[1]
+                assert TableRun.load(fresh).config.method == name
                 shutil.rmtree(fresh)
             else:
                 failures["nothing"] += 1
@@ -294,6 +340,8 @@ class TestFullDisk:
                 assert not fresh.exists()
         assert all(failures.values()), failures
         assert sum(failures.values()) >= 8
+        assert failures["nothing"] >= 4 + folds  # four files before the fit, and at least one of every fold
+        assert len(names(run / "folds")) == folds
 
     def test_in_a_report(self, tmp_path):
         table = write(cancer(60), tmp_path / "t.csv")

@@ -152,7 +152,7 @@ class TestConfig:
         write(diabetes(60), tmp_path / "data" / "house.csv")
         (tmp_path / "data" / "mine.toml").write_text(
             'table = "house.csv"\ntarget = "progress"\nmethod = "map"\nhidden = 5\nholdout = 0.5\ndrop = ["age"]\n'
-            "seed = 3\n[settings]\nsteps = 20\nlr = 0.02\n"
+            'seed = 3\ntune = "none"\n[settings]\nsteps = 20\nlr = 0.02\n'
         )
         mine = tmp_path / "data" / "mine.toml"
         assert call("fit", "--config", mine, "--out", tmp_path / "a", "--quiet").exit_code == 0
@@ -346,7 +346,7 @@ class TestClassWeight:
         write(known, tmp_path / "some.csv")
         mean = []
         for run, options in (("plain", ()), ("weighted", ("--class-weight", "balanced"))):
-            linear = ("--method", "map", "--set", "steps=300", "--hidden", "none")
+            linear = (*QUICK, "--method", "map", "--set", "steps=300", "--hidden", "none")
             found = call("fit", tmp_path / "some.csv", "--target", "benign", "--out", tmp_path / run, *linear, *options)
             assert found.exit_code == 0, found.output
             call("predict", tmp_path / run, tmp_path / "some.csv", "--out", tmp_path / f"{run}.csv")

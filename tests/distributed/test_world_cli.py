@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = (f"--set={setting}" for setting in ("draws=10", "warmup=20", "chains=4", "thin=1"))
 HMC = (*QUICK, "--method", "hmc", *SETTINGS, "--hidden", "6")
+# The prior scale is chosen by folds, and the metrics come from folds.
+CHOSEN = (*HMC[len(QUICK) :], "--noise", "learned", "--transform", "none", "--inputs", "standard")
 ENSEMBLE = (*QUICK, "--method", "ensemble", "--set", "steps=60", "--set", "members=4", "--hidden", "6")
 COMPARED = ("--methods", "map,ensemble", "--set", "map.steps=30", "--set", "ensemble.steps=30", "--hidden", "6")
 BENCH = ("bench", "uci", "--root", "data", "--quick", "--methods", "map,ensemble", "--splits", "2")
@@ -72,11 +74,11 @@ recording.FolderRecorder.checkpoint = checkpoint
 FAIL_IN_ONE = """
 from credibly.errors import StoreError
 real, seen = model.TableModel.columns, []
-def columns(self, predictive):
+def columns(self, *predicted):
     seen.append(1)
     if rank == 1 and len(seen) == 2:
         raise StoreError("made to fail")
-    return real(self, predictive)
+    return real(self, *predicted)
 model.TableModel.columns = columns
 """
 
@@ -251,6 +253,31 @@ class TestRestarted:
         monkeypatch.setattr(cr.HMC, "fit", None)  # the draws are all there
         assert call(*fit("hmc", *HMC)).exit_code == 0
         assert TableRun.load(place / "hmc").figures == TableRun.load(one / "hmc").figures
+
+    def test_one_whose_settings_were_chosen_is_resumed(self, place, restarted, monkeypatch):
+        """Nothing is chosen again: a choice that came out differently would not find the fit."""
+        words = fit("chosen", *CHOSEN)
+        assert call(*words).exit_code == 0
+        done = read_facts(place / "chosen")
+        assert done["folds"] == 5
+        assert done["config"]["prior_scale"] is not None
+        self.unfinished(place / "chosen")
+        monkeypatch.setattr(cr.HMC, "fit", None)
+        refused(call(*words, "--noise", "student"), "chosen already exists")
+        assert call(*words).exit_code == 0
+        again = read_facts(place / "chosen")
+        assert (again["config"], again["figures"]) == (done["config"], done["figures"])
+
+    def test_one_stopped_between_its_folds_starts_over(self, place, restarted):
+        words = fit("chosen", *CHOSEN)
+        assert call(*words).exit_code == 0
+        before = cr.load(place / "chosen").draws.clone()
+        self.unfinished(place / "chosen")
+        for part in ("posterior", "folds/3", "folds/4"):
+            shutil.rmtree(place / "chosen" / part)
+        assert call(*words).exit_code == 0
+        assert names(place / "chosen" / "folds") == [str(k) for k in range(5)]
+        assert torch.equal(cr.load(place / "chosen").draws, before)
 
     def test_one_without_draws_starts_over(self, one, place, restarted):
         self.unfinished(place / "hmc")

@@ -16,6 +16,7 @@ from credibly.networks.blueprint import DEEPEST, build_network, describe_network
 from credibly.networks.layer_table import LAYERS, TABLE
 from credibly.networks.layout import Layout
 from credibly.networks.normalisation import FilterResponseNorm, FrozenBatchNorm, replace_batchnorm
+from credibly.networks.tabular import PeriodicEmbedding
 
 IMAGE = (2, 4, 6, 6)
 
@@ -114,6 +115,7 @@ CASES = [
     (nn.Threshold(0.1, -7.0), (2, 3)),
     (FilterResponseNorm(4, eps=0.1, threshold=True), IMAGE),
     (FilterResponseNorm(4, affine=False), IMAGE),
+    (PeriodicEmbedding(6, [0, 4], frequencies=3, width=2, scale=0.5, limit=3.0), (5, 6)),
     (FrozenBatchNorm(6, eps=0.1, channel_axis=-1), IMAGE),
     (FrozenBatchNorm(4, affine=False), IMAGE),
     (zoo.UnrolledLSTM(3, 5, forget_bias=0.5, sequence=False), (2, 4, 3)),

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils import estimator_checks
 
 import credibly as cr
 from credibly.conformal import CalibratedPredictive
@@ -36,21 +36,74 @@ def points(rows, seed):
     return x, np.array(["no", "maybe", "yes"])[np.digitize(x[:, 0] + generator.normal(size=rows), [-0.5, 0.7])]
 
 
-def inexact(_estimator):
-    """Return the check that asks for equality to 1e-7, as for the estimators without folds."""
-    return {"check_sample_weight_equivalence_on_dense_data": "fits are in float32, and noise is drawn by the row"}
-
-
-@pytest.mark.slow
-@parametrize_with_checks(
-    [
-        make(conformal=2, method="map", hidden=(50,), settings={"steps": 80, "lr": 0.1})
-        for make in (regressor, classifier)
-    ],
-    expected_failed_checks=inexact,
+# The checks of scikit-learn that fold fits could break: copies, parameters, state, weights and how rows are indexed.
+# test_estimators.py has the whole list, for the estimators without folds.
+CHECKS = (
+    "check_estimators_pickle",
+    "check_get_params_invariance",
+    "check_set_params",
+    "check_estimators_overwrite_params",
+    "check_fit_idempotent",
+    "check_n_features_in",
+    "check_n_features_in_after_fitting",
+    "check_readonly_memmap_input",
+    "check_dtype_object",
+    "check_fit2d_1sample",
+    "check_sample_weights_pandas_series",
+    "check_sample_weights_not_an_array",
+    "check_sample_weights_list",
+    "check_sample_weights_shape",
+    "check_sample_weights_not_overwritten",
+    "check_all_zero_sample_weights_error",
 )
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
+# Their classes have single rows, which fold fits refuse; `test_predictions_are_by_the_row_and_change_nothing` has the
+# same for classifiers.
+SINGLE_ROWS = (
+    "check_dict_unchanged",
+    "check_dont_overwrite_parameters",
+    "check_f_contiguous_array_estimator",
+    "check_methods_sample_order_invariance",
+    "check_methods_subset_invariance",
+)
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [(regressor, name) for name in (*CHECKS, "check_regressor_data_not_an_array", *SINGLE_ROWS)]
+    + [(classifier, name) for name in (*CHECKS, "check_classifier_data_not_an_array")],
+)
+def test_scikit_learn_checks(make, name):
+    estimator = make(conformal=2, method="map", hidden=(2,), settings={"steps": 2})
+    getattr(estimator_checks, name)(type(estimator).__name__, estimator)
+
+
+@pytest.mark.parametrize("make, data", [(regressor, waves), (classifier, points)])
+def test_predictions_are_by_the_row_and_change_nothing(make, data):
+    """A row has the same interval or set in any order and in any batch; predicting leaves the estimator as it is."""
+    model = make()
+    before = set(vars(model))
+    model.fit(*data(60, 0))
+    assert all(name.startswith("_") or name.endswith("_") for name in set(vars(model)) - before)
+    assert {name: getattr(model, name) for name in before} == {name: getattr(make(), name) for name in before}
+    state = dict(vars(model))
+
+    def predictions(rows):
+        found = [model.predict(rows)] if make is regressor else [model.predict_proba(rows)]
+        found += model.predict_interval(rows, 0.8) if make is regressor else [model.predict_set(rows, 0.8)]
+        return [np.asarray(values, dtype=float) for values in found]
+
+    # New rows: the score of a training row equals its own calibration score, and rounding would decide the tie.
+    x, _ = data(20, 1)
+    order = np.random.default_rng(1).permutation(20)
+    by_row = [np.concatenate(parts) for parts in zip(*(predictions(row[None]) for row in x))]
+    for one, shuffled, single, by_column in zip(
+        predictions(x), predictions(x[order]), by_row, predictions(np.asfortranarray(x))
+    ):
+        np.testing.assert_allclose(shuffled, one[order], rtol=1e-5)
+        np.testing.assert_allclose(single, one, rtol=1e-5)
+        np.testing.assert_array_equal(by_column, one)
+    assert vars(model).keys() == state.keys()
+    assert all(vars(model)[name] is value for name, value in state.items())
 
 
 @pytest.mark.parametrize("noise", [0.02, 5.0])

@@ -14,6 +14,7 @@ import credibly as cr
 from credibly.tables import Config, TableRun, fit_table, prepare
 from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
+from credibly.tables.screening import screen
 from credibly.tables.summarise import baseline, summarise, summarise_targets
 from credibly.tables.target_metrics import target_metrics
 from credibly.tables.target_scale import TargetScale
@@ -86,7 +87,7 @@ def test_fit_summary_and_predictions(name, runs, tmp_path):
     found = read_table(tmp_path / "p.parquet").to_pydict()
     expected = {
         "counts": ("mean", "std", "lower_90", "upper_90"),
-        "ordinal": ("prediction", "p_low", "p_mid", "p_high", "total"),
+        "ordinal": ("prediction", "p_low", "p_mid", "p_high", "entropy_total"),
         "proportion": ("mean", "lower_90", "upper_90"),
         "survival": ("median", "lower_90", "upper_90"),
         "log": ("mean", "std", "lower_90", "upper_90"),
@@ -144,7 +145,7 @@ def test_several_targets_are_summarised_one_by_one(runs):
     rows = run.rows()[0]
     y = run.model.preparation.target_values(rows)
     assert y.shape == (len(rows), 2)
-    predictive = run.model.predict_table(rows)
+    predictive = run.predict_rows(run.model.inputs(rows)[0])
     parts = summarise_targets(run)
     assert [part.target for part in parts] == ["price", "rent"]
     for k, part in enumerate(parts):
@@ -156,6 +157,16 @@ def test_several_targets_are_summarised_one_by_one(runs):
     joint = sum(part.predictive.log_prob(torch.from_numpy(part.y)) for part in parts)
     # One draw: the targets are independent given the weights.
     assert run.figures["log_density"] == pytest.approx(float(joint.mean()))
+
+
+def test_each_of_several_targets_is_screened():
+    """A copy of the second target and an outlier in it are found, as they are for a single target."""
+    rent = np.where(np.arange(ROWS) == 7, 1e6, TABLE["rent, cold"].to_numpy())
+    table = pa.table({"x": X, "twice": 2 * rent, "price": TABLE["price"], "rent": rent})
+    rows = np.arange(ROWS)
+    found = screen(table, Preparation.fit(table, "price,rent"), rows[:100], rows[100:])
+    assert found[0].startswith("twice has a correlation of 1.000000 with the target rent; pass --drop twice")
+    assert [line.split(",")[0] for line in found[1:]] == ["twice is 2e+06 in row 8", "rent is 1e+06 in row 8"]
 
 
 def test_survival_targets_keep_their_sign(runs):

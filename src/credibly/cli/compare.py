@@ -45,7 +45,7 @@ def run(
     order: options.Order = None,
     event: options.Event = None,
     na: options.Na = None,
-    holdout: options.Holdout = None,
+    holdout: options.HeldOut = None,
     hidden: options.Hidden = None,
     noise: options.Noise = None,
     prior_scale: options.PriorScale = None,

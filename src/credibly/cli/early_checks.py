@@ -10,7 +10,7 @@ import os
 import tomllib
 from pathlib import Path
 
-from credibly.cli.processes import is_distributed
+from credibly.cli.processes import is_distributed, is_restarted
 from credibly.core.checks import check_integer, is_real
 from credibly.core.files import is_occupied
 from credibly.errors import InputError
@@ -80,8 +80,8 @@ def check_output_folder(folder: Path, force: bool = False) -> None:
     """Raise unless a run can be written to the folder, which is created with its parents if needed."""
     if folder.exists() and not folder.is_dir():
         raise InputError("--out", f"{folder} is a file", "Pass a folder")
-    # After a restart by the launcher, the folder holds what this command had begun.
-    if is_occupied(folder) and not force and not is_distributed():
+    # After a restart by the launcher, the folder may hold what this command had begun.
+    if is_occupied(folder) and not (force or is_distributed() or is_restarted()):
         raise InputError("--out", f"{folder} already exists", "Choose another folder, or pass --force to replace a run")
     _check_writable(next(parent for parent in (folder, *folder.absolute().parents) if parent.exists()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,11 +114,9 @@ def run(
         prepared = prepare(wanted)
         if not quiet and not as_json:
             print_wrapped(describe_table(prepared))
-        prepared = _choose(prepared, quiet=quiet or as_json)
-        if not quiet and not as_json:
-            print_wrapped(f"Method: {prepared.method.name} ({prepared.why}).")
+        choose = partial(_choose, quiet=quiet or as_json)
         try:
-            done = fit_or_resume(prepared, out, force=force, progress=False if quiet or as_json else None)
+            done = fit_or_resume(prepared, out, choose, force=force, progress=False if quiet or as_json else None)
         except Interrupted as error:
             exit_stopped(str(error))
         except KeyboardInterrupt:
@@ -126,7 +125,7 @@ def run(
 
 
 def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
-    """Choose what was left open and print the choice."""
+    """Choose what was left open and print the choice and the method."""
     from credibly.core.progress import Progress
     from credibly.tables.table_choice import choose_table
 
@@ -145,8 +144,12 @@ def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
         found = [f"prior scale {recipe.scale:g}", f"hidden {list(recipe.hidden)}", f"inputs {recipe.inputs}"]
         if recipe.task == "regression":
             found += [f"noise {recipe.noise}", f"target {recipe.transform}"]
-        tried = f" by {len(ready.candidates)} candidates" if ready.candidates else ""
+        rule = prepared.config.tune
+        tried = f" by {rule}" if rule != "folds" else ""
+        tried = f" by {len(ready.candidates)} candidates" if ready.candidates else tried
         print_wrapped(f"Chosen{tried}: {', '.join(found)}.")
+    if not quiet:
+        print_wrapped(f"Method: {ready.method.name} ({ready.why}).")
     return ready
 
 

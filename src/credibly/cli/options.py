@@ -115,7 +115,7 @@ Transform = Annotated[
     str | None,
     typer.Option(
         help="Transform of a regression target before the fit: none, log (keeps predictions positive), log1p, power or"
-        " logit; predictions are in the units of the target. (Default: none.)",
+        " logit; predictions are in the units of the target. (Default: none, or chosen by `fit --tune`.)",
         autocompletion=_transforms,
     ),
 ]
@@ -183,15 +183,22 @@ Holdout = Annotated[
         " fitted to all rows in any case. (Default: five folds, in which every row is predicted.)"
     ),
 ]
+HeldOut = Annotated[
+    float | None,
+    typer.Option(help="Fraction of the rows held out from every method, for the metrics; 0 for none. (Default: 0.2.)"),
+]
 Hidden = Annotated[
     str | None,
-    typer.Option(metavar="50,50", help='Widths of the hidden layers; "none" for a linear model. (Default: 50.)'),
+    typer.Option(
+        metavar="50,50",
+        help='Widths of the hidden layers; "none" for a linear model. (Default: 50, or chosen by `fit --tune`.)',
+    ),
 ]
 Noise = Annotated[
     str | None,
     typer.Option(
         help="Noise model of a regression: learned, heteroscedastic (depends on the inputs), student (heavy tails), or"
-        " a known value in standard deviations of the target. (Default: learned.)",
+        " a known value in standard deviations of the target. (Default: learned, or chosen by `fit --tune`.)",
         autocompletion=_noises,
     ),
 ]
@@ -199,7 +206,7 @@ PriorScale = Annotated[
     float | None,
     typer.Option(
         help="Prior standard deviation of the weights times the square root of the fan-in. (Default: 1 for regression,"
-        " 2 for classification.)"
+        " 2 for classification, or chosen by `fit --tune`.)"
     ),
 ]
 Tune = Annotated[

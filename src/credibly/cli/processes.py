@@ -30,6 +30,12 @@ def is_distributed() -> bool:
     return rank.isdigit() and size.isdigit() and int(size) > 1
 
 
+def is_restarted() -> bool:
+    """Return whether the launcher has restarted this process, which may be the only one."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return count.isdigit() and int(count) > 0
+
+
 def is_leader() -> bool:
     """Return whether this process prints and writes for all of them."""
     return not is_distributed() or int(os.environ["RANK"]) == 0

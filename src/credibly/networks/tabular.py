@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,6 @@ class PeriodicEmbedding(nn.Module):
         limit: inputs are clipped to this distance from 0.
     """
 
-    frequency: Tensor
-
     def __init__(
         self,
         inputs: int,
@@ -54,9 +53,8 @@ class PeriodicEmbedding(nn.Module):
         # A row per unit, whose fan-in is then that of its own column.
         self.weight = nn.Parameter(torch.empty(len(columns) * width, 2 * frequencies))
         self.bias = nn.Parameter(torch.empty(len(columns) * width))
-        ranks = (torch.arange(frequencies, dtype=torch.float64) + 0.5) / frequencies
-        quantiles = scale * math.sqrt(2) * torch.erfinv(ranks)
-        self.register_buffer("frequency", quantiles.to(self.weight.dtype), persistent=False)
+        normal = NormalDist(0, scale)
+        self.frequency = [normal.inv_cdf(0.5 + (k + 0.5) / (2 * frequencies)) for k in range(frequencies)]
         self.reset_parameters()
 
     @property
@@ -72,7 +70,7 @@ class PeriodicEmbedding(nn.Module):
 
     def waves(self, x: Tensor) -> Tensor:
         """Return cosines and sines of the columns, (N, columns, 2 frequencies)."""
-        angles = 2 * math.pi * x[..., self.columns].unsqueeze(-1) * self.frequency
+        angles = 2 * math.pi * x[..., self.columns].unsqueeze(-1) * x.new_tensor(self.frequency)
         return torch.cat([angles.cos(), angles.sin()], -1)
 
     def forward(self, x: Tensor) -> Tensor:

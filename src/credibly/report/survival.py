@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 
 from credibly.metrics.scores import coverage_standard_error
 from credibly.metrics.survival import censored_fraction_below
 from credibly.report.page import Column, Section, Table, Value
 from credibly.report.pictures import picture
 from credibly.tables.fit_summary import FitSummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
 CURVE = np.arange(1, 40) / 40

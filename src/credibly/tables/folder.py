@@ -88,6 +88,9 @@ def new_run(folder: Path) -> Iterator[Path]:
                 f"--out: cannot write {os.fspath(folder)!r} ({reason}). Free some space or choose another folder;"
                 " nothing was kept"
             ) from error
+        if isinstance(error, Interrupted):
+            # By the sampler of a fold, whose message is about draws that are gone.
+            raise KeyboardInterrupt from error
         raise
     if replaces:
         swap(work, folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri
+import torch
 
 from credibly.errors import StoreError
 
@@ -115,8 +115,8 @@ STANDARD = InputScaling()
 
 def _normal_scores(values: Array, knots: Array) -> Array:
     """Interpolate normal scores between the knots, linearly also beyond them with the slope of the outermost pair."""
-    ranks = (np.arange(len(knots)) + 0.5) / len(knots)
-    scores = ndtri(ranks)
+    ranks = torch.from_numpy((np.arange(len(knots)) + 0.5) / len(knots))
+    scores = torch.special.ndtri(ranks).numpy()
     inside = np.interp(values, knots, scores)
     low, high = values < knots[0], values > knots[-1]
     # No steeper than the standardised column itself, so that one outlier cannot reach far.

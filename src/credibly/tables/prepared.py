@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Prepared:
         why: why it was chosen.
         warnings: remarks on the table that may invalidate the fit.
         candidates: candidates that were tried to choose the recipe.
+        requested: the configuration before anything was chosen.
     """
 
     config: Config
@@ -79,6 +81,7 @@ class Prepared:
     why: str
     warnings: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
+    requested: Config | None = None
 
     def with_recipe(self, recipe: Recipe, candidates: tuple[Candidate, ...] = ()) -> Prepared:
         """Return the table with another recipe, and the preparation and the problem that follow from it."""
@@ -167,6 +170,7 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
         method=fitter_of(recipe, *size),
         why=recipe.resolved(*size)[1],
         warnings=screen(table, preparation, seen, unseen, group=config.group, time=config.time),
+        requested=config,
     )
 
 
@@ -259,6 +263,15 @@ def stored_config(prepared: Prepared) -> Config:
         table_sha256=digest(prepared.config.table),
         settings={k: v for k, v in to_spec(prepared.method).items() if k != "kind" and not (v is defaults[k] is None)},
     )
+
+
+def requested_config(prepared: Prepared) -> dict[str, Any]:
+    """Return the configuration before anything was chosen, as JSON, with the checksum of the table."""
+    asked = prepared.requested or prepared.config
+    path = os.fspath(Path(asked.table).resolve())
+    values = dataclasses.asdict(dataclasses.replace(asked, table=path, table_sha256=digest(asked.table)))
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
 
 
 def digest(table: str) -> str:

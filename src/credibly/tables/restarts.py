@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from credibly.distributed import world
@@ -13,7 +12,7 @@ from credibly.distributed.world import World
 from credibly.errors import StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.tables.folder import check_out, is_table_run, read_facts, staging_folder, swap
-from credibly.tables.prepared import Prepared, stored_config
+from credibly.tables.prepared import Prepared, requested_config
 from credibly.tables.run import TableRun, fit_table, resume_table
 
 
@@ -26,16 +25,27 @@ def check_out_or_begun(folder: Path, force: bool) -> None:
 
 
 def fit_or_resume(
-    prepared: Prepared, out: str | os.PathLike[str], *, force: bool = False, progress: bool | None = None
+    prepared: Prepared,
+    out: str | os.PathLike[str],
+    choose: Callable[[Prepared], Prepared] = lambda prepared: prepared,
+    *,
+    force: bool = False,
+    progress: bool | None = None,
 ) -> TableRun:
-    """Fit a table, or resume the same fit if it was begun before its processes were restarted."""
+    """Fit a table, or resume the same fit if it was begun before its processes were restarted.
+
+    What was left open is chosen by `choose` for a new fit only: a fit is recognised by what was requested, not by what
+    was chosen, which may round differently the second time.
+    """
     folder, everyone = Path(out), world.current()
     place = None
     if _restarted(everyone):
         found = _begun_fit(prepared, folder, force) if everyone.leader else None
         place = everyone.gather(None if found is None else os.fspath(found))[0]
     if place is None:
-        return fit_table(prepared, folder, force=force, progress=progress)
+        if everyone.leader:
+            check_out(folder, force)
+        return fit_table(choose(prepared), folder, force=force, progress=progress)
     done = resume_table(place, progress=progress)
     if Path(place) == folder:
         return done
@@ -63,11 +73,11 @@ def _begun_fit(prepared: Prepared, folder: Path, force: bool) -> Path | None:
     try:
         facts = None if place is None else read_facts(place)
     except StoreError:
-        # `fit_table` checks the folder again and raises.
+        # The folder is checked again, which raises.
         return None
     if place is None or facts is None:
         return None
-    if facts["config"] != json.loads(json.dumps(dataclasses.asdict(stored_config(prepared)))):
+    if facts.get("requested") != requested_config(prepared):
         return None
     try:
         parse_manifest(place / "posterior")

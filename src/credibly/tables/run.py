@@ -52,7 +52,7 @@ from credibly.tables.folds import fit_folds, fold_rows, load_folds, predict_unse
 from credibly.tables.guarantee import calibration_of, guarantee_facts
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
-from credibly.tables.prepared import Prepared, stored_config
+from credibly.tables.prepared import Prepared, requested_config, stored_config
 from credibly.tables.stored_rows import stored_rows
 from credibly.tables.target_metrics import target_metrics
 from credibly.tables.threads import threads_for
@@ -190,6 +190,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
             "status": "fitting",
             "versions": {"credibly": __version__, "torch": torch.__version__},
             "config": dataclasses.asdict(config),
+            "requested": requested_config(prepared),
             "preparation": prepared.preparation.to_dict(),
             "why": prepared.why,
             "warnings": list(prepared.warnings),

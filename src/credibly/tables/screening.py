@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class _Columns:
         self.table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
         self.preparation = preparation
         self.rows = rows
-        self.target = preparation.target
+        self.targets = preparation.targets or (preparation.target,)
         self.conventions: Conventions = conventions_of(table)
         self._numbers: dict[str, Array | None] = {}
         self._codes: dict[str, Array] = {}
@@ -118,12 +119,10 @@ class _Columns:
 
 def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
     """Inputs from which the target can be read off."""
-    target = columns.target
     if columns.preparation.classes is None:
-        y = columns.numbers(target)
-        assert y is not None
-        for name in names:
-            x = columns.numbers(name)
+        for target, name in product(columns.targets, names):
+            x, y = columns.numbers(name), columns.numbers(target)
+            assert y is not None
             r = 0.0 if x is None else _correlation(x, y)
             if x is not None and abs(r) > COPY:
                 both = np.isfinite(x)
@@ -131,6 +130,7 @@ def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
                 how = "is a copy of" if same else f"has a correlation of {r:.6f} with"
                 yield f"{name} {how} the target {target}; pass --drop {name} unless it is known before {target} is"
         return
+    (target,) = columns.targets
     classes, count = columns.codes(target), columns.distinct(target)
     if 2 * count > len(classes):
         return
@@ -177,7 +177,7 @@ def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str
     # Fraction of pairs of rows that would be equal if the columns were independent.
     every = max(1.0, len(key) * (len(key) - 1.0))
     chance = 1.0
-    for name in [*names, columns.target]:
+    for name in [*names, *columns.targets]:
         codes = columns.codes(name)
         count = np.bincount(codes)
         chance *= float((count * (count - 1.0)).sum()) / every
@@ -209,8 +209,8 @@ def _constants(preparation: Preparation) -> Iterator[str]:
 
 
 def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
-    target = [columns.target] if columns.preparation.classes is None else []
-    for name in [*names, *target]:
+    targets = columns.targets if columns.preparation.classes is None else ()
+    for name in [*names, *targets]:
         x = columns.numbers(name)
         if x is None:
             continue
