@@ -10,6 +10,8 @@ from credibly.problem import Problem
 # Values in a layer up to which more threads cost more than they gain; chains of HMC share no steps.
 SMALL = 500_000
 SMALL_CHAINS = 100_000
+# Width of a layer from which its matrix products keep several threads busy, whatever the number of rows.
+WIDE = 128
 
 
 def threads_for(problem: Problem, method: Method) -> int:
@@ -18,4 +20,4 @@ def threads_for(problem: Problem, method: Method) -> int:
     rows = problem.n if method.name == "hmc" else min(problem.n, getattr(method, "batch_size", None) or 128)
     width = max((e.shape[0] for e in problem.layout.entries if len(e.shape) == 2), default=1)
     most = SMALL_CHAINS if method.name == "hmc" else SMALL
-    return 1 if together * rows * width <= most else torch.get_num_threads()
+    return 1 if together * rows * width <= most and width < WIDE else torch.get_num_threads()
