@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from credibly.errors import InputError
 from credibly.tables import csv_files
+from credibly.tables.conventions import conventions_of
 from credibly.tables.reading import batches, count_rows, header, read_table
 
 
@@ -307,7 +308,17 @@ def test_binary_files(tmp_path: Path) -> None:
 def test_names_of_columns(tmp_path: Path) -> None:
     refused(put(tmp_path, "a,b,a\n1,2,3\n"), "more than one", "'a'")
     refused(put(tmp_path, "a, a \n1,2\n"), "more than one", "'a'")
-    refused(put(tmp_path, ",a\n0,1\n"), "column 1", "no name", "index=False")
+    refused(put(tmp_path, "a,,b\n0,1,2\n"), "column 2", "no name", "index=False")
+    refused(put(tmp_path, ",,b\n0,1,2\n"), "column 2", "no name", "index=False")
+
+
+def test_a_first_column_without_a_name_holds_names_of_rows(tmp_path: Path) -> None:
+    file = put(tmp_path, '"","a","b"\n"1",3,x\n"2",4,y\n')
+    found = read_table(file)
+    assert found.to_pydict() == {"a": [3.0, 4.0], "b": ["x", "y"]}
+    assert "column 1 has no name" in conventions_of(found).notes[0]
+    ((block, _),) = batches(file, ["a", "b"], ["a"])
+    assert block.to_pydict() == {"a": [3.0, 4.0], "b": ["x", "y"]}
 
 
 def test_parquet_that_is_nested_or_broken(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from credibly.tables.interpretation import interpreted
 from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
 from credibly.tables.sources import DELIMITED, RECORDS, TYPED, Source, source_of
 
+# The name of a first column without one, as R and pandas write the names of rows.
+ROW_NAMES = "row names"
+
 
 def read_table(
     path: str | os.PathLike[str], *, text: Collection[str] = (), conventions: Conventions = USUAL
@@ -49,7 +52,11 @@ def read_table(
     form = _dialect(source)
     found = list(csv_files.blocks(source, form, form.names, na=conventions.na))
     raw = pa.Table.from_batches(found) if found else None
-    return interpreted(_with_rows(source, raw), text, conventions, form.decimal)
+    table = interpreted(_with_rows(source, raw), text, conventions, form.decimal)
+    if form.names[0] != ROW_NAMES or form.raw[0].strip():
+        return table
+    known, note = conventions_of(table), "column 1 has no name and is left out, as it names the rows"
+    return attach(table.drop_columns([ROW_NAMES]), dataclasses.replace(known, notes=(note, *known.notes)))
 
 
 def header(path: str | os.PathLike[str]) -> list[str]:
@@ -194,6 +201,8 @@ def _as_text(batch: pa.RecordBatch, schema: Any) -> pa.RecordBatch:
 # -- files -------------------------------------------------------------------------------------------------------------
 def _dialect(source: Source) -> csv_files.Dialect:
     form = csv_files.dialect(source)
+    if not form.names[0] and len(form.names) > 1 and ROW_NAMES not in form.names:
+        form = dataclasses.replace(form, names=(ROW_NAMES, *form.names[1:]))
     _check_names(source, form.names)
     return form
 
