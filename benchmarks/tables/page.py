@@ -52,8 +52,8 @@ shorter training. Computers, hdma, ofp and breast_cancer were used for no choice
 **Models**, each with its defaults, in one thread. `credibly fit`: as the command does on a Parquet file of the training
 rows, with the task named, without its report, beside 15 other fits on a machine with 16 cores. The peers, and of
 `credibly fit` naval's first and males' third split, ran on a loaded machine with two cores. With the report and two
-idle cores, `credibly fit` took 105 s on energy, 85 s on diamonds and 254 s on protein. Not every model has every split (the
-standard error is missing where there is one), and naval's second split was run before training was shortened.
+idle cores, `credibly fit` took 105 s on energy, 85 s on diamonds and 254 s on protein. Not every model has every split
+(the standard error is missing where there is one), and naval's second split was run before training was shortened.
 "estimator": `BayesianRegressor()` or `BayesianClassifier()` on one-hot columns. HistGradientBoosting with the CV+
 intervals of MAPIE (5 folds; by person where the split is by person). CatBoost with the loss `RMSEWithUncertainty` and
 posterior sampling; "CatBoost, RMSE loss" is its default loss, which has no uncertainty: it is shown for its RMSE, and
