@@ -34,12 +34,15 @@ def closed_form(likelihood: Likelihood) -> bool:
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
     """Return S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W) and `extra` (1, ...), as for one draw.
 
-    A custom likelihood of none of the known kinds, or one that overrides the `log_prob` of its kind, gets the Hessian
-    of its log_prob at y, with negative eigenvalues set to zero.
+    A likelihood may have a `fisher_root` of its own. A custom likelihood of none of the known kinds, or one that
+    overrides the `log_prob` of its kind, gets the Hessian of its log_prob at y, with negative eigenvalues set to zero.
     """
     leaf = output.detach().requires_grad_()
+    own = likelihood.fisher_root(output.detach(), extra)
     with torch.enable_grad():
-        if not closed_form(likelihood) and isinstance(likelihood, KINDS):
+        if own is not None:
+            root = own
+        elif not closed_form(likelihood) and isinstance(likelihood, KINDS):
             root = _projected(likelihood, leaf, y, extra)
         elif isinstance(likelihood, Categorical):
             root = _of_classes(likelihood, leaf)

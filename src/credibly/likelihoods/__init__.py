@@ -4,6 +4,7 @@ from credibly.likelihoods.base import Likelihood, Parameter
 from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
+from credibly.likelihoods.from_distribution import FromDistribution, from_distribution
 from credibly.likelihoods.ordinal import Ordinal
 from credibly.likelihoods.proportions import Beta
 from credibly.likelihoods.survival import Survival
@@ -30,6 +31,7 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Categorical",
+    "FromDistribution",
     "Gaussian",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
@@ -40,4 +42,5 @@ __all__ = [
     "Poisson",
     "StudentT",
     "Survival",
+    "from_distribution",
 ]

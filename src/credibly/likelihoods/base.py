@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from credibly.core.inputs import check_finite
+from credibly.core.specs import kind_name
 from credibly.errors import InputError
 from credibly.priors.elementwise import Prior
 
@@ -120,6 +121,22 @@ class Likelihood(ABC):
     def increasing(self) -> tuple[Likelihood, Callable[[Tensor], Tensor]] | None:
         """Return (inner likelihood, g) if y = g(z) for an increasing g of another target z, else None."""
         return None
+
+    # -- what a likelihood knows better than the general code ----------------------------------------------------------
+    def fisher_root(self, output: Tensor, extra: Extra) -> Tensor | None:
+        """Return S (N, ..., W, R) with S S' the Fisher information of outputs (N, ..., W); None derives it elsewhere.
+
+        `extra` is (1, ...), as for one draw.
+        """
+        return None
+
+    def mixture_quantiles(self, output: Tensor, extra: Extra, levels: Sequence[float]) -> Tensor | None:
+        """Return quantiles (levels, N, ..., K) of the average over draws; None finds them from the CDF."""
+        return None
+
+    def restored(self, spec: Mapping[str, Any]) -> Self:
+        """Return the likelihood as it was bound in a stored run, given that run's description of it."""
+        return self._bound(squeeze=spec["squeeze"]) if spec.get("kind") == kind_name(type(self)) else self
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
