@@ -5,8 +5,10 @@ from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, S
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
 from credibly.likelihoods.from_distribution import FromDistribution, from_distribution
+from credibly.likelihoods.mixtures import GaussianMixture
 from credibly.likelihoods.ordinal import Ordinal
 from credibly.likelihoods.proportions import Beta
+from credibly.likelihoods.quantile_head import Quantiles
 from credibly.likelihoods.survival import Survival
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -23,6 +25,8 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         NegativeBinomial,
         Beta,
         Survival,
+        GaussianMixture,
+        Quantiles,
     )
 }
 
@@ -33,6 +37,7 @@ __all__ = [
     "Categorical",
     "FromDistribution",
     "Gaussian",
+    "GaussianMixture",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -40,6 +45,7 @@ __all__ = [
     "Ordinal",
     "Parameter",
     "Poisson",
+    "Quantiles",
     "StudentT",
     "Survival",
     "from_distribution",

@@ -152,7 +152,7 @@ class Predictive:
         target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
-            part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
+            part = self.likelihood.log_density(output, target[start : start + output.shape[1]], extra).double()
             return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._result_dtype(output))
 
         return torch.cat(list(self.map_blocks(block)))
