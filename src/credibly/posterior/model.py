@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from credibly.core.autodiff import attached
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs
 from credibly.forward import Forward, try_network
 from credibly.likelihoods import Likelihood
@@ -32,11 +33,11 @@ class Model:
         """Return the model of a problem."""
         return cls(problem.layout, problem.likelihood, problem.forward, describe(problem.x))
 
-    def inputs(self, x: Any) -> Inputs:
-        """Return x on the model's device; raise on a wrong shape before anything is computed."""
+    def inputs(self, x: Any, grad: bool = False) -> Inputs:
+        """Return x on the model's device, with its gradients if asked; raise on a wrong shape before any work."""
         ready = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
         try_network(self.layout, map_inputs(lambda t: t[:1], ready))
-        return ready
+        return attached(x, ready) if grad else ready
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
         """Return the likelihood's own parameters in theta (S, D)."""
