@@ -110,9 +110,7 @@ def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def global_stream(
-    seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu"
-) -> Iterator[None]:
+def global_stream(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> Iterator[None]:
     """Seed torch's global generators inside the block and restore them after, for code that takes no generator.
 
     Restored are the CPU's generator and that of `device`.

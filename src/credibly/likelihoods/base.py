@@ -122,7 +122,7 @@ class Likelihood(ABC):
         """Return (inner likelihood, g) if y = g(z) for an increasing g of another target z, else None."""
         return None
 
-    def log_density(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    def predictive_log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return the log density of y that predictions report, in the shape of `log_prob`, which it is by default.
 
         The two differ for a working likelihood, whose `log_prob` is a loss and no density of y.

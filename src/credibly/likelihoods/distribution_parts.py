@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, constraints
 
 from credibly.errors import InputError
+from credibly.likelihoods.base import Parameter, row_shape
 
 BLOCK_VALUES = 2**22  # samples held at a time
 MOST_COUNTS = 4096  # probabilities of counts up to this one are summed; beyond, a CDF is that of samples
@@ -30,6 +31,16 @@ def unvalidated() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+def start_value(parameter: Parameter, like: Tensor) -> Tensor:
+    """Return the starting value of a parameter, in its shape."""
+    return torch.as_tensor(parameter.init, dtype=like.dtype, device=like.device).expand(parameter.shape)
+
+
+def name_of(make: Callable[..., Distribution]) -> str:
+    """Return the name of a function, for messages and records."""
+    return str(getattr(make, "__qualname__", type(make).__qualname__)).rpartition("<locals>.")[2]
+
+
 def support_kind(d: Distribution) -> str:
     """Return "class", "binary", "count" or "real"."""
     base: Any = d.base_dist if isinstance(d, Independent) else d
@@ -47,14 +58,37 @@ def bounds(d: Distribution) -> tuple[Tensor | float | None, Tensor | float | Non
     return getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
 
 
-def within_support(d: Distribution, y: Tensor, form: str, squeeze: bool) -> None:
+def target_form(d: Distribution, output: Tensor, y: Tensor, support: str, name: str) -> tuple[str, bool]:
+    """Return where targets lie in the distribution of outputs (rows, ..., W), and whether y has no axis for them.
+
+    The forms are "plain" (no axis of their own), "axis" (the last of the batch) and "event" (a vector per row).
+    """
+    rest, event, own = d.batch_shape[1:], d.event_shape, y.shape[1:]
+    elementwise = output.shape[1:-1]
+    if d.batch_shape[:1] == output.shape[:1] and len(event) <= 1:
+        if len(event) == 1 and own == (*rest, *event) and support == "real":
+            return "event", False
+        if not event and own == rest and rest == elementwise:
+            return "plain", support != "class"
+        if not event and support != "class" and rest[:-1] == elementwise and own == rest:
+            return "axis", False
+        if not event and support != "class" and rest == (*elementwise, 1) and own == elementwise:
+            return "axis", True
+    raise InputError(
+        "y",
+        f"has shape {row_shape(y)}; {name} returns a distribution of batch {tuple(d.batch_shape)} and event "
+        f"{tuple(event)} for {len(output)} rows",
+        "Return one distribution per element of y, with rows first",
+    )
+
+
+def within_support(d: Distribution, y: Tensor) -> None:
     """Raise if a target lies outside a support that is the same for all rows."""
     low, high = bounds(d)
-    for end, outside in ((low, y < low if isinstance(low, (int, float)) else None),
-                         (high, y > high if isinstance(high, (int, float)) else None)):  # fmt: skip
-        if outside is not None and bool(outside.any()):
-            found = f"has values outside the support of {type(d).__name__}, such as {float(y[outside][0]):g}"
-            raise InputError("y", found, f"Its support ends at {end:g}")
+    for end, sign in ((low, 1), (high, -1)):
+        if isinstance(end, (int, float)) and bool((sign * y < sign * end).any()):
+            found = f"has values outside the support of {type(d).__name__}, such as "
+            raise InputError("y", f"{found}{float(y[sign * y < sign * end][0]):g}", f"Its support ends at {end:g}")
     discrete = getattr(d.support, "is_discrete", False)
     if discrete and y.is_floating_point() and bool((y != y.round()).any()):
         raise InputError("y", f"has values that are not integers, and {type(d).__name__} is discrete")
@@ -175,9 +209,7 @@ def _summed(d: Distribution, value: Tensor) -> Tensor:
     return total.clamp_max(1.0).to(value.dtype)
 
 
-def sampled_quantiles(
-    draw: Callable[[Tensor], Tensor], each: int, output: Tensor, levels: Sequence[float]
-) -> Tensor:
+def sampled_quantiles(draw: Callable[[Tensor], Tensor], each: int, output: Tensor, levels: Sequence[float]) -> Tensor:
     """Return quantiles (levels, N, ..., K) of `each` samples per draw, pooled over draws.
 
     `draw` returns samples (each, C, rows, ..., K) for the outputs (C, rows, ..., W) of some rows.

@@ -26,17 +26,21 @@ from credibly.likelihoods.discrete import class_labels, entropy_of
 from credibly.likelihoods.distribution_parts import (
     CLOSED_FORMS,
     missing_parts,
+    name_of,
     sampled_cdf,
     sampled_entropy,
     sampled_moments,
     sampled_quantiles,
+    start_value,
     support_kind,
+    target_form,
     unvalidated,
     within_support,
 )
 from credibly.likelihoods.sampled_fisher import sampled_root
 
 SUPPORTS = ("auto", "real", "count", "binary", "class")
+STORED = ("support", "samples", "seed", "axis", "squeeze", "sampled", "form", "classes")
 
 
 def from_distribution(
@@ -74,7 +78,7 @@ def from_distribution(
             found = f"must map names to credibly.likelihoods.Parameter, got {name!r}: {parameter!r}"
             raise InputError("parameters", found)
     return FromDistribution(
-        make=make, own=own, support=support, samples=samples, seed=check_seed(seed), axis=axis, name=_name_of(make)
+        make=make, own=own, support=support, samples=samples, seed=check_seed(seed), axis=axis, name=name_of(make)
     )
 
 
@@ -111,7 +115,7 @@ class FromDistribution(Likelihood):
     def bind(self, output: Tensor, y: Tensor) -> Self:
         """Make the distribution of a trial output, and match its shape to y."""
         arranged = self.arrange(output).detach()
-        starts = {name: _start(parameter, arranged) for name, parameter in self.own}
+        starts = {name: start_value(parameter, arranged) for name, parameter in self.own}
         with unvalidated(), self._stream("trial", arranged):
             try:
                 trial = self.make(arranged, **starts)
@@ -125,36 +129,11 @@ class FromDistribution(Likelihood):
                 raise InputError("make", f"must return a torch.distributions.Distribution, got {type(trial).__name__}")
             support = support_kind(trial) if self.support == "auto" else self.support
             classes = int(trial.enumerate_support(expand=False).numel()) if support == "class" else 0
-            form, squeeze = self._form(trial, arranged, output, y, support)
-            within_support(trial, y, form, squeeze)
+            own = y.movedim(self.axis, -1) if self.axis != -1 and y.ndim == output.ndim else y
+            form, squeeze = target_form(trial, arranged, own, support, self.name)
+            within_support(trial, y)
             sampled = () if support in ("class", "binary") else missing_parts(trial, support)
         return replace(self, support=support, form=form, squeeze=squeeze, classes=classes, sampled=sampled)
-
-    def _form(
-        self, trial: Distribution, arranged: Tensor, output: Tensor, y: Tensor, support: str
-    ) -> tuple[str, bool]:
-        """Return where targets lie in the distribution, and whether y has no axis for them."""
-        rest, event = trial.batch_shape[1:], trial.event_shape
-        if trial.batch_shape[:1] == arranged.shape[:1] and len(event) <= 1:
-            own = y.shape[1:]
-            if self.axis not in (-1, output.ndim - 1) and y.ndim > self.axis and y.ndim == output.ndim:
-                own = y.movedim(self.axis, -1).shape[1:]
-            if len(event) == 1 and own == (*rest, *event) and support == "real":
-                return "event", False
-            elementwise = arranged.shape[1:-1]
-            if not event and own == rest and rest == elementwise:
-                return "plain", support != "class"
-            if not event and support != "class" and rest[:-1] == elementwise:
-                if own == rest:
-                    return "axis", False
-                if own == elementwise and rest[-1] == 1:
-                    return "axis", True
-        shape = f"batch {tuple(trial.batch_shape)} and event {tuple(event)}"
-        raise InputError(
-            "y",
-            f"has shape {row_shape(y)}; {self.name} returns a distribution of {shape} for {len(arranged)} rows",
-            "Return one distribution per element of y, with rows first",
-        )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check targets and return them as (N, ..., K), or labels as int64, (N, ...)."""
@@ -171,7 +150,7 @@ class FromDistribution(Likelihood):
         """Return the likelihood's own random parameters, by name."""
         return dict(self.own)
 
-    # -- the density and what follows from it ---------------------------------------------------------------------------
+    # -- the density and what follows from it -----------------------------------------------------------------------
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return the log density per row (and pixel), summed over independent targets."""
         return self._each(output, extra, lambda d, v: d.log_prob(v), y, per_target=False)
@@ -273,7 +252,7 @@ class FromDistribution(Likelihood):
         """Return the variance of y under the model average."""
         return aleatoric + variance_of_means if self.ordered else mean * (1 - mean)
 
-    # -- what is sampled -------------------------------------------------------------------------------------------------
+    # -- what is sampled ---------------------------------------------------------------------------------------------
     def monte_carlo_error(self, predictive: Any) -> dict[str, Tensor | float]:
         """Return the standard errors of a predictive's results that come from samples.
 
@@ -327,8 +306,9 @@ class FromDistribution(Likelihood):
     ) -> Tensor:
         """Return function(distribution, *values) for outputs (C, N, ..., W), with leading axes (C, N).
 
-        `values` are prepared targets. The function returns rows first and the elements last. With `per_target` the result has a target axis last, otherwise log densities of targets are summed; `stacked`
-        keeps one further axis at the end.
+        `values` are prepared targets. The function returns rows first and the elements last. With `per_target` the
+        result has a target axis last, otherwise log densities of targets are summed; `stacked` keeps one further axis
+        at the end.
         """
         lead = output.shape[:2]
         ready = [self._for_distribution(v, output) for v in values]
@@ -371,14 +351,3 @@ class FromDistribution(Likelihood):
 
     def _stream(self, purpose: str, output: Tensor) -> Any:
         return global_stream(self.seed, f"distribution {purpose}", device=output.device)
-
-
-STORED = ("support", "samples", "seed", "axis", "squeeze", "sampled", "form", "classes")
-
-
-def _start(parameter: Parameter, like: Tensor) -> Tensor:
-    return torch.as_tensor(parameter.init, dtype=like.dtype, device=like.device).expand(parameter.shape)
-
-
-def _name_of(make: Callable[..., Distribution]) -> str:
-    return str(getattr(make, "__qualname__", type(make).__qualname__)).rpartition("<locals>.")[2]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -52,7 +53,7 @@ class Quantiles(IndependentTargets):
 
     def __post_init__(self) -> None:
         levels = tuple(float(level) for level in self.levels)
-        rising = all(a < b for a, b in zip(levels, levels[1:]))
+        rising = all(a < b for a, b in pairwise(levels))
         if not levels or not rising or not all(0 < level < 1 for level in levels):
             raise InputError("levels", f"must be increasing numbers between 0 and 1, got {self.levels!r}")
         object.__setattr__(self, "levels", levels)
@@ -113,13 +114,13 @@ class Quantiles(IndependentTargets):
         return (torch.log(t * (1 - t) / s) - pinball / s).mean(-2).sum(-1)
 
     def _segments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return quantiles (.., L, K), gaps and masses between them (.., L-1, K), and rates of the two tails (.., K)."""
+        """Return quantiles (.., L, K), gaps and masses between them (.., L-1, K), and rates of both tails (.., K)."""
         q = self.quantiles(output)
         s, t = self.scales(output, extra).expand_as(q), self._levels(output)
         gaps = q.diff(dim=-2).clamp_min(torch.finfo(q.dtype).tiny)
         return q, gaps, t.diff(dim=0).expand_as(gaps), (1 - t[0]) / s[..., 0, :], t[-1] / s[..., -1, :]
 
-    def log_density(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    def predictive_log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return the log density of the distribution with these quantiles, summed over targets."""
         q, gaps, mass, low, high = self._segments(output, extra)
         place = (y.unsqueeze(-2) >= q).sum(-2)

@@ -2,8 +2,8 @@
 
     F = E_y[s s'] ~ (1/M) sum_m s(y_m) s(y_m)',   s(y) = d log p(y | f) / d f
 
-The estimate is unbiased and positive semi-definite for any M. Its relative error is about sqrt(2 / M) per row, and falls
-with the root of the number of rows in everything that sums over rows.
+The estimate is unbiased and positive semi-definite for any M. Its relative error is about sqrt(2 / M) per row, and
+falls with the root of the number of rows in everything that sums over rows.
 """
 
 from __future__ import annotations

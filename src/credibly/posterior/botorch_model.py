@@ -35,7 +35,7 @@ def botorch_model(source: DrawSource, row: dict[str, Any], device: torch.device,
     trial = Predictive(source, blank).functions()
     if trial.ndim > 3:
         raise InputError("as_botorch", f"each prediction has shape {tuple(trial.shape[2:])}", "Predict single values")
-    plain = trial.ndim == 2
+    plain, inputs = trial.ndim == 2, blank.shape[-1]
 
     class PosteriorModel(EnsembleModel):  # type: ignore[misc, unused-ignore]
         """Functions E(y | x, w_s) of the draws, without observation noise, differentiable in X."""
@@ -49,8 +49,8 @@ def botorch_model(source: DrawSource, row: dict[str, Any], device: torch.device,
 
         def forward(self, X: Tensor) -> Tensor:
             """Return function values (batch, draws, q, outputs) at points X (batch, q, d)."""
-            if X.shape[-1] != blank.shape[-1]:
-                raise InputError("X", f"has {X.shape[-1]} inputs per point, the network takes {blank.shape[-1]}")
+            if X.shape[-1] != inputs:
+                raise InputError("X", f"has {X.shape[-1]} inputs per point, the network takes {inputs}")
             rows = X.reshape(-1, X.shape[-1]).to(device, dtype)
             values = Predictive(source, rows).functions()
             values = values.unsqueeze(-1) if plain else values

@@ -153,7 +153,7 @@ class Predictive:
         target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
-            part = self.likelihood.log_density(output, target[start : start + output.shape[1]], extra).double()
+            part = self.likelihood.predictive_log_prob(output, target[start : start + output.shape[1]], extra).double()
             return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._result_dtype(output))
 
         return torch.cat(list(self.map_blocks(block)))
@@ -309,8 +309,7 @@ class Predictive:
     def _cpp_width(self) -> int | None:
         """Values per row that the C++ backend keeps; None if it cannot be used or there are too few rows and draws."""
         width: Callable[[], int | None] | None = getattr(self._source, "cpp_width", None)
-        enough = self.rows * self.draws >= MANY and not requires_grad(self._x)
-        return width() if width is not None and enough else None
+        return width() if width and self.rows * self.draws >= MANY and not requires_grad(self._x) else None
 
     @cached_property
     def _outputs_per_row(self) -> int:
