@@ -242,11 +242,9 @@ class FromDistribution(Likelihood):
 
     def total(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
         """Return the variance, or the entropy of the averaged probabilities of labels."""
-        if self.support == "class":
-            return entropy_of(mean)
-        if self.support == "binary":
-            return entropy_of(torch.stack([1 - mean, mean], -1))
-        return aleatoric + variance_of_means
+        if self.ordered:
+            return aleatoric + variance_of_means
+        return entropy_of(mean if self.support == "class" else torch.stack([1 - mean, mean], -1))
 
     def variance(self, mean: Tensor, variance_of_means: Tensor, aleatoric: Tensor) -> Tensor:
         """Return the variance of y under the model average."""
@@ -270,11 +268,9 @@ class FromDistribution(Likelihood):
                 return self._each(output, extra, lambda d: sampled_entropy(d, self.samples)[1]).mean(0)
 
         if "mean" in self.sampled:
-            values = torch.cat(list(predictive.map_blocks(variance)))
-            found["mean"] = self.restore((values / count).sqrt())
+            found["mean"] = self.restore((torch.cat(list(predictive.map_blocks(variance))) / count).sqrt())
         if "entropy" in self.sampled:
-            values = torch.cat(list(predictive.map_blocks(surprise)))
-            found["entropy"] = self.restore((values / count).sqrt())
+            found["entropy"] = self.restore((torch.cat(list(predictive.map_blocks(surprise))) / count).sqrt())
         if "cdf" in self.sampled:
             found["cdf"] = 0.5 / math.sqrt(count)
         return found
@@ -344,9 +340,8 @@ class FromDistribution(Likelihood):
                 return d.logits
             return d.log_prob(d.enumerate_support()).movedim(0, -1)
 
-        found = self._each(output, extra, one, per_target=False) if self.form != "axis" else None
-        if found is None:
-            found = self._each(output, extra, one, stacked=True)
+        several = self.form == "axis"
+        found = self._each(output, extra, one, per_target=several, stacked=several)
         return found.unsqueeze(-2) if self.support == "binary" and self.form == "plain" else found
 
     def _stream(self, purpose: str, output: Tensor) -> Any:
