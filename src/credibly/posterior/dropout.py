@@ -76,8 +76,12 @@ class DropoutPosterior(Posterior):
         With `grad`, results are differentiable in x; see `Posterior.predict`.
         """
         check_integer("passes", passes)
+<<<<<<< HEAD
         inputs = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
         inputs = attached(x, inputs) if grad else inputs
+=======
+        inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
+>>>>>>> main
         return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:

@@ -35,7 +35,7 @@ class Model:
 
     def inputs(self, x: Any, grad: bool = False) -> Inputs:
         """Return x on the model's device, with its gradients if asked; raise on a wrong shape before any work."""
-        ready = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
+        ready = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
         try_network(self.layout, map_inputs(lambda t: t[:1], ready))
         return attached(x, ready) if grad else ready
 
