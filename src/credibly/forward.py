@@ -19,6 +19,7 @@ from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.channels_last import (
     channels_last,
     default_layout,
@@ -246,3 +247,21 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
             "The first axis of its output must be the rows",
         )
     return output
+
+
+def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tuple[Likelihood, Any]:
+    """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
+
+    Other likelihoods and their targets are returned as they are.
+    """
+    if not isinstance(likelihood, Heads):
+        return likelihood, y
+    rows = map_inputs(lambda t: t[:2], x)
+    try_network(layout, rows)
+    args, kwargs = arguments(rows)
+    with torch.no_grad():
+        outputs = layout.module(*args, **kwargs)
+    if type(outputs) is not dict:
+        found = f"must return a dict of outputs for Heads, got {type(outputs).__name__}"
+        raise InputError("net", found, "Return {name: output, ...}")
+    return likelihood.with_targets(outputs, y, layout.dtype)

@@ -23,7 +23,7 @@ from credibly.core.checks import check_positive
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
+from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.networks.selection import Patterns, input_dtype
@@ -31,9 +31,8 @@ from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
 
-ACTIVATION_BUDGET = (
-    2**28
-)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
+# Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
+ACTIVATION_BUDGET = 2**28
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,7 @@ class Problem:
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
         self.x: Inputs = _network_inputs(layout, raw_x, convert)
+        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:

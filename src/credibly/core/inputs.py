@@ -46,7 +46,12 @@ def call(net: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 def output_tensor(out: Any) -> Tensor:
-    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
+
+    The tensors of a plain dict, the heads of a network, are flattened and put side by side.
+    """
+    if type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+        return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate

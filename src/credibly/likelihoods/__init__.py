@@ -5,6 +5,7 @@ from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, S
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
 from credibly.likelihoods.from_distribution import FromDistribution, from_distribution
+from credibly.likelihoods.heads import Heads
 from credibly.likelihoods.mixtures import GaussianMixture
 from credibly.likelihoods.ordinal import Ordinal
 from credibly.likelihoods.proportions import Beta
@@ -27,6 +28,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         Survival,
         GaussianMixture,
         Quantiles,
+        Heads,
     )
 }
 
@@ -38,6 +40,7 @@ __all__ = [
     "FromDistribution",
     "Gaussian",
     "GaussianMixture",
+    "Heads",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
     "Likelihood",

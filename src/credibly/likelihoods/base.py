@@ -154,6 +154,12 @@ class Likelihood(ABC):
             return output
         return output.movedim(self.axis + lead if self.axis >= 0 else self.axis, -1)
 
+    def rearranged(self, output: Tensor, lead: int = 0) -> Tensor:
+        """Invert `arrange` for outputs with a target axis."""
+        if self.axis in (-1, output.ndim - lead - 1):
+            return output
+        return output.movedim(-1, self.axis + lead if self.axis >= 0 else self.axis)
+
     def restore(self, value: Tensor, lead: int = 0) -> Tensor:
         """Return a result (lead, N, ..., K) in the caller's layout: squeezed, or with the target axis moved back."""
         if self.squeeze:

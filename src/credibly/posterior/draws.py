@@ -16,6 +16,7 @@ from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.predictive.per_draw import per_draw
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
 from credibly.storage.record import Record
@@ -182,7 +183,7 @@ class DrawsPosterior(SampledPosterior):
             theta = self._draws
         else:
             theta = self.draws.reshape(-1, self.layout.dim)
-        return Predictive(WeightDraws(self.model, theta), self.model.inputs(x, grad))
+        return predictive_of(WeightDraws(self.model, theta), self.model.inputs(x, grad))
 
     def to_arviz(self, x: Any = None) -> Any:
         """Return the draws by tensor name, the sampler's statistics and, given x, the predictions there, for ArviZ."""

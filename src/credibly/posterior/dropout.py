@@ -34,6 +34,7 @@ from credibly.networks.dropout_masks import (
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.
@@ -76,13 +77,9 @@ class DropoutPosterior(Posterior):
         With `grad`, results are differentiable in x; see `Posterior.predict`.
         """
         check_integer("passes", passes)
-<<<<<<< HEAD
-        inputs = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
-        inputs = attached(x, inputs) if grad else inputs
-=======
         inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
->>>>>>> main
-        return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
+        inputs = attached(x, inputs) if grad else inputs
+        return predictive_of(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
         """Return the plain network with these weights and dropout off (the weight-averaged prediction)."""

@@ -19,6 +19,7 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -94,7 +95,7 @@ class GaussianPosterior(Posterior):
         With `grad`, results are differentiable in x; see `Posterior.predict`.
         """
         check_integer("draws", draws)
-        return Predictive(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x, grad))
+        return predictive_of(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x, grad))
 
     # -- variational inference
     def elbo(

@@ -25,6 +25,7 @@ from credibly.posterior.draws import WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.predictive.source import DrawSource
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.storage.record import Record
@@ -200,7 +201,7 @@ class LaplacePosterior(Posterior):
             source = FunctionDraws(self.model, self.loc, self.sample(draws, seed=seed) - self.loc)
         else:
             source = OutputDraws(self.model, self.loc, self.parts, [b for b, _ in self.blocks], inputs, draws, seed)
-        return Predictive(source, inputs)
+        return predictive_of(source, inputs)
 
     # -- storage
     def tensors(self) -> dict[str, Tensor]:

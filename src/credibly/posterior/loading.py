@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from credibly import posterior as package
-<<<<<<< HEAD
-from credibly.core.inputs import blank_row
-=======
 from credibly.core.inputs import blank_row, tensors_of
-from credibly.core.specs import from_spec, kinds_of
->>>>>>> main
 from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
 from credibly.likelihoods import Likelihood
