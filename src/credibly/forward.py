@@ -224,11 +224,11 @@ def _row_width(module: nn.Module, trial: Inputs) -> int:
     return max(1, sum(sizes))
 
 
-def try_network(layout: Layout, rows: Inputs) -> Tensor:
-    """Return the network's output for a few rows, or raise an error about x or net."""
+def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
+    """Return the network's output for a few rows, or raise an error about x or net; `heads` allows a dict of outputs."""
     try:
         with torch.no_grad():
-            output = layout.output(call(layout.module, rows))
+            output = layout.output(call(layout.module, rows, heads=heads))
     except InputError:
         raise
     except Exception as error:

@@ -24,7 +24,7 @@ from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_i
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, bind_heads, try_network
-from credibly.likelihoods import Likelihood
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.layout import Layout
 from credibly.networks.selection import Patterns, input_dtype
 from credibly.priors.elementwise import Prior
@@ -120,7 +120,7 @@ class Problem:
                 self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()

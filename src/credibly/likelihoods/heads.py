@@ -2,8 +2,8 @@
 
     log p(y | f(x, w)) = sum_h weight_h log p_h(y_h | f_h(x, w))
 
-Inside, the outputs of all heads lie side by side in one tensor (C, N, W), and the targets in one (N, T): everything that
-handles one likelihood handles several. Predictions are split into one `Predictive` per head again.
+Inside, the outputs of all heads lie side by side in one tensor (C, N, W), and the targets in one (N, T): everything
+that handles one likelihood handles several. Predictions are split into one `Predictive` per head again.
 """
 
 from __future__ import annotations

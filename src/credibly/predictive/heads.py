@@ -80,8 +80,8 @@ class HeadsPredictive(Predictive):
             "predictive", f"is of the heads {', '.join(names)}", f"Ask one of them, as in predictive[{names[0]!r}].mean"
         )
 
-    _mean = _summary = probabilities = mean = property(_refuse)  # type: ignore[assignment]
-    quantile = interval = cdf = prediction_set = ood_score = _refuse  # type: ignore[assignment]
+    _mean = _summary = probabilities = mean = property(_refuse)
+    quantile = interval = cdf = prediction_set = ood_score = _refuse
 
     def __repr__(self) -> str:
         return f"HeadsPredictive({self.rows} rows, {self.draws} draws, {', '.join(self.likelihood.heads)})"
