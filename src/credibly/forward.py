@@ -225,7 +225,7 @@ def _row_width(module: nn.Module, trial: Inputs) -> int:
 
 
 def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
-    """Return the network's output for a few rows, or raise an error about x or net; `heads` allows a dict of outputs."""
+    """Return the network's output for a few rows, or raise an error about x or net. `heads` allows a dict of them."""
     try:
         with torch.no_grad():
             output = layout.output(call(layout.module, rows, heads=heads))
@@ -264,4 +264,4 @@ def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tup
     if type(outputs) is not dict:
         found = f"must return a dict of outputs for Heads, got {type(outputs).__name__}"
         raise InputError("net", found, "Return {name: output, ...}")
-    return likelihood.with_targets(outputs, y, layout.dtype)
+    return likelihood.with_targets({name: layout.output(head) for name, head in outputs.items()}, y, layout.dtype)

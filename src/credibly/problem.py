@@ -28,8 +28,8 @@ from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.layout import Layout
 from credibly.networks.selection import Patterns, input_dtype
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
 # Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
 ACTIVATION_BUDGET = 2**28
@@ -123,11 +123,11 @@ class Problem:
         self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.

@@ -1,6 +1,6 @@
 """Likelihoods: the distribution of y given the network's output."""
 
-from credibly.likelihoods.base import Likelihood, Parameter
+from credibly.likelihoods.base import Likelihood
 from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
@@ -11,6 +11,7 @@ from credibly.likelihoods.ordinal import Ordinal
 from credibly.likelihoods.proportions import Beta
 from credibly.likelihoods.quantile_head import Quantiles
 from credibly.likelihoods.survival import Survival
+from credibly.priors.parameter import Parameter
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     c.__name__: c

@@ -20,24 +20,9 @@ from torch import Tensor
 from credibly.core.inputs import check_finite
 from credibly.core.specs import kind_name
 from credibly.errors import InputError
-from credibly.priors.elementwise import Prior
+from credibly.priors.parameter import Parameter as Parameter
 
 Extra = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A random parameter that the likelihood adds to the flat vector.
-
-    Attributes:
-        shape: its shape.
-        prior: of all its elements, or one per element.
-        init: the starting value of all its elements, or one per element.
-    """
-
-    shape: tuple[int, ...]
-    prior: Prior | tuple[Prior, ...]
-    init: float | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
