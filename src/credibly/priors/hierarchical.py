@@ -49,7 +49,7 @@ class _LogScale(Prior):
 
 @dataclass(frozen=True)
 class HalfCauchy(_LogScale):
-    """s = |c| with c Cauchy of the given scale, as the prior of log s: heavy tails let some layers have large weights."""
+    """s = |c| with c Cauchy of the given scale, as the prior of log s: heavy tails leave room for large weights."""
 
     def log_prob(self, w: Tensor, shrink: Shrink = 1.0) -> Tensor:
         """log p(s) + log s = log(2 / pi) + u - log(1 + e^(2u)), with u = log(s / scale), elementwise."""
