@@ -255,6 +255,9 @@ def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tup
     Other likelihoods and their targets are returned as they are.
     """
     if not isinstance(likelihood, Heads):
+        if isinstance(y, dict):
+            found = f"is a dict of targets, and {type(likelihood).__name__} has one"
+            raise InputError("y", found, "Use Heads({name: likelihood, ...}), and a network that returns such a dict")
         return likelihood, y
     rows = map_inputs(lambda t: t[:2], x)
     try_network(layout, rows)

@@ -65,7 +65,7 @@ def test_the_distribution_has_the_predicted_quantiles():
         mean, variance = (float(m) for m in likelihood.moments(one, extra))
         assert integral(density) == pytest.approx(1, abs=1e-8)
         assert integral(lambda y: y * density(y)) == pytest.approx(mean, abs=1e-7)
-        assert integral(lambda y: (y - mean) ** 2 * density(y)) == pytest.approx(variance, rel=1e-6)
+        assert integral(lambda y, mean=mean: (y - mean) ** 2 * density(y)) == pytest.approx(variance, rel=1e-6)
         entropy = integral(lambda y: -density(y) * np.log(max(density(y), 1e-300)))
         assert float(likelihood.entropy(one, extra)) == pytest.approx(entropy, abs=1e-6)
         drawn = likelihood.sample(one.expand(1, 20_000, 3), extra, torch.Generator().manual_seed(0)).flatten()
@@ -167,7 +167,7 @@ def test_a_mixture_finds_both_branches():
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    "build, message",
     [
         (lambda: Quantiles((0.5, 0.5)), "levels must be increasing"),
         (lambda: Quantiles((0.5, 1.0)), "levels must be increasing"),

@@ -169,11 +169,16 @@ def scale_parameters(prior: Any, layout: Layout) -> dict[str, Parameter]:
     groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     if not any(isinstance(member, Hierarchical) for member in groups.values()):
         return {}
-    found = {}
+    found: dict[str, Parameter] = {}
+    owners: dict[str, str] = {}
     for entry, pattern in assigned(groups, layout):
         member = groups[pattern]
         if isinstance(member, Hierarchical):
-            name = PREFIX + member.group(pattern, entry)
+            group = member.group(pattern, entry)
+            name = PREFIX + group
+            if owners.setdefault(group, pattern) != pattern:
+                clash = f"{owners[group]!r} and {pattern!r} both have the scale of {group!r}"
+                raise InputError("prior", clash, 'Use per="tensor", or one pattern for both')
             found[name] = Parameter((), member.scale, member.scale.centre)
     return found
 
