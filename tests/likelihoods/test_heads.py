@@ -164,6 +164,17 @@ def test_an_own_distribution_as_a_head(tmp_path):
     assert torch.equal(loaded.predict(X)["price"].mean, posterior.predict(X)["price"].mean)
 
 
+def test_data_sets_of_dicts():
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, i):
+            return X[i], {name: y[i] for name, y in TARGETS.items()}
+
+    assert torch.equal(cr.Problem(Net(), Rows(), heads(), cr.priors.Normal()).y, problem().y)
+
+
 def test_errors():
     def build(net=None, y=TARGETS, likelihood=None):
         return cr.Problem(net or Net(), (X, y), likelihood or heads(), cr.priors.Normal())

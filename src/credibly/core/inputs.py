@@ -170,6 +170,9 @@ def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
         x = tuple(torch.cat([b[0][i] for b in batches]) for i in range(len(x0)))
     else:
         x = torch.cat([torch.as_tensor(b[0]) for b in batches])
+    y0 = batches[0][1]
+    if isinstance(y0, Mapping):
+        return x, {k: torch.cat([torch.as_tensor(b[1][k]) for b in batches]) for k in y0}
     return x, torch.cat([torch.as_tensor(b[1]) for b in batches])
 
 
