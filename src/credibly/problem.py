@@ -24,6 +24,7 @@ from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_i
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
+from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.networks.selection import Patterns, input_dtype
@@ -57,7 +58,7 @@ class Evaluation(NamedTuple):
     gradient: Tensor
 
 
-class Problem:
+class Problem(Reducible):
     """The posterior density to infer: everything that a method needs to know.
 
     Args:
@@ -132,7 +133,7 @@ class Problem:
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        self.micro_batch = micro_batch
+        self.micro_batch, self.plan = micro_batch, plan
         self.fused = self.forward.fuses(trial)
 
     @property
@@ -168,7 +169,7 @@ class Problem:
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
-        part.n = len(rows)
+        part.n, part.features = len(rows), self.features_at(rows)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
@@ -182,6 +183,7 @@ class Problem:
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.features = self.features_with([some.x for some in sets[1:]])
         whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
         weights = [(len(some.y), some.weight) for some in sets]
@@ -317,6 +319,8 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a short hash of the data and its weights, including the order of its rows."""
+        if self.whole is not None:
+            return str(self.whole.fingerprint())
         digest = hashlib.sha256()
         weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
         for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:

@@ -59,6 +59,7 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -70,6 +71,10 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether a frozen body of the network may be computed once, for all steps; by default it may."""
+        return True
 
     @property
     def starts_fresh(self) -> bool:
@@ -154,7 +159,8 @@ def begin_fit(
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
-        yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
+        fitted = problem.reduced() if method.takes_activations(problem) else problem
+        yield Fit(method, fitted, seed, world, out if leads else None, progress if leads else False)
         if out is not None:
             world.barrier()
 

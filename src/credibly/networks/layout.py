@@ -100,6 +100,15 @@ class Layout:
         self.aliases = {alias: name for name, aliases in names.items() for alias in aliases}
         self.dim = start
         self._sizes = [e.stop - e.start for e in entries]
+        self.whole: Layout | None = None
+
+    def on(self, head: nn.Module) -> Layout:
+        """Return this layout for a part of the network that has all random parameters, under the same names."""
+        part = copy.copy(self)
+        part.module, part.whole = head, self
+        part.aliases = {alias: name for name, group in names_by_parameter(head).items() for alias in group}
+        part.__dict__.pop("start_rules", None)
+        return part
 
     def split(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return theta (..., D) as two dicts of views (..., *shape): the network's parameters and the extra ones.
@@ -168,6 +177,8 @@ class Layout:
     @functools.cached_property
     def start_rules(self) -> dict[str, list[str]]:
         """Where the values of `reinitialised` come from: names of random parameters by rule."""
+        if self.whole is not None:
+            return self.whole.start_rules
         perturbed = uninitialised(self.module)
         names = [e.name for e in self.entries if e.name not in self.extra]
         rules = {
@@ -183,6 +194,8 @@ class Layout:
 
         Parameters that no initialiser writes are perturbed around their values; `start_rules` tells which.
         """
+        if self.whole is not None:
+            return self.whole.reinitialised(seed, count, first)
         rows = []
         for member in range(first, first + count):
             module = copy.deepcopy(self.module).cpu()

@@ -147,7 +147,9 @@ class Run:
         self.method, self.problem, self.seed = method, problem, seed
         self.progress = progress if world.leader else False
         self.world, self.mesh = world, world.mesh(method.chains)
-        self.target = to_target(problem, self.mesh if method.shards_rows else None)
+        # What is evaluated; records and folders are about the problem itself.
+        self.work = problem.reduced() if isinstance(problem, Problem) else problem
+        self.target = to_target(self.work, self.mesh if method.shards_rows else None)
         self.sampler = method.sampler(self.target, seed, self.mesh)
         self.folder = folder
         self.recorder: Recorder
@@ -224,7 +226,7 @@ class Run:
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
         """Return how the posterior came about."""
         if isinstance(self.problem, Problem):
-            return self.method.record(self.problem, self.seed, history, status)
+            return self.method.record(self.work, self.seed, history, status)
         return Record(
             method=self.method.name,
             settings=to_spec(self.method),
@@ -239,7 +241,7 @@ class Run:
         try:
             init = method.start_points(self.problem)
             self.sampler.start(
-                starts(self.problem, init, method.chains, self.seed, self.progress, own, method.start_steps)
+                starts(self.work, init, method.chains, self.seed, self.progress, own, method.start_steps)
             )
         except KeyboardInterrupt:
             if self.folder is None:
@@ -270,7 +272,7 @@ class Run:
     def _posterior(self, draws: Any, record: Record, statistics: dict[str, Tensor]) -> SampledPosterior:
         if isinstance(self.problem, Density):
             return DensityPosterior(None, draws, record, statistics)
-        return DrawsPosterior(Model.of(self.problem), draws, record, statistics)
+        return DrawsPosterior(Model.of(self.work), draws, record, statistics)
 
     def _recorder(self) -> Recorder:
         method, target = self.method, self.target
