@@ -79,9 +79,7 @@ class Body:
                 )
             )
             handles.append(
-                part.register_forward_hook(
-                    lambda m, args, out, n=name: take(n, "out", lambda: tree_flatten(out)[0])
-                )
+                part.register_forward_hook(lambda m, args, out, n=name: take(n, "out", lambda: tree_flatten(out)[0]))
             )
         args, kwargs = arguments(x)
         try:
@@ -210,7 +208,7 @@ def _thorough(layout: Layout, module: nn.Module, trials: list[Inputs], traces: t
 
 
 def _verify(layout: Layout, body: Body, trials: list[Inputs]) -> None:
-    """Raise unless head(body(x)) is the network's output, bit for bit, also at other values of the random parameters."""
+    """Raise unless head(body(x)) is the network's output, bit for bit, also at other random parameters."""
     parameters = dict(body.module.named_parameters())
     generator = stream(0, "frozen body")
     moved = {}

@@ -6,6 +6,8 @@ stacks of layers apply as to a network that is nothing but the head.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
 from credibly.frozen.trace import Call, Trace, Value
@@ -37,7 +39,7 @@ def _chain(trace: Trace, call: Call) -> list[Call] | None:
     glue = any(op.depends and op.call is call for op in trace.operations)
     if not parts or glue or not all(_one_to_one(part) for part in parts):
         return whole
-    links = [(before.outputs[0], after.inputs[0]) for before, after in zip(parts, parts[1:])]
+    links = [(before.outputs[0], after.inputs[0]) for before, after in pairwise(parts)]
     ends = parts[-1].outputs[0] == (trace.output if call.parent is None else call.outputs[0])
     if any(out != into for out, into in links) or not ends or trace.dependent(parts[0].inputs[0].storage):
         return whole

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from credibly.core.inputs import Inputs, map_inputs, tensors_of
 from credibly.forward import Forward, Plan
-from credibly.frozen.features import MEMORY_BYTES, Frozen
+from credibly.frozen.features import Frozen
 from credibly.frozen.replay import NotSplit
 from credibly.networks.layout import Layout
 
@@ -39,15 +39,18 @@ class Reducible:
     whole: Any = None
     _tried: bool = False
 
-    def reduced(self) -> Self:
-        """Return the problem on the activations of its frozen body, computed on first use; itself if it has none."""
-        if self.whole is not None:
-            return self
+    def split(self) -> Frozen | None:
+        """Return the network in two parts, found on first use; None if it cannot be split."""
         if not self._tried:
             self._tried = True
             self.frozen = Frozen.of(self.layout, self.forward, self.x, self.plan)
-        if self.frozen is None:
+        return self.frozen
+
+    def reduced(self) -> Self:
+        """Return the problem on the activations of its frozen body, computed on first use; itself if it has none."""
+        if self.whole is not None or self.split() is None:
             return self
+        assert self.frozen is not None
         if self.features is None:
             self.features = self._activations()
         if self.features is None:
@@ -71,7 +74,7 @@ class Reducible:
             log.info("frozen body: no activations are stored: %s", reason)
             return None
         facts = self.frozen.facts(features)
-        place = f"in {MEMORY_BYTES / 2**30:g} GiB of memory or less" if not facts["on_disk"] else "on disk"
+        place = "on disk" if facts["on_disk"] else "in memory"
         log.info(
             "frozen body: activations of %d rows at the %s take %.1f MB, %s",
             self.n, facts["boundary"], facts["bytes"] / 1e6, place,

@@ -124,6 +124,27 @@ def _shares_parts(call: Call, mixed: set[int]) -> bool:
     return any(id(part) in mixed for part in call.module.modules())
 
 
+@dataclass(frozen=True)
+class Hollow:
+    """A tensor without data, some of whose axes grow with the rows."""
+
+    shape: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def tensor(self, rows: int) -> Tensor:
+        """Return it for a number of rows."""
+        shape = [fixed + rows * each for fixed, each in self.shape]
+        return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
+
+
+@dataclass(frozen=True)
+class Key:
+    """The name of a stored value."""
+
+    name: str
+
+
 class Tape:
     """The activations of the current forward pass, and how many rows they have."""
 
@@ -133,8 +154,11 @@ class Tape:
         self.rows = 0
         self.counts: dict[str, int] = {}
 
-    def __getitem__(self, key: str) -> Tensor:
-        return self.constants[key] if key in self.constants else self.features[key]
+    def value(self, leaf: Any) -> Any:
+        """Return what a leaf stands for in this pass: a stored value, a tensor without data, or itself."""
+        if isinstance(leaf, Key):
+            return self.constants[leaf.name] if leaf.name in self.constants else self.features[leaf.name]
+        return leaf.tensor(self.rows) if isinstance(leaf, Hollow) else leaf
 
     def next(self, name: str) -> int:
         """Return how often a module was called before in this pass, and count this call."""
@@ -156,6 +180,8 @@ class _Original:
 class Stored(nn.Module):
     """In place of a frozen module: returns what the body stored of its calls."""
 
+    tape: Tape
+
     def __init__(self, tape: Tape, name: str, calls: list[tuple[list[Any], Any]], original: nn.Module) -> None:
         super().__init__()
         self.tape, self.name, self.results = tape, name, calls
@@ -164,10 +190,7 @@ class Stored(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the stored result of this call; what nothing depends on has no data."""
         leaves, form = self.results[self.tape.next(self.name)]
-        found = [
-            self.tape[leaf] if isinstance(leaf, str) else leaf.tensor(self.tape.rows) if isinstance(leaf, Hollow) else leaf
-            for leaf in leaves
-        ]
+        found = [self.tape.value(leaf) for leaf in leaves]
         return tree_unflatten(found, form)
 
     def __getattr__(self, name: str) -> Any:
@@ -177,30 +200,17 @@ class Stored(nn.Module):
             return getattr(super().__getattribute__("original").module, name)
 
 
-@dataclass(frozen=True)
-class Hollow:
-    """A tensor without data, some of whose axes grow with the rows."""
-
-    shape: tuple[tuple[int, int], ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    def tensor(self, rows: int) -> Tensor:
-        """Return it for a number of rows."""
-        shape = [fixed + rows * each for fixed, each in self.shape]
-        return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
-
-
 class Replace:
     """A hook before a module of the head: replaces inputs by what the body stored."""
 
-    def __init__(self, tape: Tape, name: str, leaves: dict[int, dict[int, str]]) -> None:
+    def __init__(self, tape: Tape, name: str, leaves: dict[int, dict[int, Key]]) -> None:
         self.tape, self.name, self.leaves = tape, name, leaves
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Return the arguments of this call with the stored values among them."""
         found, form = tree_flatten((args, kwargs))
         for leaf, key in self.leaves.get(self.tape.next(self.name), {}).items():
-            found[leaf] = self.tape[key]
+            found[leaf] = self.tape.value(key)
         return tree_unflatten(found, form)
 
 
@@ -209,6 +219,10 @@ class Replay(nn.Module):
 
     It shares the dictionaries of parameters and modules with the network, so all names are those of the network.
     """
+
+    tape: Tape
+    network: tuple[nn.Module]
+    given: tuple[list[Any], Any]
 
     def __init__(self, network: nn.Module, tape: Tape, inputs: list[Any], form: Any) -> None:
         super().__init__()
@@ -223,10 +237,7 @@ class Replay(nn.Module):
         tape, (leaves, form) = self.tape, self.given
         tape.features, tape.counts = features, {}
         tape.rows = next(iter(features.values())).shape[0]
-        found = [
-            tape[leaf] if isinstance(leaf, str) else leaf.tensor(tape.rows) if isinstance(leaf, Hollow) else leaf
-            for leaf in leaves
-        ]
+        found = [tape.value(leaf) for leaf in leaves]
         args, kwargs = arguments(tree_unflatten(found, form))
         try:
             return self.network[0](*args, **kwargs)
@@ -247,7 +258,7 @@ def build_replay(
     `device` is that of tensors without data.
     """
     tape = Tape()
-    keys = {site: f"f{i}" for i, places in enumerate(cut.features) for site in places}
+    keys = {site: Key(f"f{i}") for i, places in enumerate(cut.features) for site in places}
     other = {(c.name, c.number): c for c in traces[1].calls}
     # deepcopy looks every object up in the memo first: tensors are shared, and frozen modules replaced.
     memo: dict[int, Any] = {id(t): t for t in (*network.parameters(), *network.buffers())}
@@ -270,7 +281,7 @@ def build_replay(
             results.append((leaves, call.form))
         memo[id(mine[0].module)] = Stored(tape, mine[0].name, results, mine[0].module)
     new = copy.deepcopy(network, memo)
-    replaced: dict[str, dict[int, dict[int, str]]] = {}
+    replaced: dict[str, dict[int, dict[int, Key]]] = {}
     for site, key in keys.items():
         if site.side == "in" and site.name is not None:
             replaced.setdefault(site.name, {}).setdefault(site.number, {})[site.leaf] = key

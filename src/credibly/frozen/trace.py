@@ -115,7 +115,7 @@ class Trace(TorchDispatchMode):
         """Return the value of a tensor, and any other object unchanged."""
         if not isinstance(leaf, Tensor):
             return leaf
-        return Value(self.number(leaf), leaf.storage_offset(), tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype)
+        return Value(self.number(leaf), int(leaf.storage_offset()), tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype)
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -225,7 +225,7 @@ class Run:
 
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
         """Return how the posterior came about."""
-        if isinstance(self.problem, Problem):
+        if isinstance(self.work, Problem):
             return self.method.record(self.work, self.seed, history, status)
         return Record(
             method=self.method.name,
@@ -270,7 +270,7 @@ class Run:
         return Interrupted(f"{message}; the {kept} draws so far are in the `posterior` of this error", posterior)
 
     def _posterior(self, draws: Any, record: Record, statistics: dict[str, Tensor]) -> SampledPosterior:
-        if isinstance(self.problem, Density):
+        if isinstance(self.work, Density):
             return DensityPosterior(None, draws, record, statistics)
         return DrawsPosterior(Model.of(self.work), draws, record, statistics)
 
