@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_positive
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
 from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.networks.selection import Patterns, input_dtype
+from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
@@ -107,7 +107,7 @@ class Problem(Reducible):
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = _network_inputs(layout, raw_x, convert)
+        self.x: Inputs = layout.inputs(raw_x, convert)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -336,15 +336,6 @@ class Problem(Reducible):
             f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
-
-
-def _network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
-    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
-    if not layout.mixed:
-        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
-    x = to_inputs(raw, layout.device, None, convert=convert)
-    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
-    return to_inputs(x, layout.device, layout.input_dtype, convert=True)
 
 
 def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:

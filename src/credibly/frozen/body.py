@@ -218,13 +218,11 @@ def _verify(layout: Layout, body: Body, trials: list[Inputs]) -> None:
             noise = torch.randn(own.shape, generator=generator, dtype=torch.float64).to(own)
             moved[entry.name] = own + (0.1 * entry.fan_in**-0.5) * noise
     with torch.no_grad():
-        for trial in trials:
-            features = arguments(body(trial))
-            for values in ({}, moved):
-                whole = layout.output(functional_call(body.module, values, *arguments(trial)))
-                again = layout.output(functional_call(body.head, values, *features))
-                if not torch.equal(whole.nan_to_num(), again.nan_to_num()):
-                    raise NotSplit("its head, run on stored activations, gives other outputs")
+        for trial, values in zip(trials, ({}, moved)):
+            whole = layout.output(functional_call(body.module, values, *arguments(trial)))
+            again = layout.output(functional_call(body.head, values, *arguments(body(trial))))
+            if not torch.equal(whole.nan_to_num(), again.nan_to_num()):
+                raise NotSplit("its head, run on stored activations, gives other outputs")
 
 
 def _first(x: Inputs, rows: int) -> Inputs:

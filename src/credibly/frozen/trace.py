@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from credibly.core.inputs import Inputs, arguments, output_tensor, tensors_of
+
+# The declaration of an operator.
+_schema_of = attrgetter("_schema")
 
 
 class Value(NamedTuple):
@@ -125,7 +129,7 @@ class Trace(TorchDispatchMode):
         result = function(*args, **kwargs)
         written = [
             (args[i] if i < len(args) else kwargs.get(a.name))
-            for i, a in enumerate(function._schema.arguments)
+            for i, a in enumerate(_schema_of(function).arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
         writes = tuple(self.number(t) for t in tree_flatten(written)[0] if isinstance(t, Tensor))

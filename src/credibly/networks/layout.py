@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from credibly.core.inputs import Inputs, arguments, network_device, output_tensor
+from credibly.core.inputs import Inputs, arguments, network_device, output_tensor, to_inputs
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
@@ -22,6 +22,7 @@ from credibly.networks.normalisation import refuse_batchnorm
 from credibly.networks.selection import (
     Patterns,
     frozen_names,
+    input_dtype,
     joint_dtype,
     listed,
     matching,
@@ -109,6 +110,14 @@ class Layout:
         part.aliases = {alias: name for name, group in names_by_parameter(head).items() for alias in group}
         part.__dict__.pop("start_rules", None)
         return part
+
+    def inputs(self, x: Any, convert: bool) -> Inputs:
+        """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
+        if not self.mixed:
+            return to_inputs(x, self.device, self.input_dtype, convert=convert)
+        given = to_inputs(x, self.device, None, convert=convert)
+        self.input_dtype = input_dtype(self.module, given) or self.input_dtype
+        return to_inputs(given, self.device, self.input_dtype, convert=True)
 
     def split(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return theta (..., D) as two dicts of views (..., *shape): the network's parameters and the extra ones.
