@@ -167,13 +167,13 @@ class Tape:
         return number
 
 
-class _Original:
-    """A reference that copies of the head share."""
+class _Shared:
+    """A reference that copies of the head share: to a frozen module, or to the structure of a result."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
-    def __deepcopy__(self, memo: object) -> _Original:
+    def __deepcopy__(self, memo: object) -> _Shared:
         return self
 
 
@@ -182,14 +182,14 @@ class Stored(nn.Module):
 
     tape: Tape
 
-    def __init__(self, tape: Tape, name: str, calls: list[tuple[list[Any], Any]], original: nn.Module) -> None:
+    def __init__(self, tape: Tape, name: str, calls: list[_Shared], original: nn.Module) -> None:
         super().__init__()
         self.tape, self.name, self.results = tape, name, calls
-        self.original = _Original(original)
+        self.original = _Shared(original)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the stored result of this call; what nothing depends on has no data."""
-        leaves, form = self.results[self.tape.next(self.name)]
+        leaves, form = self.results[self.tape.next(self.name)].value
         found = [self.tape.value(leaf) for leaf in leaves]
         return tree_unflatten(found, form)
 
@@ -197,7 +197,7 @@ class Stored(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattribute__("original").module, name)
+            return getattr(super().__getattribute__("original").value, name)
 
 
 class Replace:
@@ -222,19 +222,19 @@ class Replay(nn.Module):
 
     tape: Tape
     network: tuple[nn.Module]
-    given: tuple[list[Any], Any]
+    given: _Shared
 
     def __init__(self, network: nn.Module, tape: Tape, inputs: list[Any], form: Any) -> None:
         super().__init__()
         self.__dict__["tape"], self.__dict__["network"] = tape, (network,)
-        self.__dict__["given"] = (inputs, form)
+        self.__dict__["given"] = _Shared((inputs, form))
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = network.__dict__[shared]
         self.training = False
 
     def forward(self, **features: Tensor) -> Any:
         """Return what the network returns for the rows that the features are of."""
-        tape, (leaves, form) = self.tape, self.given
+        tape, (leaves, form) = self.tape, self.given.value
         tape.features, tape.counts = features, {}
         tape.rows = next(iter(features.values())).shape[0]
         found = [tape.value(leaf) for leaf in leaves]
@@ -278,7 +278,7 @@ def build_replay(
                 keys.get(Site(call.name, call.number, "out", i)) or _plain(leaf, there, rows, device)
                 for i, (leaf, there) in enumerate(pairs)
             ]
-            results.append((leaves, call.form))
+            results.append(_Shared((leaves, call.form)))
         memo[id(mine[0].module)] = Stored(tape, mine[0].name, results, mine[0].module)
     new = copy.deepcopy(network, memo)
     replaced: dict[str, dict[int, dict[int, Key]]] = {}
