@@ -127,6 +127,7 @@ class Problem(Reducible):
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
+        self.settle_statistics(net, trial)
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)

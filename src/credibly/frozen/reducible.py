@@ -7,13 +7,15 @@ import logging
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credibly.core.inputs import Inputs, map_inputs, tensors_of
 from credibly.forward import Forward, Plan
 from credibly.frozen.features import Frozen
 from credibly.frozen.replay import NotSplit
+from credibly.frozen.trace import Trace
 from credibly.networks.layout import Layout
+from credibly.networks.normalisation import refuse_batchnorm
 
 log = logging.getLogger("credibly")
 
@@ -26,6 +28,7 @@ class Reducible:
         frozen: the network in two parts; None if it is not split, or has not been yet.
         features: the activations of all rows, once they are computed.
         whole: of a problem on activations, the problem itself.
+        moving: BatchNorm layers whose inputs depend on random parameters; their statistics are fixed all the same.
     """
 
     x: Inputs
@@ -37,7 +40,22 @@ class Reducible:
     frozen: Frozen | None = None
     features: Inputs | None = None
     whole: Any = None
+    moving: tuple[str, ...] = ()
     _tried: bool = False
+
+    def settle_statistics(self, net: nn.Module, trial: Inputs) -> None:
+        """Find BatchNorm layers whose inputs depend on random parameters. Raise if the network is in training mode."""
+        layout = self.layout
+        if not layout.norms:
+            return
+        names = [e.name for e in layout.entries if e.name not in layout.extra]
+        try:
+            depend = {c.name for c in Trace(layout.module, names, trial).calls if c.depends}
+        except Exception:  # a network that cannot be recorded
+            depend = set(layout.norms)
+        self.moving = tuple(name for name in layout.norms if name in depend)
+        if self.moving and any(net.get_submodule(name).training for name in self.moving):
+            refuse_batchnorm(net)
 
     def split(self) -> Frozen | None:
         """Return the network in two parts, found on first use; None if it cannot be split."""
@@ -95,7 +113,8 @@ class Reducible:
         return map_inputs(lambda _: next(stacked), self.features)
 
     def frozen_facts(self) -> dict[str, Any]:
-        """Return what a record has of the frozen body; empty if its activations were not stored."""
-        if self.whole is None or self.frozen is None:
-            return {}
-        return {"frozen_body": self.frozen.facts(self.x)}
+        """Return what a record has of fixed statistics of BatchNorm, and of a frozen body with stored activations."""
+        facts: dict[str, Any] = {"fixed_statistics": list(self.layout.norms)} if self.layout.norms else {}
+        if self.whole is not None and self.frozen is not None:
+            facts["frozen_body"] = self.frozen.facts(self.x)
+        return facts

@@ -20,6 +20,7 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -71,6 +72,11 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    @property
+    def post_hoc(self) -> bool:
+        """Whether a fit leaves the weights of the network as they are."""
+        return False
 
     def takes_activations(self, problem: Problem) -> bool:
         """Return whether a frozen body of the network may be computed once, for all steps; by default it may."""
@@ -156,6 +162,8 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        if not method.post_hoc:
+            refuse_moving(problem.moving)
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader

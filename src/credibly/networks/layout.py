@@ -18,7 +18,6 @@ from credibly.core.inputs import Inputs, arguments, network_device, output_tenso
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
-from credibly.networks.normalisation import refuse_batchnorm
 from credibly.networks.selection import (
     Patterns,
     frozen_names,
@@ -29,6 +28,7 @@ from credibly.networks.selection import (
     names_by_parameter,
     random_patterns,
 )
+from credibly.networks.statistics import with_fixed_statistics
 
 log = logging.getLogger("credibly")
 
@@ -60,10 +60,17 @@ class Layout:
         random: glob pattern or patterns on parameter names; those that match are random. By default the trainable ones,
             with `requires_grad`.
         extra: further random tensors by name and shape, such as a learned noise scale; they follow the network's.
+        trained: whether statistics of BatchNorm layers are final, whichever mode the module is in. If not, they are
+            refused in training mode unless some parameters are fixed.
     """
 
     def __init__(
-        self, module: nn.Module, random: Patterns | None = None, extra: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        module: nn.Module,
+        random: Patterns | None = None,
+        extra: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        trained: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError("net", f"must be a torch.nn.Module, got {type(module).__name__}")
@@ -71,9 +78,10 @@ class Layout:
             raise InputError("net", "has lazy parameters without a shape", "Call it once on a batch first")
         if not any(True for _ in module.parameters()):
             raise InputError("net", "has no parameters", "Pass a network with weights")
-        refuse_batchnorm(module)
         self.device = network_device(module)
         self.random = random_patterns(module, random)
+        # With fixed parameters, BatchNorm may lie before all random ones; whether it does shows with data.
+        module, self.norms = with_fixed_statistics(module, trained=trained or self.random != ("*",))
         self.frozen = frozen_names(module)
         self.module = _deterministic_copy(module)
         self.silenced = _hidden_dropout(module)

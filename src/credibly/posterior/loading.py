@@ -70,7 +70,7 @@ def load(
     if device is not None:
         net = copy.deepcopy(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
-    layout = Layout(net, tuple(manifest["random"]), extra)
+    layout = Layout(net, tuple(manifest["random"]), extra, trained=True)
     if layout.signature() != manifest["layout"]:
         mismatch = layout_mismatch(layout.signature(), manifest["layout"])
         raise StoreError(f"{mismatch}. Pass the network that was fitted")

@@ -40,6 +40,7 @@ from credibly.inference.sampling.starts import describe_starts, refuse_random_la
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
 from credibly.posterior.model import Model
@@ -103,6 +104,7 @@ class SamplingMethod(Method):
                 check_run(seed, out)
             if isinstance(problem, Problem):
                 refuse_random_layers(problem)
+                refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)
             run = Run(self, problem, seed, progress, world)
