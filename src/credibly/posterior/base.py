@@ -170,8 +170,7 @@ class Posterior(ABC):
             settings: of `predict`, such as the number of draws.
         """
         trial = self.predict(blank_row(self.model.row, self.layout.device), **{**self.joint_settings, **settings})
-        build = botorch_mixture if mixture else botorch_model
-        return build(trial.source, self.model.row, self.layout.device, self.layout.dtype)
+        return (botorch_mixture if mixture else botorch_model)(trial.source, self.model)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
