@@ -111,6 +111,16 @@ def test_float32_networks_take_double_points(posteriors):
         cr.MAP(steps=2).fit(problem, seed=0).as_botorch(mixture=True)
 
 
+def test_a_frozen_body(posteriors):
+    pytest.importorskip("botorch")
+    problem = cr.Problem(mlp(2, 4, 1, dtype=f64), (X, Y), Gaussian(0.1), cr.priors.Normal(), random="2.*")
+    posterior = cr.DeepEnsemble(members=3, steps=20).fit(problem, seed=0)
+    points = X[:4].clone().requires_grad_()
+    found = posterior.as_botorch().posterior(points)
+    torch.testing.assert_close(found.mean.squeeze(-1), posterior.predict(X[:4]).mean)
+    assert bool((torch.autograd.grad(found.mean.sum(), points)[0] != 0).any())
+
+
 def test_without_botorch(posteriors, monkeypatch):
     monkeypatch.setitem(sys.modules, "botorch.models.ensemble", None)
     with pytest.raises(cr.InputError, match=r"as_botorch: needs botorch.*credibly\[botorch\]"):

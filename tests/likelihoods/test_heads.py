@@ -154,6 +154,14 @@ def test_the_joint_density_averages_over_draws_once():
     assert "log densities" in str(cr.HMC(**METHODS["hmc"]).fit(problem(), seed=0).diagnostics(X, TARGETS))
 
 
+def test_a_frozen_body_under_the_heads():
+    p = cr.Problem(Net(), (X, TARGETS), heads(), cr.priors.Normal(), random=["price.*", "kind.*"])
+    posterior = cr.DeepEnsemble(members=2, steps=10).fit(p, seed=0)
+    with torch.no_grad():
+        expected = torch.stack([posterior.module(m)(X)["price"].squeeze(-1) for m in range(2)]).mean(0)
+    torch.testing.assert_close(posterior.predict(X)["price"].mean, expected)
+
+
 def test_an_own_distribution_as_a_head(tmp_path):
     likelihood = Heads({**heads().heads, "price": from_distribution(lambda out: torch.distributions.Normal(out, 0.3))})
     p = cr.Problem(Net(), (X, TARGETS), likelihood, cr.priors.Normal())
