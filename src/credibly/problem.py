@@ -23,18 +23,17 @@ from credibly.core.checks import check_positive
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
+from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.frozen.reducible import Reducible
-from credibly.likelihoods import Likelihood
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.layout import Layout
 from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
-ACTIVATION_BUDGET = (
-    2**28
-)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
+# Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
+ACTIVATION_BUDGET = 2**28
 
 
 @dataclass(frozen=True)
@@ -108,6 +107,7 @@ class Problem(Reducible):
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
         self.x: Inputs = layout.inputs(raw_x, convert)
+        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -121,15 +121,15 @@ class Problem(Reducible):
                 self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
         self.settle_statistics(net, trial)
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
