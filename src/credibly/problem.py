@@ -25,7 +25,10 @@ from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
 from credibly.likelihoods import Likelihood
+from credibly.networks.copying import copy_module
+from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout, Patterns
+from credibly.networks.refusals import admit, refuse_changing_buffers
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
@@ -102,7 +105,7 @@ class Problem:
             raise InputError("micro_batch", f"must be a positive integer or None, got {micro_batch!r}")
         convert = device is not None or dtype is not None
         if convert and isinstance(net, nn.Module):
-            net = copy.deepcopy(net).to(device=device, dtype=dtype)
+            net = copy_module(admit(net)).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
         self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
@@ -120,6 +123,7 @@ class Problem:
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        refuse_changing_buffers(layout.module, trial)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
@@ -130,6 +134,8 @@ class Problem:
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
+        if self.forward.stack is None:
+            refuse_without_gradient(lambda parameters: self.forward.apply(parameters, trial), self.layout)
         self.micro_batch = micro_batch
         self.fused = self.forward.fuses(trial)
 

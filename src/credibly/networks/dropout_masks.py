@@ -7,7 +7,6 @@ everything before the first mask is computed once.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from credibly.core.inputs import Inputs, call, row_count
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -100,7 +100,7 @@ def masked_copy(
     """
     if rate is not None and not 0 < rate < 1:
         raise InputError("rate", f"must be between 0 and 1, got {rate!r}")
-    module = copy.deepcopy(module)
+    module = copy_module(module)
     rates: dict[str, float] = {}
     for name, layer in module.named_modules():
         if type(layer) in DROPOUT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import math
@@ -18,8 +17,10 @@ from torch.func import functional_call
 from credibly.core.inputs import Inputs, arguments, network_device_dtype, output_tensor
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.normalisation import refuse_batchnorm
+from credibly.networks.refusals import admit, settle
 
 Patterns = str | Sequence[str]
 log = logging.getLogger("credibly")
@@ -58,6 +59,7 @@ class Layout:
             raise InputError("net", "has lazy parameters without a shape", "Call it once on a batch first")
         if not any(True for _ in module.parameters()):
             raise InputError("net", "has no parameters", "Pass a network with weights")
+        module = admit(module)
         refuse_batchnorm(module)
         self.device, self.dtype = network_device_dtype(module)
         self.module = _deterministic_copy(module)
@@ -118,7 +120,7 @@ class Layout:
 
     def write(self, theta: Tensor) -> nn.Module:
         """Return an independent copy of the module with the values of one vector (D,)."""
-        module = copy.deepcopy(self.module)
+        module = copy_module(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.split(theta)[0].items():
@@ -161,7 +163,7 @@ class Layout:
         """
         rows = []
         for member in range(first, first + count):
-            module = copy.deepcopy(self.module).cpu()
+            module = copy_module(self.module).cpu()
             with global_stream(seed, "initialise", member):
                 reinitialise(module)
             parameters, noise = dict(module.named_parameters()), stream(seed, "perturb", member)
@@ -191,7 +193,8 @@ def _names_by_parameter(module: nn.Module) -> dict[str, list[str]]:
 
 
 def _deterministic_copy(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module).eval().requires_grad_(False)
+    module = copy_module(module).eval().requires_grad_(False)
+    settle(module)
     for part in module.modules():
         if getattr(part, "inplace", False) is True:
             # Under vmap the input of an activation may be shared by all draws.
