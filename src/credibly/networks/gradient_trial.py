@@ -54,8 +54,8 @@ def refuse_without_gradient(run: Callable[[Parameters], Tensor], layout: Layout)
         raise InputError(
             "net",
             "its output has no gradient in the random parameters",
-            "Its forward detaches, rounds (argmax, round) or runs under no_grad what depends on them; remove that, or "
-            "choose other parameters by random=",
+            "Its forward detaches or rounds what depends on them, runs under no_grad, or calls torch.autograd.grad "
+            "without create_graph=True. Differentiate by torch.func.grad there, or choose other parameters by random=",
         )
 
 
