@@ -31,6 +31,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "sghmc": {**SAMPLING, "thin": 1, "batch_size": 4},
 }
 WORKS = "works"
+# Samplers refuse active dropout.
+DROPOUT = dict.fromkeys(("hmc", "sgld", "sghmc"), "has active dropout")
 
 
 @dataclass(frozen=True)
