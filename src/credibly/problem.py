@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_positive
+from credibly.core.html import fact_table
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
@@ -33,9 +34,8 @@ from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
 
-ACTIVATION_BUDGET = (
-    2**28
-)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
+# Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
+ACTIVATION_BUDGET = 2**28
 
 
 @dataclass(frozen=True)
@@ -328,6 +328,12 @@ class Problem:
             # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
             digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:32]
+
+    def _repr_html_(self) -> str:
+        plan = f"{'looped' if self.forward.looped else 'batched'}: {self.forward.reason}"
+        rows = f"{self.n:,}" if self.sample_weight is None else f"{self.n:,} of total weight {self.total_weight:g}"
+        names = {"rows (N)": rows, **self.layout.facts(), "likelihood": self.likelihood, "prior": self.prior_spec}
+        return fact_table("Problem", {**names, "temperature": self.tempering, "parameter vectors": plan})
 
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"

@@ -123,8 +123,7 @@ def test_a_forward_that_hides_weights_from_autograd_is_refused_before_work(make)
         y = net(x)
     # A problem needs some gradient; terms that are missing from it matter to Laplace.
     with pytest.raises(cr.InputError, match=r"net: (automatic diff|its output has no grad).*torch.func.grad") as error:
-        problem = cr.Problem(net, data=(x, y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(1.0))
-        cr.Laplace(steps=10**9).fit(problem)
+        cr.Laplace(steps=10**9).fit(cr.Problem(net, (x, y), Gaussian(0.5), cr.priors.Normal(1.0)))
     assert "create_graph=True" in str(error.value)
 
 

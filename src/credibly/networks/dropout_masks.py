@@ -130,9 +130,7 @@ def masked_copy(
         for name in chosen:
             if name not in rates:
                 layer = candidates[name]
-                layer.__class__ = type(
-                    f"Masked{type(layer).__name__}", (type(layer), MaskedInput), {"forward": _masked_forward}
-                )
+                layer.__class__ = _MASKED[type(layer)]
                 layer.register_buffer("mask", torch.ones(()), persistent=False)
                 rates[name] = 0.05 if rate is None else rate
     return module, rates
@@ -250,3 +248,11 @@ def sites_of_layers(
         return None
     by_start = {starts[site.weights[0]]: index for index, site in enumerate(sites)}
     return [by_start.get(layer[2]) for layer in layers] if len(by_start) == len(sites) else None
+
+
+# Subclasses by layer, under names of this module, so that a network with masks can be pickled.
+_MASKED: dict[type, Any] = {
+    kind: type(f"Masked{kind.__name__}", (kind, MaskedInput), {"forward": _masked_forward, "__module__": __name__})
+    for kind in WEIGHTED
+}
+globals().update({made.__name__: made for made in _MASKED.values()})

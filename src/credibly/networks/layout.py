@@ -17,7 +17,7 @@ from torch.func import functional_call
 from credibly.core.inputs import Inputs, arguments, network_device_dtype, output_tensor
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
-from credibly.networks.copying import copy_module
+from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.normalisation import refuse_batchnorm
 from credibly.networks.refusals import admit, settle
@@ -179,6 +179,21 @@ class Layout:
             for e in self.entries
         ]
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
+
+    def facts(self) -> dict[str, str]:
+        """Return what a table shows of the network: its class, its random and fixed tensors, device and dtype."""
+        fixed = self.fixed()
+        held = f"; fixed: {sum(t.numel() for t in fixed.values()):,} values in {len(fixed)} tensors" if fixed else ""
+        return {
+            "network": type(self.module).__name__,
+            "random parameters (D)": f"{self.dim:,} in {len(self.entries)} tensors{held}",
+            "device, dtype": f"{self.device}, {self.dtype}".replace("torch.", ""),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What forward passes left on the module cannot be pickled.
+        forget_results(self.module)
+        return dict(vars(self))
 
     def __repr__(self) -> str:
         return f"Layout({len(self.entries)} random tensors, D = {self.dim}, {len(self.fixed())} fixed)"

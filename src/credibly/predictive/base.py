@@ -22,6 +22,7 @@ from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
+from credibly.predictive.display import predictive_table
 from credibly.predictive.quantiles import mixture_quantiles
 from credibly.predictive.source import DrawSource
 
@@ -290,6 +291,9 @@ class Predictive:
                 block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
                 yield function(self._outputs(block, start), extra, start)
 
+    def _repr_html_(self) -> str:
+        return predictive_table(self)
+
     def __repr__(self) -> str:
         return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
 
@@ -342,6 +346,5 @@ class Predictive:
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:
             kind = type(self.likelihood).__name__
-            raise InputError(
-                "level", f"{kind} outcomes have no quantiles", "Use prediction_set(level) or probabilities"
-            )
+            advice = "Use prediction_set(level) or probabilities"
+            raise InputError("level", f"{kind} outcomes have no quantiles", advice)
