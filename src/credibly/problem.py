@@ -12,51 +12,31 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
-from credibly.core.checks import check_positive
 from credibly.core.html import fact_table
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
+from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
 from credibly.likelihoods import Likelihood
 from credibly.networks.copying import copy_module
 from credibly.networks.gradient_trial import refuse_without_gradient
-from credibly.networks.layout import Layout, Patterns
+from credibly.networks.layout import Layout
 from credibly.networks.refusals import admit, refuse_changing_buffers
+from credibly.networks.selection import Patterns, input_dtype
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
 
+__all__ = ["Evaluation", "Problem", "Tempering"]
 # Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
 ACTIVATION_BUDGET = 2**28
-
-
-@dataclass(frozen=True)
-class Tempering:
-    """Temperatures of likelihood and prior. A cold posterior has both below 1, likelihood tempering only the first."""
-
-    likelihood: float = 1.0
-    prior: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.likelihood)
-        check_positive("temperature", self.prior)
-
-
-class Evaluation(NamedTuple):
-    """The tempered log density at C points, (C,), its gradient (C, D), and its untempered parts, (C,) each."""
-
-    log_likelihood: Tensor
-    log_prior: Tensor
-    log_density: Tensor
-    gradient: Tensor
 
 
 class Problem:
@@ -73,7 +53,7 @@ class Problem:
             weight 0 is left out. Weights with a mean of 1 keep the number of observations. None weighs all rows alike.
         temperature: one number T for likelihood and prior, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
-            layer of a pretrained network Bayesian.
+            layer of a pretrained network Bayesian. None selects the trainable parameters, those with `requires_grad`.
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how several parameter vectors are evaluated: "auto", "batched" or "looped".
         micro_batch: rows per micro-batch of a full-batch pass; None chooses by memory.
@@ -90,7 +70,7 @@ class Problem:
         *,
         sample_weight: Any = None,
         temperature: float | Tempering = 1.0,
-        random: Patterns = "*",
+        random: Patterns | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         plan: Plan = "auto",
@@ -108,7 +88,7 @@ class Problem:
             net = copy_module(admit(net)).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
+        self.x: Inputs = _network_inputs(layout, raw_x, convert)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -128,14 +108,14 @@ class Problem:
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        self.layout.input_dtype = layout.input_dtype
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        if self.forward.stack is None:
-            refuse_without_gradient(lambda parameters: self.forward.apply(parameters, trial), self.layout)
+        refuse_without_gradient(self.forward, trial)
         self.micro_batch = micro_batch
         self.fused = self.forward.fuses(trial)
 
@@ -238,7 +218,7 @@ class Problem:
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             log_lik, log_prior = self.parts(t, x, y, shared=shared, weight=weight)
-            return _weighted(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
+            return weighted_sum(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
 
         gradient, (log_lik, log_prior) = grad_and_aux(total, theta)
         return log_lik.detach(), log_prior.detach(), gradient
@@ -339,11 +319,15 @@ class Problem:
         plan = "looped" if self.forward.looped else "batched"
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
         return (
-            f"Problem(N = {self.n}{weighted}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: "
+            f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
 
 
-def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:
-    """Return wa * a + wb * b, skipping multiplications by the float 1, the most common weight."""
-    return (wa * a if isinstance(wa, Tensor) or wa != 1 else a) + (wb * b if isinstance(wb, Tensor) or wb != 1 else b)
+def _network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
+    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
+    if not layout.mixed:
+        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
+    x = to_inputs(raw, layout.device, None, convert=convert)
+    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
+    return to_inputs(x, layout.device, layout.input_dtype, convert=True)

@@ -5,10 +5,6 @@ The libraries are imported when a network is built: the table can be written wit
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
-import warnings
 from typing import Any
 
 import pytest
@@ -20,33 +16,11 @@ from tests.networks.plain_cases import NO_LINEAR
 
 UNUSED = {"dropout": "was not used in a forward pass"}
 ZERO = {"dropout": "drops with probability 0.0"}
-LIBRARIES = ("torchvision", "timm", "transformers", "peft", "torch_geometric", "lightning")
 
 
-@functools.cache
 def library(name: str) -> Any:
-    """Return a library; skip the test without it. torchvision's compiled operations are declared where missing."""
-    assert name in LIBRARIES
-    if name in ("torchvision", "timm", "transformers", "peft"):
-        _declare_torchvision()
-    return pytest.importorskip(name, exc_type=ImportError)
-
-
-def _declare_torchvision() -> None:
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return
-    except RuntimeError:
-        for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-            del sys.modules[module]
-        _LIBRARY.append(torch.library.Library("torchvision", "FRAGMENT"))
-        for operation in ("nms", "qnms"):
-            _LIBRARY[-1].define(f"{operation}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        importlib.import_module("torchvision")
-
-
-_LIBRARY: list[torch.library.Library] = []
+    """Return a library; skip the test without it."""
+    return pytest.importorskip(name)
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -115,10 +89,7 @@ def _():
     lora = library("peft").LoraConfig(
         task_type="SEQ_CLS", r=2, lora_alpha=4, lora_dropout=0.0, target_modules=["c_attn"], fan_in_fan_out=True
     )
-    with warnings.catch_warnings():
-        # peft reads a name that transformers has renamed.
-        warnings.simplefilter("ignore", FutureWarning)
-        net = library("peft").get_peft_model(transformers.GPT2ForSequenceClassification(config), lora)
+    net = library("peft").get_peft_model(transformers.GPT2ForSequenceClassification(config), lora)
     return classification(net, text())
 
 

@@ -422,7 +422,7 @@ def _():
     return regression(nn.Sequential(nn.Linear(3, 3), quantised(small())))
 
 
-@case("Meta tensors", refused="is on the meta device")
+@case("Meta tensors", refused="on the meta device")
 def _():
     return regression(small().to("meta"))
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -35,13 +35,27 @@ def try_batched(run: Callable[[Parameters, Inputs, bool], Tensor], varied: Param
         _differentiate(lambda leaves, x=x, shared=shared: run(leaves, x, shared), varied)  # type: ignore[misc]
 
 
-def refuse_without_gradient(run: Callable[[Parameters], Tensor], layout: Layout) -> None:
-    """Raise if the outputs of `run` cannot be differentiated in the random parameters of the network."""
+class Evaluated(Protocol):
+    """What the trial needs of a `Forward`: the network's layout, and outputs for named parameters (C, *shape)."""
+
+    layout: Layout
+    stack: Any
+
+    def apply(self, parameters: Parameters, x: Inputs) -> Tensor:
+        """Return outputs (C, N, ...)."""
+
+
+def refuse_without_gradient(forward: Evaluated, trial: Inputs) -> None:
+    """Raise if the outputs at a few rows cannot be differentiated in the random parameters of the network."""
+    if forward.stack is not None:
+        # Plain layers and activations.
+        return
+    layout = forward.layout
     values = dict(layout.module.named_parameters())
     own = {e.name: values[e.name].detach().unsqueeze(0) for e in layout.entries if e.name not in layout.extra}
     with _checkpoint_calls() as calls:
         try:
-            found = _differentiate(run, own)
+            found = _differentiate(lambda leaves: forward.apply(leaves, trial), own)
         except InputError:
             raise
         except Exception as error:

@@ -28,6 +28,9 @@ def admit(net: nn.Module) -> nn.Module:
         _check_part(f"{name!r} ({type(part).__name__})" if name else f"the network ({type(part).__name__})", part)
     for name, parameter in net.named_parameters():
         _check_parameter(name, parameter)
+    if all(parameter.is_meta for parameter in net.parameters()):
+        found = "its parameters are on the meta device, where tensors have no values"
+        raise InputError("net", found, "Give them values: net.to_empty(device=...) and load_state_dict")
     return net
 
 
@@ -108,9 +111,6 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
     if parameter.is_complex():
         found = f"parameter {name!r} is complex ({parameter.dtype})"
         raise InputError("net", found, "Hold its real and imaginary parts as two real parameters, joined in forward")
-    if parameter.device.type == "meta":
-        found = f"parameter {name!r} is on the meta device, where tensors have no values"
-        raise InputError("net", found, "Give it values: net.to_empty(device=...) and load_state_dict")
     if parameter.is_sparse or parameter.layout != torch.strided:
         found = f"parameter {name!r} has the layout {parameter.layout}"
         raise InputError("net", found, "Make it dense: nn.Parameter(parameter.to_dense())")
