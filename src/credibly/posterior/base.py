@@ -63,7 +63,7 @@ class Posterior(ABC):
 
     def _repr_html_(self) -> str:
         network = {} if self._model is None else {**self.layout.facts(), "likelihood": self.likelihood}
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.record.settings.items())
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.record.settings.items() if name != "kind")
         facts = {"posterior": repr(self), "method": self.record.method or "none", "settings": settings, **network}
         facts |= {"training rows": f"{self.record.n:,}", "seed": self.record.seed, "status": self.record.status}
         return fact_table(type(self).__name__, facts)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -261,13 +262,12 @@ class Predictive:
     def prepared(self, y: object) -> Tensor:
         """Return observed y in the layout and dtype of the likelihood. Raise if its shape does not match."""
         sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
-        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+        value = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y) if hasattr(y, "values") else y)
         target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):
-            wanted = f"{self.rows} rows of shape {tuple(expected)}"
-            raise InputError("y", f"has shape {tuple(value.shape)}, these predictions have {wanted}")
+            raise InputError("y", f"must be {self.rows} rows of shape {tuple(expected)}, got {tuple(value.shape)}")
         return target
 
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
