@@ -28,7 +28,7 @@ def admit(net: nn.Module) -> nn.Module:
         _check_part(f"{name!r} ({type(part).__name__})" if name else f"the network ({type(part).__name__})", part)
     for name, parameter in net.named_parameters():
         _check_parameter(name, parameter)
-    if all(parameter.is_meta for parameter in net.parameters()):
+    if {parameter.device.type for parameter in net.parameters()} == {"meta"}:
         found = "its parameters are on the meta device, where tensors have no values"
         raise InputError("net", found, "Give them values: net.to_empty(device=...) and load_state_dict")
     return net
@@ -108,6 +108,8 @@ def _check_part(described: str, part: nn.Module) -> None:
 
 
 def _check_parameter(name: str, parameter: Tensor) -> None:
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        return
     if parameter.is_complex():
         found = f"parameter {name!r} is complex ({parameter.dtype})"
         raise InputError("net", found, "Hold its real and imaginary parts as two real parameters, joined in forward")
