@@ -55,7 +55,7 @@ class Method(ABC):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
