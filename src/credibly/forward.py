@@ -28,6 +28,7 @@ from credibly.networks.channels_last import (
     with_paired_pools,
 )
 from credibly.networks.fused_unit import fuses
+from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
 from credibly.networks.stacked import stacked_forward
 
@@ -179,8 +180,8 @@ class Forward:
         if plan == "auto" and weights and any(isinstance(m, nn.modules.conv._ConvNd) for m in owners):
             return True, "convolutions run faster one parameter vector at a time"
         try:
-            with torch.no_grad(), _no_silent_fallback():
-                self._vmapped(varied, trial, True)
+            with _no_silent_fallback():
+                try_batched(self._vmapped, varied, trial)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":

@@ -55,7 +55,7 @@ class Method(ABC):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
@@ -165,6 +165,8 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        if not method.post_hoc:
+            refuse_moving(problem.moving)
         if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
             raise InputError(
                 "prior",
@@ -172,8 +174,6 @@ def begin_fit(
                 "scales has none, it grows without limit as both go to 0",
                 "Use HMC, SGHMC, SGLD or BayesByBackprop, or a prior of fixed scale",
             )
-        if not method.post_hoc:
-            refuse_moving(problem.moving)
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader

@@ -181,7 +181,8 @@ class IndependentTargets(Likelihood):
         raise InputError(
             "net",
             f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
-            f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
+            channels_first(self, output, y)
+            or f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
         )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -205,6 +206,14 @@ class IndependentTargets(Likelihood):
 def row_shape(values: Tensor) -> str:
     """Return a tensor's shape for an error message, with "rows" for the first axis."""
     return f"({', '.join(['rows', *map(str, values.shape[1:])])})"
+
+
+def channels_first(likelihood: Likelihood, output: Tensor, y: Tensor) -> str:
+    """Return advice for outputs (rows, K, H, W) beside targets (rows, H, W) or (rows, K, H, W), or an empty string."""
+    fits = tuple(y.shape[1:]) in (tuple(output.shape[2:]), tuple(output.shape[1:]))
+    if output.ndim > 2 and likelihood.axis == -1 and fits:
+        return "Pass axis=1 to the likelihood: the network returns classes or targets on axis 1, before the pixels"
+    return ""
 
 
 def expand_to_output(value: Tensor, output: Tensor, per_target: bool) -> Tensor:

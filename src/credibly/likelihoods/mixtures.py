@@ -25,9 +25,9 @@ class GaussianMixture(IndependentTargets):
     The last axis of the output holds M logits a, then M means mu, then M log standard deviations b; for K targets each
     of the 3 M is a group of K.
 
-    The entropy is a quadrature with an error below 1e-6 nats. The Fisher information of `Laplace` comes from 256 sampled
-    labels per row. An unregularised fit (`MLE`) can place a component on a single row, with a density that has no upper
-    limit; the prior of the network prevents that.
+    The entropy is a quadrature with an error below 1e-6 nats. The Fisher information of `Laplace` is that of 256
+    sampled labels per row. An unregularised fit (`MLE`) can place a component on a single row, with a density that has
+    no upper limit; the prior of the network prevents that.
 
     Args:
         components: number of Gaussians, M.

@@ -12,6 +12,7 @@ from torch import Tensor
 from credibly.conformal.calibration import Calibration, Settings, calibrate
 from credibly.conformal.loo import LooCalibration, LooPredictive, loo_calibrate
 from credibly.conformal.predictive import CalibratedPredictive, GuaranteedPredictive
+from credibly.core.html import fact_table
 from credibly.core.inputs import blank_row
 from credibly.errors import InputError, StoreError
 from credibly.likelihoods import Likelihood
@@ -64,6 +65,13 @@ class Posterior(ABC):
     def likelihood(self) -> Likelihood:
         """The problem's likelihood."""
         return self.model.likelihood
+
+    def _repr_html_(self) -> str:
+        network = {} if self._model is None else {**self.layout.facts(), "likelihood": self.likelihood}
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.record.settings.items() if name != "kind")
+        facts = {"posterior": repr(self), "method": self.record.method or "none", "settings": settings, **network}
+        facts |= {"training rows": f"{self.record.n:,}", "seed": self.record.seed, "status": self.record.status}
+        return fact_table(type(self).__name__, facts)
 
     @abstractmethod
     def predict(self, x: Any, *, grad: bool = False) -> Predictive:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
+from credibly.predictive.display import predictive_table
 from credibly.predictive.quantiles import mixture_quantiles
 from credibly.predictive.source import DrawSource
 
@@ -262,13 +264,12 @@ class Predictive:
     def prepared(self, y: object) -> Tensor:
         """Return observed y in the layout and dtype of the likelihood. Raise if its shape does not match."""
         sample = self._source.outputs(map_inputs(lambda t: t[:1], self._x), 0, 1)
-        value = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
+        value = y if isinstance(y, Tensor) else torch.as_tensor(np.array(y) if hasattr(y, "values") else y)
         target = self.likelihood.prepare(value.to(sample.device), self._result_dtype(sample))
         mean = self.likelihood.moments(sample, self._source.extra(0, 1))[0]
         expected = mean.shape[2:] if self.likelihood.support != "class" else mean.shape[2:-1]
         if target.shape != (self.rows, *expected):
-            wanted = f"{self.rows} rows of shape {tuple(expected)}"
-            raise InputError("y", f"has shape {tuple(value.shape)}, these predictions have {wanted}")
+            raise InputError("y", f"must be {self.rows} rows of shape {tuple(expected)}, got {tuple(value.shape)}")
         return target
 
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
@@ -292,6 +293,9 @@ class Predictive:
                 rows = slice(start, start + self._block_rows)
                 block = map_inputs(lambda t, rows=rows: t[rows], self._x)  # type: ignore[misc]
                 yield function(self._outputs(block, start), extra, start)
+
+    def _repr_html_(self) -> str:
+        return predictive_table(self)
 
     def __repr__(self) -> str:
         return f"Predictive({self.rows} rows, {self.draws} draws, {type(self.likelihood).__name__})"
@@ -345,6 +349,5 @@ class Predictive:
     def _refuse_unordered(self) -> None:
         if not self.likelihood.ordered:
             kind = type(self.likelihood).__name__
-            raise InputError(
-                "level", f"{kind} outcomes have no quantiles", "Use prediction_set(level) or probabilities"
-            )
+            advice = "Use prediction_set(level) or probabilities"
+            raise InputError("level", f"{kind} outcomes have no quantiles", advice)
