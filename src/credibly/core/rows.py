@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, check_finite, map_inputs, to_tensor
+from credibly.core.inputs import Inputs, check_finite, map_inputs, tensors_of, to_tensor
 from credibly.errors import InputError
 
 
@@ -50,3 +51,14 @@ def join_weights(parts: list[tuple[int, Tensor | None]], like: Tensor) -> Tensor
     if all(weight is None for _, weight in parts):
         return None
     return torch.cat([like.new_ones(rows) if weight is None else weight for rows, weight in parts])
+
+
+def hash_rows(rows: Rows) -> str:
+    """Return a short hash of rows and their weights, including their order."""
+    digest = hashlib.sha256()
+    weights = [] if rows.weight is None else [("sample_weight", rows.weight)]
+    for name, tensor in [*tensors_of(rows.x), ("y", rows.y), *weights]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
+        digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -20,6 +20,7 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.inference.streaming import check_streamable
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -31,8 +32,10 @@ class Method(ABC):
     Attributes:
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
+        streams: whether it works on data that are read batch by batch.
     """
 
+    streams: ClassVar[bool] = False
     name: ClassVar[str]
     label: ClassVar[str] = ""
 
@@ -59,6 +62,8 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        if problem.stream is not None:
+            history = {**history, "stream": problem.stream.stream.describe()}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -151,6 +156,7 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        check_streamable(method, problem)
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader

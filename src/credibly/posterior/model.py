@@ -30,7 +30,7 @@ class Model:
     @classmethod
     def of(cls, problem: Problem) -> Model:
         """Return the model of a problem."""
-        return cls(problem.layout, problem.likelihood, problem.forward, describe(problem.x))
+        return cls(problem.layout, problem.likelihood, problem.forward, describe(problem.sample.x))
 
     def inputs(self, x: Any) -> Inputs:
         """Return x on the model's device; raise on a wrong shape before anything is computed."""

@@ -1,0 +1,88 @@
+"""What a data set or a loader yields (pairs, tuples, dicts, dataclasses, named tuples) as inputs and target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from credibly.errors import InputError
+
+# Names of the target in a batch with names, in this order.
+TARGETS = ("labels", "label", "y", "targets", "target")
+
+
+def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
+    """Return (x, y) of one batch or row.
+
+    In a tuple or list the target is the last entry. In a mapping, a dataclass or a named tuple it is the entry
+    `target`, or the one named "labels", "label", "y", "targets" or "target". One other entry is the network's argument;
+    several are its keyword arguments, or its arguments in order for a named tuple.
+    """
+    named = _named(item)
+    if named is not None:
+        name = _target_name(named, target)
+        if name is not None:
+            rest = {str(key): value for key, value in named.items() if key != name}
+            if not rest:
+                raise InputError("data", f"its items hold {name!r} alone", "Each item must hold inputs and a target")
+            if len(rest) == 1:
+                return next(iter(rest.values())), named[name]
+            return (tuple(rest.values()) if isinstance(item, tuple) else rest), named[name]
+        if not isinstance(item, tuple):
+            names = ", ".join(repr(str(key)) for key in named) or "no names"
+            wanted = repr(target) if target is not None else "none of " + ", ".join(repr(t) for t in TARGETS)
+            found = f"its items have {names}, and {'no ' if target is not None else ''}{wanted}"
+            raise InputError("data", found, 'Name the target: credibly.data.Stream(loader, target="...")')
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
+    *xs, y = item
+    return (xs[0] if len(xs) == 1 else tuple(xs)), y
+
+
+def inputs_of(item: Any, target: str | None = None) -> Any:
+    """Return x of one batch for prediction, where a target may be missing: all of it unless it holds a target too."""
+    named = _named(item)
+    if named is not None and _target_name(named, target) is None and not isinstance(item, tuple):
+        return next(iter(named.values())) if len(named) == 1 else {str(key): value for key, value in named.items()}
+    if isinstance(item, (tuple, list)) and len(item) == 1:
+        return item[0]
+    return item if isinstance(item, Tensor) or not hasattr(item, "__len__") else split_item(item, target)[0]
+
+
+def collate_rows(rows: Sequence[Any]) -> Any:
+    """Stack rows into one batch: torch's rule, for dataclasses too. Raise by name if rows differ in shape."""
+    plain = [
+        {f.name: getattr(row, f.name) for f in dataclasses.fields(row)} if _is_dataclass(row) else row for row in rows
+    ]
+    try:
+        return default_collate(plain)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise InputError(
+            "data",
+            f"its rows differ in shape ({str(error).splitlines()[0]})",
+            "Pad them: DataLoader(dataset, collate_fn=credibly.data.Pad())",
+        ) from error
+
+
+def _named(item: Any) -> Mapping[str, Any] | None:
+    if isinstance(item, Mapping):
+        return item
+    if _is_dataclass(item):
+        return {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    fields = getattr(item, "_fields", None)
+    return dict(zip(fields, item)) if isinstance(item, tuple) and fields else None
+
+
+def _is_dataclass(item: Any) -> bool:
+    return dataclasses.is_dataclass(item) and not isinstance(item, (type, Mapping))
+
+
+def _target_name(named: Mapping[str, Any], target: str | None) -> str | None:
+    names = (target,) if target is not None else TARGETS
+    return next((name for name in names if name in named), None)
