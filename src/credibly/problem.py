@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor
 from credibly.core.loading import unpack_data
-from credibly.core.rows import Rows, hash_rows, join_weights, sum_rows, to_weights
+from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows, weigh
 from credibly.core.stream import BoundStream, as_stream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
@@ -98,20 +98,17 @@ class Problem:
         if y.ndim == 0 or len(y) != self.n:
             rows = len(y) if y.ndim else "no"
             raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
-        self.sample_weight: Tensor | None = None
         if sample_weight is not None and found is not None:
             raise InputError("sample_weight", "must be None for a stream", "Keep the rows in memory, see in_memory()")
-        if sample_weight is not None:
-            given = to_weights(sample_weight, self.n, layout.device, layout.dtype)
-            kept = given.nonzero().squeeze(1)
-            if len(kept) < self.n:
-                self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
-            self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
+        self.x, y, self.sample_weight = weigh(Rows(self.x, y), sample_weight, layout.device, layout.dtype)
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
         check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
         self.y = self.likelihood.prepare(y, layout.dtype)
+        held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
+        self.x, self.y, self.sample_weight = held
+        self.n = len(self.y)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import default_collate
 
 from credibly.errors import InputError
@@ -43,14 +42,23 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
-def inputs_of(item: Any, target: str | None = None) -> Any:
-    """Return x of one batch for prediction, where a target may be missing: all of it unless it holds a target too."""
+def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> Any:
+    """Return x of one batch for prediction, with or without a target in it.
+
+    `row` is the form of a row that the network takes, see `credibly.core.inputs.describe`.
+    """
+    form, parts = row["form"], row["parts"]
     named = _named(item)
-    if named is not None and _target_name(named, target) is None and not isinstance(item, tuple):
-        return next(iter(named.values())) if len(named) == 1 else {str(key): value for key, value in named.items()}
-    if isinstance(item, (tuple, list)) and len(item) == 1:
-        return item[0]
-    return item if isinstance(item, Tensor) or not hasattr(item, "__len__") else split_item(item, target)[0]
+    if form == "dict" and named is not None and all(part["name"] in named for part in parts):
+        return {part["name"]: named[part["name"]] for part in parts}
+    if named is not None and not isinstance(item, tuple):
+        rest = [value for key, value in named.items() if key != _target_name(named, target)]
+        return rest[0] if len(rest) == 1 else tuple(rest)
+    if isinstance(item, (tuple, list)):
+        if form == "tuple" and len(item) == len(parts):
+            return tuple(item)
+        return item[0] if len(item) == 1 else split_item(item, target)[0]
+    return item
 
 
 def collate_rows(rows: Sequence[Any]) -> Any:

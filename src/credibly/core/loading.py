@@ -20,7 +20,7 @@ MEMORY_FRACTION = 0.25
 
 
 def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
-    """Return (x, y) from a pair, a Dataset, a DataLoader or rows. The last three are read once, completely, in order."""
+    """Return (x, y) from a pair, a Dataset, a DataLoader or rows; all but a pair are read once, in order."""
     if isinstance(data, TensorDataset):
         return split_item(list(data.tensors), target)
     loader = as_loader(data)

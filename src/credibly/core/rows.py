@@ -25,6 +25,27 @@ class Rows(NamedTuple):
         return Rows(map_inputs(lambda t: t[rows], self.x), self.y[rows], weight)
 
 
+def weigh(rows: Rows, given: Any, device: torch.device, dtype: torch.dtype) -> Rows:
+    """Return the rows with the weights of the caller; rows of weight 0 are left out, weights of 1 are none."""
+    if given is None:
+        return rows
+    weights = to_weights(given, len(rows.y), device, dtype)
+    kept = weights.nonzero().squeeze(1)
+    if len(kept) < len(rows.y):
+        rows, weights = rows.at(kept), weights[kept]
+    return rows._replace(weight=None if bool((weights == 1).all()) else weights)
+
+
+def leave_out(rows: Rows, counted: Tensor | None) -> Rows:
+    """Return the rows of which any element counts, given booleans (N, ...); None for all of them."""
+    if counted is None:
+        return rows
+    kept = counted.flatten(1).any(1) if counted.ndim > 1 else counted
+    if not bool(kept.any()):
+        raise InputError("y", "has no label that counts: all of them are ignore_index", "Pass at least one label")
+    return rows if bool(kept.all()) else rows.at(kept.nonzero().squeeze(1))
+
+
 def to_weights(value: Any, rows: int, device: torch.device, dtype: torch.dtype, name: str = "sample_weight") -> Tensor:
     """Return weights as a tensor (rows,). Raise on values that are no weights."""
     weights = to_tensor(value, name, device, dtype, convert=True).to(dtype)

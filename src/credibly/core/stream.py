@@ -7,9 +7,7 @@ B of a pass estimates the log likelihood of all rows by (N / |B|) times its own.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -24,8 +22,8 @@ from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs, to_tensor
 from credibly.core.loading import MEMORY_FRACTION, STREAM_ROWS, as_loader, host_memory, join_batches, size_of
 from credibly.core.progress import Progress
-from credibly.core.rng import stream_seed
 from credibly.core.rows import Rows
+from credibly.core.stream_pass import Pass
 from credibly.errors import InputError
 
 # Rows after which a stream whose length is not known counts as endless.
@@ -76,7 +74,7 @@ class Stream:
         first = rows = size = 0
         wanted = True
         with Progress("counting rows", MOST_COUNTED, progress) as line:
-            for item in Pass(self, 0, "head", 0):
+            for item in Pass(self.loader, 0, "head", 0):
                 pair = split_item(item, self.target)
                 own = _rows_of(pair)
                 first, rows = first or own, rows + own
@@ -114,49 +112,6 @@ class Stream:
 
     def __repr__(self) -> str:
         return f"Stream({self.n:,} rows, {self.batches:,} batches of {self.batch}; {self.reason})"
-
-
-class Pass:
-    """The raw batches of one pass over a stream, from the random stream named by (seed, purpose, index).
-
-    Args:
-        stream: what to read.
-        seed, purpose, index: of the shuffle and the augmentations.
-        going: an iterator of an earlier pass to continue, of a stream without end.
-    """
-
-    def __init__(
-        self, stream: Stream, seed: int, purpose: str, index: int, going: Iterator[Any] | None = None
-    ) -> None:
-        self.loader, own = stream.loader, stream_seed(seed, f"stream {purpose}", index)
-        self.states = _states_of(own)
-        for owner in (self.loader, self.loader.sampler):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(own)
-        for owner in (self.loader.sampler, self.loader.dataset):
-            if callable(getattr(owner, "set_epoch", None)):
-                owner.set_epoch(index)  # type: ignore[union-attr]
-        with self._own_randomness():
-            self.items: Iterator[Any] = iter(self.loader) if going is None else going
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with self._own_randomness():
-            return next(self.items)
-
-    @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Set the process's random states to those of this pass, and restore them after."""
-        before = _states()
-        _set_states(self.states)
-        try:
-            yield
-        finally:
-            self.states = _states()
-            _set_states(before)
 
 
 @dataclass
@@ -206,7 +161,7 @@ class BoundStream:
         index, offset = divmod(skip, self.batches)
         going: Iterator[Any] | None = None
         while True:
-            one = Pass(self.stream, seed, purpose, index, going)
+            one = Pass(self.stream.loader, seed, purpose, index, going)
             # What was read before a resumed run counts as read.
             done = sum(_rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
             read, going = offset, None
@@ -281,18 +236,23 @@ def needs_memory(bound: BoundStream, what: str = "this needs all rows in memory"
     size = size_of(head) * bound.n / max(1, len(head[1]))
     return InputError(
         "data",
-        f"is a stream of {bound.n:,} rows, and {what} (about {size / 2**20:,.1f} MiB)",
+        f"is a stream of {bound.n:,} rows, and {what} (about {_size(size)})",
         "Read it once, with one version of each row: data=credibly.data.in_memory(loader); or use a method that "
         "trains or samples on minibatches",
     )
+
+
+def _size(count: float) -> str:
+    unit = next((u for u in (30, 20, 10) if count >= 2**u), 0)
+    return f"{count / 2**unit:,.1f} {({30: 'GiB', 20: 'MiB', 10: 'KiB', 0: 'bytes'})[unit]}"
 
 
 def _loader_of(data: Any) -> DataLoader[Any]:
     loader = as_loader(data)
     if loader is None:
         raise InputError("loader", f"must be a DataLoader or a Dataset, got {type(data).__name__}")
-    if loader is data:
-        return loader
+    if isinstance(data, DataLoader):
+        return data
     shuffled = not isinstance(loader.dataset, IterableDataset)
     return DataLoader(loader.dataset, batch_size=STREAM_ROWS, shuffle=shuffled, collate_fn=collate_rows)
 
@@ -302,7 +262,7 @@ def _length(loader: DataLoader[Any]) -> int | None:
     if loader.batch_size is None and not isinstance(loader.batch_sampler, torch.utils.data.BatchSampler):
         return None
     if isinstance(loader.dataset, IterableDataset):
-        return len(loader.dataset) if hasattr(loader.dataset, "__len__") else None  # type: ignore[arg-type]
+        return len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
     if isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
         return len(loader.dataset)  # type: ignore[arg-type]
     return len(loader.sampler) if hasattr(loader.sampler, "__len__") else None  # type: ignore[arg-type]
@@ -324,7 +284,7 @@ def _equal_shapes(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(a, np.ndarray):
+    if isinstance(a, (Tensor, np.ndarray)):
         first, second = torch.as_tensor(a), torch.as_tensor(b)
         return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
     if isinstance(a, dict):
@@ -332,18 +292,3 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
     return bool(a == b)
-
-
-def _states() -> tuple[Any, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _set_states(states: tuple[Any, Any, Any]) -> None:
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
-
-
-def _states_of(seed: int) -> tuple[Any, Any, Any]:
-    legacy = np.random.RandomState(seed % 2**32)
-    return torch.Generator().manual_seed(seed).get_state(), legacy.get_state(), random.Random(seed).getstate()

@@ -1,6 +1,6 @@
 """What a sampler sees: the log density at C points, split into likelihood and prior, and its gradient.
 
-`ProblemTarget` is the density of a `Problem`, `StreamTarget` that of a stream, `DensityTarget` that of a plain function.
+`ProblemTarget` is the density of a `Problem`, `StreamTarget` that of a stream, `DensityTarget` that of a function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface between a sampler and a density: its log at C points, split into likelihood and prior, and its gradient.
+"""The interface of samplers to a density: its log at C points, split into likelihood and prior, and its gradient.
 
 `ProblemTarget` (in `target`) is the density of a `Problem`, `DensityTarget` that of a plain function.
 """

@@ -124,6 +124,12 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 f"must be smaller than the number of training rows, {data.count}, got {batch}",
                 "With all rows in a batch, SGD has no noise",
             )
+        every = self.every or max(LEAST_STEPS, data.count // batch)
+        if self.sgd_lr is None:
+            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
+            every = self.every or max(LEAST_STEPS, data.count // batch, length)
+            if problem.stream is not None:
+                every = window_of_stream(self.every, every, problem.stream.batches)
         begin = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
         theta = begin.clone()
         history: dict[str, Any] = {}
@@ -148,17 +154,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             theta, history = done.theta, done.history
         moments = Iterates(self.rank, problem.dim, problem.device)
         if self.sgd_lr is not None:
-            rate, every = self.sgd_lr, self.every or max(LEAST_STEPS, data.count // batch)
+            rate = self.sgd_lr
             batches: Batches = make_batches(problem, seed, "SWAG") or Batches(
                 data.rows, batch, seed=seed, members=1, first=1, device=problem.device
             )
             for point, loss in self._descend(fit, objective, theta, batches, rate, every):
                 moments.add(point, loss)
         else:
-            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
-            every = self.every or max(LEAST_STEPS, data.count // batch, length)
-            if problem.stream is not None:
-                every = window_of_stream(self.every, every, problem.stream.batches)
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
             mean, stretch = averages[1:].mean(0), math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
@@ -267,7 +269,7 @@ def window_of_stream(given: int | None, wanted: int, per_epoch: int) -> int:
     if most < LEAST_STEPS or (given is not None and given > most):
         raise InputError(
             "every",
-            f"must be from {LEAST_STEPS} to a fourth of a pass over the stream, {per_epoch} batches, got {given}",
+            f"must be from {LEAST_STEPS} to a fourth of the {per_epoch} batches of a pass over the stream, got {given}",
             "Pass sgd_lr for SWAG as published, use smaller batches, or keep the rows in memory",
         )
     return min(wanted, most)

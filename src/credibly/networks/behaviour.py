@@ -19,7 +19,7 @@ def check_behaviour(layout: Layout, rows: Inputs) -> None:
     devices = [layout.device] if layout.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         given = map_inputs(torch.clone, rows)
-        first = call(layout.module, given).clone()
+        first = call(layout.module, given).detach().clone()
         edited = [name for (name, a), (_, b) in zip(tensors_of(rows), tensors_of(given)) if not _same(a, b)]
         if edited:
             raise InputError(
@@ -28,7 +28,7 @@ def check_behaviour(layout: Layout, rows: Inputs) -> None:
                 "Copy it first, x = x.clone(), or make its first operation one that is not in place, such as "
                 "nn.ReLU() for nn.ReLU(inplace=True)",
             )
-        second = call(layout.module, map_inputs(torch.clone, rows))
+        second = call(layout.module, map_inputs(torch.clone, rows)).detach()
     if first.shape != second.shape:
         raise _random(f"two passes over the same rows returned shapes {tuple(first.shape)} and {tuple(second.shape)}")
     if not first.is_floating_point():

@@ -16,7 +16,6 @@ from credibly.core.inputs import output_tensor
 from credibly.errors import InputError
 
 
-
 class Nodes:
     """Labelled nodes of one graph as the data of a problem: `Problem(net, Nodes(data, rows=data.train_mask), ...)`.
 

@@ -31,6 +31,7 @@ from credibly.networks.dropout_masks import (
     sites_of_layers,
 )
 from credibly.posterior.base import Posterior
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, Predictive
 from credibly.storage.record import Record
@@ -67,6 +68,7 @@ class DropoutPosterior(Posterior):
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
+    @reads_loaders
     def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
         """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
         check_integer("passes", passes)

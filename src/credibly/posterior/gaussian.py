@@ -17,6 +17,7 @@ from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.priors.gaussian import GaussianPrior, signature
@@ -88,6 +89,7 @@ class GaussianPosterior(Posterior):
         with torch.no_grad():
             return self.family.draw(self.phi, noise).transpose(0, 1).reshape(-1, dim)[:count]
 
+    @reads_loaders
     def predict(self, x: Any, *, draws: int = 100, seed: int = 0) -> Predictive:
         """Return the Bayesian model average at x over the given number of draws."""
         check_integer("draws", draws)
