@@ -15,6 +15,8 @@ from credibly.errors import InputError
 
 # Rows per batch while a data set is read, and while one without a loader of its own is streamed.
 READ_ROWS, STREAM_ROWS = 256, 128
+# Rows after which data whose length is not known count as endless.
+MOST_COUNTED = 1_000_000
 # Part of the memory that the data of a problem may take.
 MEMORY_FRACTION = 0.25
 
@@ -91,16 +93,17 @@ def _from_loader(loader: DataLoader[Any], target: str | None) -> tuple[Any, Any]
 def _bounded(loader: Iterable[Any], target: str | None) -> list[tuple[Any, Any]]:
     """Return all batches. Raise once they no longer fit into memory: a stream may be endless."""
     most, size, rows = MEMORY_FRACTION * host_memory(), 0, 0
+    known = hasattr(getattr(loader, "dataset", None), "__len__")
     batches = []
     for batch in loader:
         pair = split_item(batch, target)
         batches.append(pair)
         size, rows = size + size_of(pair), rows + len(pair[1])
-        if size > most:
+        if size > most or (rows > MOST_COUNTED and not known):
             raise InputError(
                 "data",
-                f"its first {rows:,} rows take {size / 2**30:,.1f} GiB, a quarter of the memory, and more follow",
-                "Stream it: credibly.data.Stream(loader, n=...), with n the number of rows; it may be endless",
+                f"did not end within {rows:,} rows, {size / 2**30:,.1f} GiB: it is large or endless",
+                "Stream it: credibly.data.Stream(loader, n=...), with n the number of distinct rows",
             )
     return batches
 

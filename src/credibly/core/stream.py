@@ -20,14 +20,20 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from credibly.core.batch_items import collate_rows, split_item
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs, to_tensor
-from credibly.core.loading import MEMORY_FRACTION, STREAM_ROWS, as_loader, host_memory, join_batches, size_of
+from credibly.core.loading import (
+    MEMORY_FRACTION,
+    MOST_COUNTED,
+    STREAM_ROWS,
+    as_loader,
+    host_memory,
+    join_batches,
+    size_of,
+)
 from credibly.core.progress import Progress
 from credibly.core.rows import Rows
 from credibly.core.stream_pass import Pass
 from credibly.errors import InputError
 
-# Rows after which a stream whose length is not known counts as endless.
-MOST_COUNTED = 1_000_000
 # Rows that are kept in memory for trial passes and estimates: this many, at least some batches, at most some bytes.
 SAMPLE_ROWS, SAMPLE_BATCHES, SAMPLE_BYTES = 2048, 8, 2**28
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from credibly.core.batch_items import inputs_of, split_item
 from credibly.core.inputs import Inputs, map_inputs, row_count, to_inputs
-from credibly.core.loading import as_loader
-from credibly.core.stream import MOST_COUNTED, Stream
+from credibly.core.loading import MOST_COUNTED, as_loader
+from credibly.core.stream import Stream
 from credibly.core.stream_pass import Pass
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
