@@ -31,7 +31,7 @@ class Rows(Dataset):
         if self.noise:
             draws = {
                 "torch": lambda: float(torch.randn(())),
-                "numpy": lambda: float(np.random.randn()),  # noqa: NPY002 - what augmentations use
+                "numpy": lambda: float(np.random.randn()),
                 "python": lambda: random.gauss(0, 1),
             }
             x[1:] += self.noise * draws[self.source]()
@@ -168,13 +168,13 @@ def test_every_pass_has_its_own_shuffle_and_augmentations_and_the_seed_fixes_bot
 
 def test_streams_leave_the_generators_of_the_process_alone():
     torch.manual_seed(5)
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)
     random.seed(5)
-    before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
+    before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())
     made = problem(cr.data.Stream(DataLoader(Rows(noise=0.1), batch_size=6, shuffle=True)))
     cr.MAP(steps=8).fit(made)
     assert torch.equal(before[0], torch.get_rng_state())
-    assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert (before[1] == np.random.get_state()[1]).all()
     assert before[2] == random.getstate()
 
 

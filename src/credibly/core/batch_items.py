@@ -21,9 +21,9 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
     `target`, or the one named "labels", "label", "y", "targets" or "target". One other entry is the network's argument;
     several are its keyword arguments, or its arguments in order for a named tuple.
     """
-    named = _named(item)
+    named = names_of(item)
     if named is not None:
-        name = _target_name(named, target)
+        name = target_name(named, target)
         if name is not None:
             rest = {str(key): value for key, value in named.items() if key != name}
             if not rest:
@@ -48,11 +48,11 @@ def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> A
     `row` is the form of a row that the network takes, see `credibly.core.inputs.describe`.
     """
     form, parts = row["form"], row["parts"]
-    named = _named(item)
+    named = names_of(item)
     if form == "dict" and named is not None and all(part["name"] in named for part in parts):
         return {part["name"]: named[part["name"]] for part in parts}
     if named is not None and not isinstance(item, tuple):
-        rest = [value for key, value in named.items() if key != _target_name(named, target)]
+        rest = [value for key, value in named.items() if key != target_name(named, target)]
         return rest[0] if len(rest) == 1 else tuple(rest)
     if isinstance(item, (tuple, list)):
         if form == "tuple" and len(item) == len(parts):
@@ -78,7 +78,8 @@ def collate_rows(rows: Sequence[Any]) -> Any:
         ) from error
 
 
-def _named(item: Any) -> Mapping[str, Any] | None:
+def names_of(item: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a mapping, a dataclass or a named tuple by name; None for others."""
     if isinstance(item, Mapping):
         return item
     if _is_dataclass(item):
@@ -91,6 +92,7 @@ def _is_dataclass(item: Any) -> bool:
     return dataclasses.is_dataclass(item) and not isinstance(item, (type, Mapping))
 
 
-def _target_name(named: Mapping[str, Any], target: str | None) -> str | None:
+def target_name(named: Mapping[str, Any], target: str | None = None) -> str | None:
+    """Return the name of the target, None if there is none."""
     names = (target,) if target is not None else TARGETS
     return next((name for name in names if name in named), None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from credibly.core.batch_items import collate_rows, split_item
+from credibly.core.batch_items import collate_rows, names_of, split_item
 from credibly.errors import InputError
 
 # Rows per batch while a data set is read, and while one without a loader of its own is streamed.
@@ -59,12 +59,8 @@ def _is_rows(data: Any) -> bool:
     if isinstance(data, (Tensor, Mapping, str)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         return False
     if isinstance(data, (tuple, list)):
-        return len(data) > 0 and _has_names(data[0]) and (len(data) != 2 or _has_target(data[0]))
-    return not hasattr(data, "shape") and len(data) > 0 and _has_names(data[0])
-
-
-def _has_names(row: Any) -> bool:
-    return isinstance(row, Mapping) or hasattr(row, "__dataclass_fields__") or hasattr(row, "_fields")
+        return len(data) > 0 and names_of(data[0]) is not None and (len(data) != 2 or _has_target(data[0]))
+    return not hasattr(data, "shape") and len(data) > 0 and names_of(data[0]) is not None
 
 
 def _has_target(row: Any) -> bool:
@@ -138,8 +134,9 @@ def _cat(parts: list[Any], name: str) -> Tensor:
 
 def size_of(values: Any) -> int:
     """Return the bytes of all arrays in a batch."""
-    if isinstance(values, Mapping):
-        return sum(size_of(v) for v in values.values())
+    named = names_of(values)
+    if named is not None:
+        return sum(size_of(v) for v in named.values())
     if isinstance(values, (tuple, list)):
         return sum(size_of(v) for v in values)
     return int(getattr(values, "nbytes", 8))

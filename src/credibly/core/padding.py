@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.core.batch_items import split_item
+from credibly.core.batch_items import names_of, split_item, target_name
 from credibly.core.checks import check_integer
 from credibly.errors import InputError
 
@@ -45,12 +45,18 @@ class Pad:
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         """Return the batch of these rows."""
-        inputs, targets = zip(*(split_item(row, self.target) for row in rows))
         columns: dict[str, list[Tensor]] = {}
-        for x in inputs:
-            if isinstance(x, tuple):
+        targets = []
+        for row in rows:
+            x, y = split_item(row, self.target)
+            named = names_of(row)
+            name = None if named is None else target_name(named, self.target)
+            if named is not None and name is not None:
+                x = {key: value for key, value in named.items() if key != name}
+            elif isinstance(x, tuple):
                 advice = "Rows are pairs (sequence, target), or have names"
                 raise InputError("data", "its rows have several inputs without names", advice)
+            targets.append(y)
             for key, value in (x if isinstance(x, Mapping) else {self.name: x}).items():
                 columns.setdefault(key, []).append(torch.as_tensor(value))
         lengths = [max((len(c[i]) for c in columns.values() if c[i].ndim), default=0) for i in range(len(rows))]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 
-from credibly.core.batch_items import collate_rows, split_item
+from credibly.core.batch_items import collate_rows, names_of, split_item
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs, to_tensor
 from credibly.core.loading import (
@@ -293,8 +293,9 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, (Tensor, np.ndarray)):
         first, second = torch.as_tensor(a), torch.as_tensor(b)
         return first.shape == second.shape and bool(((first == second) | ((first != first) & (second != second))).all())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    named, other = names_of(a), names_of(b)
+    if named is not None and other is not None:
+        return named.keys() == other.keys() and all(_equal(named[key], other[key]) for key in named)
     if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b))
     return bool(a == b)

@@ -9,8 +9,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, row_count
-from credibly.errors import InputError
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.predictive.base import Predictive
 from credibly.predictive.source import DrawSource
 
@@ -54,12 +53,21 @@ class StreamedPredictive(Predictive):
 
     @property
     def x(self) -> Inputs:
-        """Raise: the inputs are not in memory."""
-        raise InputError("x", "is read from a loader, and not kept in memory", "Iterate over the loader")
+        """Inputs without rows: those of the loader are not kept in memory."""
+        return map_inputs(lambda t: t[:0], self._x)
 
     def subset(self, rows: Tensor) -> Predictive:
-        """Raise: the inputs are not in memory."""
-        raise InputError("rows", "cannot be chosen: inputs are read from a loader", "Predict a Subset of the data set")
+        """Read the given rows (indices or a boolean mask) into memory and return their predictions."""
+        wanted = torch.arange(self.rows)[rows.cpu()]
+        places, kept, start = wanted.argsort(), [], 0
+        ordered = wanted[places]
+        for block in self.reader.blocks():
+            inside = ordered[(ordered >= start) & (ordered < start + row_count(block))] - start
+            kept.append(map_inputs(lambda t, i=inside: t[i.to(t.device)], block))  # type: ignore[misc]
+            start += row_count(block)
+        columns = zip(*([t for _, t in tensors_of(some)] for some in kept), strict=True)
+        joined = iter([torch.cat(column)[places.argsort().to(column[0].device)] for column in columns])
+        return Predictive(self._source, map_inputs(lambda _: next(joined), self._x))
 
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
         """Call `function(outputs, extra, start)` on the batches of the loader, in one pass, and yield what it returns.
