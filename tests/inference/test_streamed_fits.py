@@ -148,7 +148,7 @@ def test_laplace_fits_a_learned_noise_by_one_pass():
 
 
 def test_sghmc_on_a_stream_samples_the_exact_posterior():
-    """Linear regression, in units of its exact standard deviations: 800 draws, a few of which are independent per chain.
+    """Linear regression, in units of its exact standard deviations: 8 chains of 100 draws.
 
     The chains share their batches, so the spread of their means says nothing about that noise.
     """
