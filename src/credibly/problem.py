@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor
-from credibly.core.loading import unpack_data
-from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows, weigh
-from credibly.core.stream import BoundStream, as_stream, needs_memory
+from credibly.core.inputs import Inputs, map_inputs, tensors_of
+from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows
+from credibly.core.stream import BoundStream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
 from credibly.likelihoods import Likelihood
 from credibly.networks.behaviour import check_behaviour
-from credibly.networks.layout import Layout, Patterns
+from credibly.networks.layout import Layout
 from credibly.networks.nodes import attach_graph
+from credibly.networks.problem_rows import read_rows
+from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
@@ -54,7 +55,7 @@ class Problem:
             weight 0 is left out. Weights with a mean of 1 keep the number of observations. None weighs all rows alike.
         temperature: one number T for likelihood and prior, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
-            layer of a pretrained network Bayesian.
+            layer of a pretrained network Bayesian. None selects the trainable parameters, those with `requires_grad`.
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how several parameter vectors are evaluated: "auto", "batched" or "looped".
         micro_batch: rows per micro-batch of a full-batch pass; None chooses by memory.
@@ -71,7 +72,7 @@ class Problem:
         *,
         sample_weight: Any = None,
         temperature: float | Tempering = 1.0,
-        random: Patterns = "*",
+        random: Patterns | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         plan: Plan = "auto",
@@ -89,18 +90,7 @@ class Problem:
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
         net, data, all_at_once = attach_graph(net, data)
         layout = Layout(net, random)
-        found = as_stream(data)
-        raw_x, raw_y = unpack_data(data) if found is None else found.head
-        convert = convert or found is not None
-        self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
-        y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
-        self.n = row_count(self.x)
-        if y.ndim == 0 or len(y) != self.n:
-            rows = len(y) if y.ndim else "no"
-            raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
-        if sample_weight is not None and found is not None:
-            raise InputError("sample_weight", "must be None for a stream", "Keep the rows in memory, see in_memory()")
-        self.x, y, self.sample_weight = weigh(Rows(self.x, y), sample_weight, layout.device, layout.dtype)
+        (self.x, y, self.sample_weight), found = read_rows(layout, data, sample_weight, convert)
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial), y)
@@ -112,6 +102,7 @@ class Problem:
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        self.layout.input_dtype = layout.input_dtype
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
@@ -126,7 +117,7 @@ class Problem:
             self.n = found.n
             self._sample = copy.copy(self)
             prepare = functools.partial(self.likelihood.prepare, dtype=layout.dtype)
-            self.stream = BoundStream(found, layout.device, layout.dtype, prepare)
+            self.stream = BoundStream(found, layout.device, layout.input_dtype, prepare)
             # From here on whatever needs all rows in memory raises, see `__getattr__`.
             del self.x, self.y
 
@@ -337,6 +328,6 @@ class Problem:
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
         weighted += "" if self.stream is None else f" streamed ({self.stream.stream.reason})"
         return (
-            f"Problem(N = {self.n}{weighted}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: "
+            f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )

@@ -126,7 +126,7 @@ class BoundStream:
 
     Attributes:
         stream: what is read.
-        device, dtype: of the network.
+        device, dtype: of the network's inputs.
         prepare: checks targets and returns them in the likelihood's layout.
     """
 
@@ -156,7 +156,7 @@ class BoundStream:
         host = torch.device("cpu")
         # Checked on the host: on a GPU every check would wait for the copy.
         x: Inputs = to_inputs(raw_x, host, self.dtype, convert=True)
-        y = self.prepare(to_tensor(raw_y, "y", host, self.dtype, convert=True))
+        y = self.prepare(to_tensor(raw_y, "y", host, None, convert=True))
         return Rows(map_inputs(self._moved, x), self._moved(y))
 
     def _moved(self, values: Tensor) -> Tensor:

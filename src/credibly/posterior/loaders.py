@@ -65,7 +65,9 @@ class LoaderRows:
         """Yield the inputs of every batch, on the network's device."""
         host, device = torch.device("cpu"), self.model.layout.device
         for item in Pass(self.loader, 0, "prediction", 0):
-            x = to_inputs(inputs_of(item, self.model.row, self.target), host, self.model.layout.dtype, convert=True)
+            x = to_inputs(
+                inputs_of(item, self.model.row, self.target), host, self.model.layout.input_dtype, convert=True
+            )
             yield map_inputs(lambda t: t.to(device, non_blocking=True), x)
 
     def targets(self) -> Tensor:
