@@ -99,3 +99,11 @@ def test_other_labels_are_checked_as_before():
         problem(likelihood=Categorical())
     with pytest.raises(cr.InputError, match="labels from 0 to 9"):
         problem(y=torch.where(KEPT, 9 * (Y > 0), -100))
+
+
+def test_conformal_calibration_needs_labels_that_count():
+    x, y = X[:, 0], torch.where(KEPT[:, 0], Y[:, 0], -100)
+    posterior = cr.MAP(steps=5).fit(problem(x, y))
+    with pytest.raises(cr.InputError, match="y: has labels that do not count"):
+        posterior.calibrate(x, y)
+    assert posterior.calibrate(x, Y[:, 0]).calibration.rows == 8

@@ -91,3 +91,10 @@ def test_calibrated_posteriors_take_loaders():
     posterior = cr.DeepEnsemble(members=3, steps=5).fit(problem()).calibrate(randn(40, 3, seed=5), randn(40, 1, seed=6))
     for a, b in zip(posterior.predict(LOADER).interval(0.8), posterior.predict(X).interval(0.8), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_guaranteed_prediction_sets_need_rows_in_memory():
+    made = cr.Problem(mlp(3, 4, 2), (X, (Y[:, 0] > 0).long()), cr.likelihoods.Categorical(), cr.priors.Normal(1.0))
+    posterior = cr.MAP(steps=5).fit(made).calibrate(X, (Y[:, 0] > 0).long())
+    with pytest.raises(cr.InputError, match="x must be in memory for prediction sets that carry a guarantee"):
+        posterior.predict(LOADER)
