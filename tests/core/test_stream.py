@@ -6,7 +6,15 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 import credibly as cr
 from conftest import mlp, randn
@@ -176,6 +184,19 @@ def test_streams_leave_the_generators_of_the_process_alone():
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
     assert before[2] == random.getstate()
+
+
+def test_batch_samplers_are_respected():
+    def loader(drop=True):
+        return DataLoader(Rows(), batch_sampler=BatchSampler(RandomSampler(Rows()), 6, drop_last=drop))
+
+    made = problem(cr.data.Stream(loader()))
+    assert (made.n, made.stream.batches) == (20, 3)
+    assert cr.MAP(epochs=3).fit(made).record.history["stream"]["shuffled"]
+    first, second = passes(loader(False), 2)
+    assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == list(range(20))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, passes(loader(False), 1)[0])
 
 
 def test_the_loaders_own_generator_follows_the_seed():

@@ -106,9 +106,10 @@ def test_members_share_the_batches_of_one_pass():
 
 def test_minibatch_estimates_are_unbiased():
     """Every row is equally often in a batch of each size, so the mean over passes of N/|B| g_B is the full gradient."""
-    made = streamed()
+    net = mlp(3, 4, 1).double()
+    made = streamed(net=net)
     theta = made.layout.read(made.layout.module).unsqueeze(0)
-    whole = in_memory(net=made.layout.module).log_density_and_grad(theta).gradient
+    whole = in_memory(net).log_density_and_grad(theta).gradient
     batches, found = StreamBatches(made, seed=0), []
     for step in range(4 * 400):
         indices = batches.at(step)

@@ -31,7 +31,7 @@ from credibly.core.loading import (
 )
 from credibly.core.progress import Progress
 from credibly.core.rows import Rows
-from credibly.core.stream_pass import Pass
+from credibly.core.stream_pass import Pass, sampler_of
 from credibly.errors import InputError
 
 # Rows that are kept in memory for trial passes and estimates: this many, at least some batches, at most some bytes.
@@ -69,8 +69,8 @@ class Stream:
         self.n = n or known or counted
         # A stream of unknown length may go on after n rows: the next pass then continues it.
         self.open_ended = known is None and n is not None
-        dropped = bool(getattr(self.loader, "drop_last", False))
-        self.batches = max(1, self.n // self.batch if dropped else -(-self.n // self.batch))
+        self.drops = bool(self.loader.drop_last or getattr(self.loader.batch_sampler, "drop_last", False))
+        self.batches = max(1, self.n // self.batch if self.drops else -(-self.n // self.batch))
         if known is not None and self.loader.batch_size is None:
             self.batches = len(self.loader)
 
@@ -110,7 +110,7 @@ class Stream:
             "batch": self.batch,
             "batches": self.batches,
             "reason": self.reason,
-            "shuffled": not isinstance(loader.sampler, SequentialSampler),
+            "shuffled": not isinstance(sampler_of(loader), SequentialSampler),
             "workers": loader.num_workers,
             # Workers that survive a pass keep random states that no seed resets.
             "reproducible": not loader.persistent_workers and not self.open_ended,
@@ -181,14 +181,14 @@ class BoundStream:
                     more = list(islice(one, 1))
                     going = chain(more, one.items) if more else None
                     break
-            complete = done >= self.n or (self.stream.loader.drop_last and read == self.batches)
+            complete = done >= self.n or (self.stream.drops and read == self.batches)
             if read == 0 or (not complete and self._sized):
                 raise self._changed(f"{done:,}")
             index, offset = index + 1, 0
 
     @property
     def _sized(self) -> bool:
-        sampler = self.stream.loader.sampler
+        sampler = sampler_of(self.stream.loader)
         return isinstance(self.stream.loader.dataset, IterableDataset) or isinstance(
             sampler, (RandomSampler, SequentialSampler)
         )
@@ -269,9 +269,10 @@ def _length(loader: DataLoader[Any]) -> int | None:
         return None
     if isinstance(loader.dataset, IterableDataset):
         return len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-    if isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+    sampler = sampler_of(loader)
+    if isinstance(sampler, (RandomSampler, SequentialSampler)):
         return len(loader.dataset)  # type: ignore[arg-type]
-    return len(loader.sampler) if hasattr(loader.sampler, "__len__") else None  # type: ignore[arg-type]
+    return len(sampler) if hasattr(sampler, "__len__") else None
 
 
 def _rows_of(pair: tuple[Any, Any]) -> int:

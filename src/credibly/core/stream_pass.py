@@ -28,11 +28,11 @@ class Pass:
     ) -> None:
         self.loader, own = loader, stream_seed(seed, f"stream {purpose}", index)
         self.states = _states_of(own)
-        for owner in (self.loader, self.loader.sampler):
+        for owner in (self.loader, sampler_of(self.loader)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(own)
-        for named in (self.loader.sampler, self.loader.dataset):
+        for named in (sampler_of(self.loader), self.loader.dataset):
             set_epoch = getattr(named, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(index)
@@ -56,6 +56,11 @@ class Pass:
         finally:
             self.states = _states()
             _set_states(before)
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """Return what draws the indices of the rows: the loader's sampler, or that of its batch sampler."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def _states() -> tuple[Any, Any, Any]:
