@@ -24,6 +24,7 @@ from credibly.core.stream import BoundStream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
+from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Likelihood
 from credibly.networks.behaviour import check_behaviour
 from credibly.networks.layout import Layout
@@ -39,7 +40,7 @@ __all__ = ["Evaluation", "Problem", "Tempering"]
 ACTIVATION_BUDGET = 2**28
 
 
-class Problem:
+class Problem(Reducible):
     """The posterior density to infer: everything that a method needs to know.
 
     Args:
@@ -103,13 +104,14 @@ class Problem:
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
+        self.settle_statistics(net, trial)
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        self.micro_batch = micro_batch or (self.n if all_at_once else None)
+        self.micro_batch, self.plan = micro_batch or (self.n if all_at_once else None), plan
         self.fused = self.forward.fuses(trial)
         self.stream: BoundStream | None = None
         self._sample: Problem | None = None
@@ -167,7 +169,7 @@ class Problem:
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
-        part.n = len(rows)
+        part.n, part.features = len(rows), self.features_at(rows)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
@@ -181,6 +183,7 @@ class Problem:
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.features = self.features_with([some.x for some in sets[1:]])
         whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
         weights = [(len(some.y), some.weight) for some in sets]
@@ -319,9 +322,9 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a short hash of the data and its weights, including the order of its rows; of the form of a stream."""
-        if self.stream is not None:
-            return self.stream.fingerprint()
-        return hash_rows(self.rows)
+        if self.whole is not None:
+            return str(self.whole.fingerprint())
+        return hash_rows(self.rows) if self.stream is None else self.stream.fingerprint()
 
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"

@@ -98,3 +98,15 @@ def test_guaranteed_prediction_sets_need_rows_in_memory():
     posterior = cr.MAP(steps=5).fit(made).calibrate(X, (Y[:, 0] > 0).long())
     with pytest.raises(cr.InputError, match="x must be in memory for prediction sets that carry a guarantee"):
         posterior.predict(LOADER)
+
+
+def test_networks_with_a_frozen_body_read_loaders_and_streams():
+    """Fitted on stored activations, and on a stream, which has none."""
+    net = mlp(3, 16, 16, 1)
+    made = cr.Problem(net, (X, Y), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0), random="4.*")
+    posterior = cr.MAP(steps=5).fit(made)
+    torch.testing.assert_close(posterior.predict(LOADER).mean, posterior.predict(X).mean)
+    assert torch.equal(posterior.predict(LOADER).targets, Y)
+    likelihood, prior = cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0)
+    streamed = cr.MAP(steps=5).fit(cr.Problem(net, cr.data.Stream(LOADER), likelihood, prior, random="4.*"))
+    torch.testing.assert_close(streamed.predict(LOADER).mean, streamed.predict(X).mean)

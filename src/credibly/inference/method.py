@@ -21,6 +21,7 @@ from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.streaming import check_streamable
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -64,6 +65,7 @@ class Method(ABC):
             history = {"initialisers": problem.layout.start_rules, **history}
         if problem.stream is not None:
             history = {**history, "stream": problem.stream.stream.describe()}
+        history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -75,6 +77,15 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    @property
+    def post_hoc(self) -> bool:
+        """Whether a fit leaves the weights of the network as they are."""
+        return False
+
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether a frozen body of the network may be computed once, for all steps; by default it may."""
+        return True
 
     @property
     def starts_fresh(self) -> bool:
@@ -157,10 +168,13 @@ def begin_fit(
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
         check_streamable(method, problem)
+        if not method.post_hoc:
+            refuse_moving(problem.moving)
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
-        yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
+        fitted = problem.reduced() if method.takes_activations(problem) else problem
+        yield Fit(method, fitted, seed, world, out if leads else None, progress if leads else False)
         if out is not None:
             world.barrier()
 

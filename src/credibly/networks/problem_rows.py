@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from credibly.core.inputs import Inputs, row_count, to_inputs, to_tensor
+from credibly.core.inputs import row_count, to_tensor
 from credibly.core.loading import unpack_data
 from credibly.core.rows import Rows, weigh
 from credibly.core.stream import Stream, as_stream
 from credibly.errors import InputError
 from credibly.networks.layout import Layout
-from credibly.networks.selection import input_dtype
 
 
 def read_rows(layout: Layout, data: Any, sample_weight: Any, convert: bool) -> tuple[Rows, Stream | None]:
     """Return the rows on the network's device, and the stream if they are the first of one."""
     stream = as_stream(data)
     raw_x, raw_y = unpack_data(data) if stream is None else stream.head
-    x = network_inputs(layout, raw_x, convert or stream is not None)
+    x = layout.inputs(raw_x, convert or stream is not None)
     y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
     if y.ndim == 0 or len(y) != row_count(x):
         rows = len(y) if y.ndim else "no"
@@ -25,12 +24,3 @@ def read_rows(layout: Layout, data: Any, sample_weight: Any, convert: bool) -> t
     if sample_weight is not None and stream is not None:
         raise InputError("sample_weight", "must be None for a stream", "Keep the rows in memory, see in_memory()")
     return weigh(Rows(x, y), sample_weight, layout.device, layout.dtype), stream
-
-
-def network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
-    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
-    if not layout.mixed:
-        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
-    x = to_inputs(raw, layout.device, None, convert=convert)
-    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
-    return to_inputs(x, layout.device, layout.input_dtype, convert=True)

@@ -40,10 +40,10 @@ class LoaderRows:
                 pin_memory=loader.pin_memory,
             )
         self.loader = loader
-        first = next(iter(self.blocks()), None)
+        first = next(iter(self._given()), None)
         if first is None:
             raise InputError("x", "is a loader without rows", "Pass at least one row")
-        self.head = model.inputs(first)
+        self.first, self.head = first, model.inputs(first)
         self.count = self._count()
 
     def _count(self) -> int:
@@ -51,7 +51,7 @@ class LoaderRows:
         if hasattr(dataset, "__len__") and self.loader.batch_size is not None:
             return len(dataset)
         rows = 0
-        for block in self.blocks():
+        for block in self._given():
             rows += row_count(block)
             if rows > MOST_COUNTED:
                 raise InputError(
@@ -62,6 +62,12 @@ class LoaderRows:
         return rows
 
     def blocks(self) -> Iterator[Inputs]:
+        """Yield what the model takes of every batch: its inputs, or the activations of a frozen body."""
+        frozen = self.model.frozen
+        for x in self._given():
+            yield x if frozen is None else frozen.features(x)
+
+    def _given(self) -> Iterator[Inputs]:
         """Yield the inputs of every batch, on the network's device."""
         host, device = torch.device("cpu"), self.model.layout.device
         for item in Pass(self.loader, 0, "prediction", 0):
@@ -89,6 +95,6 @@ def reads_loaders(
         given = x.loader if isinstance(x, Stream) else as_loader(x)
         assert given is not None
         rows = LoaderRows(given, self.model, x.target if isinstance(x, Stream) else None)
-        return StreamedPredictive(predict(self, rows.head, *args, **options).source, rows)
+        return StreamedPredictive(predict(self, rows.first, *args, **options).source, rows)
 
     return wrapped
