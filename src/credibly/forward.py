@@ -254,7 +254,7 @@ def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
     return output
 
 
-def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tuple[Likelihood, Any]:
+def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tuple[Likelihood, Any]:
     """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
 
     Other likelihoods and their targets are returned as they are.

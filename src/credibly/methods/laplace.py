@@ -119,7 +119,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     def _fit(self, fit: Fit) -> LaplacePosterior:
         """Return the Gaussian. What `tune` chose is in `record.history`."""
         problem, seed, progress = fit.problem, fit.seed, fit.progress
-        row = blank_row(describe(problem.x), problem.device)
+        row = blank_row(describe(problem.sample.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
         check_memory(problem, self.structure, parts)

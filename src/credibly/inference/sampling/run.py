@@ -37,6 +37,7 @@ from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
+from credibly.inference.streaming import check_streamable
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
@@ -92,6 +93,8 @@ class SamplingMethod(Method):
 
         With `out`, draws are streamed to that folder, and `credibly resume` continues the run after a stop.
         """
+        if isinstance(problem, Problem):
+            check_streamable(self, problem)
         self.check_problem(problem)
         world = current()
         with world.propagate_errors():
@@ -256,7 +259,7 @@ class Run:
         init = self.method.start_points(self.problem)
         if isinstance(self.problem, Density) or not isinstance(init, str) or init not in ("ensemble", "map"):
             return 0.0
-        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n)
+        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n, self.problem.stream)
         return round(steps * batch / self.problem.n * (self.method.chains if init == "ensemble" else 1), 2)
 
     def _interrupted(self) -> Interrupted:

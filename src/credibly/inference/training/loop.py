@@ -24,6 +24,7 @@ from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
+from credibly.inference.training.stream_batches import StreamBatches, StreamStep, make_batches
 from credibly.problem import Problem
 
 
@@ -36,9 +37,18 @@ class Trained:
 
 
 def make_step(
-    problem: Problem, objective: Objective, options: Training, steps: int, theta: Tensor, batch: int, mesh: Mesh | None
+    problem: Problem,
+    objective: Objective,
+    options: Training,
+    steps: int,
+    theta: Tensor,
+    batch: int,
+    mesh: Mesh | None,
+    batches: Batches | None = None,
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
+    if isinstance(batches, StreamBatches):
+        return StreamStep(batches, objective, options, steps, theta)
     if mesh is None or mesh.shape[1] == 1:
         cpp = cpp_step(problem, objective, options, steps, theta, batch)
         return cpp or Step(problem, objective, options, steps, theta)
@@ -76,12 +86,12 @@ def train(
         peers: processes that train the other members. Where members stop early, all continue, idle, until the last is
             done, so that their histories are those of one process.
     """
-    steps, batch, per_epoch = options.plan(data.count)
+    steps, batch, per_epoch = options.plan(data.count, problem.stream)
     members = 0 if shared_batches else len(theta)
-    batches = Batches(
+    batches = make_batches(problem, seed) or Batches(
         data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
     )
-    step = make_step(problem, objective, options, steps, theta, batch, mesh)
+    step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -22,6 +22,8 @@ P = TypeVar("P", bound=Posterior)
 
 class TrainingMethod(Training, Method, Generic[P]):
     """A method that trains. Subclasses are frozen dataclasses and implement `_fit`."""
+
+    streams: ClassVar[bool] = True
 
     def fit(
         self,
