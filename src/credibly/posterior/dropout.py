@@ -34,7 +34,8 @@ from credibly.networks.dropout_masks import (
 from credibly.posterior.base import Posterior
 from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
-from credibly.predictive.base import BLOCK_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import BLOCK_VALUES
 from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
