@@ -166,7 +166,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         relative = Relative(chosen, chosen.loc(gaussian, dim), chosen.variance(gaussian, dim).sqrt())
         begin = relative.phi(chosen.parts(gaussian)) if warm else relative.start()
         # After a mean-field fit the weight of the KL term has risen to 1 already.
-        options = replace(self, lr=RELATIVE_RATE * self.lr, kl_warmup=self.kl_warmup if warm else 0)
+        options = replace(self, lr=RELATIVE_RATE * self.learning_rate, kl_warmup=self.kl_warmup if warm else 0)
         title = f"{self.label}, {self.family}"
         done = options._train(fit, data, relative, torch.cat([begin, rest], -1), noise, title)
         values, rest = done.theta[:, :width], done.theta[:, width:]
