@@ -7,6 +7,7 @@ from torch import nn
 import credibly as cr
 from conftest import randn
 from credibly.errors import InputError
+from credibly.inference.sampling import module_langevin, sgmcmc
 from credibly.inference.training import loop, module_step
 from credibly.likelihoods import Categorical, Gaussian
 
@@ -265,3 +266,30 @@ def test_settings_that_cannot_be_used_are_refused(settings, message):
 def test_methods_without_module_steps_refuse_their_settings(settings, name):
     with pytest.raises(InputError, match=f"{name} must be .* for this method or prior"):
         cr.BayesByBackprop(steps=3, **settings).fit(problem())
+
+
+@pytest.mark.parametrize("method", [cr.SGHMC, cr.SGLD], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "prior", [cr.priors.Normal(0.7, fan_in=True), cr.priors.Laplace(0.5)], ids=["normal", "laplace"]
+)
+@pytest.mark.parametrize("batch", [16, 40])
+def test_chains_on_the_module_are_those_on_the_flat_vector(method, prior, batch, monkeypatch):
+    sampler = method(
+        chains=2, draws=5, warmup=4, thin=2, batch_size=batch, step_size=1e-3, init="fresh", preconditioner="prior"
+    )
+    reference = sampler.fit(problem(prior=prior, temperature=0.5), seed=2)
+    made = []
+
+    class Watched(module_langevin.ModuleLangevin):
+        def __call__(self, *args):
+            made.append(1)
+            super().__call__(*args)
+
+    monkeypatch.setattr(module_langevin, "LARGE", 1)
+    monkeypatch.setattr(module_langevin, "ModuleLangevin", Watched)
+    monkeypatch.setattr(sgmcmc, "LARGE", 1)
+    found = sampler.fit(problem(prior=prior, temperature=0.5), seed=2)
+    assert len(made) == 2 * (4 + 5 * 2)
+    torch.testing.assert_close(found.draws, reference.draws, rtol=1e-7, atol=1e-9)
+    for name, values in reference.statistics.items():
+        torch.testing.assert_close(found.statistics[name], values)

@@ -89,10 +89,10 @@ class ModuleLeaves:
         forward, likelihood = self.problem.forward, self.problem.likelihood
         x = forward.arranged(x)
         if forward.precision is None:
-            output = call(self.module, x)
+            output = forward.layout.output(call(self.module, x))
         else:
             with torch.autocast(forward.layout.device.type, PRECISIONS[forward.precision], cache_enabled=False):
-                output = call(self.module, x)
+                output = forward.layout.output(call(self.module, x))
             output = output.to(forward.layout.dtype)
         extra = {name: leaf.unsqueeze(0) for name, leaf in self.extra.items()}
         return likelihood.log_prob(likelihood.arrange(output.unsqueeze(0), 1), y, extra)

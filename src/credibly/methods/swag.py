@@ -42,7 +42,10 @@ from credibly.inference.training.gradient_noise import (
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
+from credibly.inference.training.module_step import ModuleStep, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
+from credibly.inference.training.steps import Step
+from credibly.inference.training.window_averages import deviations_in_place
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
 
@@ -152,16 +155,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             every = self.every or max(LEAST_STEPS, data.count // batch, -(-self.plan(data.count)[0] // self.iterates))
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
-            mean, stretch = averages[1:].mean(0), math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
-            # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
-            # starts away from the mode.
-            change = averages.diff(dim=0) / math.sqrt(2)
-            spread = stretch * (change - change.mean(0))
-            # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among
-            # them would widen every interval.
-            spread = spread * (problem.prior.std.double() / spread.std(0)).clamp(max=1)
-            for deviation, loss in zip(spread, losses[1:]):
-                moments.add(mean + deviation, loss)
+            stretch = math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
+            if isinstance(averages, list):
+                for point, loss in zip(deviations_in_place(averages, stretch, problem.prior.std), losses[1:]):
+                    moments.add(point, loss)
+            else:
+                for point, loss in zip(self._points(averages, stretch, problem.prior.std.double()), losses[1:]):
+                    moments.add(point, loss)
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
@@ -183,11 +183,34 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """Return the noise of held-out rows: the mean that SGD circles around has fitted some of the noise."""
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
+    @staticmethod
+    def _points(averages: Tensor, stretch: float, widest: Tensor) -> Tensor:
+        """Return points (T, D) around the mean of all averages (T + 1, D) but the first."""
+        # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
+        # starts away from the mode.
+        change = averages.diff(dim=0) / math.sqrt(2)
+        spread = stretch * (change - change.mean(0))
+        # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among them
+        # would widen every interval.
+        spread = spread * (widest / spread.std(0)).clamp(max=1)
+        return averages[1:].mean(0) + spread
+
     def _averages(
-        self, fit: Fit, objective: Objective, theta: Tensor, data: Data, batch: int, every: int, noise: GradientNoise
-    ) -> tuple[float, Tensor, list[float]]:
-        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses."""
+        self,
+        fit: Fit,
+        objective: NegativeLogDensity,
+        theta: Tensor,
+        data: Data,
+        batch: int,
+        every: int,
+        noise: GradientNoise,
+    ) -> tuple[float, Tensor | list[Tensor], list[float]]:
+        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses.
+
+        Those of a large network are a list of T + 1 tensors (D,) in its own dtype.
+        """
         problem, scale = fit.problem, noise.scale
+        large = takes_module_steps(problem, objective, self, sharded=fit.world.all_rows().shape[1] > 1)
         batches = IndependentBatches(
             data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
         )
@@ -195,16 +218,27 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         first = (1 - self.momentum) * min(RATE_BY_CURVATURE / top, RATE_BY_TRACE * batch / noise.trace)
         rates = [first / 4**trial for trial in range(TRIALS)]
         for rate in rates:
-            descent = self._descend(fit, Rescaled(objective, scale), theta / scale, batches, rate, every, averaged=True)
+            if large:
+                # In the units of the weights, with the gradients multiplied by scale^2, it is the same.
+                own = torch.square(scale[0])
+                descent = self._descend(fit, objective, theta.clone(), batches, rate, every, averaged=True, scale=own)
+            else:
+                rescaled = Rescaled(objective, scale)
+                descent = self._descend(fit, rescaled, theta / scale, batches, rate, every, averaged=True)
+            points: list[Tensor] = []
+            losses: list[float] = []
             try:
-                points, losses = zip(*descent)
+                for number, (point, loss) in enumerate(descent):
+                    if number:
+                        # SGD forgets its start in the first window.
+                        points.append(point)
+                        losses.append(loss)
             except TrainingError:
                 # A rate that diverges gives way to the next; the last one raises.
                 if rate == rates[-1]:
                     raise
                 continue
-            # SGD forgets its start in the first window.
-            return rate, torch.stack(points[1:]) * scale.double(), list(losses[1:])
+            return rate, points if large else torch.stack(points) * scale.double(), losses
         raise AssertionError("the last rate returns or raises")
 
     def _descend(
@@ -217,22 +251,27 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         every: int,
         *,
         averaged: bool = False,
+        scale: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, float]]:
         """Run SGD at a constant rate from theta (1, D), in place, and yield a point (D,) and the loss every few steps.
 
         Points are iterates, or the averages over each window, in float64; of those there are two more. Clipped
-        gradients would have less noise than was measured, so averages are without.
+        gradients would have less noise than was measured, so averages are without. `scale` (D,) preconditions the steps
+        of a large network, whose averages are in its own dtype.
         """
         steps = every * (self.iterates + (2 if averaged else 0))
         clip = None if averaged else self.clip_norm
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0, clip_norm=clip)
-        step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
+        if scale is not None and isinstance(objective, NegativeLogDensity):
+            step: Step = ModuleStep(fit.problem, objective, options, steps, theta, scale)
+        else:
+            step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
-        total = torch.zeros_like(theta[0], dtype=torch.float64)
+        total = torch.zeros_like(theta[0], dtype=torch.float64 if scale is None else theta.dtype)
         with Progress("SWAG", steps, fit.progress) as bar:
             done = 0
             while done < steps:
-                limit = done + 1 if averaged else (done // every + 1) * every
+                limit = done + 1 if averaged and scale is None else (done // every + 1) * every
                 done = step.advance_to(theta, batches, done, limit, active)
                 if averaged:
                     total += theta[0]
@@ -269,5 +308,11 @@ class Iterates:
         variance = self.running.squares[0] / self.running.count
         sigma = (0.5 * variance).clamp_min(LEAST_VARIANCE).sqrt()
         rho = sigma + torch.log(-torch.expm1(-sigma))
-        factor = torch.stack(tuple(self.deviations), -1).double() / math.sqrt(2 * (len(self.deviations) - 1))
-        return torch.cat([self.running.mean[0], rho, factor.flatten()]).to(dtype).unsqueeze(0)
+        dim, rank = len(rho), len(self.deviations)
+        phi = torch.empty(1, (2 + rank) * dim, dtype=dtype, device=rho.device)
+        phi[0, :dim], phi[0, dim : 2 * dim] = self.running.mean[0], rho
+        factor = phi[0, 2 * dim :].view(dim, rank)
+        # Column by column: a stack of them would be another copy of what is largest here.
+        for k, deviation in enumerate(self.deviations):
+            factor[:, k] = deviation.double() / math.sqrt(2 * (rank - 1))
+        return phi
