@@ -29,6 +29,7 @@ from credibly.core.progress import Progress
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
 from credibly.inference.adaptation import Welford
+from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.data import Data, split
@@ -48,6 +49,7 @@ from credibly.inference.training.steps import Step
 from credibly.inference.training.window_averages import deviations_in_place
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
+from credibly.problem import Problem
 
 # Minibatches per epoch by default: with all rows in one there would be no noise to learn from. For averages, whose
 # width does not depend on the batch size, larger batches keep the noise of the Hessian down.
@@ -110,6 +112,14 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         check_noise_from(self.noise_from)
         if isinstance(self.init, str) and self.init not in ("map", "network"):
             raise InputError("init", f'must be "map", "network" or a (1, D) tensor, got {self.init!r}')
+
+    def check_memory(self, problem: Problem) -> None:
+        """Raise if a fit would need more memory than there is: averages or deviations, then the Gaussian."""
+        recorded = self.rank if self.sgd_lr is not None else self.iterates + 1
+        # Running moments in float64, and the parameters of the Gaussian.
+        result = (recorded + 4 + 2 + self.rank) * problem.dim
+        rows = self.rows_at_once(problem)
+        check_training(type(self).__name__, problem, parameters=problem.dim, copies=2, result=result, batch=rows)
 
     def _fit(self, fit: Fit) -> GaussianPosterior:
         """Return the Gaussian of the iterates; `record.history` holds the learning rate and the losses."""
