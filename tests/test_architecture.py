@@ -19,7 +19,7 @@ ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
     "backends", "forward", "problem", "predictive", "metrics", "diagnostics", "conformal", "storage", "curvature",
     "posterior",
-    "inference", "methods", "data", "plot", "comparing", "decide", "continual", "active", "tables", "report", "demo",
+    "inference", "methods", "integrations", "data", "plot", "comparing", "decide", "continual", "active", "tables", "report", "demo",
     "cli", "__main__",
 )  # fmt: skip
 
