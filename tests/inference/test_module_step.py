@@ -8,7 +8,7 @@ import credibly as cr
 from conftest import randn
 from credibly.errors import InputError
 from credibly.inference.sampling import module_langevin, sgmcmc
-from credibly.inference.training import loop, module_step
+from credibly.inference.training import iterates, loop, module_step
 from credibly.likelihoods import Categorical, Gaussian
 
 f64 = torch.float64
@@ -54,6 +54,8 @@ def by_module(monkeypatch):
     def switch(on):
         made.clear()
         monkeypatch.setattr(module_step, "LARGE", 1 if on else 10**9)
+        monkeypatch.setattr(iterates, "LARGE", 1 if on else 10**9)
+        monkeypatch.setattr(iterates, "CHUNK", 16)
         monkeypatch.setattr(loop, "ModuleStep", Watched)
         return made
 

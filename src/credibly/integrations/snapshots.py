@@ -18,7 +18,7 @@ from credibly.core.specs import to_spec
 from credibly.curvature.evidence import fit_own_parameters
 from credibly.errors import InputError
 from credibly.gaussians.families import LowRank
-from credibly.methods.swag import Iterates
+from credibly.inference.training.iterates import Iterates
 from credibly.networks.layout import Layout
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior

@@ -15,7 +15,6 @@ is the posterior's in every direction that relaxes within a window (`training.gr
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,6 @@ from credibly.core.checks import check_integer, check_positive
 from credibly.core.progress import Progress
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
-from credibly.inference.adaptation import Welford
 from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.batches import Batches
@@ -41,6 +39,7 @@ from credibly.inference.training.gradient_noise import (
     largest_curvature,
 )
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
+from credibly.inference.training.iterates import make_iterates
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.module_step import ModuleStep, takes_module_steps
@@ -56,8 +55,6 @@ from credibly.problem import Problem
 LEAST_BATCHES, LEAST_BATCHES_AVERAGED = 8, 4
 # Steps between two recorded iterates, by default.
 LEAST_STEPS = 10
-# So that a weight that never moved has a density.
-LEAST_VARIANCE = 1e-30
 # The default learning rate times the largest curvature, over 1 - momentum: plain gradient descent is stable up to 2.
 RATE_BY_CURVATURE = 1.0
 # The same times the trace of the Hessian, over the batch size. The noise of minibatch Hessians, and of gradients away
@@ -115,7 +112,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
 
     def check_memory(self, problem: Problem) -> None:
         """Raise if a fit would need more memory than there is: averages or deviations, then the Gaussian."""
-        recorded = self.rank if self.sgd_lr is not None else self.iterates + 1
+        # Deviations are part of the Gaussian, where the network is large.
+        recorded = 0 if self.sgd_lr is not None else self.iterates + 1
         # Running moments in float64, and the parameters of the Gaussian.
         result = (recorded + 4 + 2 + self.rank) * problem.dim
         rows = self.rows_at_once(problem)
@@ -155,7 +153,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 error.posterior = None
                 raise
             theta, history = done.theta, done.history
-        moments = Iterates(self.rank, problem.dim, problem.device)
+        moments = make_iterates(self.rank, problem.dim, problem.device, problem.layout.dtype)
         if self.sgd_lr is not None:
             rate, every = self.sgd_lr, self.every or max(LEAST_STEPS, data.count // batch)
             batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
@@ -297,32 +295,3 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                     yield (total / every if averaged else theta[0]), loss
                     total.zero_()
                     bar.update(done, final=done == steps, loss=loss)
-
-
-class Iterates:
-    """Moments of the iterates in float64, and the last deviations from the running mean."""
-
-    def __init__(self, rank: int, dim: int, device: torch.device) -> None:
-        self.running = Welford(1, dim, device)
-        self.deviations: deque[Tensor] = deque(maxlen=rank)
-        self.losses: list[float] = []
-
-    def add(self, theta: Tensor, loss: float = math.nan) -> None:
-        """Add an iterate (D,)."""
-        self.running.update(theta.unsqueeze(0))
-        self.deviations.append((theta.double() - self.running.mean[0]).to(theta.dtype))
-        self.losses.append(loss)
-
-    def phi(self, dtype: torch.dtype) -> Tensor:
-        """Return the parameters of the low-rank family, (1, P)."""
-        variance = self.running.squares[0] / self.running.count
-        sigma = (0.5 * variance).clamp_min(LEAST_VARIANCE).sqrt()
-        rho = sigma + torch.log(-torch.expm1(-sigma))
-        dim, rank = len(rho), len(self.deviations)
-        phi = torch.empty(1, (2 + rank) * dim, dtype=dtype, device=rho.device)
-        phi[0, :dim], phi[0, dim : 2 * dim] = self.running.mean[0], rho
-        factor = phi[0, 2 * dim :].view(dim, rank)
-        # Column by column: a stack of them would be another copy of what is largest here.
-        for k, deviation in enumerate(self.deviations):
-            factor[:, k] = deviation.double() / math.sqrt(2 * (rank - 1))
-        return phi
