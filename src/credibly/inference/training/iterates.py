@@ -60,7 +60,7 @@ class LargeIterates(Iterates):
         running.count += 1
         for start in range(0, self.dim, CHUNK):
             part = slice(start, start + CHUNK)
-            here, mean = theta[part].double(), running.mean[0, part]
+            here, mean = theta[part].to(torch.float64, copy=True), running.mean[0, part]
             gap = here - mean
             mean.add_(gap / running.count)
             here.sub_(mean)
@@ -71,8 +71,9 @@ class LargeIterates(Iterates):
     def phi(self, dtype: torch.dtype) -> Tensor:
         """Return the parameters of the low-rank family, (1, P): these buffers, so nothing can be added afterwards."""
         first, running = self.running.count % self.rank, self.running
-        for start in range(0, self.dim, CHUNK):
-            part = slice(start, min(self.dim, start + CHUNK))
+        length = max(1, CHUNK // self.rank)
+        for start in range(0, self.dim, length):
+            part = slice(start, min(self.dim, start + length))
             self.values[0, part] = running.mean[0, part].to(dtype)
             own = slice(self.dim + part.start, self.dim + part.stop)
             self.values[0, own] = _rho(running.squares[0, part] / running.count).to(dtype)
