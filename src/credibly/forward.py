@@ -234,10 +234,14 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
         shapes = ", ".join(
             f"{name} {tuple(t.shape[1:])} {t.dtype}".replace("torch.", "") for name, t in tensors_of(rows)
         )
+        advice = "Check the shape of a row and the dtype"
+        if layout.mixed:
+            dtypes = sorted({str(p.dtype) for p in layout.module.parameters()})
+            advice += f". Its parameters are in {dtypes}: its forward has to cast, or pass dtype= to convert everything"
         raise InputError(
             "x",
             f"the network cannot take rows of {shapes} ({type(error).__name__}: {str(error).splitlines()[0][:200]})",
-            "Check the shape of a row and the dtype",
+            advice,
         ) from error
     if output.ndim == 0 or output.shape[0] != row_count(rows):
         raise InputError(

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_positive
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
+from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.networks.selection import Patterns, input_dtype
+from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
@@ -57,7 +58,7 @@ class Evaluation(NamedTuple):
     gradient: Tensor
 
 
-class Problem:
+class Problem(Reducible):
     """The posterior density to infer: everything that a method needs to know.
 
     Args:
@@ -106,7 +107,7 @@ class Problem:
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = _network_inputs(layout, raw_x, convert)
+        self.x: Inputs = layout.inputs(raw_x, convert)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -126,13 +127,14 @@ class Problem:
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
+        self.settle_statistics(net, trial)
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        self.micro_batch = micro_batch
+        self.micro_batch, self.plan = micro_batch, plan
         self.fused = self.forward.fuses(trial)
 
     @property
@@ -168,7 +170,7 @@ class Problem:
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
-        part.n = len(rows)
+        part.n, part.features = len(rows), self.features_at(rows)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
@@ -182,6 +184,7 @@ class Problem:
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.features = self.features_with([some.x for some in sets[1:]])
         whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
         weights = [(len(some.y), some.weight) for some in sets]
@@ -317,6 +320,8 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a short hash of the data and its weights, including the order of its rows."""
+        if self.whole is not None:
+            return str(self.whole.fingerprint())
         digest = hashlib.sha256()
         weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
         for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:
@@ -332,15 +337,6 @@ class Problem:
             f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
-
-
-def _network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
-    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
-    if not layout.mixed:
-        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
-    x = to_inputs(raw, layout.device, None, convert=convert)
-    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
-    return to_inputs(x, layout.device, layout.input_dtype, convert=True)
 
 
 def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -59,6 +60,7 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -70,6 +72,15 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    @property
+    def post_hoc(self) -> bool:
+        """Whether a fit leaves the weights of the network as they are."""
+        return False
+
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether a frozen body of the network may be computed once, for all steps; by default it may."""
+        return True
 
     @property
     def starts_fresh(self) -> bool:
@@ -151,10 +162,13 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        if not method.post_hoc:
+            refuse_moving(problem.moving)
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
-        yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
+        fitted = problem.reduced() if method.takes_activations(problem) else problem
+        yield Fit(method, fitted, seed, world, out if leads else None, progress if leads else False)
         if out is not None:
             world.barrier()
 

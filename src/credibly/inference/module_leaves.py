@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from credibly.core.autodiff import eager_gradient
 from credibly.core.inputs import Inputs, call, map_inputs
 from credibly.forward import PRECISIONS
+from credibly.frozen.replay import Replay
 from credibly.networks.layout import Entry
 from credibly.priors.elementwise import Normal
 from credibly.priors.flat import BoundPrior
@@ -39,10 +40,12 @@ def has_leaves(problem: Problem) -> bool:
         return False
     parameters = dict(forward.module.named_parameters())
     mine = [e for e in layout.entries if e.name not in layout.extra]
-    return all(
+    named = all(
         e.name in parameters and parameters[e.name].dtype == layout.dtype and tuple(parameters[e.name].shape) == e.shape
         for e in mine
     )
+    # The head of a frozen body runs the network's code on a tape: whether a copy of it does is tried.
+    return named and (not isinstance(forward.module, Replay) or ModuleLeaves(problem).agrees())
 
 
 class ModuleLeaves:
@@ -137,6 +140,17 @@ class ModuleLeaves:
         except RuntimeError:
             self.safe = False
             self.clear()
+
+    def agrees(self) -> bool:
+        """Return whether the copy gives what the problem gives at two rows, away from the network's own weights."""
+        problem, layout = self.problem, self.problem.layout
+        x, y = map_inputs(lambda t: t[:2], problem.x), problem.y[:2]
+        weights = layout.read(layout.module)
+        theta = torch.cat([weights, weights.new_zeros(layout.dim - layout.network_dim)]).mul_(1.01).add_(0.01)
+        self.bind(theta)
+        with torch.no_grad():
+            expected = problem.log_likelihood_rows(theta.unsqueeze(0), x, y)
+            return torch.allclose(self.log_likelihood_rows(x, y), expected, rtol=1e-3, atol=1e-5)
 
     def clear(self) -> None:
         """Drop the gradients."""

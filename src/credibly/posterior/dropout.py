@@ -54,7 +54,7 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, 0.5)
+        self.masked, _ = masked_copy(model.taken[0].write(theta).requires_grad_(False), inserted, 0.5)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
 
@@ -63,7 +63,7 @@ class DropoutPosterior(Posterior):
         structure = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
         if structure not in self._plans:
             trial = map_inputs(lambda t: t[:1], x)
-            try_network(self.layout, trial)
+            try_network(self.model.taken[0], trial)
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
@@ -71,6 +71,7 @@ class DropoutPosterior(Posterior):
         """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
         check_integer("passes", passes)
         inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
+        inputs = inputs if self.model.frozen is None else self.model.frozen.features(inputs)
         return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
@@ -121,7 +122,7 @@ class DropoutPosterior(Posterior):
         return cls(model, tensors["theta"], description["rates"], tuple(description["inserted"]), record)
 
     def _blank(self) -> Inputs:
-        return blank_row(self.model.row, self.layout.device)
+        return blank_row(self.model.taken[1], self.layout.device)
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{k} {v:.3g}" for k, v in self.rates.items())
@@ -137,13 +138,13 @@ class MaskPlan:
         varied = {
             s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=theta.dtype, device=theta.device) for s in self.sites
         }
-        self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
+        self.layout = posterior.model.taken[0]
+        self.forward = Forward(self.layout, "auto", trial, module=posterior.masked, varied=varied)
         self.width = self.forward.row_width
         self.width_from_first_mask = repeated_width(posterior.masked, self.sites[0].name, trial)
         with torch.no_grad():
             output = self.forward.apply({name: mask[:1] for name, mask in varied.items()}, trial)
         self.outputs_per_row = output.numel()
-        self.layout = posterior.layout
 
     @cached_property
     def cpp_stack(self) -> tuple[Stack, list[str | None]] | None:

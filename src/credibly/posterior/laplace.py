@@ -66,7 +66,8 @@ class LaplacePosterior(Posterior):
     @cached_property
     def parts(self) -> Parts:
         """The network's layers and other parameters that the Gaussian covers."""
-        return find_parts(self.layout, self.names, blank_row(self.model.row, self.layout.device))
+        layout, row = self.model.taken
+        return find_parts(layout, self.names, blank_row(row, layout.device))
 
     def places(self, block: Block) -> Tensor:
         """Return the indices of a block's coordinates in the flat vector, in the block's own order."""

@@ -17,6 +17,7 @@ from credibly.core.inputs import blank_row, tensors_of
 from credibly.core.specs import from_spec, kinds_of
 from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
+from credibly.frozen.features import Frozen
 from credibly.likelihoods import LIKELIHOODS, Likelihood
 from credibly.networks.blueprint import build_network
 from credibly.networks.layout import Layout, layout_mismatch
@@ -69,7 +70,7 @@ def load(
     if device is not None:
         net = copy.deepcopy(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
-    layout = Layout(net, tuple(manifest["random"]), extra)
+    layout = Layout(net, tuple(manifest["random"]), extra, trained=True)
     if layout.signature() != manifest["layout"]:
         mismatch = layout_mismatch(layout.signature(), manifest["layout"])
         raise StoreError(f"{mismatch}. Pass the network that was fitted")
@@ -85,7 +86,10 @@ def load(
     own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
     plan: Plan = "looped" if manifest["looped"] else "batched"
     forward = Forward(layout, plan, row, precision=manifest.get("precision"))
-    model = Model(layout, own, forward, manifest["row"])
+    apart = manifest.get("frozen_body")
+    own_plan: Plan = "looped" if apart and apart["looped"] else "batched"
+    frozen = Frozen.of(layout, forward, row, own_plan) if apart else None
+    model = Model(layout, own, forward if frozen is None else frozen.forward, manifest["row"], frozen)
     return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest.get("description"))
 
 

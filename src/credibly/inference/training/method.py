@@ -41,7 +41,7 @@ class TrainingMethod(Training, Method, Generic[P]):
             progress: whether to show a progress bar; None shows it on a terminal.
         """
         with begin_fit(self, problem, seed, out, progress) as fit:
-            self.check_memory(problem)
+            self.check_memory(fit.problem)
             posterior = self._fit(fit)
             if fit.out is not None:
                 posterior.save(fit.out)
