@@ -263,8 +263,8 @@ def main() -> None:
     synchronise = torch.cuda.synchronize if args.device == "cuda" else None
     with report("large networks", args) as record:
         print(f"## A step beside a plain loop, {args.device}\n", flush=True)
-        found = []
         for name, batch in sizes:
+            found = []
             for method in methods:
                 sides: dict[str, Callable[[], object]] = {
                     "ours": our_step(name, args.device, batch, method),
@@ -274,7 +274,7 @@ def main() -> None:
                     sides = {k: _waited(call, synchronise) for k, call in sides.items()}
                 times = interleaved(sides, repeats=args.repeats, seconds=args.seconds, warm=2)
                 found.append(Row(f"{name}, batch {batch}: {method}", times["ours"], times["plain"], TIME))
-        show(found, record)
+            show(found, record)
         if args.no_memory:
             return
         print("\n## Peak memory of a fit beside a plain loop\n", flush=True)
