@@ -170,7 +170,7 @@ class Forward:
         if varied is None:
             theta = self.layout.read(self.layout.module).expand(2, -1)
             extra = theta.new_zeros(2, self.layout.dim - self.layout.network_dim)
-            varied = self.layout.split(torch.cat([theta, extra], -1))[0]
+            varied = self.layout.split(torch.cat([theta, extra], -1) if extra.numel() else theta)[0]
         # Only layers with varied tensors matter: those before the first run once in the batched plan.
         owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in varied]
         recurrent = {type(m).__name__ for m in owners if isinstance(m, nn.RNNBase)}

@@ -21,6 +21,7 @@ from torch import Tensor
 from credibly.core.progress import Progress
 from credibly.core.rows import Rows, sum_rows
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
+from credibly.curvature.cost import values_per_row
 from credibly.curvature.parts import Captured, Parts, RowPass
 from credibly.curvature.prior_precision import prior_off_diagonal, prior_precision
 from credibly.curvature.scores import Fisher
@@ -57,7 +58,8 @@ def curvature_blocks(
     extra = problem.extra(theta.unsqueeze(0))
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
     labels = fisher.generator(problem.device)
-    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, sums.values_per_row)
+    held = max(sums.values_per_row, values_per_row(problem, fisher))
+    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held)
     done = 0
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for x, y, weight in _blocks(problem, rows):

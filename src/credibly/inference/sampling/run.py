@@ -23,6 +23,7 @@ from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.density import Density
+from credibly.inference.footprint import check_sampling
 from credibly.inference.method import Method, check_run
 from credibly.inference.sampling.folder import (
     check_not_unfinished,
@@ -110,6 +111,8 @@ class SamplingMethod(Method):
                 refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)
+            share = -(-self.chains // world.mesh(self.chains).shape[0])
+            check_sampling(type(self).__name__, problem, share, self.draws, self.draw_dtype, out)
             run = Run(self, problem, seed, progress, world)
             with run.create(out) if out is not None else nullcontext():
                 run.begin()

@@ -17,6 +17,7 @@ from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import adapted_root, langevin
+from credibly.inference.sampling.module_langevin import module_step
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
@@ -52,8 +53,7 @@ class SGMCMCSampler(Sampler):
         self.anchor = self.theta.new_zeros(shape if plan.control_variate else (self.chains, 1))
         self.anchor_gradient = torch.zeros_like(self.anchor)
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
-        # Chains of a large network take their steps in turn, so that a chain's state stays in the caches during a step.
-        # Decided by the dimension alone: it does not depend on how chains are distributed.
+        # In turn, a chain's state stays in the caches during a step. Independent of how chains are distributed.
         self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         # What a step evaluates, and N / B.
         self.stepped, self.scale = target, 1.0
@@ -102,8 +102,9 @@ class SGMCMCSampler(Sampler):
         calls = self.total * (plan.chains if self.one_by_one else 1)
         # Of all chains, so that results do not depend on the number of processes.
         values = target.dim if self.one_by_one else target.dim * plan.chains
-        self.step: Any = backend.compile_step(self._step, calls, target.device, values)
-        self.compiled = self.step != self._step or backend.fused
+        own = module_step(target, plan, self.scale) if self.one_by_one and not backend.fused else None
+        self.step: Any = own or backend.compile_step(self._step, calls, target.device, values)
+        self.compiled = (own is None and self.step != self._step) or backend.fused
         small = plan.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
         self.several: Any = None
         if self.compiled and small and isinstance(self.noise, ChainNoise) and not backend.fused:
