@@ -262,6 +262,10 @@ class SGMCMCSampler(Sampler):
             own = rows[one] if rows is not None else None
             self.step(*(b[one] for b in buffers), own, self.noise.of(c, t), controls)
 
+    def prolong(self, draws: int, *, anew: bool) -> None:
+        """Add draws; anew, with twice as many steps per draw."""
+        self.warm.prolong(self.done, draws, anew)
+
     def keeps(self) -> bool:
         """Return whether the point after the last step is a draw."""
         return self.warm.schedule.is_draw(self.done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -165,19 +166,29 @@ class Warmup:
         self.shortened = cut or (self.plan.thin is None and wanted > most)
         return max(1, min(wanted, most))
 
+    def prolong(self, done: int, draws: int, anew: bool) -> None:
+        """Plan further draws after `done` steps; anew, they are the only ones, with twice as many steps each."""
+        now = self.schedule
+        if anew:
+            now = dataclasses.replace(now, warmup=done, thin=2 * now.thin, draws=0)
+        self.schedule = dataclasses.replace(now, draws=now.draws + draws)
+
     # -- state ---------------------------------------------------------------------------------------------------------
     def state(self) -> list[float]:
         """Return everything that later steps depend on."""
         numbers = [float(getattr(self, name)) for name in _NUMBERS]
-        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin]
+        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin, self.schedule.draws]
 
     def restore(self, state: list[float]) -> None:
         """Restore what `state` returned."""
-        *numbers, curvature, noise, warmup, thin = state
+        # Checkpoints of earlier versions end before the number of draws.
+        if len(state) == len(_NUMBERS) + 4:
+            state = [*state, self.plan.template.draws]
+        *numbers, curvature, noise, warmup, thin, draws = state
         for name, number in zip(_NUMBERS, numbers):
             setattr(self, name, type(getattr(self, name))(number))
         self.found = Estimate(curvature, noise)
-        self.schedule = self.plan.schedule(int(warmup), int(thin))
+        self.schedule = dataclasses.replace(self.plan.template, warmup=int(warmup), thin=int(thin), draws=int(draws))
 
     def history(self) -> dict[str, Any]:
         """Return what warm-up found."""
