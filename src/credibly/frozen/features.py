@@ -36,7 +36,7 @@ class Frozen:
 
     def __init__(self, layout: Layout, whole: Forward, body: Body, plan: Plan, trial: Inputs) -> None:
         self.body, self.whole = body, whole
-        features = body(whole.arranged(trial))
+        features = body(map_inputs(lambda t: t[:2], whole.arranged(trial)))
         self.row = describe(features)
         self.forward = Forward(layout.on(body.head), plan, features)
 
@@ -75,7 +75,7 @@ class Frozen:
 
     def agrees(self, x: Inputs, features: Inputs) -> bool:
         """Return whether head and network give the same outputs for a few rows from all over x, up to rounding."""
-        rows = torch.linspace(0, row_count(x) - 1, min(4, row_count(x))).round().long()
+        rows = torch.linspace(0, row_count(x) - 1, min(2, row_count(x))).round().long()
         layout = self.forward.layout
         with torch.no_grad():
             args, kwargs = arguments(self.whole.arranged(map_inputs(lambda t: t[rows.to(t.device)], x)))
