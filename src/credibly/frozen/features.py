@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.autodiff import requires_grad
 from credibly.core.inputs import Inputs, arguments, describe, map_inputs, row_count, tensors_of
 from credibly.forward import Forward, Plan
 from credibly.frozen.body import Body, split
@@ -59,6 +60,8 @@ class Frozen:
         rows = row_count(x)
         chunk = max(1, min(rows, BODY_VALUES // self.whole.row_width))
         chunk = math.ceil(rows / math.ceil(rows / chunk))
+        if requires_grad(x):
+            return self.body(self.whole.arranged(x))
         stored: list[Tensor] = []
         like: Inputs = x
         for start in range(0, rows, chunk):
