@@ -68,7 +68,8 @@ class Settings:
         """Return the settings with the score for this kind of target. Raise on one for another kind."""
         support = predictive.likelihood.support
         if support not in SUPPORTS:
-            found = f"has targets of kind {support!r}, whose observed values may be censored"
+            reason = "one per head" if support == "heads" else "whose observed values may be censored"
+            found = f"has targets of kind {support!r}, {reason}"
             raise InputError("predictive", found, f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}")
         labels = has_labels(predictive)
         known = LABEL_SCORES if labels else REAL_SCORES
