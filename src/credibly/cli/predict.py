@@ -44,6 +44,14 @@ def run(
             autocompletion=options.complete_columns,
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="12,24",
+            help="Times of which the probability of surviving them is written, as survival_12 and survival_24. Censored"
+            " times only. (Default: none.)",
+        ),
+    ] = None,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -61,7 +69,10 @@ def run(
     Regression: mean, std, its parts std_aleatoric (noise) and std_epistemic (what the
     model does not know; the squares of the two sum to that of std), lower_90 and
     upper_90. Classification: the most probable class, p_<class> per class, and
-    entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats. `ood`
+    entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats.
+    Censored times: also the median, at_least_90, which the time exceeds with a
+    promise of 90 %, and survival_12 with --at 12. Several targets: also
+    joint_lower_90 and joint_upper_90, which hold for all of them together. `ood`
     near 1 means a row unlike the training data; `notes` lists what is unusual about
     it: an imputed value, an unknown category.
 
@@ -80,13 +91,17 @@ def run(
         kept = _kept(keep)
         if draws is not None:
             check_integer("--draws", draws)
+        if at is not None and not options.split_names(at):
+            raise InputError("--at", f"must be positive times such as 12,24, got {at!r}")
         from credibly.core.progress import Progress
         from credibly.tables.guarantee import guaranteed
+        from credibly.tables.prediction_columns import check_times
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
 
         # Errors in the file show before anything is loaded.
         header(table)
+        times = check_times("--at", () if at is None else options.split_names(at))
         model = TableRun.load(folder).model
         if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
             raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
@@ -106,6 +121,7 @@ def run(
                     out,
                     levels=levels,
                     keep=kept,
+                    times=times,
                     promise=partial(guaranteed, model),
                     force=force,
                     draws=draws,

@@ -132,6 +132,8 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
     if real and free("noise"):
         other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
         found.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    if recipe.task == "counts" and free("noise"):
+        found.append(lambda best: iter([("noise poisson", dataclasses.replace(best, noise="poisson"))]))
     if small and free("prior_scale"):
         found += [_scales, _scales]
     if real and free("transform"):

@@ -91,7 +91,8 @@ class FitSummary:
         choices: candidates that were compared on folds before the fit.
         refitted: whether the rows behind the metrics were held out of other fits only, and the fit itself has all rows.
         importance: permutation importance of the columns; None if it was not computed.
-        effects: effect curves of the most important columns.
+        effects: effect curves of the most important columns, with an output for each of several targets.
+        target_importance: importance of the columns for each of several targets, in the summary of all of them.
         kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
         options: options of `credibly fit` that describe the target, such as --event.
     """
@@ -131,6 +132,7 @@ class FitSummary:
     refitted: bool = False
     importance: Importance | None = None
     effects: tuple[Effect, ...] = ()
+    target_importance: tuple[Importance, ...] = ()
     kind: str = ""
     options: tuple[str, ...] = ()
 

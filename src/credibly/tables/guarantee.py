@@ -19,16 +19,15 @@ from credibly.tables.model import LEVEL, Array, TableModel
 FEWEST = 50
 
 
-def calibration_of(predictive: Predictive, y: Array, fold: Array, task: str) -> Calibration | None:
+def calibration_of(predictive: Predictive, y: Array, fold: Array) -> Calibration | None:
     """Return the scores of rows under the fits that have not seen them; None if there are too few rows for them.
 
     Args:
         predictive: predictions of the rows by those fits.
         y: their targets.
         fold: the fold of each row.
-        task: a task of `Recipe`. Censored times have no score, nor do several targets together.
     """
-    if task == "survival" or y.ndim > 1 or len(y) < FEWEST:
+    if len(y) < FEWEST:
         return None
     if not isinstance(predictive, JoinedPredictive):
         return calibrate(predictive, torch.from_numpy(y))
@@ -50,12 +49,14 @@ def guaranteed(model: TableModel, inputs: Array, predictive: Predictive) -> Cali
     return CalibratedPredictive(parts[0] if parts else predictive, model.calibration)
 
 
-def measured_coverage(calibration: Calibration, level: float = LEVEL) -> float:
+def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float:
     """Return the fraction of rows inside intervals whose width the rows of other folds determine.
 
-    Without folds the two halves of the rows take their place. Several targets are averaged.
+    Without folds the two halves of the rows take their place. Several targets are averaged, or with `joint` counted if
+    all of them are inside their joint intervals. A time is inside if it exceeds its lower bound.
     """
     scores = calibration.scores_at(level).reshape(calibration.rows, -1)
+    scores = scores.amax(1, keepdim=True) if joint else scores
     fold = calibration.fold if calibration.fold is not None else torch.arange(calibration.rows) % 2
     inside = torch.empty_like(scores, dtype=torch.bool)
     for k in fold.unique():
@@ -69,9 +70,11 @@ def guarantee_facts(calibration: Calibration | None, level: float = LEVEL) -> di
     """Return what a report says on the guarantee; None if there is none."""
     if calibration is None:
         return None
+    several = calibration.settings.score == "pit" and calibration.scores.ndim > 1
     return {
         "level": level,
         "measured": measured_coverage(calibration, level),
         "rows": calibration.rows,
         "kind": "cross-conformal" if calibration.folds else "split conformal",
+        **({"measured_jointly": measured_coverage(calibration, level, joint=True)} if several else {}),
     }

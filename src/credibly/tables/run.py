@@ -229,7 +229,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     fold = np.asarray(facts["fold_of_row"] or [0] * len(y))
     calibration = None
     if run.config.conformal and on != "training":
-        calibration = calibration_of(predictive, y, fold, preparation.task)
+        calibration = calibration_of(predictive, y, fold)
     facts |= {
         "status": "complete",
         "seconds": round(seconds, 3),
