@@ -12,30 +12,16 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
-from credibly.predictive.rescaling import in_double, in_units
-from credibly.tables.arrays import (
-    Array,
-    class_weights,
-    is_width,
-    moments,
-    real_targets,
-    seed_of,
-    to_array,
-    weighted_rows,
-)
-from credibly.tables.completed import predict_gaps
-from credibly.tables.encoding import InputEncoder, new_rows, training_rows
+from credibly.predictive.rescaling import in_double
+from credibly.tables.arrays import Array, class_weights, moments, real_targets, to_array, weighted_rows
+from credibly.tables.encoding import training_rows
+from credibly.tables.estimator_base import BayesianEstimator
 from credibly.tables.estimator_conformal import Intervals, Sets
-from credibly.tables.imputation import Donors
-from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
-from credibly.tables.recipe import Recipe
-from credibly.tables.tuning import Trial, tune
 
 
 class Uncertainty(NamedTuple):
@@ -46,91 +32,7 @@ class Uncertainty(NamedTuple):
     epistemic: Array
 
 
-class _Bayesian(BaseEstimator):  # type: ignore[misc]
-    """The shared part of both estimators: fits a posterior to validated arrays and standardises rows as in training."""
-
-    method: str
-    hidden: int | Sequence[int]
-    activation: str
-    prior_scale: float
-    settings: Mapping[str, Any] | None
-    random_state: int | np.random.RandomState | None
-    device: str | None
-    verbose: bool
-    tune: str | None
-    categorical_features: Any
-    _encoder: InputEncoder
-
-    def _fit(self, X: Array, y: Array, weight: Array | None, recipe: Recipe, classes: int | None = None) -> Self:
-        seed = seed_of(self.random_state)
-        encoded = self._encoder.fit(X, weight).transform(X)
-        self._donors = Donors(encoded)
-        x = self._donors.fill(encoded)
-        self.trials_: tuple[Trial, ...] = ()
-        if self.tune is not None:
-            recipe, self.trials_ = tune(
-                recipe,
-                x,
-                y,
-                sample_weight=weight,
-                rule=self.tune,
-                classes=classes,
-                seed=seed,
-                noise=recipe.noise == "learned",
-                width=self.tune == "evidence",
-            )
-        self.recipe_ = recipe
-        problem = recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed, device=self.device)
-        rows, parameters = len(X), problem.layout.dim
-        fitter = recipe.fitter(rows, parameters)
-        self.method_, self.why_ = recipe.resolved(rows, parameters)
-        posterior = fitter.fit(problem, seed=seed, progress=bool(self.verbose))
-        # In float32 the last digits of a prediction depend on the other rows of the batch.
-        on_cpu = problem.layout.device.type == "cpu"
-        self.posterior_ = from_parts(in_float64(to_parts(posterior))) if on_cpu else posterior
-        return self
-
-    def _recipe(self, task: str, **noise: Any) -> Recipe:
-        hidden = (self.hidden,) if isinstance(self.hidden, (int, np.integer)) else self.hidden
-        if not isinstance(hidden, (tuple, list, np.ndarray)) or not all(is_width(w) for w in hidden):
-            raise InputError("hidden", f"must be a positive integer or a tuple such as (50, 50), got {self.hidden!r}")
-        return Recipe(
-            task=task,
-            hidden=tuple(int(w) for w in hidden),
-            activation=self.activation,
-            prior_scale=self.prior_scale,
-            method=self.method,
-            settings={} if self.settings is None else self.settings,
-            **noise,
-        )
-
-    def _predict(self, X: Any) -> Predictive:
-        check_is_fitted(self)
-
-        def predict(rows: Array) -> Predictive:
-            return self.posterior_.predict(torch.from_numpy(rows).to(self.posterior_.layout.dtype))
-
-        return predict_gaps(predict, self._encoder.transform(new_rows(self, self._encoder, X)), self._donors)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        if "posterior_" in state:
-            state["posterior_"] = to_parts(state["posterior_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "posterior_" in state:
-            state = state | {"posterior_": from_parts(state["posterior_"])}
-        super().__setstate__(state)
-
-
-class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):  # type: ignore[misc]
+class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEstimator):  # type: ignore[misc]
     """Bayesian neural network for regression, with predictions and uncertainties in the units of y.
 
     Inputs and targets are standardised by the training rows, so their units do not matter. Multiple targets, y of
@@ -213,13 +115,11 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         X, y, weight = weighted_rows(X, real_targets(y), sample_weight)
         self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        return self._fit_folds(*given)._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
+        return self._fit_folds(*given)._fit(X, y, weight, recipe)
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X in the units of y: moments, intervals, densities, samples."""
-        own = self._predict(X)
-        units = (np.atleast_1d(v).tolist() for v in (self._y_mean, self._y_scale))
-        return self._calibrated(in_units(own, *units), X)
+        return self._calibrated(self._in_units(self._predict(X)), X)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean in the shape of y and, with return_std=True, the standard deviation of y, noise included."""
@@ -232,7 +132,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         return float(self.predictive(X).log_prob(real_targets(np.asarray(y))).mean())
 
 
-class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc]
+class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
     """Bayesian neural network for classification into two or more classes, with labels of any type.
 
     Inputs are standardised by the training rows, so their units do not matter. X may have missing values and
