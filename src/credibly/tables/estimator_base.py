@@ -17,7 +17,7 @@ from credibly.tables.arrays import Array, is_width, seed_of
 from credibly.tables.choosing import Rowset
 from credibly.tables.completed import predict_gaps
 from credibly.tables.encoding import InputEncoder, new_rows
-from credibly.tables.estimator_choice import choose_recipe
+from credibly.tables.estimator_choice import choose_recipe, tuning_rule
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.imputation import Donors
 from credibly.tables.input_scaling import STANDARD, InputScaling
@@ -55,22 +55,22 @@ class BayesianEstimator(BaseEstimator):  # type: ignore[misc]
         gaps = TrainingGaps.of(encoded, self._donors)
         numeric = self._encoder.numeric_inputs(x)
         self.trials_: tuple[Trial | Candidate, ...] = ()
-        why = ""
-        if self.tune == "folds":
+        why, rule = "", tuning_rule(self.tune, recipe)
+        if rule == "folds":
             data = Rowset(x, y, numeric, Rows(len(x), None if classes is None else y), weight, classes, gaps)
             recipe, self.trials_, why = choose_recipe(recipe, data, self.__class__, seed)
-        elif self.tune is not None:
+        elif rule is not None:
             standardised = y if classes is not None else (y - self._y_mean) / self._y_scale
             recipe, self.trials_ = tune(
                 recipe,
                 x,
                 standardised,
                 sample_weight=weight,
-                rule=self.tune,
+                rule=rule,
                 classes=classes,
                 seed=seed,
                 noise=recipe.noise == "learned",
-                width=self.tune == "evidence",
+                width=rule == "evidence",
             )
         self.recipe_ = recipe
         y = y if classes is not None else self._standardised(y, recipe.transform)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from credibly.core.checks import check_choice
 from credibly.errors import InputError
 from credibly.tables.array_table import ArrayTable, ArrayTargets
 from credibly.tables.choosing import Rowset, choose
@@ -11,10 +12,21 @@ from credibly.tables.config import Config
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.recipe import Recipe
 from credibly.tables.table_choice import starting_recipe
+from credibly.tables.tuning import RULES
 
 METHODS = ("auto", "hmc", "ensemble")
 # Number of rows below which folds are too small to choose by.
 FEW = 50
+
+
+def tuning_rule(tune: str | None, recipe: Recipe) -> str | None:
+    """Return the rule that "auto" stands for, or the one given. Raise on an unknown one."""
+    if tune is None:
+        return None
+    check_choice("tune", tune, ("auto", "folds", *RULES), "None fits the parameters as they are")
+    if tune != "auto":
+        return tune
+    return "folds" if recipe.method == "auto" and not recipe.settings else None
 
 
 def choose_recipe(

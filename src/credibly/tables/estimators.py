@@ -41,9 +41,9 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
     makes them more uncertain.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
-            most 4 million, otherwise a deep ensemble. On small tables HMC is the fastest method with calibrated
-            intervals.
+        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC on small tables, where it is the
+            fastest method with calibrated intervals, otherwise a deep ensemble. The limit is in rows times parameters:
+            1.2 million with tune="folds", and 4 million without.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
@@ -55,8 +55,12 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
-        tune: "rows" or "evidence" to choose the prior scale, a noise model if it is "learned", and by evidence the
-            width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
+        tune: how to choose what is left at its default, on the training rows. "folds" chooses the prior scale, the
+            noise, transforms of the target and of the inputs, and the network of tables too large for HMC, by the log
+            density of rows left out (see `credibly.tables.choosing`), as `credibly fit` does; it needs 50 rows. "rows"
+            or "evidence" choose the prior scale, the noise and by evidence the width (see `credibly.tables.tuning`).
+            None fits the parameters as they are. "auto" is "folds" if method is "auto" and there are no settings, and
+            None otherwise.
         conformal: True or a number of folds for `predict_interval` with a coverage guarantee, from a fit without each.
         categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
             of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
@@ -66,7 +70,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
             dtype of the fit.
         method_: name of the method used.
         why_: why it was chosen.
-        recipe_: the recipe fitted, with the choices of `tune` if given.
+        recipe_: the recipe fitted, with the choices of `tune`.
         trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X has any.
@@ -84,7 +88,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEst
         random_state: int | np.random.RandomState | None = 0,
         device: str | None = None,
         verbose: bool = False,
-        tune: str | None = None,
+        tune: str | None = "auto",
         conformal: bool | int = False,
         categorical_features: Any = "from_dtype",
     ) -> None:
@@ -140,7 +144,7 @@ class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ign
 
     Args:
         method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
-            most 4 million, otherwise a deep ensemble.
+            most 1.2 million with tune="folds", and 4 million without; otherwise a deep ensemble.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
@@ -150,8 +154,9 @@ class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ign
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
-        tune: "rows" or "evidence" to choose the prior scale, and by evidence the width, on the training rows (see
-            `credibly.tables.tuning`); None for no tuning.
+        tune: how to choose what is left at its default, on the training rows: "folds" (the prior scale, transforms of
+            the inputs, and the network of tables too large for HMC), "rows" or "evidence" (the prior scale, and by
+            evidence the width), None or "auto", as in `BayesianRegressor`.
         class_weight: weights of the rows by class: {label: weight}, or "balanced" for the same total weight in every
             class. Probabilities are then those of a population with these weights, not of the training rows.
         conformal: True or a number of folds for `predict_set` with a coverage guarantee, from a fit without each.
@@ -164,7 +169,7 @@ class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ign
             fit.
         method_: name of the method used.
         why_: why it was chosen.
-        recipe_: the recipe fitted, with the choices of `tune` if given.
+        recipe_: the recipe fitted, with the choices of `tune`.
         trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X has any.
@@ -180,7 +185,7 @@ class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ign
         random_state: int | np.random.RandomState | None = 0,
         device: str | None = None,
         verbose: bool = False,
-        tune: str | None = None,
+        tune: str | None = "auto",
         class_weight: str | Mapping[Any, float] | None = None,
         conformal: bool | int = False,
         categorical_features: Any = "from_dtype",
