@@ -52,6 +52,14 @@ def run(
             " times only. (Default: none.)",
         ),
     ] = None,
+    allow_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty",
+            help="Let prediction sets of classes be empty, which makes their coverage the level exactly; otherwise the"
+            " most probable class is added to an empty one, and easy tables are covered more often than promised.",
+        ),
+    ] = False,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -105,6 +113,8 @@ def run(
         model = TableRun.load(folder).model
         if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
             raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
+        if allow_empty and (model.preparation.classes is None or model.calibration is None):
+            raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
         try:
             rows = _rows(table) if is_leader() else 0
             with (
@@ -122,7 +132,7 @@ def run(
                     levels=levels,
                     keep=kept,
                     times=times,
-                    promise=partial(guaranteed, model),
+                    promise=partial(guaranteed, model, allow_empty=allow_empty),
                     force=force,
                     draws=draws,
                     progress=update,

@@ -19,6 +19,7 @@ from credibly.conformal.labels import label_scores, uniforms
 from credibly.conformal.probabilities import MAPS, ProbabilityMap, fit_probabilities
 from credibly.conformal.ranks import encode_groups, plain_groups, rank, rows_needed
 from credibly.core.checks import check_choice, check_integer, is_real
+from credibly.core.inputs import Inputs
 from credibly.core.rng import check_seed
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
@@ -252,8 +253,11 @@ def label_indices(predictive: Predictive, target: Tensor) -> Tensor:
     return own.long().cpu()
 
 
-def all_label_scores(predictive: Predictive, settings: Settings) -> Tensor:
-    """Return the score of every label at the rows of a predictive, (N, ..., K), from the model's own probabilities."""
+def all_label_scores(predictive: Predictive, settings: Settings, x: Inputs | None = None) -> Tensor:
+    """Return the score of every label at the rows of a predictive, (N, ..., K), from the model's own probabilities.
+
+    They are randomised by the inputs of the predictive, or by x.
+    """
     p = predictive.probabilities.cpu()
-    u = uniforms(predictive.x, settings.seed, tuple(p.shape[1:-1]))
+    u = uniforms(predictive.x if x is None else x, settings.seed, tuple(p.shape[1:-1]))
     return label_scores(p, u, settings.penalty if settings.score == "raps" else 0.0, settings.penalty_from)

@@ -38,7 +38,7 @@ from credibly.conformal.cross import cross_counts, cross_interval, cross_lower, 
 from credibly.conformal.labels import with_most_probable
 from credibly.conformal.ranks import plain_groups, rank, threshold
 from credibly.core.checks import check_probability
-from credibly.core.inputs import tensors_of
+from credibly.core.inputs import row_count, tensors_of
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
 from credibly.predictive.base import Predictive
@@ -217,17 +217,21 @@ class CalibratedPredictive(GuaranteedPredictive):
             lower[rows], upper[rows] = find(bands, scores, chosen, level)
         return self._as_bounds(lower, upper)
 
-    def prediction_set(self, level: float = 0.9) -> Tensor:
+    def prediction_set(self, level: float = 0.9, *, allow_empty: bool | None = None) -> Tensor:
         """Return a set of classes that contains y with a probability of at least `level`, as booleans (N, ..., K).
 
-        Sets are randomised by the inputs of the row, so a row always has the same set.
+        Sets are randomised by the inputs of the row, so a row always has the same set. `allow_empty` is that of
+        `Settings` if None.
         """
         check_probability("level", level)
         if not has_labels(self):
             return self.bayesian.prediction_set(level)  # raises
         p = self.bayesian.probabilities.cpu()
         settings = self.calibration.settings
-        own = [all_label_scores(predictive, settings) for predictive in self.folds or (self.bayesian,)]
+        # A new row has the same random number under all folds, also if each encodes its inputs in its own way:
+        # otherwise the randomisation would average out over the folds.
+        shared = self.bayesian.x if row_count(self.bayesian.x) == self.rows else None
+        own = [all_label_scores(predictive, settings, shared) for predictive in self.folds or (self.bayesian,)]
         result = torch.zeros(p.shape, dtype=torch.bool)
         for rows, chosen in self._parts(level):
             scores = self.calibration.scores[chosen]
@@ -237,7 +241,8 @@ class CalibratedPredictive(GuaranteedPredictive):
             flat = [o[rows].reshape(len(rows), -1, p.shape[-1]) for o in own]
             counts = cross_counts(self._by_fold(scores, chosen), flat)
             result[rows] = (counts < rank(len(chosen), level)).reshape(len(rows), *p.shape[1:])
-        result = result if settings.allow_empty else with_most_probable(result, p)
+        empty = settings.allow_empty if allow_empty is None else allow_empty
+        result = result if empty else with_most_probable(result, p)
         return result.to(tensors_of(self.x)[0][1].device)
 
     # -- recalibrated probabilities ----------------------------------------------------------------------------------

@@ -36,17 +36,22 @@ def calibration_of(predictive: Predictive, y: Array, fold: Array) -> Calibration
     return cross_calibrate(parts)
 
 
-def guaranteed(model: TableModel, inputs: Array, predictive: Predictive) -> CalibratedPredictive | None:
+def guaranteed(
+    model: TableModel, inputs: Array, predictive: Predictive, *, allow_empty: bool = False
+) -> CalibratedPredictive | None:
     """Return predictions at prepared inputs whose intervals and sets carry a guarantee; None if there is none.
 
-    With one held-out part, those are of the fit without it; otherwise of all folds together.
+    With one held-out part, those are of the fit without it; otherwise of all folds together. `allow_empty` is that of
+    `Settings`.
     """
     if model.calibration is None:
         return None
+    settings = dataclasses.replace(model.calibration.settings, allow_empty=allow_empty)
+    calibration = dataclasses.replace(model.calibration, settings=settings)
     parts = [dataclasses.replace(model, posterior=posterior).predict(inputs) for posterior in model.folds]
-    if model.calibration.folds:
-        return CalibratedPredictive(predictive, model.calibration, folds=parts)
-    return CalibratedPredictive(parts[0] if parts else predictive, model.calibration)
+    if calibration.folds:
+        return CalibratedPredictive(predictive, calibration, folds=parts)
+    return CalibratedPredictive(parts[0] if parts else predictive, calibration)
 
 
 def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float:
