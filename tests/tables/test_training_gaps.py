@@ -11,7 +11,7 @@ from credibly.tables import Config, prepare
 from credibly.tables.imputation import COMPLETIONS, Donors
 from credibly.tables.input_scaling import STANDARD
 from credibly.tables.recipe import Recipe
-from credibly.tables.training_gaps import HMC_PILOT, TrainingGaps, _draws, _pilot, completed_inputs
+from credibly.tables.training_gaps import HMC_PILOT, TrainingGaps, _draws, completed_inputs, short_method
 
 NOISE, SLOPE = 0.3, 3.0
 
@@ -109,14 +109,19 @@ def test_completions_and_their_rows():
 
 
 def test_short_fits():
-    recipe = Recipe(method="laplace")
-    assert _pilot(recipe, 100, 500).settings == HMC_PILOT
-    assert _pilot(recipe, 100_000, 500).method == "ensemble"
-    assert _pilot(Recipe("counts", method="hmc"), 100, 50).method == "ensemble"
-    assert _pilot(Recipe(method="hmc", settings={"warmup": 10}), 100, 500).settings == HMC_PILOT | {"warmup": 10}
-    large = Recipe(method="ensemble", settings={"epochs": 10, "batch_size": 32})
-    assert _pilot(large, 100_000, 500).settings["epochs"] == 10
-    assert _pilot(large, 100_000, 500).settings["batch_size"] == 32
+    """They are as long whether a setting was given or is the default, and no longer than the fit."""
+    laplace = short_method(Recipe(method="laplace"), 100, 500)
+    assert isinstance(laplace, cr.HMC)
+    assert {name: getattr(laplace, name) for name in HMC_PILOT} == HMC_PILOT
+    assert isinstance(short_method(Recipe(method="laplace"), 100_000, 500), cr.DeepEnsemble)
+    assert isinstance(short_method(Recipe("counts", method="hmc"), 100, 50), cr.DeepEnsemble)
+    full = Recipe(method="hmc").fitter(100, 500)
+    given = {name: getattr(full, name) for name in HMC_PILOT}
+    assert short_method(Recipe(method="hmc"), 100, 500) == short_method(Recipe(method="hmc", settings=given), 100, 500)
+    assert short_method(Recipe(method="hmc", settings={"warmup": 30}), 100, 500).warmup == 30
+    large = Recipe(method="ensemble", settings={"epochs": 10, "batch_size": 32, "validation": 0.1, "patience": 9})
+    short = short_method(large, 100_000, 500)
+    assert (short.epochs, short.batch_size, short.patience, short.members) == (10, 32, 5, 3)
 
 
 def test_rows_held_out_stay_unseen(tmp_path):

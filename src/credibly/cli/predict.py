@@ -113,6 +113,8 @@ def run(
         model = TableRun.load(folder).model
         if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
             raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
+        if model.calibration is not None:
+            _check_promise(max(levels), model.calibration.rows)
         if allow_empty and (model.preparation.classes is None or model.calibration is None):
             raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
         try:
@@ -153,8 +155,26 @@ def run(
             if done.absent:
                 print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
             if done.noted:
-                print_wrapped(f"{done.noted:,} rows have notes, such as: {'; '.join(done.examples)}.")
+                noted = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
+                print_wrapped(f"{noted} notes, such as: {'; '.join(done.examples)}.")
+            if model.calibration is None and model.preparation.classes is None:
+                print_wrapped(
+                    "The intervals are those of the posterior, without a coverage guarantee: the run has no scores of"
+                    " held-out rows, for which `credibly fit` needs 50 rows."
+                )
         typer.echo(os.fspath(out))
+
+
+def _check_promise(level: float, rows: int) -> None:
+    """Raise unless the calibration rows of a run are enough for a level."""
+    from credibly.conformal.ranks import rows_needed
+
+    if rows < rows_needed(level):
+        found = (
+            f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
+        )
+        advice = f"Pass a level of at most {rows / (rows + 1):.3g}, or fit with --no-conformal for posterior intervals"
+        raise InputError("--level", found, advice)
 
 
 def _kept(text: str | None) -> tuple[str, ...]:

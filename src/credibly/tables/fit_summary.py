@@ -61,7 +61,8 @@ class FitSummary:
         target: column that is predicted.
         task: what is predicted: "regression" for numbers, "classification" for classes, "survival" for censored times.
         classes: labels in the order of the probabilities; None unless classes are predicted.
-        columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, filled with the median").
+        columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, completed from similar
+            rows").
         rows, held_out: number of training and of held-out rows.
         seed: seed of the split and of the fit.
         method: name in METHODS.

@@ -24,6 +24,8 @@ import torch
 from credibly.core.checks import is_integer
 from credibly.core.threads import torch_threads
 from credibly.errors import InputError, TrainingError
+from credibly.inference.method import Method
+from credibly.methods import HMC, DeepEnsemble
 from credibly.posterior.base import Posterior
 from credibly.tables.imputation import Donors
 from credibly.tables.input_scaling import STANDARD, InputScaling
@@ -40,9 +42,9 @@ ROUNDS, ROUNDS_OF_MANY, MANY = 3, 1, 3_000
 GAPPED = 0.25
 # Rows times parameters up to which the short fits are by HMC.
 AFFORDABLE = 1_200_000
-HMC_PILOT: dict[str, Any] = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
-ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "steps": 600, "compile": False}
-EPOCHS_PILOT: dict[str, Any] = {"members": 3, "epochs": 30, "patience": 5, "compile": False}
+HMC_PILOT = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
+ENSEMBLE_PILOT = {"members": 3, "steps": 600}
+EPOCHS_PILOT = {"members": 3, "epochs": 30, "patience": 5}
 # Completed values scored at a time: 64 MiB.
 VALUES = 2**24
 
@@ -131,30 +133,37 @@ def _short_fit(
     seed: int,
 ) -> Posterior:
     problem = recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed, numeric=numeric)
-    short = _pilot(recipe, problem.n, problem.layout.dim)
-    method = short.fitter(problem.n, problem.layout.dim)
+    method = short_method(recipe, problem.n, problem.layout.dim)
     with torch_threads(threads_for(problem, method)):
         return method.fit(problem, seed=seed, progress=False)
 
 
-def _pilot(recipe: Recipe, rows: int, parameters: int) -> Recipe:
-    """Return the recipe with a short fit by HMC if that is fast, and otherwise by a small ensemble.
+def short_method(recipe: Recipe, rows: int, parameters: int) -> Method:
+    """Return a short run of HMC if that is fast, and otherwise of a small ensemble.
 
-    What the settings of the recipe ask for less of is as small here.
+    It is no longer than the run of the recipe, and does not depend on which of its settings were given.
     """
+    full = recipe.fitter(rows, parameters)
     # The compiled sampler has the likelihoods of regression and classification alone.
     fast = recipe.task == "classification" or (recipe.task == "regression" and recipe.noise != "student")
-    if recipe.method != "ensemble" and fast and rows * parameters <= AFFORDABLE:
-        return dataclasses.replace(recipe, method="hmc", settings=_at_most(HMC_PILOT, recipe))
-    if recipe.method == "ensemble" and "epochs" in recipe.settings:
-        return dataclasses.replace(recipe, settings=dict(recipe.settings) | _at_most(EPOCHS_PILOT, recipe))
-    return dataclasses.replace(recipe, method="ensemble", settings=_at_most(ENSEMBLE_PILOT, recipe))
+    if fast and not isinstance(full, DeepEnsemble) and rows * parameters <= AFFORDABLE:
+        plain = dataclasses.replace(recipe, method="hmc", settings={}).fitter(rows, parameters)
+        return _shortened(full if isinstance(full, HMC) else plain, HMC_PILOT)
+    if not isinstance(full, DeepEnsemble):
+        full = dataclasses.replace(recipe, method="ensemble", settings={}).fitter(rows, parameters)
+        assert isinstance(full, DeepEnsemble)
+    return _shortened(full, ENSEMBLE_PILOT if full.epochs is None else EPOCHS_PILOT)
 
 
-def _at_most(pilot: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return settings of a short fit, none larger than those that the recipe has."""
-    given = {name: value for name, value in recipe.settings.items() if name in pilot and is_integer(value)}
-    return pilot | {name: min(value, pilot[name]) for name, value in given.items()}
+def _shortened(method: Method, pilot: dict[str, int]) -> Method:
+    given = {name: getattr(method, name) for name in pilot}
+    fewer: dict[str, Any] = {
+        name: min(given[name], most) if is_integer(given[name]) else most for name, most in pilot.items()
+    }
+    if isinstance(method, DeepEnsemble):
+        return dataclasses.replace(method, **fewer, compile=False)
+    assert isinstance(method, HMC)
+    return dataclasses.replace(method, **fewer)
 
 
 def _draws(
