@@ -150,7 +150,9 @@ def short_method(recipe: Recipe, rows: int, parameters: int) -> Method:
         plain = dataclasses.replace(recipe, method="hmc", settings={}).fitter(rows, parameters)
         return _shortened(full if isinstance(full, HMC) else plain, HMC_PILOT)
     if not isinstance(full, DeepEnsemble):
-        full = dataclasses.replace(recipe, method="ensemble", settings={}).fitter(rows, parameters)
+        steps = getattr(full, "steps", None)
+        given = {"steps": steps} if is_integer(steps) else {}
+        full = dataclasses.replace(recipe, method="ensemble", settings=given).fitter(rows, parameters)
         assert isinstance(full, DeepEnsemble)
     return _shortened(full, ENSEMBLE_PILOT if full.epochs is None else EPOCHS_PILOT)
 
