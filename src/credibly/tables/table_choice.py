@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from credibly.tables.array_table import ArrayTable
 from credibly.tables.choosing import choose
 from credibly.tables.prepared import Prepared
 from credibly.tables.recipe import Recipe
@@ -50,7 +51,7 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
     return dataclasses.replace(prepared.with_recipe(best, candidates), why=why)
 
 
-def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
+def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
     """Return the recipe that the search starts from, and why it has its method."""
     config, data = prepared.config, prepared.data
     given = config.recipe(prepared.preparation.task)
