@@ -26,10 +26,12 @@ from credibly.tables.threads import threads_for
 WORK = 1.8e12
 # Settings that a user gives to determine the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
-TRIAL: dict[str, Any] = {"chains": 4, "draws": 100, "thin": 2}
+TRIAL: dict[str, Any] = {"chains": 4, "draws": 100}
+# Iterations per draw of the trial, at least and at most, and the fraction of the work that it may take.
+TRIAL_THIN, TRIAL_WORK = (2, 10), 0.1
 # Effective draws to plan for, and to plan for at least, in units of what the verdict asks for: a trial measures them
 # roughly.
-WANTED, LEAST = 2.0, 1.3
+WANTED, LEAST = 1.6, 1.2
 # Draws whose momentum persists have similar energies, which E-BFMI would report as slow mixing: keep fewer of them.
 LEAST_THIN = 4
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
@@ -67,6 +69,9 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
     problem = prepared.problem_of(rows)
     trial = dataclasses.replace(method, **TRIAL)
+    longest = TRIAL_WORK * WORK / (trial.chains * trial.max_steps * problem.n * problem.layout.dim) - trial.warmup
+    thin = max(TRIAL_THIN[0], min(TRIAL_THIN[1], int(longest / trial.draws)))
+    trial = dataclasses.replace(trial, thin=thin)
     with torch_threads(threads_for(problem, trial)):
         posterior = trial.fit(problem, seed=prepared.config.seed, progress=False)
         found = posterior.diagnostics(*_observed(prepared, rows))
