@@ -88,8 +88,7 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     needed = iterations * trial.chains / method.chains * ESS_TOTAL / effective
     length = min(affordable, WANTED * needed)
     thin = max(LEAST_THIN, math.ceil(length / method.draws))
-    times = max((LEAST * needed + method.warmup) * work / WORK, 1e-3)
-    return ChainPlan(thin, target_accept, effective, times)
+    return ChainPlan(thin, target_accept, effective, (LEAST * needed + method.warmup) * work / WORK)
 
 
 def _observed(prepared: Prepared, rows: npt.NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:

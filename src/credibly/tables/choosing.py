@@ -45,7 +45,7 @@ SMALL_ADDED, LARGE_ADDED = 50, 200
 # A patience that never ends.
 UNSTOPPED = 10_000
 # Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down:
-# a smaller noise floor, or many more inputs.
+# a smaller noise floor, a wider prior, or many more inputs.
 CLEAR, CLEAR_SLOW = 0.25, 2.0
 # Noise floors to try after the first.
 FLOORS = (0.03, 0.01)
@@ -186,7 +186,8 @@ def _decayed(best: Recipe) -> Recipe:
 
 def _bar(new: Recipe, old: Recipe) -> float:
     """Return the gain, in standard errors, that the new recipe needs."""
-    slow = new.noise_floor < old.noise_floor or (new.inputs == "categories" and new.method == "hmc")
+    wider = new.noise_floor < old.noise_floor or new.scale > old.scale
+    slow = new.method == "hmc" and (wider or new.inputs == "categories")
     return CLEAR_SLOW if slow else CLEAR
 
 

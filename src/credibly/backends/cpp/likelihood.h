@@ -62,7 +62,7 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
       const T floor = T(data.scale[k] * data.scale[k]);
       for (int64_t r = 0; floor > T(0) && r < rows; r += L) {
         const Vec<T> v = *(Vec<T>*)(log_variance + r), residual = *(const Vec<T>*)(y + r) - *(Vec<T>*)(out + r);
-        // Beyond this the variance would overflow; the derivatives there are those of a variance without a floor.
+        // Beyond this limit float32 would overflow.
         const Vec<T> largest = broadcast(T(80)), own = vexp(v > largest ? largest : v), variance = own + floor;
         const Vec<T> scaled = residual / variance, square = residual * scaled;
         if (value)
