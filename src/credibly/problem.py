@@ -20,19 +20,20 @@ from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.checks import check_positive
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
-from credibly.likelihoods import Likelihood
-from credibly.networks.layout import Layout, Patterns
+from credibly.forward import Forward, Plan, bind_heads, try_network
+from credibly.frozen.reducible import Reducible
+from credibly.likelihoods import Heads, Likelihood
+from credibly.networks.layout import Layout
+from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
-ACTIVATION_BUDGET = (
-    2**28
-)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
+# Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
+ACTIVATION_BUDGET = 2**28
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Evaluation(NamedTuple):
     gradient: Tensor
 
 
-class Problem:
+class Problem(Reducible):
     """The posterior density to infer: everything that a method needs to know.
 
     Args:
@@ -70,7 +71,7 @@ class Problem:
             weight 0 is left out. Weights with a mean of 1 keep the number of observations. None weighs all rows alike.
         temperature: one number T for likelihood and prior, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
-            layer of a pretrained network Bayesian.
+            layer of a pretrained network Bayesian. None selects the trainable parameters, those with `requires_grad`.
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how several parameter vectors are evaluated: "auto", "batched" or "looped".
         micro_batch: rows per micro-batch of a full-batch pass; None chooses by memory.
@@ -87,7 +88,7 @@ class Problem:
         *,
         sample_weight: Any = None,
         temperature: float | Tempering = 1.0,
-        random: Patterns = "*",
+        random: Patterns | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         plan: Plan = "auto",
@@ -105,7 +106,8 @@ class Problem:
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
+        self.x: Inputs = layout.inputs(raw_x, convert)
+        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -119,18 +121,20 @@ class Problem:
                 self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
+        self.layout.input_dtype = layout.input_dtype
+        self.settle_statistics(net, trial)
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        self.micro_batch = micro_batch
+        self.micro_batch, self.plan = micro_batch, plan
         self.fused = self.forward.fuses(trial)
 
     @property
@@ -166,7 +170,7 @@ class Problem:
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
-        part.n = len(rows)
+        part.n, part.features = len(rows), self.features_at(rows)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
@@ -180,6 +184,7 @@ class Problem:
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.features = self.features_with([some.x for some in sets[1:]])
         whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
         weights = [(len(some.y), some.weight) for some in sets]
@@ -315,6 +320,8 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a short hash of the data and its weights, including the order of its rows."""
+        if self.whole is not None:
+            return str(self.whole.fingerprint())
         digest = hashlib.sha256()
         weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
         for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:
@@ -327,7 +334,7 @@ class Problem:
         plan = "looped" if self.forward.looped else "batched"
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
         return (
-            f"Problem(N = {self.n}{weighted}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: "
+            f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
 

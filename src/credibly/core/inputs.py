@@ -39,18 +39,24 @@ def row_count(x: Inputs) -> int:
     return int(tensors_of(x)[0][1].shape[0])
 
 
-def call(net: Callable[..., Any], x: Inputs) -> Tensor:
+def call(net: Callable[..., Any], x: Inputs, *, heads: bool = True) -> Tensor:
     """Return the output tensor of net(x), net(*x) or net(**x)."""
     out = net(x) if isinstance(x, Tensor) else net(**x) if isinstance(x, dict) else net(*x)
-    return output_tensor(out)
+    return output_tensor(out, heads=heads)
 
 
-def output_tensor(out: Any) -> Tensor:
-    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
+def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
+
+    The tensors of a plain dict, the `heads` of a network, are flattened and put side by side if they are expected.
+    """
+    if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+        return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
     advice = "Return one tensor, or a tuple that starts with it"
+    advice += "; for a dict of outputs use Heads" if isinstance(out, dict) else ""
     raise InputError("net", f"its forward returned {type(out).__name__}", advice)
 
 
@@ -59,8 +65,8 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return ((x,), {}) if isinstance(x, Tensor) else ((), x) if isinstance(x, dict) else (x, {})
 
 
-def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *, convert: bool) -> Tensor:
-    """Return one array as a tensor on the device, floating values in the network's dtype.
+def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | None, *, convert: bool) -> Tensor:
+    """Return one array as a tensor on the device, floating values in the network's dtype or, for None, their own.
 
     numpy and pandas arrays are converted silently: their float64 is rarely a choice. A torch tensor was made on
     purpose, so a different device or floating dtype is an error unless `convert` is set.
@@ -72,7 +78,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *
                 f"is on {value.device}, the network on {device}",
                 f"Move one of them, or pass device={str(device)!r} to move everything",
             )
-        if not convert and value.is_floating_point() and value.dtype != dtype:
+        if not convert and value.is_floating_point() and dtype is not None and value.dtype != dtype:
             raise InputError(
                 name,
                 f"is {value.dtype}, the network {dtype}",
@@ -90,7 +96,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 
-def to_inputs(x: Any, device: torch.device, dtype: torch.dtype, *, convert: bool = False) -> Inputs:
+def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, convert: bool = False) -> Inputs:
     """Return x as network inputs. Raise if it is empty, its lengths differ or a value is not finite."""
     result: Inputs
     if isinstance(x, Mapping) or (hasattr(x, "keys") and not hasattr(x, "to_numpy")):
@@ -174,17 +180,13 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
-def network_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and floating dtype of a network's parameters. Raise if there is more than one."""
+def network_device(net: nn.Module) -> torch.device:
+    """Return the device of a network's parameters. Raise if there is more than one."""
     devices = {p.device for p in net.parameters()}
-    dtypes = {p.dtype for p in net.parameters() if p.is_floating_point()}
-    if len(devices) != 1 or len(dtypes) != 1:
-        raise InputError(
-            "net",
-            f"its parameters are on {sorted(map(str, devices))} in {sorted(map(str, dtypes))}",
-            "Put all of them on one device in one floating dtype, e.g. with net.to(device, dtype)",
-        )
-    return devices.pop(), dtypes.pop()
+    if len(devices) != 1:
+        found = f"its parameters are on {sorted(map(str, devices))}"
+        raise InputError("net", found, "Put all of them on one device, e.g. with net.to(device)")
+    return devices.pop()
 
 
 def describe(x: Inputs) -> dict[str, Any]:

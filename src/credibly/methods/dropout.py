@@ -39,6 +39,7 @@ from credibly.inference.training.loop import Trained, train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.likelihoods import Likelihood
+from credibly.networks.dropout_masks import masked_copy
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.posterior.model import Model
@@ -125,6 +126,18 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         history |= {**done.history, "rates": rates, "tau": best[1]}
         return self._posterior(problem, network, done.theta[0], rates, fit.record(history))
 
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether all dropout comes after the frozen body: before it, every pass has its own activations."""
+        frozen = problem.split()
+        if frozen is None:
+            return True
+        networks = (problem.layout.module, frozen.forward.layout.module)
+        try:
+            whole, head = (set(masked_copy(network, self.insert, 0.5)[1]) for network in networks)
+        except InputError:  # a pattern of `insert` that matches no layer of the head
+            return False
+        return whole == head
+
     @classmethod
     def from_trained(
         cls,
@@ -146,7 +159,9 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         """
         if isinstance(net, nn.Module) and find_running_statistics(net):
             net = replace_batchnorm(net, "frozen")
-        problem = Problem(net, data, likelihood, Normal())
+        # A network may be frozen as a whole: nothing is trained here.
+        frozen = isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters())
+        problem = Problem(net, data, likelihood, Normal(), random="*" if frozen else None)
         method = cls(rate=rate, insert=insert)
         network = Dropped(problem, insert, rate)
         theta = initial(problem, "network", 1, 0)[0]

@@ -1,0 +1,1 @@
+"""Tests with networks of other libraries, built from small configurations."""
