@@ -136,16 +136,20 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
 
     real = recipe.task == "regression"
     small = recipe.method == "hmc"
+    noises: list[Change] = []
     if real and small and free("noise") and recipe.noise_floor:
-        found.append(_floors)
+        noises.append(_floors)
     if real and free("noise"):
         other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
-        found.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+        noises.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    transforms: list[Change] = []
+    if real and free("transform"):
+        kinds = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
+        transforms.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in kinds))
+    # A skewed target would need a wide prior and a low floor, which slow HMC down, so that its transform comes first.
+    found += transforms + noises if small else noises + transforms
     if small and free("prior_scale"):
         found += [_scales, _scales]
-    if real and free("transform"):
-        transforms = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
-        found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in transforms))
     if free("inputs") and data.numeric:
         encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
         found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
