@@ -54,7 +54,8 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        self.masked, _ = masked_copy(model.layout.write(theta).requires_grad_(False), inserted, 0.5)
+        module = model.layout.write(theta).requires_grad_(False)
+        self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
 
