@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         diagnostics,
         likelihoods,
         metrics,
+        peft,
         plot,
         priors,
     )
@@ -110,6 +111,7 @@ __all__ = [
     "likelihoods",
     "load",
     "metrics",
+    "peft",
     "plot",
     "plot_chains",
     "priors",
@@ -162,6 +164,7 @@ _PACKAGES = (
     "diagnostics",
     "likelihoods",
     "metrics",
+    "peft",
     "plot",
     "priors",
     "tables",
