@@ -17,7 +17,7 @@ from credibly import runtime
 from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
 from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
-from credibly.core.inputs import Inputs, arguments, call, map_inputs, output_tensor, row_count, tensors_of
+from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
 from credibly.networks.channels_last import (
     channels_last,
@@ -154,7 +154,7 @@ class Forward:
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
         args, kwargs = arguments(x)
-        return output_tensor(functional_call(self.module, parameters, args, kwargs))
+        return self.layout.output(functional_call(self.module, parameters, args, kwargs))
 
     def _vmapped(self, parameters: dict[str, Tensor], x: Inputs, shared: bool) -> Tensor:
         result: Tensor = vmap(self._one, in_dims=(0, None if shared else 0))(parameters, x)
@@ -227,7 +227,7 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
     """Return the network's output for a few rows, or raise an error about x or net."""
     try:
         with torch.no_grad():
-            output = call(layout.module, rows)
+            output = layout.output(call(layout.module, rows))
     except InputError:
         raise
     except Exception as error:

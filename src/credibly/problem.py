@@ -25,7 +25,8 @@ from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, try_network
 from credibly.likelihoods import Likelihood
-from credibly.networks.layout import Layout, Patterns
+from credibly.networks.layout import Layout
+from credibly.networks.selection import Patterns, input_dtype
 from credibly.priors.elementwise import Prior
 from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
@@ -70,7 +71,7 @@ class Problem:
             weight 0 is left out. Weights with a mean of 1 keep the number of observations. None weighs all rows alike.
         temperature: one number T for likelihood and prior, or a `Tempering`.
         random: glob patterns of the parameters that are random; the others are fixed. `random="head.*"` makes the last
-            layer of a pretrained network Bayesian.
+            layer of a pretrained network Bayesian. None selects the trainable parameters, those with `requires_grad`.
         device, dtype: where to move network and data; by default they stay where the network is.
         plan: how several parameter vectors are evaluated: "auto", "batched" or "looped".
         micro_batch: rows per micro-batch of a full-batch pass; None chooses by memory.
@@ -87,7 +88,7 @@ class Problem:
         *,
         sample_weight: Any = None,
         temperature: float | Tempering = 1.0,
-        random: Patterns = "*",
+        random: Patterns | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         plan: Plan = "auto",
@@ -105,7 +106,7 @@ class Problem:
             net = copy.deepcopy(net).to(device=device, dtype=dtype)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = to_inputs(raw_x, layout.device, layout.dtype, convert=convert)
+        self.x: Inputs = _network_inputs(layout, raw_x, convert)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -124,6 +125,7 @@ class Problem:
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = self.likelihood.parameters()
         self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        self.layout.input_dtype = layout.input_dtype
         self.prior_spec = prior
         self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
@@ -327,9 +329,18 @@ class Problem:
         plan = "looped" if self.forward.looped else "batched"
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
         return (
-            f"Problem(N = {self.n}{weighted}, D = {self.dim}, {self.likelihood}, {self.tempering}, {plan}: "
+            f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
+
+
+def _network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
+    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
+    if not layout.mixed:
+        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
+    x = to_inputs(raw, layout.device, None, convert=convert)
+    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
+    return to_inputs(x, layout.device, layout.input_dtype, convert=True)
 
 
 def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:

@@ -59,8 +59,8 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return ((x,), {}) if isinstance(x, Tensor) else ((), x) if isinstance(x, dict) else (x, {})
 
 
-def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *, convert: bool) -> Tensor:
-    """Return one array as a tensor on the device, floating values in the network's dtype.
+def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | None, *, convert: bool) -> Tensor:
+    """Return one array as a tensor on the device, floating values in the network's dtype or, for None, their own.
 
     numpy and pandas arrays are converted silently: their float64 is rarely a choice. A torch tensor was made on
     purpose, so a different device or floating dtype is an error unless `convert` is set.
@@ -72,7 +72,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *
                 f"is on {value.device}, the network on {device}",
                 f"Move one of them, or pass device={str(device)!r} to move everything",
             )
-        if not convert and value.is_floating_point() and value.dtype != dtype:
+        if not convert and value.is_floating_point() and dtype is not None and value.dtype != dtype:
             raise InputError(
                 name,
                 f"is {value.dtype}, the network {dtype}",
@@ -90,7 +90,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype, *
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
 
 
-def to_inputs(x: Any, device: torch.device, dtype: torch.dtype, *, convert: bool = False) -> Inputs:
+def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, convert: bool = False) -> Inputs:
     """Return x as network inputs. Raise if it is empty, its lengths differ or a value is not finite."""
     result: Inputs
     if isinstance(x, Mapping) or (hasattr(x, "keys") and not hasattr(x, "to_numpy")):
@@ -174,17 +174,13 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
-def network_device_dtype(net: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Return the device and floating dtype of a network's parameters. Raise if there is more than one."""
+def network_device(net: nn.Module) -> torch.device:
+    """Return the device of a network's parameters. Raise if there is more than one."""
     devices = {p.device for p in net.parameters()}
-    dtypes = {p.dtype for p in net.parameters() if p.is_floating_point()}
-    if len(devices) != 1 or len(dtypes) != 1:
-        raise InputError(
-            "net",
-            f"its parameters are on {sorted(map(str, devices))} in {sorted(map(str, dtypes))}",
-            "Put all of them on one device in one floating dtype, e.g. with net.to(device, dtype)",
-        )
-    return devices.pop(), dtypes.pop()
+    if len(devices) != 1:
+        found = f"its parameters are on {sorted(map(str, devices))}"
+        raise InputError("net", found, "Put all of them on one device, e.g. with net.to(device)")
+    return devices.pop()
 
 
 def describe(x: Inputs) -> dict[str, Any]:

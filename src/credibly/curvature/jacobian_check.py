@@ -10,10 +10,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor
 from credibly.core.rng import stream
@@ -51,7 +54,7 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
     size = float((vector.double() * captured.output.double()).abs().sum())
     if not math.isfinite(usual + size):
         return  # the fit itself reports values that are not finite
-    project = _in_double(problem, x, vector)
+    project, rounding = _in_double(problem, x, vector)
     for _ in range(DIRECTIONS):
         direction = torch.zeros_like(point, dtype=torch.float64)
         direction[parts.indices] = (width * _normal(width, generator))[parts.indices].double()
@@ -59,7 +62,7 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
         for step in STEPS:
             change = project(point + direction * step) - project(point - direction * step)
             found = change / (2 * step)
-            if abs(found - exact) <= TOLERANCE * max(abs(found), usual) + ROUNDING * size / step:
+            if abs(found - exact) <= TOLERANCE * max(abs(found), usual) + rounding * size / step:
                 break
         else:
             raise InputError(
@@ -72,14 +75,28 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
             )
 
 
-def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> Callable[[Tensor], float]:
-    """Return the function <f(w), vector> of w (D,), by a network in float64 unless it only runs in its own dtype."""
+class _Widened(TorchDispatchMode):
+    """Make every cast and new tensor of a floating dtype one of float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if isinstance(kwargs.get("dtype"), torch.dtype) and kwargs["dtype"].is_floating_point:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> tuple[Callable[[Tensor], float], float]:
+    """Return the function <f(w), vector> of w (D,), and its relative rounding error.
+
+    It is evaluated by a network in float64 unless that only runs in its own dtypes.
+    """
     layout, likelihood = problem.layout, problem.likelihood
 
     def evaluate(module: nn.Module, theta: Tensor, inputs: Inputs) -> float:
         args, kwargs = arguments(inputs)
         with torch.no_grad():
-            output = output_tensor(functional_call(module, layout.split(theta)[0], args, kwargs))
+            with _Widened() if layout.mixed and theta.dtype == torch.float64 else nullcontext():  # type: ignore[no-untyped-call]
+                output = output_tensor(functional_call(module, layout.split(theta)[0], args, kwargs))
             return float((likelihood.arrange(output).double() * vector.double()).sum())
 
     wide = copy.deepcopy(layout.module).double()
@@ -87,8 +104,9 @@ def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> Callable[[Tensor]
     try:
         evaluate(wide, torch.zeros(layout.dim, dtype=torch.float64, device=layout.device), inputs)
     except Exception:  # such as a tensor of fixed dtype made in its forward
-        return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x)
-    return lambda theta: evaluate(wide, theta.double(), inputs)
+        coarsest = max(torch.finfo(p.dtype).eps for p in layout.module.parameters() if p.is_floating_point())
+        return lambda theta: evaluate(layout.module, theta.to(layout.dtype), x), max(ROUNDING, coarsest)
+    return lambda theta: evaluate(wide, theta.double(), inputs), ROUNDING
 
 
 def _widths(problem: Problem, theta: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class Captured:
     def pull_back(self, vector: Tensor) -> tuple[list[Tensor], Tensor | None]:
         """Return each layer's g (N, T, out) and per-row gradients (N, P) in the rest, for a vector (N, ..., W)."""
         of_layers = [
-            layer_gradients(layer, g)
+            layer_gradients(layer, g).to(self.output.dtype)
             for layer, g in zip(self.layers, gradients(self._graph, self._layer_outputs, vector))
         ]
         if self._copies is None:
@@ -131,9 +131,9 @@ class RowPass:
         with torch.enable_grad():
             seen: dict[str, tuple[Tensor, Tensor]] = {}
             with recording(self.module, self.parts.layers, seen):
-                raw = call(self.module, x)
+                raw = self.layout.output(call(self.module, x))
             inputs = [
-                layer_inputs(layer, self.module.get_submodule(layer.name), seen[layer.name][0])
+                layer_inputs(layer, self.module.get_submodule(layer.name), seen[layer.name][0]).to(raw.dtype)
                 for layer in self.parts.layers
             ]
             copies = self._copies(x, len(raw)) if self.parts.rest else None

@@ -148,7 +148,9 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         """
         if isinstance(net, nn.Module) and find_running_statistics(net):
             net = replace_batchnorm(net, "frozen")
-        problem = Problem(net, data, likelihood, Normal())
+        # A network may be frozen as a whole: nothing is trained here.
+        frozen = isinstance(net, nn.Module) and not any(p.requires_grad for p in net.parameters())
+        problem = Problem(net, data, likelihood, Normal(), random="*" if frozen else None)
         method = cls(rate=rate, insert=insert)
         network = Dropped(problem, insert, rate)
         theta = initial(problem, "network", 1, 0)[0]

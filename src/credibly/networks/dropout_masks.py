@@ -75,7 +75,8 @@ class MaskedDropout(nn.Module):
         return self.apply_mask(x, self.mask)
 
     def apply_mask(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return x with the given mask applied, which broadcasts against x."""
+        """Return x with the given mask applied, which broadcasts against x, in the dtype of x."""
+        mask = mask.to(x.dtype)
         if not self.alpha:
             return x * mask
         # Keeps mean and variance of SELU activations: a (x z + floor (1 - z)) + b (Klambauer et al. 2017).
@@ -249,7 +250,7 @@ def _input_weights(name: str, layer: nn.Module) -> tuple[str, ...]:
 
 def _masked_forward(self: Any, x: Tensor) -> Tensor:
     plain: Any = type(self).__bases__[0]
-    result: Tensor = plain.forward(self, x * self.mask)
+    result: Tensor = plain.forward(self, x * self.mask.to(x.dtype))
     return result
 
 

@@ -6,22 +6,29 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from credibly.core.inputs import Inputs, arguments, network_device_dtype, output_tensor
+from credibly.core.inputs import Inputs, arguments, network_device, output_tensor
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.normalisation import refuse_batchnorm
+from credibly.networks.selection import (
+    Patterns,
+    frozen_names,
+    joint_dtype,
+    listed,
+    matching,
+    names_by_parameter,
+    random_patterns,
+)
 
-Patterns = str | Sequence[str]
 log = logging.getLogger("credibly")
 
 
@@ -34,6 +41,7 @@ class Entry:
     start: int
     stop: int
     fan_in: int
+    dtype: torch.dtype = torch.float32
 
 
 class Layout:
@@ -43,14 +51,18 @@ class Layout:
     problem is a deterministic function of the weights. Tied parameters appear once. Parameters that are not random, and
     buffers, keep their values.
 
+    The flat vector has one dtype, the smallest that holds all random parameters. The network computes with each
+    parameter in its own dtype; its outputs are returned in that of the flat vector.
+
     Args:
         module: any network.
-        random: glob pattern or patterns on parameter names; those that match are random. All of them by default.
+        random: glob pattern or patterns on parameter names; those that match are random. By default the trainable ones,
+            with `requires_grad`.
         extra: further random tensors by name and shape, such as a learned noise scale; they follow the network's.
     """
 
     def __init__(
-        self, module: nn.Module, random: Patterns = "*", extra: Mapping[str, tuple[int, ...]] | None = None
+        self, module: nn.Module, random: Patterns | None = None, extra: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError("net", f"must be a torch.nn.Module, got {type(module).__name__}")
@@ -59,29 +71,29 @@ class Layout:
         if not any(True for _ in module.parameters()):
             raise InputError("net", "has no parameters", "Pass a network with weights")
         refuse_batchnorm(module)
-        self.device, self.dtype = network_device_dtype(module)
+        self.device = network_device(module)
+        self.random = random_patterns(module, random)
+        self.frozen = frozen_names(module)
         self.module = _deterministic_copy(module)
         self.silenced = _hidden_dropout(module)
-        self.random: tuple[str, ...] = (random,) if isinstance(random, str) else tuple(random)
-        names = _names_by_parameter(self.module)
-        for pattern in self.random:
-            if not any(fnmatchcase(alias, pattern) for aliases in names.values() for alias in aliases):
-                known = f"The names are {_list([a[0] for a in names.values()])}"
-                raise InputError("random", f"pattern {pattern!r} matches no parameter", known)
+        names = names_by_parameter(self.module)
         fans = _fan_in(self.module)
         parameters = dict(self.module.named_parameters())
         entries, start = [], 0
-        for name, aliases in names.items():
-            if any(fnmatchcase(alias, pattern) for alias in aliases for pattern in self.random):
-                if not parameters[name].is_floating_point():
-                    found = f"parameter {name!r} is {parameters[name].dtype}"
-                    raise InputError("net", found, "Only floating parameters can be random")
-                shape = tuple(parameters[name].shape)
-                entries.append(Entry(name, shape, start, start + math.prod(shape), fans.get(name, 1)))
-                start += math.prod(shape)
+        for name in matching(names, self.random):
+            shape, dtype = tuple(parameters[name].shape), parameters[name].dtype
+            if not dtype.is_floating_point:
+                raise InputError("net", f"parameter {name!r} is {dtype}", "Only floating parameters can be random")
+            entries.append(Entry(name, shape, start, start + math.prod(shape), fans.get(name, 1), dtype))
+            start += math.prod(shape)
+        self.dtype = joint_dtype([e.dtype for e in entries])
+        floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
+        self.mixed = len(set(floating)) > 1
+        # Of floating inputs; a problem with a network of several dtypes finds out which one it takes.
+        self.input_dtype = floating[0]
         self.network_dim = start
         for name, shape in (extra or {}).items():
-            entries.append(Entry(name, tuple(shape), start, start + math.prod(shape), 1))
+            entries.append(Entry(name, tuple(shape), start, start + math.prod(shape), 1, self.dtype))
             start += math.prod(shape)
         self.extra: tuple[str, ...] = tuple(extra or ())
         self.entries: tuple[Entry, ...] = tuple(entries)
@@ -90,10 +102,15 @@ class Layout:
         self._sizes = [e.stop - e.start for e in entries]
 
     def split(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return theta (..., D) as two dicts of views (..., *shape): the network's parameters and the extra ones."""
+        """Return theta (..., D) as two dicts of views (..., *shape): the network's parameters and the extra ones.
+
+        A parameter of another dtype than the flat vector's is cast to its own.
+        """
         lead = theta.shape[:-1]
         blocks = theta.split(self._sizes, -1)
         views = {e.name: block.reshape(lead + e.shape) for e, block in zip(self.entries, blocks)}
+        if self.mixed and theta.dtype == self.dtype:
+            views = {e.name: views[e.name].to(e.dtype) for e in self.entries}
         return {k: v for k, v in views.items() if k not in self.extra}, {k: views[k] for k in self.extra}
 
     def flatten(self, tensors: Mapping[str, Tensor], extra: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -108,22 +125,29 @@ class Layout:
     def read(self, module: nn.Module) -> Tensor:
         """Return the random parameters of a module of the same architecture as a (network_dim,) vector."""
         values = dict(module.named_parameters())
-        blocks = [values[e.name].detach().reshape(-1) for e in self.entries if e.name not in self.extra]
+        blocks = [values[e.name].detach().reshape(-1).to(self.dtype) for e in self.entries if e.name not in self.extra]
         return torch.cat(blocks).to(self.device, self.dtype)
 
     def call(self, theta: Tensor, x: Inputs) -> Tensor:
         """Return the network's output for one parameter vector (D,)."""
         args, kwargs = arguments(x)
-        return output_tensor(functional_call(self.module, self.split(theta)[0], args, kwargs))
+        return self.output(functional_call(self.module, self.split(theta)[0], args, kwargs))
+
+    def output(self, out: Any) -> Tensor:
+        """Return the tensor of what a network returned; in the layout's dtype, if the network has several."""
+        tensor = output_tensor(out)
+        return tensor.to(self.dtype) if self.mixed else tensor
 
     def write(self, theta: Tensor) -> nn.Module:
-        """Return an independent copy of the module with the values of one vector (D,)."""
+        """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen."""
         module = copy.deepcopy(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.split(theta)[0].items():
                 parameters[name].copy_(value)
-        return module.eval().requires_grad_(True)
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(parameter.is_floating_point() and name not in self.frozen)
+        return module.eval()
 
     def fixed(self) -> dict[str, Tensor]:
         """Return the parameters that are not random, and the buffers, by name."""
@@ -135,7 +159,7 @@ class Layout:
         """Overwrite the fixed parameters and buffers of this layout's copy with stored values."""
         mine = self.fixed()
         if set(mine) != set(tensors) or any(mine[k].shape != tensors[k].shape for k in mine):
-            found = f"its fixed tensors are {_list(mine)}, the stored ones {_list(tensors)}"
+            found = f"its fixed tensors are {listed(mine)}, the stored ones {listed(tensors)}"
             raise InputError("net", found, "Pass the network that the posterior was fitted with")
         with torch.no_grad():
             for name, value in tensors.items():
@@ -151,7 +175,7 @@ class Layout:
             "perturbed": [n for n in names if n in perturbed],
         }
         if rules["perturbed"]:
-            log.info("starts: no module initialises %s; perturbed around the given values", _list(rules["perturbed"]))
+            log.info("starts: no module initialises %s; perturbed around the given values", listed(rules["perturbed"]))
         return rules
 
     def reinitialised(self, seed: int, count: int, first: int = 0) -> Tensor:
@@ -179,15 +203,12 @@ class Layout:
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
 
     def __repr__(self) -> str:
-        return f"Layout({len(self.entries)} random tensors, D = {self.dim}, {len(self.fixed())} fixed)"
+        return f"Layout({len(self.entries)} random tensors, {self.counts()}, {len(self.fixed())} fixed tensors)"
 
-
-def _names_by_parameter(module: nn.Module) -> dict[str, list[str]]:
-    """Map the first name of each parameter to all its names: more than one if it is tied."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return {names[0]: names for names in groups.values()}
+    def counts(self) -> str:
+        """Return D and, if there are any, the number of parameters that are not random."""
+        fixed = sum(p.numel() for p in self.module.parameters()) - self.network_dim
+        return f"D = {self.dim:,} random and {fixed:,} fixed parameters" if fixed else f"D = {self.dim}"
 
 
 def _deterministic_copy(module: nn.Module) -> nn.Module:
@@ -235,12 +256,6 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
 def is_transposed_linear(part: nn.Module) -> bool:
     """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
     return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
-
-
-def _list(names: Mapping[str, object] | Sequence[str], most: int = 8) -> str:
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more if names else "none"
 
 
 def layout_mismatch(mine: list[dict[str, Any]], stored: list[dict[str, Any]]) -> str:

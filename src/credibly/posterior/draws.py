@@ -182,7 +182,9 @@ class DrawsPosterior(SampledPosterior):
 
     def to_arviz(self, x: Any = None) -> Any:
         """Return the draws by tensor name, the sampler's statistics and, given x, the predictions there, for ArviZ."""
-        network, own = self.layout.split(self.draws)
+        # In float64, which is exact: numpy has no bfloat16.
+        exact = self.layout.mixed or self.layout.dtype == torch.bfloat16
+        network, own = self.layout.split(self.draws.double() if exact else self.draws)
         functions = None
         if x is not None:
             functions = self.predict(x).functions()

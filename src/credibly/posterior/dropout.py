@@ -71,7 +71,7 @@ class DropoutPosterior(Posterior):
     def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
         """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
         check_integer("passes", passes)
-        inputs = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
+        inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
         return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from credibly import posterior as package
-from credibly.core.inputs import blank_row
+from credibly.core.inputs import blank_row, tensors_of
 from credibly.core.specs import from_spec, kinds_of
 from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
@@ -77,11 +77,14 @@ def load(
         raise StoreError(
             f"net is {layout.dtype}, the stored run {manifest['dtype']}. Convert it with net.to({manifest['dtype']})"
         )
+    row = blank_row(manifest["row"], layout.device)
+    if layout.mixed:
+        layout.input_dtype = next((t.dtype for _, t in tensors_of(row) if t.is_floating_point()), layout.input_dtype)
     fixed, tensors = _tensors(folder, manifest, state, layout.device, layout.dtype)
     layout.set_fixed(fixed)
     own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
     plan: Plan = "looped" if manifest["looped"] else "batched"
-    forward = Forward(layout, plan, blank_row(manifest["row"], layout.device), precision=manifest.get("precision"))
+    forward = Forward(layout, plan, row, precision=manifest.get("precision"))
     model = Model(layout, own, forward, manifest["row"])
     return POSTERIORS[manifest["kind"]].from_tensors(model, tensors, record, manifest.get("description"))
 

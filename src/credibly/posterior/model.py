@@ -34,7 +34,7 @@ class Model:
 
     def inputs(self, x: Any) -> Inputs:
         """Return x on the model's device; raise on a wrong shape before anything is computed."""
-        ready = to_inputs(x, self.layout.device, self.layout.dtype, convert=True)
+        ready = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
         try_network(self.layout, map_inputs(lambda t: t[:1], ready))
         return ready
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from credibly.core.inputs import Inputs, arguments, call, map_inputs, output_tensor
+from credibly.core.inputs import Inputs, arguments, call, map_inputs
 from credibly.core.rng import draw_noise
 from credibly.core.rows import sum_rows
 from credibly.errors import InputError
@@ -116,7 +116,7 @@ class OnLayers(LayerNoise):
                     if full in means:
                         values[full], values[f"{full}_scale"] = means[full], scales[full]
             values |= {buffer: tensor[0, k] for (buffer, _, _), tensor in zip(self.shapes, noise[1:])}
-            output = output_tensor(functional_call(self.module, values, args, kwargs)).unsqueeze(0)
+            output = problem.layout.output(functional_call(self.module, values, args, kwargs)).unsqueeze(0)
             output = problem.likelihood.arrange(output, 1)
             rows = problem.likelihood.log_prob(output, y, problem.extra(drawn.unsqueeze(0)))
             value = rows.sum() if weight is None else sum_rows(rows, weight).sum()
