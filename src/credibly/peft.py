@@ -49,17 +49,12 @@ def problem(
         prior: Normal(1.0, fan_in=True) by default.
         dropout: whether the rates of dropout layers are kept, for `MCDropout`. By default they are set to zero:
             samplers reject active dropout, and no other method uses it.
-        options: further arguments of `Problem`, such as `temperature` or `sample_weight`.
+        options: further arguments of `Problem`, such as `temperature`, `sample_weight` or `device`.
     """
-    names = adapter_parameters(model)
-    if "random" in options:
-        advice = "Use credibly.Problem(model, ..., random=...) to choose others"
-        raise InputError("random", "must not be given: the parameters that peft trains are random", advice)
+    adapter_parameters(model)
     net = _copy(model, dropout)
     chosen = _likelihood(model) if likelihood is None else likelihood
-    return Problem(
-        net, _pair(data), chosen, Normal(1.0, fan_in=True) if prior is None else prior, random=names, **options
-    )
+    return Problem(net, _pair(data), chosen, Normal(1.0, fan_in=True) if prior is None else prior, **options)
 
 
 def adapter_parameters(model: nn.Module) -> tuple[str, ...]:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from transformer_networks import bert, distilbert, gpt2, images, labels, tokens, vit
 
 import credibly as cr
 from credibly.core.inputs import call, map_inputs
 from credibly.posterior.dropout import draw_masks
+from integrations.transformer_networks import bert, distilbert, gpt2, images, labels, tokens, vit
 
 ROWS = 8
 NETWORKS = {

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import torchvision_operations  # noqa: F401
-
 WORDS, LENGTH, CLASSES = 40, 6, 3
 
 
