@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from credibly import peft, plot
@@ -16,10 +18,13 @@ from credibly.errors import InputError
 from credibly.methods import MLE, SWAG, BayesByBackprop, DeepEnsemble, Laplace, MCDropout
 from credibly.metrics import scores as metrics
 from credibly.posterior.base import Posterior
+from credibly.posterior.draws import DrawsPosterior
+from credibly.posterior.model import Model
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture
+from credibly.storage.record import Record
 from studies import side_by_side as side
 from studies.lora_text import FAR, FILE, QUICK, Batch, Reviews, Size, pretrained, reviews, with_adapter
 from studies.study import Options, Result, Study, mean_error, write_json
@@ -37,16 +42,19 @@ METHODS = {
     "bbb": "Bayes by Backprop",
     "swag": "SWAG",
 }
+# The order of the fits: what needs only the weights of plain LoRA and few passes comes last.
+ORDER = ("plain", "temperature", "dropout", "bbb", "swag", "ensemble", "last-layer", "laplace")
 METRICS = ("accuracy", "nll", "ece", *FAR)
 # ECE in percent on Winogrande-S with LLaMA2-7B, by Yang et al. (2024).
 PUBLISHED = {"plain": 30.8, "temperature": 12.8, "laplace": 6.9}
-SEEDS, QUICK_SEEDS = 5, 2
-STEPS, RATE, BATCH = 1_000, 1e-3, 32
-MEMBERS, DRAWS = 5, 50
+SEEDS, QUICK_SEEDS = 4, 2
+STEPS, RATE, BATCH = 500, 1e-3, 32
+MEMBERS, DRAWS = 5, 30
 # Prior standard deviations, before division by the square root of the fan-in. Laplace and Bayes by Backprop choose one
-# on the validation rows; the others, which only train, have the widest.
-SCALES = (0.03, 0.1, 0.3, 1.0, 3.0)
-BBB_SCALES = (0.01, 0.03, 0.1)
+# on the validation rows; ensemble, dropout and SWAG have a wide one.
+SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)
+BBB_SCALES = (0.03, 0.1)
+WIDE = 3.0
 
 # By method, for each seed: every metric.
 Values = dict[str, list[dict[str, float]]]
@@ -78,18 +86,12 @@ def run(options: Options) -> Result:
     """Train the language model, then fit every method for every seed. Finished seeds in `--set cells=DIR` are kept."""
     size, folder = size_of(options), folder_of(options)
     numbers = range(options.seed, options.seed + (QUICK_SEEDS if options.quick else SEEDS))
-    state: dict[str, Tensor] = {}
-    cells = []
-    for place, seed in enumerate(numbers):
-        path = None if folder is None else folder / f"seed-{seed}.json"
-        if path is not None and path.is_file():
-            cells.append(json.loads(path.read_text(encoding="utf-8")))
-            continue
-        state = state or pretrained(options, size, None if folder is None else folder / "language-model.safetensors")
-        options.report(f"seed {seed}", place, len(numbers))
-        cells.append(cell(options, size, seed, state))
-        if path is not None:
-            write_json(path, cells[-1])
+    with TemporaryDirectory() as scratch:
+        kept = folder or Path(scratch)
+        cells = []
+        for place, seed in enumerate(numbers):
+            options.report(f"seed {seed}", place, len(numbers))
+            cells.append(cell(options, size, seed, kept))
     return result_of(cells, size, options)
 
 
@@ -108,34 +110,60 @@ def folder_of(options: Options) -> Path | None:
     return folder
 
 
-def cell(options: Options, size: Size, seed: int, state: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the metrics of all methods for one seed, and what the validation rows chose."""
+def cell(options: Options, size: Size, seed: int, folder: Path) -> dict[str, Any]:
+    """Return the metrics of all methods for one seed, and what the validation rows chose.
+
+    Every method is kept in `seed-N.json` as it is done, and the weights of plain LoRA beside it.
+    """
+    path, weights = folder / f"seed-{seed}.json", folder / f"seed-{seed}.safetensors"
+    found: dict[str, Any] = {"chosen": {}, "metrics": {}}
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    if all(name in found["metrics"] for name in METHODS):
+        return found
+    state = pretrained(options, size, folder / "language-model.safetensors")
     data = reviews(options, size, seed)
     setting = Setting(with_adapter(state, size, seed), data, seed, options.device, options.quick)
-    found: dict[str, Any] = {"chosen": {}, "metrics": {}}
-    plain = fitted(MLE(**setting.training), setting.problem(SCALES[-1]), setting)
-    theta = plain.draws[0, 0]
-    found["metrics"]["plain"] = measured(plain, data)
-    validation = probabilities(plain, data.validation[0])
-    scaling = fit_probabilities("temperature", validation, data.validation[1])
-    found["chosen"]["temperature"] = scaling.temperature
-    found["metrics"]["temperature"] = measured(plain, data, scaling)
-    dropped = fitted(MCDropout(**setting.training), setting.problem(SCALES[-1], dropout=True), setting)
-    found["metrics"]["dropout"] = measured(dropped, data)
-    members = fitted(DeepEnsemble(**setting.training, members=MEMBERS), setting.problem(SCALES[-1]), setting)
-    found["metrics"]["ensemble"] = measured(members, data)
-    for name, method in {
-        "last-layer": Laplace(start=theta, structure="full", random="last layer"),
-        "laplace": Laplace(start=theta, structure="kron"),
-    }.items():
-        posterior, scale = chosen(method, SCALES, setting)
-        found["metrics"][name], found["chosen"][name] = measured(posterior, data), scale
-    variational = BayesByBackprop(**(setting.training | {"steps": 2 * setting.training["steps"]}), init_scale=0.003)
-    posterior, scale = chosen(variational, BBB_SCALES, setting)
-    found["metrics"]["bbb"], found["chosen"]["bbb"] = measured(posterior, data), scale
-    swag = fitted(SWAG(**setting.training, init=theta.unsqueeze(0)), setting.problem(SCALES[-1]), setting)
-    found["metrics"]["swag"] = measured(swag, data)
+    if not weights.is_file():
+        plain = fitted(MLE(**setting.training), setting.problem(WIDE), setting)
+        save_file({"theta": plain.draws[0, 0].cpu().contiguous()}, weights)
+    theta = load_file(weights)["theta"]
+    for name in ORDER:
+        if name not in found["metrics"]:
+            posterior, scaling, choice = posterior_of(name, setting, theta)
+            found["metrics"][name] = measured(posterior, data, scaling)
+            found["chosen"] |= {} if choice is None else {name: choice}
+            write_json(path, found)
     return found
+
+
+def posterior_of(name: str, setting: Setting, theta: Tensor) -> tuple[Posterior, Any, float | None]:
+    """Return the posterior of a method, a map of its probabilities, and what the validation rows chose.
+
+    `theta` are the weights of plain LoRA, (D,).
+    """
+    if name == "bbb":
+        longer = setting.training | {"steps": 2 * setting.training["steps"]}
+        posterior, scale = chosen(BayesByBackprop(**longer, init_scale=0.003), BBB_SCALES, setting)
+        return posterior, None, scale
+    if name in ("last-layer", "laplace"):
+        last = name == "last-layer"
+        method = Laplace(start=theta, structure="full" if last else "kron", random="last layer" if last else None)
+        posterior, scale = chosen(method, SCALES, setting)
+        return posterior, None, scale
+    problem = setting.problem(WIDE, dropout=name == "dropout")
+    if name == "dropout":
+        return fitted(MCDropout(**setting.training), problem, setting), None, None
+    if name == "ensemble":
+        return fitted(DeepEnsemble(**setting.training, members=MEMBERS), problem, setting), None, None
+    if name == "swag":
+        return fitted(SWAG(**setting.training, init=theta.unsqueeze(0)), problem, setting), None, None
+    plain = DrawsPosterior(Model.of(problem), theta.to(problem.device).reshape(1, 1, -1), Record(method="mle"))
+    if name == "plain":
+        return plain, None, None
+    x, y = setting.data.validation
+    scaling = fit_probabilities("temperature", probabilities(plain, x), y)
+    return plain, scaling, scaling.temperature
 
 
 def fitted(method: Any, problem: Problem, setting: Setting) -> Any:
@@ -291,7 +319,7 @@ def notes(cells: list[dict[str, Any]], size: Size, options: Options) -> tuple[st
         "(the last 100 words of each), without labels.",
         f"Per seed, {size.rows} labelled reviews: {size.rows - held_out} for training and {held_out} for validation. "
         "Adapter: LoRA of peft, rank 8, on the attention layers, with a new head; both are random, all else is fixed. "
-        f"Test: {size.test:,} test reviews. Other texts: {size.test:,} further test reviews with their words in random "
+        f"Test: {size.test:,} test reviews. Other texts: {size.far:,} further test reviews with their words in random "
         "order, and texts of the same lengths with words drawn by frequency. Means over "
         f"{len(cells)} seeds, which select labelled rows and test rows and initialise the adapter, ± standard errors.",
         f"Plain LoRA: maximum likelihood, {STEPS:,} Adam steps at a rate of {RATE:g} with batches of {BATCH}, without "

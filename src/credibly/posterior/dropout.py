@@ -32,7 +32,7 @@ from credibly.networks.dropout_masks import (
 )
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
-from credibly.predictive.base import BLOCK_VALUES, Predictive
+from credibly.predictive.base import BLOCK_VALUES, GPU_BLOCK_VALUES, Predictive
 from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.
@@ -172,10 +172,11 @@ class MaskDraws:
         # by one.
         width = plan.width
         repeated = 0 if self.forward.looped else width
-        if passes * row_count(x) * repeated > BLOCK_VALUES:
+        most = GPU_BLOCK_VALUES if posterior.theta.device.type == "cuda" else BLOCK_VALUES
+        if passes * row_count(x) * repeated > most:
             repeated = plan.width_from_first_mask
-        self.rows_per_tile = max(1, BLOCK_VALUES // max(width, passes * repeated))
-        self.passes_per_tile = max(1, BLOCK_VALUES // (self.rows_per_tile * repeated)) if repeated else passes
+        self.rows_per_tile = max(1, most // max(width, passes * repeated))
+        self.passes_per_tile = max(1, most // (self.rows_per_tile * repeated)) if repeated else passes
         self.width = (repeated or width) if per_row else 1
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
