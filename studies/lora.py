@@ -2,84 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-
-from credibly import peft, plot
-from credibly.conformal.probabilities import fit_probabilities
+from credibly import plot
 from credibly.errors import InputError
-from credibly.methods import MLE, SWAG, BayesByBackprop, DeepEnsemble, Laplace, MCDropout
-from credibly.metrics import scores as metrics
-from credibly.posterior.base import Posterior
-from credibly.posterior.draws import DrawsPosterior
-from credibly.posterior.model import Model
-from credibly.priors.elementwise import Normal
-from credibly.problem import Problem
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture
-from credibly.storage.record import Record
 from studies import side_by_side as side
-from studies.lora_text import FAR, FILE, QUICK, Batch, Reviews, Size, pretrained, reviews, with_adapter
-from studies.study import Options, Result, Study, mean_error, write_json
+from studies.lora_fits import BATCH, DRAWS, MEMBERS, METHODS, RATE, STEPS, cell
+from studies.lora_text import FAR, FILE, QUICK, Size
+from studies.study import Options, Result, Study, mean_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METHODS = {
-    "plain": "plain LoRA",
-    "temperature": "temperature scaling",
-    "dropout": "MC-Dropout",
-    "ensemble": "ensemble of adapters",
-    "last-layer": "last-layer Laplace",
-    "laplace": "LoRA-Laplace",
-    "bbb": "Bayes by Backprop",
-    "swag": "SWAG",
-}
-# The order of the fits: what needs only the weights of plain LoRA and few passes comes last.
-ORDER = ("plain", "temperature", "dropout", "bbb", "swag", "ensemble", "last-layer", "laplace")
 METRICS = ("accuracy", "nll", "ece", *FAR)
 # ECE in percent on Winogrande-S with LLaMA2-7B, by Yang et al. (2024).
 PUBLISHED = {"plain": 30.8, "temperature": 12.8, "laplace": 6.9}
 SEEDS, QUICK_SEEDS = 4, 2
-STEPS, RATE, BATCH = 500, 1e-3, 32
-MEMBERS, DRAWS = 5, 30
-# Prior standard deviations, before division by the square root of the fan-in. Laplace and Bayes by Backprop choose one
-# on the validation rows; ensemble, dropout and SWAG have a wide one.
-SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)
-BBB_SCALES = (0.03, 0.1)
-WIDE = 3.0
 
 # By method, for each seed: every metric.
 Values = dict[str, list[dict[str, float]]]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One seed: the adapter's network, the reviews, and how long to train."""
-
-    net: nn.Module
-    data: Reviews
-    seed: int
-    device: str
-    quick: bool
-
-    @property
-    def training(self) -> dict[str, Any]:
-        """The settings of training that all methods share."""
-        steps, batch = (4, 8) if self.quick else (STEPS, BATCH)
-        return {"steps": steps, "lr": RATE, "batch_size": batch, "compile": False}
-
-    def problem(self, scale: float, *, dropout: bool = False) -> Problem:
-        """Return the problem of the training rows under a prior of the given scale."""
-        prior = Normal(scale, fan_in=True)
-        return peft.problem(self.net, self.data.train, prior=prior, dropout=dropout, device=self.device)
 
 
 def run(options: Options) -> Result:
@@ -108,105 +53,6 @@ def folder_of(options: Options) -> Path | None:
     if not folder.is_dir():
         raise InputError("--set cells", f"must be an existing folder, got {options.extra['cells']!r}")
     return folder
-
-
-def cell(options: Options, size: Size, seed: int, folder: Path) -> dict[str, Any]:
-    """Return the metrics of all methods for one seed, and what the validation rows chose.
-
-    Every method is kept in `seed-N.json` as it is done, and the weights of plain LoRA beside it.
-    """
-    path, weights = folder / f"seed-{seed}.json", folder / f"seed-{seed}.safetensors"
-    found: dict[str, Any] = {"chosen": {}, "metrics": {}}
-    if path.is_file():
-        found = json.loads(path.read_text(encoding="utf-8"))
-    if all(name in found["metrics"] for name in METHODS):
-        return found
-    state = pretrained(options, size, folder / "language-model.safetensors")
-    data = reviews(options, size, seed)
-    setting = Setting(with_adapter(state, size, seed), data, seed, options.device, options.quick)
-    if not weights.is_file():
-        plain = fitted(MLE(**setting.training), setting.problem(WIDE), setting)
-        save_file({"theta": plain.draws[0, 0].cpu().contiguous()}, weights)
-    theta = load_file(weights)["theta"]
-    for name in ORDER:
-        if name not in found["metrics"]:
-            posterior, scaling, choice = posterior_of(name, setting, theta)
-            found["metrics"][name] = measured(posterior, data, scaling)
-            found["chosen"] |= {} if choice is None else {name: choice}
-            write_json(path, found)
-    return found
-
-
-def posterior_of(name: str, setting: Setting, theta: Tensor) -> tuple[Posterior, Any, float | None]:
-    """Return the posterior of a method, a map of its probabilities, and what the validation rows chose.
-
-    `theta` are the weights of plain LoRA, (D,).
-    """
-    if name == "bbb":
-        longer = setting.training | {"steps": 2 * setting.training["steps"]}
-        posterior, scale = chosen(BayesByBackprop(**longer, init_scale=0.003), BBB_SCALES, setting)
-        return posterior, None, scale
-    if name in ("last-layer", "laplace"):
-        last = name == "last-layer"
-        method = Laplace(start=theta, structure="full" if last else "kron", random="last layer" if last else None)
-        posterior, scale = chosen(method, SCALES, setting)
-        return posterior, None, scale
-    problem = setting.problem(WIDE, dropout=name == "dropout")
-    if name == "dropout":
-        return fitted(MCDropout(**setting.training), problem, setting), None, None
-    if name == "ensemble":
-        return fitted(DeepEnsemble(**setting.training, members=MEMBERS), problem, setting), None, None
-    if name == "swag":
-        return fitted(SWAG(**setting.training, init=theta.unsqueeze(0)), problem, setting), None, None
-    plain = DrawsPosterior(Model.of(problem), theta.to(problem.device).reshape(1, 1, -1), Record(method="mle"))
-    if name == "plain":
-        return plain, None, None
-    x, y = setting.data.validation
-    scaling = fit_probabilities("temperature", probabilities(plain, x), y)
-    return plain, scaling, scaling.temperature
-
-
-def fitted(method: Any, problem: Problem, setting: Setting) -> Any:
-    """Fit without a progress line."""
-    return method.fit(problem, seed=setting.seed, progress=False)
-
-
-def chosen(method: Any, scales: tuple[float, ...], setting: Setting) -> tuple[Posterior, float]:
-    """Fit under each prior scale. Return the posterior that predicts the validation rows best, and its scale."""
-    x, y = setting.data.validation
-    best: tuple[float, Posterior, float] | None = None
-    for scale in scales:
-        posterior = fitted(method, setting.problem(scale), setting)
-        score = float(metrics.negative_log_likelihood(probabilities(posterior, x), y))
-        if best is None or score < best[0]:
-            best = score, posterior, scale
-    assert best is not None
-    return best[1], best[2]
-
-
-def probabilities(posterior: Posterior, x: Batch) -> Tensor:
-    """Return the class probabilities (N, 2) of the model average, on the CPU."""
-    options = (
-        {"passes": DRAWS} if posterior.kind == "dropout" else {"draws": DRAWS} if posterior.kind == "gaussian" else {}
-    )
-    return posterior.predict(x, **options).probabilities.cpu()
-
-
-def measured(posterior: Posterior, data: Reviews, scaling: Any = None) -> dict[str, float]:
-    """Return the metrics on the test reviews, and the AUROC of the entropy against each kind of other text."""
-    x, y = data.test
-    mapped = (lambda p: p) if scaling is None else scaling
-    p = mapped(probabilities(posterior, x))
-    found = {
-        "accuracy": float(metrics.accuracy(p, y)),
-        "nll": float(metrics.negative_log_likelihood(p, y)),
-        "ece": float(metrics.ece(p, y)),
-    }
-    own = torch.special.entr(p.double()).sum(-1)
-    for name, far in data.far.items():
-        other = torch.special.entr(mapped(probabilities(posterior, far)).double()).sum(-1)
-        found[name] = float(metrics.auroc(own, other))
-    return found
 
 
 def result_of(cells: list[dict[str, Any]], size: Size, options: Options) -> Result:
@@ -327,8 +173,8 @@ def notes(cells: list[dict[str, Any]], size: Size, options: Options) -> tuple[st
         f"validation rows: the temperature ({temperatures}) and the prior scale by seed ({'; '.join(by_method)}). No "
         "choice used test rows.",
         f"MC-Dropout trains with the rates of GPT-2 and of the adapter (0.1) and averages {DRAWS} passes. The ensemble "
-        f"has {MEMBERS} adapters with their own initial values. Bayes by Backprop takes twice the steps, SWAG starts "
-        f"from the plain adapter; both average {DRAWS} draws.",
+        f"has {MEMBERS} adapters: the plain one and others trained alike from new initial values. Bayes by Backprop "
+        f"takes twice the steps, SWAG starts from the plain adapter; both average {DRAWS} draws.",
         "Smaller than the published experiment: Yang et al. (2024) adapt LLaMA2-7B, and their numbers are for "
         "common-sense questions (Winogrande-S, 640 training rows).",
     )

@@ -71,7 +71,8 @@ def libraries() -> tuple[Any, Any]:
         advice = "Install them: pip install transformers peft"
         raise InputError("lora-calibration", f"needs transformers and peft ({error})", advice) from error
     # It recommends attention masks, see `batch_of`.
-    transformers.logging.set_verbosity_error()
+    quiet: Any = transformers.logging.set_verbosity_error
+    quiet()
     return transformers, peft
 
 
