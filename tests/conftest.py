@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import credibly as cr
+from tests import torchvision_operators
 
 # The same examples in every run, so that results depend on the code only.
 hypothesis.settings.register_profile("same", derandomize=True)
@@ -21,6 +22,8 @@ hypothesis.settings.load_profile("same")
 # The problems are small, so threads cost more than they gain, here and in processes that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+torchvision_operators.declare()
 
 
 @pytest.hookimpl(optionalhook=True)
