@@ -41,7 +41,7 @@ STEPS, RATE, BATCH = 500, 1e-3, 32
 MEMBERS, DRAWS = 3, 30
 # Prior standard deviations, before division by the square root of the fan-in. Laplace and Bayes by Backprop choose one
 # on the validation rows; ensemble, dropout and SWAG have a wide one.
-SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)
+SCALES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 BBB_SCALES = (0.03, 0.1)
 WIDE = 3.0
 

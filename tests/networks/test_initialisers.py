@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import credibly as cr
-import torchvision_operations  # noqa: F401
 from conftest import randn
 from credibly.core.rng import global_stream
 from credibly.networks.layout import Layout
@@ -284,7 +283,6 @@ def test_models_of_transformers():
     assert {e.name: e.fan_in for e in Layout(gpt).entries}["transformer.h.0.attn.c_attn.weight"] == 16
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_adapters_of_peft():
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     gpt = transformers.GPT2ForSequenceClassification(
