@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from credibly import plot
+from credibly.core.checks import check_choice
 from credibly.errors import InputError
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture
@@ -28,16 +29,36 @@ Values = dict[str, list[dict[str, float]]]
 
 
 def run(options: Options) -> Result:
-    """Train the language model, then fit every method for every seed. Finished seeds in `--set cells=DIR` are kept."""
-    size, folder = size_of(options), folder_of(options)
-    numbers = range(options.seed, options.seed + (QUICK_SEEDS if options.quick else SEEDS))
+    """Train the language model, then fit every method for every seed.
+
+    `--set cells=DIR` keeps the language model and what is done in a folder, and a second run resumes from it. `--set
+    seeds=N` and `--set methods=plain,laplace` change how much there is to do.
+    """
+    size, folder, names = size_of(options), folder_of(options), methods_of(options)
+    numbers = range(options.seed, options.seed + seeds_of(options))
     with TemporaryDirectory() as scratch:
         kept = folder or Path(scratch)
         cells = []
         for place, seed in enumerate(numbers):
             options.report(f"seed {seed}", place, len(numbers))
-            cells.append(cell(options, size, seed, kept))
-    return result_of(cells, size, options)
+            cells.append(cell(options, size, seed, kept, names))
+    return result_of(cells, names, size, options)
+
+
+def methods_of(options: Options) -> tuple[str, ...]:
+    """Return the methods to fit, all by default; the three of the published pattern are always among them."""
+    asked = options.extra.get("methods", ",".join(METHODS)).split(",")
+    for name in asked:
+        check_choice("--set methods", name, METHODS)
+    return tuple(name for name in METHODS if name in asked or name in PUBLISHED)
+
+
+def seeds_of(options: Options) -> int:
+    """Return the number of seeds."""
+    text = options.extra.get("seeds", str(QUICK_SEEDS if options.quick else SEEDS))
+    if not text.isdigit() or int(text) < 2:
+        raise InputError("--set seeds", f"must be an integer of at least 2, got {text!r}")
+    return int(text)
 
 
 def size_of(options: Options) -> Size:
@@ -55,19 +76,20 @@ def folder_of(options: Options) -> Path | None:
     return folder
 
 
-def result_of(cells: list[dict[str, Any]], size: Size, options: Options) -> Result:
+def result_of(cells: list[dict[str, Any]], names: tuple[str, ...], size: Size, options: Options) -> Result:
     """Return the result, by a rule fixed before the runs.
 
     The pattern is reproduced if, paired over seeds, the ECE of LoRA-Laplace is below that of plain LoRA and below that
     of temperature scaling, each by more than two standard errors; in part if only the first holds.
     """
-    values: Values = {name: [cell["metrics"][name] for cell in cells] for name in METHODS}
+    values: Values = {name: [cell["metrics"][name] for cell in cells] for name in names}
     gaps = {
         name: side.difference(column(values, name, "ece"), column(values, "laplace", "ece"))
         for name in ("plain", "temperature")
     }
     first, second = (gap - 2 * error > 0 for gap, error in gaps.values())
-    means = {name: mean_error(column(values, name, "ece"))[0] for name in METHODS}
+    means = {name: mean_error(column(values, name, "ece"))[0] for name in names}
+    others = [f"{METHODS[m]} {percent(values, m)}" for m in names if m not in PUBLISHED]
     best = {metric: best_of(values, metric) for metric in METRICS}
     sentences = (
         f"{side.verdict(first and second, first)}: the ECE of plain LoRA is {percent(values, 'plain')}, with "
@@ -76,9 +98,7 @@ def result_of(cells: list[dict[str, Any]], size: Size, options: Options) -> Resu
         f"and {PUBLISHED['laplace']} %).",
         f"Paired over seeds, LoRA-Laplace is {signed(gaps['plain'])} below plain LoRA and "
         f"{signed(gaps['temperature'])} below temperature scaling.",
-        "ECE of the others: "
-        + side.listed([f"{METHODS[m]} {percent(values, m)}" for m in METHODS if m not in PUBLISHED])
-        + ".",
+        *([f"ECE of the others: {side.listed(others)}."] if others else []),
         f"The highest accuracy has {METHODS[best['accuracy']]}, the lowest NLL {METHODS[best['nll']]}, the lowest ECE "
         f"{METHODS[best['ece']]}.",
         "Other texts: "
@@ -101,7 +121,7 @@ def column(values: Values, method: str, metric: str) -> list[float]:
 def best_of(values: Values, metric: str) -> str:
     """Return the method with the best mean of a metric."""
     sign = -1 if metric in ("nll", "ece") else 1
-    return max(METHODS, key=lambda name: sign * mean_error(column(values, name, metric))[0])
+    return max(values, key=lambda name: sign * mean_error(column(values, name, metric))[0])
 
 
 def percent(values: Values, method: str) -> str:
@@ -124,7 +144,7 @@ def table_of(values: Values) -> Table:
             side.mean_text([100 * v for v in column(values, name, "ece")], 1),
             *(side.mean_text(column(values, name, metric), 3) for metric in FAR),
         )
-        for name in METHODS
+        for name in values
     ]
     titles = ("method", "accuracy", "NLL", "ECE, %", *(f"AUROC, {title}" for title in FAR.values()))
     return Table(tuple(Column(title) for title in titles), tuple(rows))
@@ -136,6 +156,8 @@ def picture_of(values: Values) -> Picture:
     def paint(axes: list[Axes]) -> None:
         for axis, metric in zip(axes, ("nll", "accuracy")):
             for place, (name, title) in enumerate(METHODS.items()):
+                if name not in values:
+                    continue
                 ece = [100 * v for v in column(values, name, "ece")]
                 look: dict[str, Any] = {"linestyle": "none", "marker": "os^Dv<>P"[place], "markersize": 6}
                 axis.plot(column(values, name, metric), ece, label=title, color=plot.PALETTE[place % 8], **look)
@@ -156,7 +178,11 @@ def picture_of(values: Values) -> Picture:
 def notes(cells: list[dict[str, Any]], size: Size, options: Options) -> tuple[str, ...]:
     """Return the setup, and where it falls short of the published one."""
     held_out = size.rows // 5
-    scales = {name: [cell["chosen"][name] for cell in cells] for name in ("last-layer", "laplace", "bbb")}
+    scales = {
+        name: [cell["chosen"][name] for cell in cells]
+        for name in ("last-layer", "laplace", "bbb")
+        if all(name in cell["chosen"] for cell in cells)
+    }
     temperatures = side.mean_text([cell["chosen"]["temperature"] for cell in cells])
     by_method = [f"{METHODS[name]} {', '.join(f'{s:g}' for s in found)}" for name, found in scales.items()]
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ class Setting:
         return peft.problem(self.net, self.data.train, prior=prior, dropout=dropout, device=self.device)
 
 
-def cell(options: Options, size: Size, seed: int, folder: Path) -> dict[str, Any]:
-    """Return the metrics of all methods for one seed, and what the validation rows chose.
+def cell(options: Options, size: Size, seed: int, folder: Path, names: Collection[str] = ORDER) -> dict[str, Any]:
+    """Return the metrics of methods for one seed, and what the validation rows chose.
 
     Every method is kept in `seed-N.json` as it is done, and the weights of plain LoRA beside it.
     """
@@ -77,7 +78,7 @@ def cell(options: Options, size: Size, seed: int, folder: Path) -> dict[str, Any
     found: dict[str, Any] = {"chosen": {}, "metrics": {}}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-    if all(name in found["metrics"] for name in METHODS):
+    if all(name in found["metrics"] for name in names):
         return found
     state = pretrained(options, size, folder / "language-model.safetensors")
     data = reviews(options, size, seed)
@@ -87,7 +88,7 @@ def cell(options: Options, size: Size, seed: int, folder: Path) -> dict[str, Any
         save_file({"theta": plain.draws[0, 0].cpu().contiguous()}, weights)
     theta = load_file(weights)["theta"]
     for name in ORDER:
-        if name not in found["metrics"]:
+        if name in names and name not in found["metrics"]:
             posterior, scaling, choice = posterior_of(name, setting, theta)
             found["metrics"][name] = measured(posterior, data, scaling)
             found["chosen"] |= {} if choice is None else {name: choice}
