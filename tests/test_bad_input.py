@@ -110,7 +110,7 @@ CASES = {
     "lazy": ({"net": nn.LazyLinear(1)}, "net: has lazy parameters"),
     "temperature 0": ({"temperature": 0.0}, "temperature must be a positive number, got 0"),
     "temperature negative": ({"temperature": cr.Tempering}, "temperature must be a positive number, got <class"),
-    "two dtypes": ({"net": MIXED}, "net: its parameters are on .*torch.float32.*torch.float64"),
+    "two dtypes": ({"net": MIXED}, "cannot take rows.*Its parameters are in .*torch.float32.*torch.float64.*dtype="),
     "dtype mismatch": (
         {"data": (X.double(), Y)},
         "x: is torch.float64, the network torch.float32. Convert one of them, or pass dtype=",

@@ -12,52 +12,35 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
-from credibly.core.checks import check_positive
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_inputs, to_tensor, unpack_data
+from credibly.core.html import fact_table
+from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
+from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
-from credibly.likelihoods import Likelihood
+from credibly.forward import Forward, Plan, bind_heads, try_network
+from credibly.frozen.reducible import Reducible
+from credibly.likelihoods import Heads, Likelihood
+from credibly.networks.copying import copy_module
+from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout
-from credibly.networks.selection import Patterns, input_dtype
+from credibly.networks.refusals import admit, refuse_changing_buffers
+from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
-ACTIVATION_BUDGET = (
-    2**28
-)  # activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32
-
-
-@dataclass(frozen=True)
-class Tempering:
-    """Temperatures of likelihood and prior. A cold posterior has both below 1, likelihood tempering only the first."""
-
-    likelihood: float = 1.0
-    prior: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_positive("temperature", self.likelihood)
-        check_positive("temperature", self.prior)
+__all__ = ["Evaluation", "Problem", "Tempering"]
+# Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
+ACTIVATION_BUDGET = 2**28
 
 
-class Evaluation(NamedTuple):
-    """The tempered log density at C points, (C,), its gradient (C, D), and its untempered parts, (C,) each."""
-
-    log_likelihood: Tensor
-    log_prior: Tensor
-    log_density: Tensor
-    gradient: Tensor
-
-
-class Problem:
+class Problem(Reducible):
     """The posterior density to infer: everything that a method needs to know.
 
     Args:
@@ -102,11 +85,12 @@ class Problem:
         if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
             raise InputError("micro_batch", f"must be a positive integer or None, got {micro_batch!r}")
         convert = device is not None or dtype is not None
-        if convert and isinstance(net, nn.Module):
-            net = copy.deepcopy(net).to(device=device, dtype=dtype)
+        if isinstance(net, nn.Module):
+            net = copy_module(admit(net)).to(device=device, dtype=dtype) if convert else admit(net)
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = _network_inputs(layout, raw_x, convert)
+        self.x: Inputs = layout.inputs(raw_x, convert)
+        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -120,19 +104,22 @@ class Problem:
                 self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
+        refuse_changing_buffers(layout.module, trial)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
+        self.settle_statistics(net, trial)
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
-        self.micro_batch = micro_batch
+        refuse_without_gradient(self.forward, trial)
+        self.micro_batch, self.plan = micro_batch, plan
         self.fused = self.forward.fuses(trial)
 
     @property
@@ -168,7 +155,7 @@ class Problem:
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
-        part.n = len(rows)
+        part.n, part.features = len(rows), self.features_at(rows)
         part.sample_weight = None if self.sample_weight is None else self.sample_weight[rows]
         return part
 
@@ -182,6 +169,7 @@ class Problem:
         stacked = iter([torch.cat(column) for column in zip(*columns, strict=True)])
         whole = copy.copy(self)
         whole.x = map_inputs(lambda _: next(stacked), self.x)
+        whole.features = self.features_with([some.x for some in sets[1:]])
         whole.y = torch.cat([some.y for some in sets])
         whole.n = len(whole.y)
         weights = [(len(some.y), some.weight) for some in sets]
@@ -234,7 +222,7 @@ class Problem:
 
         def total(t: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             log_lik, log_prior = self.parts(t, x, y, shared=shared, weight=weight)
-            return _weighted(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
+            return weighted_sum(log_lik, likelihood_weight, log_prior, prior_weight).sum(), (log_lik, log_prior)
 
         gradient, (log_lik, log_prior) = grad_and_aux(total, theta)
         return log_lik.detach(), log_prior.detach(), gradient
@@ -317,6 +305,8 @@ class Problem:
 
     def fingerprint(self) -> str:
         """Return a short hash of the data and its weights, including the order of its rows."""
+        if self.whole is not None:
+            return str(self.whole.fingerprint())
         digest = hashlib.sha256()
         weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
         for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:
@@ -325,6 +315,12 @@ class Problem:
             digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:32]
 
+    def _repr_html_(self) -> str:
+        plan = f"{'looped' if self.forward.looped else 'batched'}: {self.forward.reason}"
+        rows = f"{self.n:,}" if self.sample_weight is None else f"{self.n:,} of total weight {self.total_weight:g}"
+        names = {"rows (N)": rows, **self.layout.facts(), "likelihood": self.likelihood, "prior": self.prior_spec}
+        return fact_table("Problem", {**names, "temperature": self.tempering, "parameter vectors": plan})
+
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
@@ -332,17 +328,3 @@ class Problem:
             f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"
         )
-
-
-def _network_inputs(layout: Layout, raw: Any, convert: bool) -> Inputs:
-    """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
-    if not layout.mixed:
-        return to_inputs(raw, layout.device, layout.input_dtype, convert=convert)
-    x = to_inputs(raw, layout.device, None, convert=convert)
-    layout.input_dtype = input_dtype(layout.module, x) or layout.input_dtype
-    return to_inputs(x, layout.device, layout.input_dtype, convert=True)
-
-
-def _weighted(a: Tensor, wa: float | Tensor, b: Tensor, wb: float | Tensor) -> Tensor:
-    """Return wa * a + wb * b, skipping multiplications by the float 1, the most common weight."""
-    return (wa * a if isinstance(wa, Tensor) or wa != 1 else a) + (wb * b if isinstance(wb, Tensor) or wb != 1 else b)

@@ -18,6 +18,14 @@ from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.likelihoods import Gaussian
 from credibly.storage.manifest import load_tensors
 
+
+def frozen_body(seed=0):
+    """A problem with a random last layer; the seed changes its own weights alone."""
+    net = mlp(3, 4, 1, seed=seed)
+    net[0] = mlp(3, 4, 1, seed=0)[0]
+    return make(net=net, random="2.*")
+
+
 RUNS = {
     "hmc": (hmc(), make),
     "hmc, diagonal mass": (hmc(mass="diagonal", warmup=40), make),
@@ -31,6 +39,7 @@ RUNS = {
     "hmc, one draw": (hmc(draws=1, chains=1), make),
     "hmc, a density": (hmc(), lambda seed=0: density()),
     "hmc, a density in float32": (hmc(), lambda seed=0: density(dtype=torch.float32)),
+    "hmc, a frozen body": (hmc(), frozen_body),
     "sgld": (sg(cr.SGLD), make),
     "sgld, polynomial and preconditioned": (sg(cr.SGLD, schedule="polynomial", preconditioner="rmsprop"), make),
     "sghmc": (sg(cr.SGHMC), make),

@@ -20,7 +20,9 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
+from credibly.priors.hierarchical import BoundHierarchical, scale_parameters
 from credibly.problem import Problem
 from credibly.storage.record import Record
 
@@ -31,10 +33,12 @@ class Method(ABC):
     Attributes:
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
+        infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
     """
 
     name: ClassVar[str]
     label: ClassVar[str] = ""
+    infers_scales: ClassVar[bool] = False
 
     @abstractmethod
     def fit(
@@ -51,7 +55,7 @@ class Method(ABC):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
@@ -59,6 +63,7 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
             settings=to_spec(self),
@@ -70,6 +75,15 @@ class Method(ABC):
             history=history,
             status=status,
         )
+
+    @property
+    def post_hoc(self) -> bool:
+        """Whether a fit leaves the weights of the network as they are."""
+        return False
+
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether a frozen body of the network may be computed once, for all steps; by default it may."""
+        return True
 
     @property
     def starts_fresh(self) -> bool:
@@ -151,10 +165,20 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        if not method.post_hoc:
+            refuse_moving(problem.moving)
+        if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
+            raise InputError(
+                "prior",
+                f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
+                "scales has none, it grows without limit as both go to 0",
+                "Use HMC, SGHMC, SGLD or BayesByBackprop, or a prior of fixed scale",
+            )
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
-        yield Fit(method, problem, seed, world, out if leads else None, progress if leads else False)
+        fitted = problem.reduced() if method.takes_activations(problem) else problem
+        yield Fit(method, fitted, seed, world, out if leads else None, progress if leads else False)
         if out is not None:
             world.barrier()
 
@@ -187,10 +211,12 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
     if init == "fresh":
         network = layout.reinitialised(seed, members)
     entries = layout.entries[len(layout.entries) - len(layout.extra) :]
+    own = problem.likelihood.parameters(), scale_parameters(problem.prior_spec, layout)
+    parameters = [parameter for some in own for parameter in some.values()]
     extras = [
         torch.as_tensor(parameter.init, dtype=layout.dtype, device=layout.device).expand(
             members, entry.stop - entry.start
         )
-        for entry, parameter in zip(entries, problem.likelihood.parameters().values())
+        for entry, parameter in zip(entries, parameters)
     ]
     return torch.cat([network, *extras], -1).clone()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credibly.errors import InputError
-from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood, row_shape
+from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood, channels_first, row_shape
 from credibly.likelihoods.noisy_softmax import noisy_log_softmax
 
 # Nodes of either integral of noisy logits: with fewer, errors reach 0.1 for noise of standard deviation 3.
@@ -91,7 +91,7 @@ class Categorical(Likelihood):
                 one_hot = y.shape[-1] > 1
                 hint = f" ({'y.argmax(-1) converts one-hot rows' if one_hot else 'y.squeeze(-1) drops the last axis'})"
             found = f"has shape {tuple(y.shape)}, the network's output has shape {row_shape(output)}"
-            raise InputError("y", found, f"Pass one integer label per row{hint}")
+            raise InputError("y", found, channels_first(self, output, y) or f"Pass one integer label per row{hint}")
         return self._bound(classes=width // per)
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:

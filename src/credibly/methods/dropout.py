@@ -39,6 +39,7 @@ from credibly.inference.training.loop import Trained, train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
 from credibly.likelihoods import Likelihood
+from credibly.networks.dropout_masks import masked_copy
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm
 from credibly.posterior.dropout import DropoutPosterior
 from credibly.posterior.model import Model
@@ -126,6 +127,18 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         history |= {**done.history, "rates": final, "tau": best[1]}
         history |= {"dropout_off": network.inactive} if network.inactive else {}
         return self._posterior(problem, network, done.theta[0], final, fit.record(history))
+
+    def takes_activations(self, problem: Problem) -> bool:
+        """Return whether all dropout comes after the frozen body: before it, every pass has its own activations."""
+        frozen = problem.split()
+        if frozen is None:
+            return True
+        networks = (problem.layout.module, frozen.forward.layout.module)
+        try:
+            whole, head = (set(masked_copy(network, self.insert, 0.5)[1]) for network in networks)
+        except InputError:  # a pattern of `insert` that matches no layer of the head
+            return False
+        return whole == head
 
     @classmethod
     def from_trained(

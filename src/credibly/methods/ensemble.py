@@ -9,25 +9,26 @@ temperature).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credibly.core.checks import check_integer
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError
 from credibly.inference.method import Fit, initial
+from credibly.inference.trained import trained_posterior
 from credibly.inference.training.data import Data, rotated, split
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity, Perturbation
-from credibly.likelihoods import Gaussian
+from credibly.likelihoods import Gaussian, Likelihood
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
 from credibly.problem import Problem
@@ -103,6 +104,21 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
                     problem, members, every, loss, self, start, seed=seed, progress=fit.progress
                 )
         return DrawsPosterior(Model.of(problem), members.unsqueeze(1), fit.record(history))
+
+    @classmethod
+    def from_trained(cls, nets: Sequence[nn.Module], data: Any, likelihood: Likelihood) -> DrawsPosterior:
+        """Return networks that were trained elsewhere as an ensemble, one member each.
+
+        Args:
+            nets: trained networks of one architecture, or checkpoints loaded into it. Parameters that are frozen and
+                equal in all of them stay fixed. Statistics of BatchNorm become part of its weights.
+            data: (x, y), preferably rows that they were not trained on. They give the shapes and, if the likelihood's
+                scale is "learned", the noise scale of each member.
+            likelihood: of y given the network's output.
+        """
+        if isinstance(nets, nn.Module) or not isinstance(nets, Sequence) or not nets:
+            raise InputError("nets", f"must be a list of networks, got {type(nets).__name__}")
+        return trained_posterior(cls(members=len(nets), init="network"), nets, data, likelihood)
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:

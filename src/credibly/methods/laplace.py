@@ -111,6 +111,11 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         if self.refits and not (isinstance(self.start, str) and self.start == "map"):
             raise InputError("refits", f'must be 0 unless start="map", got {self.refits} with start={self.start!r}')
 
+    @property
+    def post_hoc(self) -> bool:
+        """Whether the network's own weights are taken."""
+        return isinstance(self.start, Tensor) or self.start == "network"
+
     def _fit(self, fit: Fit) -> LaplacePosterior:
         """Return the Gaussian. What `tune` chose is in `record.history`."""
         problem, seed, progress = fit.problem, fit.seed, fit.progress

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from credibly.inference.method import Fit, initial
+from credibly.inference.trained import trained_posterior
 from credibly.inference.training.data import split
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
 from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod, partial_draws
 from credibly.inference.training.objectives import NegativeLogDensity
+from credibly.likelihoods import Likelihood
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.model import Model
 
@@ -61,6 +63,18 @@ class _Point(TrainingMethod[DrawsPosterior]):
         return DrawsPosterior(Model.of(problem), theta.unsqueeze(1), fit.record(history))
 
     @classmethod
+    def from_trained(cls, net: nn.Module, data: Any, likelihood: Likelihood) -> DrawsPosterior:
+        """Return a network that was trained elsewhere as a posterior of one draw. BatchNorm keeps its statistics.
+
+        Args:
+            net: the trained network.
+            data: (x, y), preferably rows that it was not trained on. They give the shapes and, if the likelihood's
+                scale is "learned", the noise scale.
+            likelihood: of y given the network's output.
+        """
+        return trained_posterior(cls(), [net], data, likelihood)
+
+    @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
         """Return the noise of held-out rows: a point has no other width, and its residuals are too small."""
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
@@ -72,6 +86,8 @@ class MLE(_Point):
 
     name: ClassVar[str] = "mle"
     prior_weight: ClassVar[float] = 0.0
+    # Without the prior there is a mode, and the scales stay where they start.
+    infers_scales: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ everything before the first mask is computed once.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from credibly.core.inputs import Inputs, call, row_count
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 from credibly.networks.layout import is_transposed_linear
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
@@ -110,7 +110,7 @@ def masked_copy(
     """
     if rate is not None and not 0 < rate < 1:
         raise InputError("rate", f"must be between 0 and 1, got {rate!r}")
-    module = copy.deepcopy(module)
+    module = copy_module(module)
     rates: dict[str, float] = {}
     for name, layer in module.named_modules():
         if type(layer) in DROPOUT and (only is None or name in only):
@@ -144,9 +144,7 @@ def masked_copy(
         for name in chosen:
             if name not in rates and (only is None or name in only):
                 layer = candidates[name]
-                layer.__class__ = type(
-                    f"Masked{type(layer).__name__}", (type(layer), MaskedInput), {"forward": _masked_forward}
-                )
+                layer.__class__ = _masked_class(type(layer))
                 layer.register_buffer("mask", torch.ones(()), persistent=False)
                 rates[name] = 0.05 if rate is None else rate
     return module, rates
@@ -268,3 +266,16 @@ def sites_of_layers(
         return None
     by_start = {starts[site.weights[0]]: index for index, site in enumerate(sites)}
     return [by_start.get(layer[2]) for layer in layers] if len(by_start) == len(sites) else None
+
+
+def _masked_class(kind: type) -> Any:
+    """Return the subclass of a layer's class that masks its inputs."""
+    return _MASKED.get(kind) or type(f"Masked{kind.__name__}", (kind, MaskedInput), {"forward": _masked_forward})
+
+
+# Subclasses by layer, under names of this module, so that a network with masks can be pickled.
+_MASKED: dict[type, Any] = {
+    kind: type(f"Masked{kind.__name__}", (kind, MaskedInput), {"forward": _masked_forward, "__module__": __name__})
+    for kind in WEIGHTED
+}
+globals().update({made.__name__: made for made in _MASKED.values()})

@@ -14,20 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from credibly.core.inputs import Inputs, arguments, network_device, output_tensor
+from credibly.core.inputs import Inputs, arguments, network_device, output_tensor, to_inputs
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
-from credibly.networks.normalisation import refuse_batchnorm
+from credibly.networks.refusals import admit, settle
 from credibly.networks.selection import (
     Patterns,
     frozen_names,
+    input_dtype,
     joint_dtype,
     listed,
     matching,
     names_by_parameter,
     random_patterns,
 )
+from credibly.networks.statistics import with_fixed_statistics
 
 log = logging.getLogger("credibly")
 
@@ -59,10 +62,17 @@ class Layout:
         random: glob pattern or patterns on parameter names; those that match are random. By default the trainable ones,
             with `requires_grad`.
         extra: further random tensors by name and shape, such as a learned noise scale; they follow the network's.
+        trained: whether statistics of BatchNorm layers are final, whichever mode the module is in. If not, they are
+            refused in training mode unless some parameters are fixed.
     """
 
     def __init__(
-        self, module: nn.Module, random: Patterns | None = None, extra: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        module: nn.Module,
+        random: Patterns | None = None,
+        extra: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        trained: bool = False,
     ) -> None:
         if not isinstance(module, nn.Module):
             raise InputError("net", f"must be a torch.nn.Module, got {type(module).__name__}")
@@ -70,9 +80,11 @@ class Layout:
             raise InputError("net", "has lazy parameters without a shape", "Call it once on a batch first")
         if not any(True for _ in module.parameters()):
             raise InputError("net", "has no parameters", "Pass a network with weights")
-        refuse_batchnorm(module)
+        module = admit(module)
         self.device = network_device(module)
         self.random = random_patterns(module, random)
+        # With fixed parameters, BatchNorm may lie before all random ones; whether it does shows with data.
+        module, self.norms = with_fixed_statistics(module, trained=trained or self.random != ("*",))
         self.frozen = frozen_names(module)
         self.module = _deterministic_copy(module)
         self.silenced = _hidden_dropout(module)
@@ -100,6 +112,23 @@ class Layout:
         self.aliases = {alias: name for name, aliases in names.items() for alias in aliases}
         self.dim = start
         self._sizes = [e.stop - e.start for e in entries]
+        self.whole: Layout | None = None
+
+    def on(self, head: nn.Module) -> Layout:
+        """Return this layout for a part of the network that has all random parameters, under the same names."""
+        part = copy.copy(self)
+        part.module, part.whole = head, self
+        part.aliases = {alias: name for name, group in names_by_parameter(head).items() for alias in group}
+        part.__dict__.pop("start_rules", None)
+        return part
+
+    def inputs(self, x: Any, convert: bool) -> Inputs:
+        """Return x on the network's device. A network of several dtypes gets it in the first one that it takes."""
+        if not self.mixed:
+            return to_inputs(x, self.device, self.input_dtype, convert=convert)
+        given = to_inputs(x, self.device, None, convert=convert)
+        self.input_dtype = input_dtype(self.module, given) or self.input_dtype
+        return to_inputs(given, self.device, self.input_dtype, convert=True)
 
     def split(self, theta: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return theta (..., D) as two dicts of views (..., *shape): the network's parameters and the extra ones.
@@ -140,7 +169,7 @@ class Layout:
 
     def write(self, theta: Tensor) -> nn.Module:
         """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen."""
-        module = copy.deepcopy(self.module)
+        module = copy_module(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.split(theta)[0].items():
@@ -168,6 +197,8 @@ class Layout:
     @functools.cached_property
     def start_rules(self) -> dict[str, list[str]]:
         """Where the values of `reinitialised` come from: names of random parameters by rule."""
+        if self.whole is not None:
+            return self.whole.start_rules
         perturbed = uninitialised(self.module)
         names = [e.name for e in self.entries if e.name not in self.extra]
         rules = {
@@ -183,9 +214,11 @@ class Layout:
 
         Parameters that no initialiser writes are perturbed around their values; `start_rules` tells which.
         """
+        if self.whole is not None:
+            return self.whole.reinitialised(seed, count, first)
         rows = []
         for member in range(first, first + count):
-            module = copy.deepcopy(self.module).cpu()
+            module = copy_module(self.module).cpu()
             with global_stream(seed, "initialise", member):
                 reinitialise(module)
             parameters, noise = dict(module.named_parameters()), stream(seed, "perturb", member)
@@ -202,6 +235,21 @@ class Layout:
         ]
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
 
+    def facts(self) -> dict[str, str]:
+        """Return what a table shows of the network: its class, its random and fixed tensors, device and dtype."""
+        fixed = self.fixed()
+        held = f"; fixed: {sum(t.numel() for t in fixed.values()):,} values in {len(fixed)} tensors" if fixed else ""
+        return {
+            "network": type(self.module).__name__,
+            "random parameters (D)": f"{self.dim:,} in {len(self.entries)} tensors{held}",
+            "device, dtype": f"{self.device}, {self.dtype}".replace("torch.", ""),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What forward passes left on the module cannot be pickled.
+        forget_results(self.module)
+        return dict(vars(self))
+
     def __repr__(self) -> str:
         return f"Layout({len(self.entries)} random tensors, {self.counts()}, {len(self.fixed())} fixed tensors)"
 
@@ -212,7 +260,8 @@ class Layout:
 
 
 def _deterministic_copy(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module).eval().requires_grad_(False)
+    module = copy_module(module).eval().requires_grad_(False)
+    settle(module)
     for part in module.modules():
         if getattr(part, "inplace", False) is True:
             # Under vmap the input of an activation may be shared by all draws.

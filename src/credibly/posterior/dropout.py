@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from credibly.backends.cpp.outputs import MIN_MASKED_OUTPUTS, cpp_passes
 from credibly.backends.cpp.stack import Stack
+from credibly.core.autodiff import attached, grad_for, requires_grad
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.core.rng import check_seed, stream
@@ -33,6 +34,7 @@ from credibly.networks.dropout_masks import (
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.predictive.base import BLOCK_VALUES, GPU_BLOCK_VALUES, Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.
@@ -54,7 +56,7 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        module = model.layout.write(theta).requires_grad_(False)
+        module = model.taken[0].write(theta).requires_grad_(False)
         self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
@@ -64,15 +66,22 @@ class DropoutPosterior(Posterior):
         structure = (type(x), *((name, t.shape[1:], t.dtype) for name, t in tensors_of(x)))
         if structure not in self._plans:
             trial = map_inputs(lambda t: t[:1], x)
-            try_network(self.layout, trial)
+            try_network(self.model.taken[0], trial)
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
-    def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
-        """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
+    def predict(
+        self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False, grad: bool = False
+    ) -> Predictive:
+        """Return the average over `passes` forward passes with dropout on. The seed determines the masks.
+
+        With `grad`, results are differentiable in x; see `Posterior.predict`.
+        """
         check_integer("passes", passes)
         inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
-        return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
+        inputs = attached(x, inputs) if grad else inputs
+        inputs = inputs if self.model.frozen is None else self.model.frozen.features(inputs)
+        return predictive_of(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
         """Return the plain network with these weights and dropout off (the weight-averaged prediction)."""
@@ -122,7 +131,7 @@ class DropoutPosterior(Posterior):
         return cls(model, tensors["theta"], description["rates"], tuple(description["inserted"]), record)
 
     def _blank(self) -> Inputs:
-        return blank_row(self.model.row, self.layout.device)
+        return blank_row(self.model.taken[1], self.layout.device)
 
     def __repr__(self) -> str:
         rates = ", ".join(f"{k} {v:.3g}" for k, v in self.rates.items())
@@ -138,13 +147,13 @@ class MaskPlan:
         varied = {
             s.mask: torch.ones(2, 1, *self.shapes[s.name], dtype=theta.dtype, device=theta.device) for s in self.sites
         }
-        self.forward = Forward(posterior.layout, "auto", trial, module=posterior.masked, varied=varied)
+        self.layout = posterior.model.taken[0]
+        self.forward = Forward(self.layout, "auto", trial, module=posterior.masked, varied=varied)
         self.width = self.forward.row_width
         self.width_from_first_mask = repeated_width(posterior.masked, self.sites[0].name, trial)
         with torch.no_grad():
             output = self.forward.apply({name: mask[:1] for name, mask in varied.items()}, trial)
         self.outputs_per_row = output.numel()
-        self.layout = posterior.layout
 
     @cached_property
     def cpp_stack(self) -> tuple[Stack, list[str | None]] | None:
@@ -181,7 +190,7 @@ class MaskDraws:
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of passes start to stop, (stop - start, rows, ..., K)."""
-        with torch.no_grad():
+        with grad_for(x):
             if self.per_row:
                 passes = [self._row_masks(p, first_row, row_count(x)) for p in range(start, stop)]
                 masks = {name: torch.stack([m[name] for m in passes]) for name in passes[0]}
@@ -196,6 +205,7 @@ class MaskDraws:
             and isinstance(x, Tensor)
             and x.ndim == 2
             and passes * rows >= MIN_MASKED_OUTPUTS
+            and not requires_grad(x)
             and self.plan.cpp_stack
         ):
             stack, names = self.plan.cpp_stack

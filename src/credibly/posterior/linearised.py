@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from credibly.core.autodiff import grad_for
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import stream, stream_seed
 from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
@@ -26,7 +27,7 @@ class FunctionDraws:
         """Return the arranged outputs of draws start to stop, (stop - start, rows, ..., K)."""
         offsets = self.offsets[start:stop]
         # Fused attention has no forward-mode derivative.
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with grad_for(x), sdpa_kernel(SDPBackend.MATH):
             value, slope, *_ = torch.func.jvp(
                 lambda theta: self.model.forward(theta, x), (self.loc.expand_as(offsets).contiguous(),), (offsets,)
             )
@@ -57,7 +58,7 @@ class OutputDraws:
         self.model, self.loc, self.parts, self.count = model, loc, parts, draws
         self.likelihood = model.likelihood
         self.blocks = [block for block in blocks if block.source != "likelihood"]
-        self.passes = RowPass(model.layout, model.likelihood, model.forward, loc, parts)
+        self.passes = RowPass(model.taken[0], model.likelihood, model.forward, loc, parts)
         with torch.no_grad():
             trial = model.forward(loc.unsqueeze(0), map_inputs(lambda t: t[:1], x))
         shape = self.likelihood.arrange(trial, 1).shape

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from credibly.core.autodiff import attached
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs
 from credibly.forward import Forward, try_network
+from credibly.frozen.features import Frozen
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.problem import Problem
@@ -19,6 +21,8 @@ class Model:
     """What prediction needs of a problem: network, flat layout and likelihood, without the data.
 
     Attributes:
+        forward: of the network, or of its head if its frozen body is run apart, by `inputs`.
+        frozen: the network in two parts, if it is run so.
         row: structure, shapes and dtypes of one row of x, as returned by `credibly.core.inputs.describe`.
     """
 
@@ -26,17 +30,29 @@ class Model:
     likelihood: Likelihood
     forward: Forward
     row: dict[str, Any]
+    frozen: Frozen | None = None
 
     @classmethod
     def of(cls, problem: Problem) -> Model:
         """Return the model of a problem."""
-        return cls(problem.layout, problem.likelihood, problem.forward, describe(problem.x))
+        whole = problem if problem.whole is None else problem.whole
+        frozen = None if problem.whole is None else problem.frozen
+        return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.x), frozen)
 
-    def inputs(self, x: Any) -> Inputs:
-        """Return x on the model's device; raise on a wrong shape before anything is computed."""
+    def inputs(self, x: Any, grad: bool = False) -> Inputs:
+        """Return x on the model's device, or the activations of its frozen body, which `forward` takes.
+
+        With `grad`, they are differentiable functions of x. Raise on a wrong shape before anything is computed.
+        """
         ready = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
         try_network(self.layout, map_inputs(lambda t: t[:1], ready))
-        return ready
+        ready = attached(x, ready) if grad else ready
+        return ready if self.frozen is None else self.frozen.features(ready)
+
+    @property
+    def taken(self) -> tuple[Layout, dict[str, Any]]:
+        """The layout of what `forward` runs, and the structure of one row of what it takes."""
+        return (self.layout, self.row) if self.frozen is None else (self.forward.layout, self.frozen.row)
 
     def extra(self, theta: Tensor) -> dict[str, Tensor]:
         """Return the likelihood's own parameters in theta (S, D)."""

@@ -98,11 +98,13 @@ def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
             "dtype": str(model.layout.dtype),
             "layout": model.layout.signature(),
             "row": model.row,
-            "looped": model.forward.looped,
+            "looped": (model.forward if model.frozen is None else model.frozen.whole).looped,
             "likelihood": to_spec(model.likelihood),
             "precision": model.forward.precision,
             "network": describe_network(model.layout.module),
         }
+        if model.frozen is not None:
+            facts["frozen_body"] = {"looped": model.forward.looped}
     return facts
 
 

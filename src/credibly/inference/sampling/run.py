@@ -40,6 +40,7 @@ from credibly.inference.sampling.starts import describe_starts, refuse_random_la
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
+from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
 from credibly.posterior.model import Model
@@ -103,6 +104,7 @@ class SamplingMethod(Method):
                 check_run(seed, out)
             if isinstance(problem, Problem):
                 refuse_random_layers(problem)
+                refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)
             run = Run(self, problem, seed, progress, world)
@@ -147,7 +149,9 @@ class Run:
         self.method, self.problem, self.seed = method, problem, seed
         self.progress = progress if world.leader else False
         self.world, self.mesh = world, world.mesh(method.chains)
-        self.target = to_target(problem, self.mesh if method.shards_rows else None)
+        # What is evaluated; records and folders are about the problem itself.
+        self.work = problem.reduced() if isinstance(problem, Problem) else problem
+        self.target = to_target(self.work, self.mesh if method.shards_rows else None)
         self.sampler = method.sampler(self.target, seed, self.mesh)
         self.folder = folder
         self.recorder: Recorder
@@ -223,8 +227,8 @@ class Run:
 
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
         """Return how the posterior came about."""
-        if isinstance(self.problem, Problem):
-            return self.method.record(self.problem, self.seed, history, status)
+        if isinstance(self.work, Problem):
+            return self.method.record(self.work, self.seed, history, status)
         return Record(
             method=self.method.name,
             settings=to_spec(self.method),
@@ -239,7 +243,7 @@ class Run:
         try:
             init = method.start_points(self.problem)
             self.sampler.start(
-                starts(self.problem, init, method.chains, self.seed, self.progress, own, method.start_steps)
+                starts(self.work, init, method.chains, self.seed, self.progress, own, method.start_steps)
             )
         except KeyboardInterrupt:
             if self.folder is None:
@@ -268,9 +272,9 @@ class Run:
         return Interrupted(f"{message}; the {kept} draws so far are in the `posterior` of this error", posterior)
 
     def _posterior(self, draws: Any, record: Record, statistics: dict[str, Tensor]) -> SampledPosterior:
-        if isinstance(self.problem, Density):
+        if isinstance(self.work, Density):
             return DensityPosterior(None, draws, record, statistics)
-        return DrawsPosterior(Model.of(self.problem), draws, record, statistics)
+        return DrawsPosterior(Model.of(self.work), draws, record, statistics)
 
     def _recorder(self) -> Recorder:
         method, target = self.method, self.target

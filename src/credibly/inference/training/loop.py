@@ -69,7 +69,7 @@ def train(
         seed: of the shuffles.
         title: of the progress bar.
         shared_batches: whether all members see the same minibatches.
-        progress: whether to show a progress bar; None shows it on a terminal.
+        progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         first: index of the first member, where other processes train other members.
         mesh: processes that share the rows of each minibatch. The result is bit-for-bit identical in all of them, and
             that of one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).

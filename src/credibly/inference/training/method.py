@@ -37,7 +37,7 @@ class TrainingMethod(Training, Method, Generic[P]):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
         with begin_fit(self, problem, seed, out, progress) as fit:
             posterior = self._fit(fit)

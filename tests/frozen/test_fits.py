@@ -1,0 +1,120 @@
+"""Every method on a network with a frozen body: the same results as on the whole network, and as by hand."""
+
+import copy
+
+import pytest
+import torch
+from frozen_networks import NETWORKS, X, stack
+from torch import nn
+
+import credibly as cr
+from conftest import randn
+from credibly.inference.sampling import run as sampling_run
+from methods.test_methods import QUICK
+
+Y = X.sum(1) + 0.1 * randn(30, seed=1)
+SHORT = {"steps": 30, "every": 3}
+
+
+def network():
+    torch.manual_seed(0)
+    return stack()
+
+
+def problem(net=None, x=X, **kwargs):
+    kwargs = {"random": "4.*"} | kwargs
+    return cr.Problem(net or network(), (x, Y), cr.likelihoods.Gaussian(), cr.priors.Normal(), **kwargs)
+
+
+def method(name, **kwargs):
+    settings = {key: SHORT.get(key, value) for key, value in QUICK[name].items()}
+    return cr.METHODS[name](**settings | ({"insert": "4"} if name == "dropout" else {}) | kwargs)
+
+
+@pytest.fixture(scope="module", params=cr.METHODS)
+def fits(request):
+    whole = problem()
+    whole._tried = True  # as if the network could not be cut
+    return request.param, method(request.param).fit(problem(), seed=0), method(request.param).fit(whole, seed=0)
+
+
+def test_results_are_those_of_the_whole_network(fits):
+    _, mine, whole = fits
+    assert mine.model.frozen is not None
+    assert whole.model.frozen is None
+    a, b = mine.predict(X), whole.predict(X)
+    # The head alone may run in C++, which rounds differently; training amplifies that over 30 steps.
+    assert torch.allclose(a.mean, b.mean, atol=1e-4)
+    assert torch.allclose(a.variance, b.variance, rtol=1e-3, atol=1e-4)
+    assert mine.record.fingerprint == whole.record.fingerprint
+    assert "boundary" in mine.record.history["frozen_body"]
+    assert mine.layout.signature() == whole.layout.signature()
+
+
+def test_stored_posteriors_predict_the_same(fits, tmp_path):
+    _, mine, _ = fits
+    mine.save(tmp_path / "run")
+    for net in (None, network()):
+        loaded = cr.load(tmp_path / "run", net)
+        assert loaded.model.frozen is not None
+        assert torch.equal(loaded.predict(X).mean, mine.predict(X).mean)
+
+
+@pytest.mark.parametrize("name", ["hmc", "sghmc"])
+def test_draws_are_bit_for_bit_those_by_hand(name):
+    whole, net = problem(), network()
+    with torch.no_grad():
+        by_hand = problem(nn.Sequential(net[4]), net[:4](X), random="*")
+    settings = {"init": "network"}
+    mine, hand = (method(name, **settings).fit(p, seed=0) for p in (whole, by_hand))
+    assert torch.equal(mine.draws, hand.draws)
+    assert torch.equal(mine.predict(X).mean, hand.predict(by_hand.x).mean)
+
+
+@pytest.mark.parametrize("name", ["residual", "functional", "tied", "keywords"])
+@pytest.mark.parametrize("key", ["laplace", "bbb", "hmc"])
+def test_heads_of_other_forms(name, key):
+    build, x, random, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    net = build()
+    first, second = problem(net, x, random=random), problem(copy.deepcopy(net), x, random=random)
+    second._tried = True
+    settings = {"hmc": {"warmup": 20, "draws": 2, "chains": 1, "init": "network"}}.get(key, {})
+    a, b = (method(key, **settings).fit(p, seed=0) for p in (first, second))
+    assert a.model.frozen is not None
+    assert torch.allclose(a.predict(x).mean, b.predict(x).mean, atol=2e-3)
+
+
+def test_dropout_in_the_body_keeps_the_whole_network():
+    net = nn.Sequential(*network()[:1], nn.Dropout(0.2), *network()[1:])
+    posterior = cr.MCDropout(steps=5).fit(problem(net, random="5.*"), seed=0)
+    assert posterior.model.frozen is None
+    passes = posterior.predict(X, passes=20).functions()
+    assert float(passes.std(0).max()) > 0.01
+
+
+def test_runs_resume(tmp_path, monkeypatch):
+    sampler = method("sghmc", draws=6)
+    whole = sampler.fit(problem(), seed=0)
+
+    def stopped(*_args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling_run, "starts", stopped)
+        with pytest.raises(cr.Interrupted):
+            sampler.fit(problem(), seed=0, out=tmp_path / "run")
+    # From the folder alone: network, data and random parameters are stored there.
+    again = cr.resume(tmp_path / "run")
+    assert again.model.frozen is not None
+    assert torch.equal(again.draws, whole.draws)
+    assert torch.equal(cr.resume(tmp_path / "run", problem()).draws, whole.draws)
+
+
+def test_active_learning_keeps_its_rows():
+    start = cr.Problem(network(), (X[:6], Y[:6]), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(), random="4.*")
+    learner = cr.active.ActiveLearner(start, X[6:], "variance", method=cr.Laplace(steps=20), batch=2, initial=0, seed=0)
+    rows = learner.ask()
+    learner.tell(rows, Y[6:][rows])
+    assert learner.problem.x.shape == (8, 4)
+    assert learner.posterior.model.frozen is not None
