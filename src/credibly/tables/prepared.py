@@ -19,7 +19,7 @@ from credibly.inference.method import Method
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
 from credibly.tables.arrays import weights_by_class
-from credibly.tables.choosing import Rowset
+from credibly.tables.choosing import MANY, Rowset
 from credibly.tables.config import Config, as_options
 from credibly.tables.conventions import Conventions
 from credibly.tables.fit_summary import Candidate
@@ -41,8 +41,7 @@ Array = npt.NDArray[Any]
 # Methods that are fast enough to be fitted once more for each of five folds; others have one held-out part.
 CROSS_VALIDATED = ("hmc", "ensemble", "map", "mle")
 HELD_OUT = 0.2
-# Number of rows from which one part is held out, whatever the method.
-MANY = 20_000
+# Fraction held out of tables with many rows, whatever the method.
 MANY_HELD_OUT = 0.1
 # Number of rows below which the folds would be too small to say anything: one part is held out.
 FEW = 50
@@ -93,6 +92,7 @@ class Prepared:
             activation=recipe.activation,
             prior_scale=recipe.scale,
             noise=recipe.noise,
+            noise_floor=recipe.noise_floor,
             transform=recipe.transform,
             inputs=recipe.inputs,
             embedding=recipe.embedding,
@@ -281,6 +281,7 @@ def stored_config(prepared: Prepared) -> Config:
         method=prepared.method.name,
         hidden=recipe.hidden,
         noise=recipe.noise,
+        noise_floor=recipe.noise_floor,
         transform=recipe.transform,
         inputs=recipe.inputs,
         embedding=recipe.embedding,

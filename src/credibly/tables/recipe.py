@@ -66,6 +66,7 @@ class Recipe:
         embedding: whether numeric columns have periodic embeddings.
         inputs: encoding of inputs, one of `input_scaling.KINDS`.
         transform: of a regression target, one of `transforms.CHOICES`.
+        noise_floor: smallest standard deviation of heteroscedastic noise, in units of the standardised target.
     """
 
     task: str = "regression"
@@ -78,6 +79,7 @@ class Recipe:
     embedding: bool = False
     inputs: str = "standard"
     transform: str = "none"
+    noise_floor: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -93,6 +95,8 @@ class Recipe:
                 raise InputError("noise", f"'poisson' is for counts, got the task {self.task!r}")
         else:
             check_positive("noise", self.noise)
+        if self.noise_floor:
+            check_positive("noise_floor", self.noise_floor)
         if not isinstance(self.settings, Mapping):
             raise InputError("settings", f"must be a dict of settings of the method, got {self.settings!r}")
 
@@ -112,7 +116,7 @@ class Recipe:
             return Ordinal(classes=classes) if self.task == "ordinal" else others[self.task]
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":
-                return HeteroscedasticGaussian()
+                return HeteroscedasticGaussian(floor=self.noise_floor)
             # Targets are standardised, whichever of their rows a problem has.
             return (Gaussian if self.noise == "learned" else StudentT)(scale_prior=STANDARD, per_target=targets > 1)
         return Gaussian(self.noise)
