@@ -28,6 +28,7 @@ from credibly.networks.channels_last import (
     with_paired_pools,
 )
 from credibly.networks.fused_unit import fuses
+from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
 from credibly.networks.stacked import stacked_forward
 
@@ -169,7 +170,7 @@ class Forward:
         if varied is None:
             theta = self.layout.read(self.layout.module).expand(2, -1)
             extra = theta.new_zeros(2, self.layout.dim - self.layout.network_dim)
-            varied = self.layout.split(torch.cat([theta, extra], -1))[0]
+            varied = self.layout.split(torch.cat([theta, extra], -1) if extra.numel() else theta)[0]
         # Only layers with varied tensors matter: those before the first run once in the batched plan.
         owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in varied]
         recurrent = {type(m).__name__ for m in owners if isinstance(m, nn.RNNBase)}
@@ -179,8 +180,8 @@ class Forward:
         if plan == "auto" and weights and any(isinstance(m, nn.modules.conv._ConvNd) for m in owners):
             return True, "convolutions run faster one parameter vector at a time"
         try:
-            with torch.no_grad(), _no_silent_fallback():
-                self._vmapped(varied, trial, True)
+            with _no_silent_fallback():
+                try_batched(self._vmapped, varied, trial)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":
@@ -253,7 +254,7 @@ def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
     return output
 
 
-def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tuple[Likelihood, Any]:
+def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tuple[Likelihood, Any]:
     """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
 
     Other likelihoods and their targets are returned as they are.

@@ -60,6 +60,10 @@ class Likelihood(ABC):
         """
         return self
 
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which elements of prepared targets count, as booleans in their shape; None for all of them."""
+        return None
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""
         return {}
@@ -128,7 +132,8 @@ class Likelihood(ABC):
 
     def restored(self, spec: Mapping[str, Any]) -> Self:
         """Return the likelihood as it was bound in a stored run, given that run's description of it."""
-        return self._bound(squeeze=spec["squeeze"]) if spec.get("kind") == kind_name(type(self)) else self
+        same = spec.get("kind") == kind_name(type(self))
+        return self._bound(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
@@ -180,7 +185,8 @@ class IndependentTargets(Likelihood):
         raise InputError(
             "net",
             f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
-            f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
+            channels_first(self, output, y)
+            or f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
         )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -204,6 +210,14 @@ class IndependentTargets(Likelihood):
 def row_shape(values: Tensor) -> str:
     """Return a tensor's shape for an error message, with "rows" for the first axis."""
     return f"({', '.join(['rows', *map(str, values.shape[1:])])})"
+
+
+def channels_first(likelihood: Likelihood, output: Tensor, y: Tensor) -> str:
+    """Return advice for outputs (rows, K, H, W) beside targets (rows, H, W) or (rows, K, H, W), or an empty string."""
+    fits = tuple(y.shape[1:]) in (tuple(output.shape[2:]), tuple(output.shape[1:]))
+    if output.ndim > 2 and likelihood.axis == -1 and fits:
+        return "Pass axis=1 to the likelihood: the network returns classes or targets on axis 1, before the pixels"
+    return ""
 
 
 def expand_to_output(value: Tensor, output: Tensor, per_target: bool) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import pkgutil
@@ -19,6 +18,7 @@ from credibly.forward import Forward, Plan
 from credibly.frozen.features import Frozen
 from credibly.likelihoods import Likelihood
 from credibly.networks.blueprint import build_network
+from credibly.networks.copying import copy_module
 from credibly.networks.layout import Layout, layout_mismatch
 from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
@@ -67,7 +67,7 @@ def load(
         return DensityPosterior.from_tensors(None, tensors, record, None)
     net = network_of(manifest, "Pass the network that was fitted") if net is None else net
     if device is not None:
-        net = copy.deepcopy(net).to(device)
+        net = copy_module(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
     layout = Layout(net, tuple(manifest["random"]), extra, trained=True)
     if layout.signature() != manifest["layout"]:

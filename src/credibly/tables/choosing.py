@@ -27,6 +27,7 @@ from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows, folds_of
 from credibly.tables.target_scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
+from credibly.tables.training_gaps import TrainingGaps
 
 Array = npt.NDArray[Any]
 
@@ -62,6 +63,7 @@ class Rowset:
         rows: what splits have to respect.
         weight: weights of the rows; None for ones.
         classes: number of classes; None if there are none.
+        gaps: missing cells of x, which holds means over completions there; None if there are none.
     """
 
     x: Array
@@ -70,11 +72,13 @@ class Rowset:
     rows: Rows
     weight: Array | None = None
     classes: int | None = None
+    gaps: TrainingGaps | None = None
 
     def at(self, rows: Array) -> Rowset:
         """Return some of the rows."""
         weight = None if self.weight is None else self.weight[rows]
-        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes)
+        gaps = None if self.gaps is None else self.gaps.at(rows)
+        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes, gaps)
 
 
 def choose(
@@ -142,6 +146,8 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
     if real and free("noise"):
         other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
         noises.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    if recipe.task == "counts" and free("noise"):
+        noises.append(lambda best: iter([("noise poisson", dataclasses.replace(best, noise="poisson"))]))
     transforms: list[Change] = []
     if real and free("transform"):
         kinds = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]

@@ -105,7 +105,7 @@ class Config:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
                     raise InputError(key, f"must be text that UTF-8 can encode, got {name!r}")
-        self.recipe("regression")
+        self.recipe("counts" if self.noise == "poisson" else "regression")
 
     def recipe(self, task: str) -> Recipe:
         """Return the recipe for a task that has been determined, with fixed defaults for what is left open."""

@@ -25,6 +25,7 @@ from credibly.likelihoods import (
     Likelihood,
     NegativeBinomial,
     Ordinal,
+    Poisson,
     StudentT,
     Survival,
 )
@@ -37,7 +38,8 @@ from credibly.problem import Problem
 from credibly.tables.target_tasks import LABELLED
 
 TASKS = ("regression", "classification", "counts", "ordinal", "proportion", "survival")
-NOISES = ("learned", "heteroscedastic", "student")
+# The last one is for counts alone.
+NOISES = ("learned", "heteroscedastic", "student", "poisson")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
@@ -57,7 +59,8 @@ class Recipe:
             fan-in. None is 1 for real targets and counts, and 2 for tasks on a logit scale, where confident outputs
             are larger.
         noise: for regression: "learned" (one scale, with a prior), "heteroscedastic" (depends on x), "student" (learned
-            scale, heavy tails), or a known standard deviation in units of the standardised target.
+            scale, heavy tails), or a known standard deviation in units of the standardised target. For counts:
+            "learned" (negative binomial, with a learned dispersion) or "poisson".
         method: a name in METHODS, or "auto".
         settings: settings of the method that override those of `settings_for`.
         embedding: whether numeric columns have periodic embeddings.
@@ -88,6 +91,8 @@ class Recipe:
             if self.noise not in NOISES:
                 known = ", ".join(repr(noise) for noise in NOISES)
                 raise InputError("noise", f"must be one of {known} or a positive number, got {self.noise!r}")
+            if self.noise == "poisson" and self.task != "counts":
+                raise InputError("noise", f"'poisson' is for counts, got the task {self.task!r}")
         else:
             check_positive("noise", self.noise)
         if self.noise_floor:
@@ -106,7 +111,8 @@ class Recipe:
         if self.task == "classification":
             return Bernoulli() if classes == 2 else Categorical()
         if self.task != "regression":
-            others = {"counts": NegativeBinomial(), "proportion": Beta(), "survival": Survival()}
+            counts = Poisson(unit=None) if self.noise == "poisson" else NegativeBinomial()
+            others = {"counts": counts, "proportion": Beta(), "survival": Survival()}
             return Ordinal(classes=classes) if self.task == "ordinal" else others[self.task]
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from credibly.tables.array_table import ArrayTable
 from credibly.tables.chain_plan import LENGTHS, plan_chains
 from credibly.tables.choosing import MANY, UNSTOPPED, choose
 from credibly.tables.prepared import Prepared
@@ -87,7 +88,7 @@ def small_ensemble(prepared: Prepared, chosen: Recipe) -> Recipe:
     return dataclasses.replace(made, embedding=embedded)
 
 
-def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
+def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
     """Return the recipe that the search starts from, and why it has its method."""
     config, data = prepared.config, prepared.data
     given = config.recipe(prepared.preparation.task)
