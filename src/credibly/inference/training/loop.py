@@ -24,7 +24,7 @@ from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
-from credibly.inference.training.stream_batches import StreamBatches, StreamStep, make_batches
+from credibly.inference.training.stream_batches import StreamBatches, StreamStep
 from credibly.problem import Problem
 
 
@@ -88,9 +88,13 @@ def train(
     """
     steps, batch, per_epoch = options.plan(data.count, problem.stream)
     members = 0 if shared_batches else len(theta)
-    batches = make_batches(problem, seed) or Batches(
-        data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
-    )
+    batches: Batches
+    if problem.stream is None:
+        batches = Batches(
+            data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
+        )
+    else:
+        batches = StreamBatches(problem, seed=seed)
     step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
