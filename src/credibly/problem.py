@@ -18,22 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
+from credibly.core.html import fact_table
 from credibly.core.inputs import Inputs, map_inputs, tensors_of
 from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows
 from credibly.core.stream import BoundStream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
+from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.frozen.reducible import Reducible
-from credibly.likelihoods import Likelihood
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.behaviour import check_behaviour
+from credibly.networks.copying import copy_module
+from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout
 from credibly.networks.nodes import attach_graph
 from credibly.networks.problem_rows import read_rows
+from credibly.networks.refusals import admit, refuse_changing_buffers
 from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
 __all__ = ["Evaluation", "Problem", "Tempering"]
 # Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
@@ -87,30 +91,33 @@ class Problem(Reducible):
         if micro_batch is not None and (isinstance(micro_batch, bool) or micro_batch < 1):
             raise InputError("micro_batch", f"must be a positive integer or None, got {micro_batch!r}")
         convert = device is not None or dtype is not None
-        if convert and isinstance(net, nn.Module):
-            net = copy.deepcopy(net).to(device=device, dtype=dtype)
+        if isinstance(net, nn.Module):
+            net = copy_module(admit(net)).to(device=device, dtype=dtype) if convert else admit(net)
         net, data, all_at_once = attach_graph(net, data)
         layout = Layout(net, random)
-        (self.x, y, self.sample_weight), found = read_rows(layout, data, sample_weight, convert)
+        bind = functools.partial(bind_heads, layout, likelihood)
+        (self.x, y, self.sample_weight), found, likelihood = read_rows(layout, data, sample_weight, convert, bind)
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
+        refuse_changing_buffers(layout.module, trial)
         self.y = self.likelihood.prepare(y, layout.dtype)
         held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
         self.x, self.y, self.sample_weight = held
         self.n = len(self.y)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
         self.settle_statistics(net, trial)
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
+        refuse_without_gradient(self.forward, trial)
         self.micro_batch, self.plan = micro_batch or (self.n if all_at_once else None), plan
         self.fused = self.forward.fuses(trial)
         self.stream: BoundStream | None = None
@@ -325,6 +332,12 @@ class Problem(Reducible):
         if self.whole is not None:
             return str(self.whole.fingerprint())
         return hash_rows(self.rows) if self.stream is None else self.stream.fingerprint()
+
+    def _repr_html_(self) -> str:
+        plan = f"{'looped' if self.forward.looped else 'batched'}: {self.forward.reason}"
+        rows = f"{self.n:,}" if self.sample_weight is None else f"{self.n:,} of total weight {self.total_weight:g}"
+        names = {"rows (N)": rows, **self.layout.facts(), "likelihood": self.likelihood, "prior": self.prior_spec}
+        return fact_table("Problem", {**names, "temperature": self.tempering, "parameter vectors": plan})
 
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"

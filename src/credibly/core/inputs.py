@@ -38,18 +38,24 @@ def row_count(x: Inputs) -> int:
     return int(tensors_of(x)[0][1].shape[0])
 
 
-def call(net: Callable[..., Any], x: Inputs) -> Tensor:
+def call(net: Callable[..., Any], x: Inputs, *, heads: bool = True) -> Tensor:
     """Return the output tensor of net(x), net(*x) or net(**x)."""
     out = net(x) if isinstance(x, Tensor) else net(**x) if isinstance(x, dict) else net(*x)
-    return output_tensor(out)
+    return output_tensor(out, heads=heads)
 
 
-def output_tensor(out: Any) -> Tensor:
-    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
+def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
+
+    The tensors of a plain dict, the `heads` of a network, are flattened and put side by side if they are expected.
+    """
+    if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+        return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
     advice = "Return one tensor, or a tuple that starts with it"
+    advice += "; for a dict of outputs use Heads" if isinstance(out, dict) else ""
     raise InputError("net", f"its forward returned {type(out).__name__}", advice)
 
 
@@ -79,7 +85,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
             )
         tensor = value.detach()
     else:
-        array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+        array = value.to_numpy() if hasattr(value, "to_numpy") else _array(value, name)
         if array.dtype.kind not in "fiub":
             raise InputError(
                 name, f"holds values of dtype {array.dtype}", "Encode text, dates and categories as numbers first"
@@ -87,6 +93,18 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
         # A copy, so that later changes to the caller's array have no effect.
         tensor = torch.from_numpy(np.array(array, order="C"))
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+
+def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(
+            name,
+            f"is a {type(value).__name__} that is not one array: its rows have different lengths ({reason})",
+            "Pad the rows to one length and pass the lengths or a mask as a second input: x = (padded, lengths)",
+        ) from error
 
 
 def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, convert: bool = False) -> Inputs:
@@ -142,9 +160,15 @@ def network_device(net: nn.Module) -> torch.device:
 
 def describe(x: Inputs) -> dict[str, Any]:
     """Return the structure, shapes and dtypes of one row, as JSON values."""
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"name": n, "shape": list(t.shape[1:]), "dtype": str(t.dtype).removeprefix("torch.")} for n, t in tensors_of(x)
     ]
+    for part, (_, tensor) in zip(parts, tensors_of(x)):
+        # Integers that start above zero, such as lengths of sequences, may not be replaced by zeros.
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.numel():
+            least = int(tensor.min())
+            if least > 0:
+                part["least"] = least
     if isinstance(x, dict):
         for part, key in zip(parts, x):
             part["name"] = key
@@ -152,9 +176,9 @@ def describe(x: Inputs) -> dict[str, Any]:
 
 
 def blank_row(description: Mapping[str, Any], device: torch.device) -> Inputs:
-    """Return a row of zeros that fits a description by `describe`."""
+    """Return a row of zeros, or of the least integers, that fits a description by `describe`."""
     tensors = {
-        p["name"]: torch.zeros((1, *p["shape"]), dtype=getattr(torch, p["dtype"]), device=device)
+        p["name"]: torch.full((1, *p["shape"]), p.get("least", 0), dtype=getattr(torch, p["dtype"]), device=device)
         for p in description["parts"]
     }
     if description["form"] == "dict":

@@ -51,8 +51,10 @@ class _Point(TrainingMethod[DrawsPosterior]):
             begin, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
             objective = NegativeLogDensity(problem, data.count, self.prior_weight)
             title, mesh = type(self).__name__, fit.world.all_rows()
+            # Training changes it; the folds of held-out noise start there, too.
+            theta = begin.clone() if self.noise_from == HELD_OUT else begin
             done = train(
-                problem, objective, begin.clone(), self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
+                problem, objective, theta, self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
             )
             theta, history = done.theta, done.history
             if self.noise_from == HELD_OUT:
@@ -86,6 +88,8 @@ class MLE(_Point):
 
     name: ClassVar[str] = "mle"
     prior_weight: ClassVar[float] = 0.0
+    # Without the prior there is a mode, and the scales stay where they start.
+    infers_scales: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
