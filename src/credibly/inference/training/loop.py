@@ -16,7 +16,7 @@ from torch import Tensor
 from credibly.core.progress import Progress
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
-from credibly.errors import TrainingError
+from credibly.errors import InputError, TrainingError
 from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.callbacks import TrainingState
@@ -52,6 +52,9 @@ def make_step(
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
     if isinstance(batches, StreamBatches):
+        if needs_module(options):
+            found = "must be a name, with one learning rate and accumulate=1, for data that are a stream"
+            raise InputError("optimiser", found, "Keep the rows in memory: credibly.data.in_memory(loader)")
         return StreamStep(batches, objective, options, steps, theta)
     sharded = mesh is not None and mesh.shape[1] > 1
     by_module = takes_module_steps(problem, objective, options, sharded=sharded)
