@@ -243,5 +243,5 @@ def test_saved_fits_of_streams_can_be_loaded(tmp_path):
 
 
 def test_steps_on_the_module_are_not_for_streams():
-    with pytest.raises(cr.InputError, match="optimiser must be a name.*accumulate=1"):
+    with pytest.raises(cr.InputError, match="accumulate must be 1|optimiser must be a name"):
         cr.MAP(steps=3, accumulate=2).fit(streamed())
