@@ -14,6 +14,7 @@ from credibly.core.inputs import Inputs, call, map_inputs, tensors_of
 from credibly.errors import InputError
 
 Patterns = str | Sequence[str]
+RANDOM = "random_parameters"  # attribute of a layout's copy of a network
 
 
 def names_by_parameter(module: nn.Module) -> dict[str, list[str]]:
@@ -34,6 +35,10 @@ def random_patterns(module: nn.Module, random: Patterns | None) -> tuple[str, ..
     names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     if all(names.values()):
         return ("*",)
+    # The copy of a network in a layout has no gradients, and the random parameters of that layout.
+    known: tuple[str, ...] | None = vars(module).get(RANDOM)
+    if not any(names.values()) and known is not None:
+        return known
     if not any(names.values()):
         raise InputError(
             "random",
