@@ -88,7 +88,7 @@ class Layout:
         module, self.norms = with_fixed_statistics(module, trained=trained or self.random != ("*",))
         self.frozen = frozen_names(module)
         self.module = _deterministic_copy(module)
-        vars(self.module)[RANDOM] = self.random
+        RANDOM[self.module] = self.random
         self.silenced = _hidden_dropout(module)
         names = names_by_parameter(self.module)
         fans = _fan_in(self.module)

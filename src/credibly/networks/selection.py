@@ -6,6 +6,7 @@ import functools
 import glob
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -14,7 +15,8 @@ from credibly.core.inputs import Inputs, call, map_inputs, tensors_of
 from credibly.errors import InputError
 
 Patterns = str | Sequence[str]
-RANDOM = "random_parameters"  # attribute of a layout's copy of a network
+# The random parameters of layouts, by their copies of networks.
+RANDOM: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def names_by_parameter(module: nn.Module) -> dict[str, list[str]]:
@@ -36,7 +38,7 @@ def random_patterns(module: nn.Module, random: Patterns | None) -> tuple[str, ..
     if all(names.values()):
         return ("*",)
     # The copy of a network in a layout has no gradients, and the random parameters of that layout.
-    known: tuple[str, ...] | None = vars(module).get(RANDOM)
+    known = RANDOM.get(module)
     if not any(names.values()) and known is not None:
         return known
     if not any(names.values()):
