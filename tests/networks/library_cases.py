@@ -29,6 +29,12 @@ def _():
     return classification(library("torchvision").models.resnet18(num_classes=3), images(3, 32))
 
 
+@case("torchvision ResNet in evaluation mode, frozen body", options={"random": "fc.*"})
+def _():
+    models = library("torchvision").models.resnet
+    return classification(models.ResNet(models.BasicBlock, [1, 1, 1, 1], num_classes=3).eval(), images(3, 16))
+
+
 @case("timm ViT", exceptions=ZERO, settings={"dropout": {"insert": "blocks.*.mlp.*"}})
 def _():
     vit = library("timm").models.vision_transformer.VisionTransformer
