@@ -23,17 +23,17 @@ from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_t
 from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
-from credibly.forward import Forward, Plan, try_network
+from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.frozen.reducible import Reducible
-from credibly.likelihoods import Likelihood
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.copying import copy_module
 from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout
 from credibly.networks.refusals import admit, refuse_changing_buffers
 from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
-from credibly.priors.flat import bind
 from credibly.priors.gaussian import GaussianPrior
+from credibly.priors.hierarchical import bind_prior, scale_parameters
 
 __all__ = ["Evaluation", "Problem", "Tempering"]
 # Activations of a full-batch pass above which it is split into micro-batches: 1 GiB in float32.
@@ -90,6 +90,7 @@ class Problem(Reducible):
         layout = Layout(net, random)
         raw_x, raw_y = unpack_data(data)
         self.x: Inputs = layout.inputs(raw_x, convert)
+        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
         y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
         self.n = row_count(self.x)
         if y.ndim == 0 or len(y) != self.n:
@@ -103,16 +104,16 @@ class Problem(Reducible):
                 self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
             self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
         trial = map_inputs(lambda t: t[:2], self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial), y)
+        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
         refuse_changing_buffers(layout.module, trial)
         self.y = self.likelihood.prepare(y, layout.dtype)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
-        own = self.likelihood.parameters()
-        self.layout = Layout(net, random, {f"likelihood.{k}": p.shape for k, p in own.items()}) if own else layout
+        own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
+        self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
         self.settle_statistics(net, trial)
         self.prior_spec = prior
-        self.prior = bind(prior, self.layout, {f"likelihood.{k}": p.prior for k, p in own.items()})
+        self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
         self.forward = Forward(self.layout, plan, trial, precision=precision)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.

@@ -14,11 +14,14 @@ from credibly.likelihoods import (
     Beta,
     Categorical,
     Gaussian,
+    GaussianMixture,
     HeteroscedasticGaussian,
     NegativeBinomial,
     Ordinal,
     Poisson,
+    Quantiles,
     Survival,
+    from_distribution,
 )
 
 # One row per method: settings for a quick fit, and those for a longer one that has made progress.
@@ -52,6 +55,14 @@ TASKS = {
     "overdispersed": (lambda: mlp(3, 6, 1), Y.exp().round().clamp(max=9), NegativeBinomial(), (40,)),
     "ordinal": (lambda: mlp(3, 6, 1), (Y > 0).long() + (Y > 1).long(), Ordinal(), (40, 3)),
     "proportions": (lambda: mlp(3, 6, 1), torch.sigmoid(Y), Beta(), (40,)),
+    "mixture": (lambda: mlp(3, 6, 6), Y, GaussianMixture(2), (40,)),
+    "quantiles": (lambda: mlp(3, 6, 3), Y, Quantiles((0.1, 0.5, 0.9)), (40,)),
+    "own distribution": (
+        lambda: mlp(3, 6, 2),
+        Y,
+        from_distribution(lambda out: torch.distributions.StudentT(4.0, out[..., 0], out[..., 1].exp())),
+        (40,),
+    ),
     "survival": (lambda: mlp(3, 6, 1), Y.exp() * torch.where(Y < 1, 1.0, -1.0), Survival(), (40,)),
 }
 

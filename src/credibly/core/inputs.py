@@ -39,18 +39,24 @@ def row_count(x: Inputs) -> int:
     return int(tensors_of(x)[0][1].shape[0])
 
 
-def call(net: Callable[..., Any], x: Inputs) -> Tensor:
+def call(net: Callable[..., Any], x: Inputs, *, heads: bool = True) -> Tensor:
     """Return the output tensor of net(x), net(*x) or net(**x)."""
     out = net(x) if isinstance(x, Tensor) else net(**x) if isinstance(x, dict) else net(*x)
-    return output_tensor(out)
+    return output_tensor(out, heads=heads)
 
 
-def output_tensor(out: Any) -> Tensor:
-    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
+def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
+
+    The tensors of a plain dict, the `heads` of a network, are flattened and put side by side if they are expected.
+    """
+    if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+        return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
     advice = "Return one tensor, or a tuple that starts with it"
+    advice += "; for a dict of outputs use Heads" if isinstance(out, dict) else ""
     raise InputError("net", f"its forward returned {type(out).__name__}", advice)
 
 

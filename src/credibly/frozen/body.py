@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
+from credibly.core.autodiff import grad_for
 from credibly.core.inputs import Inputs, arguments, map_inputs, row_count
 from credibly.core.rng import stream
 from credibly.frozen.chain import find_chain, sequential
@@ -83,7 +84,7 @@ class Body:
             )
         args, kwargs = arguments(x)
         try:
-            with torch.no_grad():
+            with grad_for(x):
                 self.module(*args, **kwargs)
         except _Enough:
             pass

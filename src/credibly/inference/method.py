@@ -22,6 +22,7 @@ from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
+from credibly.priors.hierarchical import BoundHierarchical, scale_parameters
 from credibly.problem import Problem
 from credibly.storage.record import Record
 
@@ -32,10 +33,12 @@ class Method(ABC):
     Attributes:
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
+        infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
     """
 
     name: ClassVar[str]
     label: ClassVar[str] = ""
+    infers_scales: ClassVar[bool] = False
 
     @abstractmethod
     def fit(
@@ -164,6 +167,13 @@ def begin_fit(
         check_run(seed, out)
         if not method.post_hoc:
             refuse_moving(problem.moving)
+        if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
+            raise InputError(
+                "prior",
+                f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
+                "scales has none, it grows without limit as both go to 0",
+                "Use HMC, SGHMC, SGLD or BayesByBackprop, or a prior of fixed scale",
+            )
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
@@ -201,10 +211,12 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
     if init == "fresh":
         network = layout.reinitialised(seed, members)
     entries = layout.entries[len(layout.entries) - len(layout.extra) :]
+    own = problem.likelihood.parameters(), scale_parameters(problem.prior_spec, layout)
+    parameters = [parameter for some in own for parameter in some.values()]
     extras = [
         torch.as_tensor(parameter.init, dtype=layout.dtype, device=layout.device).expand(
             members, entry.stop - entry.start
         )
-        for entry, parameter in zip(entries, problem.likelihood.parameters().values())
+        for entry, parameter in zip(entries, parameters)
     ]
     return torch.cat([network, *extras], -1).clone()

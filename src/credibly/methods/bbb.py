@@ -64,6 +64,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     """
 
     name: ClassVar[str] = "bbb"
+    infers_scales: ClassVar[bool] = True
     label: ClassVar[str] = "Bayes by Backprop"
     family: str = "mean-field"
     rank: int = 10

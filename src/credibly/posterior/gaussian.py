@@ -19,6 +19,7 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -104,10 +105,13 @@ class GaussianPosterior(Posterior):
             raise InputError("component", f"must be below {self.components}, got {component}")
         return self.layout.write(self.loc[component])
 
-    def predict(self, x: Any, *, draws: int = 100, seed: int = 0) -> Predictive:
-        """Return the Bayesian model average at x over the given number of draws."""
+    def predict(self, x: Any, *, draws: int = 100, seed: int = 0, grad: bool = False) -> Predictive:
+        """Return the Bayesian model average at x over the given number of draws.
+
+        With `grad`, results are differentiable in x; see `Posterior.predict`.
+        """
         check_integer("draws", draws)
-        return Predictive(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x))
+        return predictive_of(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x, grad))
 
     # -- variational inference
     def elbo(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from credibly.core.autodiff import grad_for
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import stream, stream_seed
 from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
@@ -24,7 +25,7 @@ class FunctionDraws:
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of draws start to stop, (stop - start, rows, ..., K)."""
         offsets = self.offsets[start:stop]
-        with torch.no_grad():
+        with grad_for(x):
             value, slope, *_ = torch.func.jvp(
                 lambda theta: self.model.forward(theta, x), (self.loc.expand_as(offsets).contiguous(),), (offsets,)
             )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
+from credibly.core.autodiff import grad_for, requires_grad
 from credibly.core.checks import check_choice, check_integer, check_probability
 from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of
 from credibly.core.rng import check_seed, stream
@@ -154,7 +155,7 @@ class Predictive:
         target = self.prepared(y)
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
-            part = self.likelihood.log_prob(output, target[start : start + output.shape[1]], extra).double()
+            part = self.likelihood.predictive_log_prob(output, target[start : start + output.shape[1]], extra).double()
             return (torch.logsumexp(part, 0) - math.log(self.draws)).to(self._result_dtype(output))
 
         return torch.cat(list(self.map_blocks(block)))
@@ -186,7 +187,8 @@ class Predictive:
         self._refuse_unordered()
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
-            return mixture_quantiles(self.likelihood, output, extra, levels)
+            with torch.no_grad():
+                return mixture_quantiles(self.likelihood, output.detach(), extra, levels)
 
         result = torch.cat(list(self.map_blocks(block)), 1)
         restored = torch.stack([self.likelihood.restore(r) for r in result])
@@ -280,11 +282,12 @@ class Predictive:
                 parameters, each (S, ...); and the index of the block's first row. It must not modify them in place.
         """
         extra = self._source.extra(0, self.draws)
-        with torch.no_grad():
+        with grad_for(self._x):
             if self._fits():
-                if self._cached is None:
-                    self._cached = self._outputs(self._x, 0)
-                yield function(self._cached, extra, 0)
+                outputs = self._outputs(self._x, 0) if self._cached is None else self._cached
+                # A graph can be traversed once, so each result has its own.
+                self._cached = None if outputs.requires_grad else outputs
+                yield function(outputs, extra, 0)
                 return
             for start in range(0, self.rows, self._block_rows):
                 rows = slice(start, start + self._block_rows)
@@ -310,7 +313,7 @@ class Predictive:
     def _cpp_width(self) -> int | None:
         """Values per row that the C++ backend keeps; None if it cannot be used or there are too few rows and draws."""
         width: Callable[[], int | None] | None = getattr(self._source, "cpp_width", None)
-        return width() if width is not None and self.rows * self.draws >= MANY else None
+        return width() if width and self.rows * self.draws >= MANY and not requires_grad(self._x) else None
 
     @cached_property
     def _outputs_per_row(self) -> int:
