@@ -19,8 +19,8 @@ ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
     "backends", "forward", "frozen", "problem", "predictive", "metrics", "diagnostics", "conformal", "storage",
     "curvature", "posterior",
-    "inference", "methods", "data", "plot", "comparing", "decide", "continual", "active", "tables", "report", "demo",
-    "cli", "__main__",
+    "inference", "methods", "integrations", "data", "plot", "comparing", "decide", "continual", "active", "tables",
+    "report", "demo", "cli", "__main__",
 )  # fmt: skip
 
 

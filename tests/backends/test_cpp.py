@@ -394,7 +394,7 @@ class TestMoments:
         posterior = cr.DrawsPosterior(model, theta[None], Record(method="test"))
         fast = posterior.predict(x)
         assert fast._cpp_width == 2
-        monkeypatch.setattr("credibly.predictive.base.MANY", 2**40)
+        monkeypatch.setattr("credibly.predictive.blocks.MANY", 2**40)
         monkeypatch.setattr("credibly.forward.use_cpp_outputs", lambda *_: False)
         plain = posterior.predict(x)
         assert plain._cpp_width is None

@@ -243,6 +243,9 @@ def half_width(level: float) -> float:
 
 def label_indices(predictive: Predictive, target: Tensor) -> Tensor:
     """Return prepared labels as indices of the last axis of the probabilities, on the CPU."""
+    kept = predictive.likelihood.counted(target)
+    if kept is not None and not bool(kept.all()):
+        raise InputError("y", "has labels that do not count, ignore_index", "Calibrate on rows that have all labels")
     own = target if predictive.likelihood.support == "class" else predictive.likelihood.restore(target)
     return own.long().cpu()
 

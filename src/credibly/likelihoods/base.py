@@ -60,6 +60,10 @@ class Likelihood(ABC):
         """
         return self
 
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which elements of prepared targets count, as booleans in their shape; None for all of them."""
+        return None
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""
         return {}

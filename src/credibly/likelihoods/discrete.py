@@ -67,12 +67,19 @@ class Bernoulli(IndependentTargets):
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
-    """y in {0, .., K-1} with probabilities softmax(f(x, w)) over the last axis (or `axis`)."""
+    """y in {0, .., K-1} with probabilities softmax(f(x, w)) over the last axis (or `axis`).
+
+    Args:
+        ignore_index: a label that stands for no label, such as -100 for padded tokens or unlabelled pixels. Such
+            elements have a log likelihood of zero, no curvature, and no part in metrics; rows that hold nothing else
+            are left out, so that N counts the others.
+    """
 
     support: ClassVar[str] = "class"
     ordered: ClassVar[bool] = False
     outputs_per_class: ClassVar[int] = 1
     classes: int = 0
+    ignore_index: int | None = None
 
     def bind(self, output: Tensor, y: Tensor) -> Self:
         """Set the number of classes by the output width; y holds integers, (N, ...)."""
@@ -96,7 +103,11 @@ class Categorical(Likelihood):
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""
-        return class_labels(y, self.classes)
+        return class_labels(y, self.classes, self.ignore_index)
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which labels are not `ignore_index`."""
+        return None if self.ignore_index is None else y != self.ignore_index
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Return log p(class | x, w), (C, N, ..., K)."""
@@ -105,7 +116,11 @@ class Categorical(Likelihood):
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return log p of each row's label."""
         log_p = self.log_probabilities(output)
-        return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
+        if self.ignore_index is None:
+            return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
+        kept = y != self.ignore_index
+        labels = torch.where(kept, y, 0).unsqueeze(-1).expand((*log_p.shape[:-1], 1))
+        return torch.where(kept, log_p.gather(-1, labels).squeeze(-1), 0)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of the one-hot label: p and p (1 - p)."""
@@ -206,8 +221,8 @@ class Poisson(IndependentTargets):
         return torch.poisson(torch.exp(output), generator=generator)
 
 
-def class_labels(y: Tensor, classes: int) -> Tensor:
-    """Check labels against the number of classes and return them as int64."""
+def class_labels(y: Tensor, classes: int, ignore_index: int | None = None) -> Tensor:
+    """Check labels, but for those that are ignored, against the number of classes and return them as int64."""
     if y.is_floating_point():
         valid = torch.isfinite(y) & (y == y.round())
         if not bool(valid.all()):
@@ -217,7 +232,10 @@ def class_labels(y: Tensor, classes: int) -> Tensor:
                 f"Labels are 0 to {classes - 1}; for real targets use Gaussian",
             )
     y = y.to(torch.int64)
-    low, high = int(y.min()), int(y.max())
+    given = y if ignore_index is None else y[y != ignore_index]
+    if not len(given):
+        return y
+    low, high = int(given.min()), int(given.max())
     if low < 0 or high >= classes:
         raise InputError(
             "y",

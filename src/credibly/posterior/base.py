@@ -21,6 +21,7 @@ from credibly.posterior.botorch_model import botorch_model
 from credibly.posterior.model import Model
 from credibly.posterior.saving import save
 from credibly.predictive.base import Predictive
+from credibly.predictive.streamed import StreamedPredictive
 from credibly.priors.gaussian import GaussianPrior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -220,6 +221,10 @@ class CalibratedPosterior(Posterior):
             grad: whether moments and densities are differentiable in x; intervals are not.
         """
         predictive = self.posterior.predict(x, grad=grad)
+        if isinstance(predictive, StreamedPredictive) and self.likelihood.support in ("class", "binary"):
+            # Their randomisation depends on the inputs of each row.
+            found = "must be in memory for prediction sets that carry a guarantee, got a loader"
+            raise InputError("x", found, "Predict batch by batch: for x, _ in loader: posterior.predict(x)")
         if isinstance(self.calibration, Calibration):
             return CalibratedPredictive(predictive, self.calibration, groups=groups)
         if groups is not None:

@@ -20,7 +20,8 @@ from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
-from credibly.predictive.base import CACHE_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import CACHE_VALUES
 from credibly.tables.completed import predict_gaps
 from credibly.tables.imputation import Donors
 from credibly.tables.parallel_writer import shared_writer

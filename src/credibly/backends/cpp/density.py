@@ -256,6 +256,8 @@ def supports(x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
     """Return whether the C++ and CUDA backends support the likelihood, the prior and the shape of the data."""
     if type(likelihood) not in LIKELIHOODS or not isinstance(prior, BoundPrior) or not prior.is_normal:
         return False
+    if likelihood.counted(y) is not None:
+        return False
     return isinstance(x, Tensor) and x.ndim == 2 and y.ndim <= 2 and likelihood.axis in (-1, 1)
 
 

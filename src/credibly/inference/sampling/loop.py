@@ -100,7 +100,8 @@ class Monitor:
         self.probe: Any = None
         if isinstance(target, ProblemTarget):
             problem = target.problem
-            rows = torch.linspace(0, problem.n - 1, min(PROBES, problem.n)).round().long().to(problem.device)
+            held = len(problem.y)
+            rows = torch.linspace(0, held - 1, min(PROBES, held)).round().long().to(problem.device)
             self.probe = problem.subset(rows)
 
     def add(self, theta: Tensor, statistics: dict[str, Tensor]) -> None:

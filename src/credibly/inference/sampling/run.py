@@ -23,6 +23,7 @@ from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.density import Density
+from credibly.inference.footprint import check_sampling
 from credibly.inference.method import Method, check_run
 from credibly.inference.sampling.folder import (
     check_not_unfinished,
@@ -37,6 +38,7 @@ from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
+from credibly.inference.streaming import check_streamable
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
@@ -92,6 +94,8 @@ class SamplingMethod(Method):
 
         With `out`, draws are streamed to that folder, and `credibly resume` continues the run after a stop.
         """
+        if isinstance(problem, Problem):
+            check_streamable(self, problem)
         self.check_problem(problem)
         world = current()
         with world.propagate_errors():
@@ -107,6 +111,8 @@ class SamplingMethod(Method):
                 refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)
+            share = -(-self.chains // world.mesh(self.chains).shape[0])
+            check_sampling(type(self).__name__, problem, share, self.draws, self.draw_dtype, out)
             run = Run(self, problem, seed, progress, world)
             with run.create(out) if out is not None else nullcontext():
                 run.begin()
@@ -256,7 +262,7 @@ class Run:
         init = self.method.start_points(self.problem)
         if isinstance(self.problem, Density) or not isinstance(init, str) or init not in ("ensemble", "map"):
             return 0.0
-        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n)
+        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n, self.problem.stream)
         return round(steps * batch / self.problem.n * (self.method.chains if init == "ensemble" else 1), 2)
 
     def _interrupted(self) -> Interrupted:

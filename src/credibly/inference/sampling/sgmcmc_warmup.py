@@ -59,7 +59,7 @@ class Warmup:
     def first_gradient(self, theta: Tensor, trial: int) -> Tensor:
         """Return a minibatch gradient at the starting points."""
         batches = self.batches
-        self.gradients += self.plan.chains * (1.0 if batches is None else batches.batch / len(batches.rows))
+        self.gradients += self.plan.chains * (1.0 if batches is None else batches.batch / batches.count)
         return self.probe.gradient(theta, f"probe {trial}")
 
     def begin(self, theta: Tensor, root: Tensor | None) -> None:
@@ -118,7 +118,7 @@ class Warmup:
     def slow_down(self, steps: int) -> None:
         """Halve the steps of this stage, after `steps` of them that are taken again."""
         batches, damped = self.batches, self.kept < self.plan.kept(self.pace)
-        self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / len(batches.rows))
+        self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / batches.count)
         self.pace, self.largest = self.pace / 2, 4 * self.largest
         self.kept = self._kept(damped)
 

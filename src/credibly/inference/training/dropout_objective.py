@@ -43,7 +43,7 @@ class Dropped:
                 f"has no dropout layer{also}",
                 'Add nn.Dropout layers, or pass insert="*" for dropout before every layer',
             )
-        trial = map_inputs(lambda t: t[:2], problem.x)
+        trial = map_inputs(lambda t: t[:2], problem.sample.x)
         self.sites, self.shapes = find_sites(self.module, self.rates, trial)
         self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
         self.forward = Forward(
