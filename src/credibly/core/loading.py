@@ -116,6 +116,9 @@ def join_batches(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         x = tuple(_cat([b[0][i] for b in batches], f"x[{i}]") for i in range(len(x0)))
     else:
         x = _cat([b[0] for b in batches], "x")
+    y0 = batches[0][1]
+    if isinstance(y0, Mapping):
+        return x, {k: _cat([b[1][k] for b in batches], f"y[{k!r}]") for k in y0}
     return x, _cat([b[1] for b in batches], "y")
 
 

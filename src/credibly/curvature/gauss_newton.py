@@ -29,8 +29,9 @@ from credibly.errors import InputError
 from credibly.problem import Problem
 
 STRUCTURES = ("kron", "diag", "full")
-# Network values, or gradients per row, that are held at a time.
-BLOCK_VALUES = 2**22
+# Network values, or gradients per row, that are held at a time: 16 MiB in float32, and 1 GiB on a GPU, which needs
+# large blocks and has the memory.
+BLOCK_VALUES, GPU_BLOCK_VALUES = 2**22, 2**28
 
 
 def curvature_blocks(
@@ -59,7 +60,7 @@ def curvature_blocks(
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
     labels = fisher.generator(problem.device)
     held = max(sums.values_per_row, values_per_row(problem, fisher))
-    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held)
+    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held, problem.device)
     done = 0
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
         for x, y, weight in _blocks(problem, rows):
@@ -92,11 +93,16 @@ def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | Non
     return torch.cat(gradients if rest is None else [*gradients, rest], 1)
 
 
-def rows_per_block(row_width: int, parts: Parts, values_per_row: int) -> int:
+def rows_per_block(row_width: int, parts: Parts, values_per_row: int, device: torch.device) -> int:
     """Return how many rows to process at a time, from the values per row in the network and outside it."""
     # A convolution's inputs are unfolded: copied for every position that uses them.
     unfolded = 8 if any(layer.convolution for layer in parts.layers) else 1
-    return max(1, BLOCK_VALUES // max(unfolded * row_width, values_per_row))
+    return max(1, block_values(device) // max(unfolded * row_width, values_per_row))
+
+
+def block_values(device: torch.device) -> int:
+    """Return how many values may be held at a time on a device."""
+    return GPU_BLOCK_VALUES if device.type == "cuda" else BLOCK_VALUES
 
 
 class _Sums:
@@ -143,7 +149,7 @@ class _Diagonal(_Sums):
             if a.ndim == 2:
                 total += g.squeeze(1).square().mT @ a
             else:
-                for some, own in zip(*(t.split(max(1, BLOCK_VALUES // total.numel())) for t in (g, a))):
+                for some, own in zip(*(t.split(max(1, block_values(total.device) // total.numel())) for t in (g, a))):
                     total += torch.einsum("nto,nti->noi", some, own).square().sum(0)
 
     def blocks(self, precision: Tensor, weight: float) -> list[Block]:

@@ -127,7 +127,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
         fisher = Fisher(self.fisher, self.fisher_samples, seed)
         fisher.check(problem.likelihood)
         held = values_per_row(problem, fisher)
-        at_once = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held)
+        at_once = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held, problem.device)
         warn_if_long(problem, fisher, len(parts.indices), min(problem.n, at_once))
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)

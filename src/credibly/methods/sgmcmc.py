@@ -46,6 +46,7 @@ from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, Schedule, SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_stream import StreamSampler
 from credibly.inference.sampling.starts import check_init
+from credibly.inference.sampling.until import check_until
 from credibly.inference.target import ProblemTarget, StreamTarget, Target
 from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
@@ -87,6 +88,9 @@ class _SGMCMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
+        until: "mixed" goes on until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
+            record says whether they did; with the constant schedule. None stops after `draws` draws.
+        budget: the time limit of `until`, in seconds or as "10min"; None sets none.
     """
 
     overdamped: ClassVar[bool]
@@ -109,6 +113,8 @@ class _SGMCMC(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    until: str | None = None
+    budget: float | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("chains", "draws", "max_steps", "cycles", "start_steps"):
@@ -134,6 +140,10 @@ class _SGMCMC(SamplingMethod):
         if not (isinstance(self.init, str) and self.init == "auto"):
             check_init(self.init)
         check_draw_dtype(self.draw_dtype)
+        check_until(self.until, self.budget)
+        if self.until is not None and self.schedule != "constant":
+            advice = "The other schedules plan all steps before the first one"
+            raise InputError("until", f"must be None with schedule={self.schedule!r}, got {self.until!r}", advice)
 
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if the batch size is larger than the number of rows, or a control variate has no minibatches."""

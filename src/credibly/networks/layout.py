@@ -293,7 +293,7 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
             looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
             if parameter.ndim < 2 or looked_up:
                 fans[full] = 1
-            elif _is_transposed_linear(part):
+            elif is_transposed_linear(part):
                 fans[full] = parameter.shape[0]
             elif isinstance(part, nn.modules.conv._ConvTransposeNd):
                 fans[full] = math.prod((parameter.shape[0], *parameter.shape[2:])) // part.groups
@@ -302,7 +302,7 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
     return fans
 
 
-def _is_transposed_linear(part: nn.Module) -> bool:
+def is_transposed_linear(part: nn.Module) -> bool:
     """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
     return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
 

@@ -35,7 +35,7 @@ from credibly.posterior.base import Posterior
 from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
-from credibly.predictive.blocks import BLOCK_VALUES
+from credibly.predictive.blocks import BLOCK_VALUES, GPU_BLOCK_VALUES
 from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
@@ -58,7 +58,8 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        self.masked, _ = masked_copy(model.taken[0].write(theta).requires_grad_(False), inserted, 0.5)
+        module = model.taken[0].write(theta).requires_grad_(False)
+        self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
 
@@ -183,10 +184,11 @@ class MaskDraws:
         # by one.
         width = plan.width
         repeated = 0 if self.forward.looped else width
-        if passes * row_count(x) * repeated > BLOCK_VALUES:
+        most = GPU_BLOCK_VALUES if posterior.theta.device.type == "cuda" else BLOCK_VALUES
+        if passes * row_count(x) * repeated > most:
             repeated = plan.width_from_first_mask
-        self.rows_per_tile = max(1, BLOCK_VALUES // max(width, passes * repeated))
-        self.passes_per_tile = max(1, BLOCK_VALUES // (self.rows_per_tile * repeated)) if repeated else passes
+        self.rows_per_tile = max(1, most // max(width, passes * repeated))
+        self.passes_per_tile = max(1, most // (self.rows_per_tile * repeated)) if repeated else passes
         self.width = (repeated or width) if per_row else 1
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:

@@ -14,7 +14,6 @@ from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
-from credibly.errors import SamplingError
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import adapted_root, langevin
 from credibly.inference.sampling.module_langevin import module_step
@@ -160,24 +159,12 @@ class SGMCMCSampler(Sampler):
         with torch.no_grad():
             self._advance_safely(upto)
         self.done = upto
-        self._check_finite()
+        self.warm.check_finite(self.theta, self.value, self.done, self.own.start)
         if self.done == self.warm.stage_end and self.done <= self.warmup:
             with torch.no_grad():
                 self.warm.next_stage(self.theta, self._root(), self.done)
         size = torch.full((self.chains,), self.warm.reported(upto - 1), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
-
-    def _check_finite(self) -> None:
-        # Not finite where any weight is not, and allocates nothing.
-        ends = torch.stack(self.theta.aminmax())
-        if bool(torch.isfinite(self.value).all()) and bool(torch.isfinite(ends).all()):
-            return
-        chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
-        used = self.warm.reported(self.done - 1)
-        raise SamplingError(
-            f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
-            f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
-        )
 
     def _advance_safely(self, upto: int) -> None:
         """Take steps; in warm-up, take them again with half the size while they are unstable."""
@@ -262,6 +249,10 @@ class SGMCMCSampler(Sampler):
             one = slice(c, c + 1)
             own = rows[one] if rows is not None else None
             self.step(*(b[one] for b in buffers), own, self.noise.of(c, t), controls)
+
+    def prolong(self, draws: int, *, anew: bool) -> None:
+        """Add draws; anew, with twice as many steps per draw."""
+        self.warm.prolong(self.done, draws, anew)
 
     def keeps(self) -> bool:
         """Return whether the point after the last step is a draw."""
