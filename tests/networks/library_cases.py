@@ -41,7 +41,6 @@ def _():
 
 @case(
     "timm ViT with gradient checkpointing",
-    exceptions=ZERO,
     settings={"dropout": {"insert": "blocks.*.mlp.*"}},
 )
 def _():
