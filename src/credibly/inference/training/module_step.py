@@ -164,8 +164,6 @@ class ModuleStep(Step):
             torch._foreach_mul_(gradients, self.clip / norm.clamp_min(self.clip))
         for index, (leaf, prior) in enumerate(zip(leaves, self.priors)):
             rule.update(index, leaf, gradients[index], None if self.clip is not None else prior)
-            if rule.one_by_one:
-                gradients[index] = torch.empty(0)
 
     def _misfit(self, rows: Tensor | None, fraction: float) -> Tensor:
         objective, problem = self.objective, self.problem
