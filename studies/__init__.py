@@ -36,6 +36,7 @@ MODULES: dict[str, str] = {
     "covariate-shift": "hmc_shift",
     "continual-mnist": "continual",
     "evidence-picks-the-model": "evidence",
+    "lora-calibration": "lora",
 }
 
 

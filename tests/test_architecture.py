@@ -17,10 +17,9 @@ SOURCE = Path(cr.__file__).parent
 # subpackage by itself. What is not listed fails the test: say where it belongs.
 ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
-    "backends", "forward", "frozen", "problem", "predictive", "metrics", "diagnostics", "conformal", "storage",
-    "curvature", "posterior",
-    "inference", "methods", "integrations", "data", "plot", "comparing", "decide", "continual", "active", "tables",
-    "report", "demo", "cli", "__main__",
+    "backends", "forward", "frozen", "problem", "peft", "predictive", "metrics", "diagnostics", "conformal", "storage",
+    "curvature", "posterior", "inference", "methods", "integrations", "data", "plot", "comparing", "decide",
+    "continual", "active", "tables", "report", "demo", "cli", "__main__",
 )  # fmt: skip
 
 

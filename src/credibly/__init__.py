@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         integrations,
         likelihoods,
         metrics,
+        peft,
         plot,
         priors,
     )
@@ -112,6 +113,7 @@ __all__ = [
     "likelihoods",
     "load",
     "metrics",
+    "peft",
     "plot",
     "plot_chains",
     "priors",
@@ -165,6 +167,7 @@ _PACKAGES = (
     "integrations",
     "likelihoods",
     "metrics",
+    "peft",
     "plot",
     "priors",
     "tables",

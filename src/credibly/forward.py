@@ -19,6 +19,7 @@ from credibly.backends.cpp.stack import Stack
 from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
+from credibly.likelihoods import Heads, Likelihood
 from credibly.networks.channels_last import (
     channels_last,
     default_layout,
@@ -27,6 +28,7 @@ from credibly.networks.channels_last import (
     with_paired_pools,
 )
 from credibly.networks.fused_unit import fuses
+from credibly.networks.gradient_trial import try_batched
 from credibly.networks.layout import Layout
 from credibly.networks.stacked import stacked_forward
 
@@ -178,8 +180,8 @@ class Forward:
         if plan == "auto" and weights and any(isinstance(m, nn.modules.conv._ConvNd) for m in owners):
             return True, "convolutions run faster one parameter vector at a time"
         try:
-            with torch.no_grad(), _no_silent_fallback():
-                self._vmapped(varied, trial, True)
+            with _no_silent_fallback():
+                try_batched(self._vmapped, varied, trial)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":
@@ -223,11 +225,11 @@ def _row_width(module: nn.Module, trial: Inputs) -> int:
     return max(1, sum(sizes))
 
 
-def try_network(layout: Layout, rows: Inputs) -> Tensor:
-    """Return the network's output for a few rows, or raise an error about x or net."""
+def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
+    """Return the network's output for a few rows, or raise an error about x or net. `heads` allows a dict of them."""
     try:
         with torch.no_grad():
-            output = layout.output(call(layout.module, rows))
+            output = layout.output(call(layout.module, rows, heads=heads))
     except InputError:
         raise
     except Exception as error:
@@ -250,3 +252,24 @@ def try_network(layout: Layout, rows: Inputs) -> Tensor:
             "The first axis of its output must be the rows",
         )
     return output
+
+
+def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tuple[Likelihood, Any]:
+    """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
+
+    Other likelihoods and their targets are returned as they are.
+    """
+    if not isinstance(likelihood, Heads):
+        if isinstance(y, dict):
+            found = f"is a dict of targets, and {type(likelihood).__name__} has one"
+            raise InputError("y", found, "Use Heads({name: likelihood, ...}), and a network that returns such a dict")
+        return likelihood, y
+    rows = map_inputs(lambda t: t[:2], x)
+    try_network(layout, rows)
+    args, kwargs = arguments(rows)
+    with torch.no_grad():
+        outputs = layout.module(*args, **kwargs)
+    if type(outputs) is not dict:
+        found = f"must return a dict of outputs for Heads, got {type(outputs).__name__}"
+        raise InputError("net", found, "Return {name: output, ...}")
+    return likelihood.with_targets({name: layout.output(head) for name, head in outputs.items()}, y, layout.dtype)

@@ -200,3 +200,62 @@ print(any(m.split(".")[0] == "rich" for m in sys.modules))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+class Handle:
+    def __init__(self, shown):
+        self.shown = shown
+
+    def update(self, bundle, raw):
+        assert raw
+        self.shown.append(bundle)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """A kernel of a notebook, and what it displays."""
+    import types
+
+    shown = []
+
+    def display(bundle, raw, display_id):
+        assert raw
+        assert display_id
+        shown.append(bundle)
+        return Handle(shown)
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    return shown
+
+
+def test_line_in_a_notebook(clock, notebook, capsys):
+    with Progress("MAP <1>", 50) as line:
+        clock.now += 10
+        line.update(20, loss=0.5)
+        clock.now += 15
+        line.update(50, final=True, loss=0.25)
+    # One element, updated in place.
+    assert [bundle["text/plain"] for bundle in notebook] == [
+        "MAP <1>  20/50  loss 0.5  10s, 15s left",
+        "MAP <1>  50/50  loss 0.25  25.0s",
+    ]
+    assert "MAP &lt;1&gt;" in notebook[0]["text/html"]
+    assert 'value="20" max="50"' in notebook[0]["text/html"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_in_a_notebook_if_so_asked(clock, notebook):
+    with Progress("MAP", 50, show=False) as line:
+        clock.now += 10
+        line.update(20, loss=0.5)
+    assert notebook == []
+
+
+def test_ipython_on_a_terminal_is_no_notebook(monkeypatch):
+    import types
+
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace()))
+    assert not Progress("MAP", 5).notebook
+    assert Progress("MAP", 5, stream=Terminal()).show

@@ -265,3 +265,16 @@ def test_the_elbo_in_small_blocks_is_the_same():
     _, phi = free_energy(p)
     a, b = posterior_of(p, phi).elbo(p, samples=20), posterior_of(small, phi).elbo(small, samples=20)
     assert float(a.value) == pytest.approx(float(b.value), rel=1e-12)
+
+
+@pytest.mark.parametrize("method", [cr.BayesByBackprop(steps=5), cr.SWAG(steps=5, rank=2, iterates=2, every=1)])
+def test_modules_of_the_mean_and_of_a_draw(method):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    x = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    problem = cr.Problem(net, data=(x, x.sum(1)), likelihood=cr.likelihoods.Gaussian(), prior=cr.priors.Normal())
+    posterior = method.fit(problem, seed=0)
+    with torch.no_grad():
+        torch.testing.assert_close(posterior.module()(x), problem.forward(posterior.loc, x)[0])
+        torch.testing.assert_close(posterior.module(3, seed=2)(x), problem.forward(posterior.sample(4, seed=2), x)[3])
+    with pytest.raises(cr.InputError, match="component must be below 1"):
+        posterior.module(component=1)

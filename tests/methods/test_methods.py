@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from credibly.likelihoods import (
     Beta,
     Categorical,
     Gaussian,
+    GaussianMixture,
     HeteroscedasticGaussian,
     NegativeBinomial,
     Ordinal,
     Poisson,
+    Quantiles,
     Survival,
+    from_distribution,
 )
 
 # One row per method: settings for a quick fit, and those for a longer one that has made progress.
@@ -51,6 +55,14 @@ TASKS = {
     "overdispersed": (lambda: mlp(3, 6, 1), Y.exp().round().clamp(max=9), NegativeBinomial(), (40,)),
     "ordinal": (lambda: mlp(3, 6, 1), (Y > 0).long() + (Y > 1).long(), Ordinal(), (40, 3)),
     "proportions": (lambda: mlp(3, 6, 1), torch.sigmoid(Y), Beta(), (40,)),
+    "mixture": (lambda: mlp(3, 6, 6), Y, GaussianMixture(2), (40,)),
+    "quantiles": (lambda: mlp(3, 6, 3), Y, Quantiles((0.1, 0.5, 0.9)), (40,)),
+    "own distribution": (
+        lambda: mlp(3, 6, 2),
+        Y,
+        from_distribution(lambda out: torch.distributions.StudentT(4.0, out[..., 0], out[..., 1].exp())),
+        (40,),
+    ),
     "survival": (lambda: mlp(3, 6, 1), Y.exp() * torch.where(Y < 1, 1.0, -1.0), Survival(), (40,)),
 }
 
@@ -104,6 +116,30 @@ def test_the_seed_determines_the_fit(name):
     a, b, c = (make(name, **smaller).fit(problem(), seed=s) for s in (4, 4, 5))
     assert torch.equal(a.draws, b.draws)
     assert not torch.equal(a.draws, c.draws)
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_everything_can_be_pickled(name):
+    p = problem()
+    posterior = make(name).fit(p, seed=0)
+    predictive = posterior.predict(X)
+    again = pickle.loads(pickle.dumps((p, posterior, predictive)))
+    theta = posterior.draws[0, :1]
+    assert torch.equal(again[0].log_density(theta), p.log_density(theta))
+    assert torch.equal(again[1].predict(X).variance, predictive.variance)
+    assert torch.equal(again[2].variance, predictive.variance)
+    assert again[1].record == posterior.record
+
+
+@pytest.mark.parametrize("name", cr.METHODS)
+def test_notebooks_show_tables(name):
+    p = problem()
+    posterior = make(name).fit(p, seed=0)
+    text = posterior._repr_html_()
+    assert f'<td style="text-align: left">{name}</td>' in text
+    assert f"{p.dim:,} in {len(p.layout.entries)} tensors" in text
+    predictive = posterior.predict(X)
+    assert f"<td>{float(predictive.mean[4]):.4g}</td>" in predictive._repr_html_()
 
 
 @pytest.mark.parametrize("name", cr.METHODS)

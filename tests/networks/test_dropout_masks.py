@@ -192,12 +192,21 @@ def test_rates_outside_the_open_interval(rate):
         masked_copy(mlp(2, 3, 1), "*", rate)
 
 
-@pytest.mark.parametrize("own", [0.0, 1.0])
-def test_a_layer_that_drops_nothing_or_everything_needs_another_rate(own):
-    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(own), nn.Linear(3, 1))
-    with pytest.raises(cr.InputError, match=rf"rate: layer '1' drops with probability {own}.* fix the layer"):
+def test_a_layer_that_drops_everything_needs_another_rate():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(1.0), nn.Linear(3, 1))
+    with pytest.raises(cr.InputError, match=r"rate: layer '1' drops with probability 1\.0.* fix the layer"):
         masked_copy(net, None, None)
     assert masked_copy(net, None, 0.2)[1] == {"1": 0.2}
+
+
+def test_a_layer_that_drops_nothing_is_no_site_unless_it_is_asked_for():
+    net = nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 3), nn.Dropout(0.1), nn.Linear(3, 1))
+    module, rates = masked_copy(net, None, None)
+    assert rates == {"2": 0.1}
+    assert type(module[0]) is nn.Dropout
+    assert masked_copy(net, None, 0.2)[1] == {"0": 0.2, "2": 0.2}
+    assert masked_copy(net, None, None, include=["0"])[1] == {"0": 0.0, "2": 0.1}
+    assert masked_copy(net, "*", 0.2, only=["2", "3"])[1] == {"2": 0.2, "3": 0.2}
 
 
 # -- the sites ---------------------------------------------------------------------------------------------------------
@@ -346,13 +355,18 @@ class Flat(Twice):
             r"net: dropout 'drop' acts on shape \(5, 2, 3\).* inputs of shape \(rows, features",
         ),
         (Flat(), randn(2, 3), r"net: dropout 'drop' acts on shape \(2,\)"),
-        (Unused(), randn(2, 3), "net: dropout 'drop' was not used in a forward pass.* Remove the layer, or call it"),
     ],
-    ids=["twice", "time first", "flat", "unused"],
+    ids=["twice", "time first", "flat"],
 )
 def test_sites_that_masks_do_not_support(net, x, message):
     with pytest.raises(cr.InputError, match=message):
         sites_of(net, x)
+
+
+def test_a_layer_that_is_not_called_is_no_site():
+    assert sites_of(Unused(), randn(2, 3)) == ((), {})
+    sites, shapes = sites_of(Unused(), randn(2, 3), insert="b")
+    assert ([site.name for site in sites], shapes) == (["b"], {"b": (3,)})
 
 
 def test_hooks_of_the_trial_pass_are_removed():

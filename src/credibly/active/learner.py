@@ -57,7 +57,7 @@ class ActiveLearner:
         targets: inputs of interest for EPIG; by default 100 rows of the pool.
         seed: random seed of the whole loop.
         out: folder to store the loop in; `resume` continues from it.
-        progress: whether to show a progress line; None shows it on a terminal.
+        progress: whether to show a progress line; None shows it on a terminal and in a notebook.
     """
 
     def __init__(

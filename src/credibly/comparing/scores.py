@@ -184,7 +184,7 @@ def predict(entry: Entry, x: Any, draws: int, seed: int) -> Predictive:
     if isinstance(posterior, SampledPosterior):
         return posterior.predict(x)
     known = inspect.signature(posterior.predict).parameters
-    chosen = {"draws": draws, "passes": draws, "seed": seed}
+    chosen: dict[str, Any] = {"draws": draws, "passes": draws, "seed": seed}
     return posterior.predict(x, **{key: value for key, value in chosen.items() if key in known})
 
 

@@ -113,7 +113,7 @@ def learn(
         family: for methods that produce draws, see `DrawsPosterior.as_prior`.
         seed: seed of all randomness.
         out: a folder with one run per task. Tasks that are already in it are loaded instead of fitted.
-        progress: whether to show a progress line; None shows it on a terminal.
+        progress: whether to show a progress line; None shows it on a terminal and in a notebook.
         options: options of `Problem`, such as temperature or device.
     """
     check_seed(seed)

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from credibly.errors import InputError
 
@@ -39,18 +38,24 @@ def row_count(x: Inputs) -> int:
     return int(tensors_of(x)[0][1].shape[0])
 
 
-def call(net: Callable[..., Any], x: Inputs) -> Tensor:
+def call(net: Callable[..., Any], x: Inputs, *, heads: bool = True) -> Tensor:
     """Return the output tensor of net(x), net(*x) or net(**x)."""
     out = net(x) if isinstance(x, Tensor) else net(**x) if isinstance(x, dict) else net(*x)
-    return output_tensor(out)
+    return output_tensor(out, heads=heads)
 
 
-def output_tensor(out: Any) -> Tensor:
-    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple."""
+def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
+    """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
+
+    The tensors of a plain dict, the `heads` of a network, are flattened and put side by side if they are expected.
+    """
+    if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
+        return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)
     for candidate in (out, getattr(out, "logits", None), out[0] if isinstance(out, (tuple, list)) and out else None):
         if isinstance(candidate, Tensor):
             return candidate
     advice = "Return one tensor, or a tuple that starts with it"
+    advice += "; for a dict of outputs use Heads" if isinstance(out, dict) else ""
     raise InputError("net", f"its forward returned {type(out).__name__}", advice)
 
 
@@ -80,7 +85,7 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
             )
         tensor = value.detach()
     else:
-        array = value.to_numpy() if hasattr(value, "to_numpy") else np.asarray(value)
+        array = value.to_numpy() if hasattr(value, "to_numpy") else _array(value, name)
         if array.dtype.kind not in "fiub":
             raise InputError(
                 name, f"holds values of dtype {array.dtype}", "Encode text, dates and categories as numbers first"
@@ -88,6 +93,18 @@ def to_tensor(value: Any, name: str, device: torch.device, dtype: torch.dtype | 
         # A copy, so that later changes to the caller's array have no effect.
         tensor = torch.from_numpy(np.array(array, order="C"))
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+
+def _array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(
+            name,
+            f"is a {type(value).__name__} that is not one array: its rows have different lengths ({reason})",
+            "Pad the rows to one length and pass the lengths or a mask as a second input: x = (padded, lengths)",
+        ) from error
 
 
 def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, convert: bool = False) -> Inputs:
@@ -117,7 +134,10 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, conver
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise if a value is NaN or infinite, with the index of the first one."""
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    # The extremes are NaN or infinite if any value is, and take no memory.
+    if bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
         return
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
@@ -127,51 +147,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
             f"has {int(bad.sum())} values that are NaN or infinite, the first at {where}",
             "Drop or impute those rows",
         )
-
-
-def unpack_data(data: Any) -> tuple[Any, Any]:
-    """Return (x, y) from a pair, a Dataset or a DataLoader. The last two are read once, completely and in order."""
-    if isinstance(data, DataLoader):
-        return _from_loader(data)
-    if isinstance(data, TensorDataset):
-        return _pair(list(data.tensors))
-    if isinstance(data, Dataset):
-        return _from_loader(DataLoader(data, batch_size=256))
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return data[0], data[1]
-    raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
-
-
-def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
-    # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
-    if not isinstance(loader.dataset, IterableDataset):
-        collate = loader.collate_fn or default_collate
-        loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size or 256,
-            shuffle=False,
-            collate_fn=collate,
-            num_workers=loader.num_workers,
-        )
-    batches = [_pair(batch) for batch in loader]
-    if not batches:
-        raise InputError("data", "has no rows", "Pass at least one row")
-    x0 = batches[0][0]
-    x: Any
-    if isinstance(x0, Mapping):
-        x = {k: torch.cat([b[0][k] for b in batches]) for k in x0}
-    elif isinstance(x0, (tuple, list)):
-        x = tuple(torch.cat([b[0][i] for b in batches]) for i in range(len(x0)))
-    else:
-        x = torch.cat([torch.as_tensor(b[0]) for b in batches])
-    return x, torch.cat([torch.as_tensor(b[1]) for b in batches])
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
-    *xs, y = batch
-    return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
 def network_device(net: nn.Module) -> torch.device:
@@ -185,9 +160,15 @@ def network_device(net: nn.Module) -> torch.device:
 
 def describe(x: Inputs) -> dict[str, Any]:
     """Return the structure, shapes and dtypes of one row, as JSON values."""
-    parts = [
+    parts: list[dict[str, Any]] = [
         {"name": n, "shape": list(t.shape[1:]), "dtype": str(t.dtype).removeprefix("torch.")} for n, t in tensors_of(x)
     ]
+    for part, (_, tensor) in zip(parts, tensors_of(x)):
+        # Integers that start above zero, such as lengths of sequences, may not be replaced by zeros.
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.numel():
+            least = int(tensor.min())
+            if least > 0:
+                part["least"] = least
     if isinstance(x, dict):
         for part, key in zip(parts, x):
             part["name"] = key
@@ -195,9 +176,9 @@ def describe(x: Inputs) -> dict[str, Any]:
 
 
 def blank_row(description: Mapping[str, Any], device: torch.device) -> Inputs:
-    """Return a row of zeros that fits a description by `describe`."""
+    """Return a row of zeros, or of the least integers, that fits a description by `describe`."""
     tensors = {
-        p["name"]: torch.zeros((1, *p["shape"]), dtype=getattr(torch, p["dtype"]), device=device)
+        p["name"]: torch.full((1, *p["shape"]), p.get("least", 0), dtype=getattr(torch, p["dtype"]), device=device)
         for p in description["parts"]
     }
     if description["form"] == "dict":

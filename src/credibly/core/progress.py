@@ -1,4 +1,4 @@
-"""Progress bars by rich: live on a terminal, nothing elsewhere unless asked for.
+"""Progress bars: by rich on a terminal, as HTML in a notebook, nothing elsewhere unless asked for.
 
 Updates are shown at most a few times per second. rich is imported on the first one, and no thread is started. Of the
 processes that `torchrun` started only the first shows anything.
@@ -11,6 +11,8 @@ import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from credibly.core.notebooks import NotebookLine, in_notebook
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -28,7 +30,7 @@ class Progress:
     Args:
         title: what is running.
         total: the number of steps.
-        show: True, False, or None to show it if the stream is a terminal.
+        show: True, False, or None to show it on a terminal and in a notebook.
         stream: where to write; standard error by default.
         first: steps already done before, excluded from the estimate of the time left.
     """
@@ -40,10 +42,12 @@ class Progress:
         self.total = max(1, total)
         self.first = first
         self.stream = stream or sys.stderr
-        self.show = (self.stream.isatty() if show is None else show) and not _is_taken(self.stream) and _is_leader()
+        self.notebook = stream is None and in_notebook()
+        wanted = (self.notebook or self.stream.isatty()) if show is None else show
+        self.show = wanted and not _is_taken(self.stream) and _is_leader()
         self.started = time.monotonic()
         self._last = 0.0
-        self._display: _Display | None = None
+        self._display: _Display | NotebookLine | None = None
 
     def due(self) -> bool:
         """Return whether an update would be shown now, so that expensive metrics are computed only then."""
@@ -65,7 +69,7 @@ class Progress:
         else:
             time_text = f"{spent:.1f}s"
         if self._display is None:
-            self._display = _Display(self)
+            self._display = NotebookLine(self.title, self.total) if self.notebook else _Display(self)
         self._display.draw(done, texts, time_text)
 
     def __enter__(self) -> Self:
@@ -82,7 +86,7 @@ class Progress:
 class _Display:
     """A rich progress bar, drawn only on updates. On a narrow terminal the bar shrinks, then the last metrics go.
 
-    Where the cursor cannot be moved (a file, a notebook, a dumb terminal), each update follows a carriage return.
+    Where the cursor cannot be moved (a file, a dumb terminal), each update follows a carriage return.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -100,7 +104,8 @@ class _Display:
         room = console.width - len(title) - 2 * len(f"/{total}") - len(time_text) - LEAST_BAR - 4
         while metrics and len("  ".join(metrics)) > room:
             metrics = metrics[:-1]
-        self.bar.update(self.task, completed=done, metrics="  ".join(metrics), time=time_text, refresh=self.live)
+        shown = "  ".join(metrics)
+        self.bar.update(self.task, completed=done, total=total, metrics=shown, time=time_text, refresh=self.live)
         if not self.live:
             with console.capture() as captured:
                 console.print(self.bar.get_renderable())

@@ -110,8 +110,12 @@ def normal_pairs(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def global_stream(seed: int, purpose: str, *indices: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the block and restore it after, for code that takes no generator."""
-    with torch.random.fork_rng(devices=[]):
+def global_stream(seed: int, purpose: str, *indices: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch's global generators inside the block and restore them after, for code that takes no generator.
+
+    Restored are the CPU's generator and that of `device`.
+    """
+    own = torch.device(device)
+    with torch.random.fork_rng(devices=[own] if own.type == "cuda" else []):
         torch.manual_seed(stream_seed(seed, purpose, *indices))
         yield

@@ -7,7 +7,6 @@ would miss those terms without any error.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,6 +22,7 @@ from credibly.core.rng import stream
 from credibly.curvature.gauss_newton import row_gradients
 from credibly.curvature.parts import Parts, RowPass
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 from credibly.problem import Problem
 
 # Directions in which the derivative is compared, and the sizes of the steps relative to the weights.
@@ -42,7 +42,7 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
     since one step may cross a discontinuity.
     """
     layout, generator = problem.layout, stream(0, "jacobian check")
-    x = map_inputs(lambda t: t[:2], problem.x)
+    x = map_inputs(lambda t: t[:2], problem.sample.x)
     width = _widths(problem, theta)
     # Not at theta itself: a layer that starts at zero would hide all layers before it.
     point = theta.detach() + 0.1 * width * _normal(width, generator)
@@ -99,7 +99,7 @@ def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> tuple[Callable[[T
                 output = output_tensor(functional_call(module, layout.split(theta)[0], args, kwargs))
             return float((likelihood.arrange(output).double() * vector.double()).sum())
 
-    wide = copy.deepcopy(layout.module).double()
+    wide = copy_module(layout.module).double()
     inputs = map_inputs(lambda t: t.double() if t.is_floating_point() else t, x)
     try:
         evaluate(wide, torch.zeros(layout.dim, dtype=torch.float64, device=layout.device), inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from credibly.likelihoods import Bernoulli, Categorical, Gaussian, Heads, Likelihood, Poisson
 from credibly.likelihoods.base import Extra, IndependentTargets
 from credibly.likelihoods.continuous import LocationScale
 
@@ -34,12 +34,17 @@ def closed_form(likelihood: Likelihood) -> bool:
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
     """Return S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W) and `extra` (1, ...), as for one draw.
 
-    A custom likelihood of none of the known kinds, or one that overrides the `log_prob` of its kind, gets the Hessian
-    of its log_prob at y, with negative eigenvalues set to zero.
+    A likelihood may have a `fisher_root` of its own. A custom likelihood of none of the known kinds, or one that
+    overrides the `log_prob` of its kind, gets the Hessian of its log_prob at y, with negative eigenvalues set to zero.
     """
+    if isinstance(likelihood, Heads):
+        return _of_heads(likelihood, output, y, extra)
     leaf = output.detach().requires_grad_()
+    own = likelihood.fisher_root(output.detach(), extra)
     with torch.enable_grad():
-        if not closed_form(likelihood) and isinstance(likelihood, KINDS):
+        if own is not None:
+            root = own
+        elif not closed_form(likelihood) and isinstance(likelihood, KINDS):
             root = _projected(likelihood, leaf, y, extra)
         elif isinstance(likelihood, Categorical):
             root = _of_classes(likelihood, leaf)
@@ -49,7 +54,8 @@ def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra)
             root = _elementwise(likelihood, leaf, y, extra)
         else:
             root = _projected(likelihood, leaf, y, extra)
-    root = root.detach()
+    root, kept = root.detach(), likelihood.counted(y)
+    root = root if kept is None else torch.where(kept[..., None, None], root, 0)
     if not bool(torch.isfinite(root).all()):
         raise InputError(
             "likelihood",
@@ -123,6 +129,24 @@ def _projected(likelihood: Likelihood, leaf: Tensor, y: Tensor, extra: Extra) ->
     values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
     root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     return root
+
+
+def _of_heads(heads: Heads, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+    """Return the roots of all heads, which are independent, as blocks of S (N, W, R)."""
+    columns = []
+    for name, part in heads.parts():
+        own = heads.output_of(part, output.detach())
+        root = fisher_root(part.likelihood, own, heads.target_of(part, y), heads.extra_of(name, extra))
+        # Every element (pixel) of the head has a block of its own.
+        width, rank = root.shape[-2:]
+        flat = root.reshape(len(root), -1, width, rank)
+        eye = torch.eye(flat.shape[1], dtype=root.dtype, device=root.device)
+        block = torch.einsum("nepr,ef->nepfr", flat, eye).reshape(*own.shape, -1)
+        block = part.likelihood.rearranged(block.movedim(-1, 0), 1).movedim(0, -1)
+        whole = output.new_zeros(len(output), output.shape[-1], block.shape[-1])
+        whole[:, part.columns] = part.weight**0.5 * block.reshape(len(output), -1, block.shape[-1])
+        columns.append(whole)
+    return torch.cat(columns, -1)
 
 
 def _grad(value: Tensor, leaf: Tensor) -> Tensor:

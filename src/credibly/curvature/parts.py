@@ -132,6 +132,7 @@ class RowPass:
             seen: dict[str, tuple[Tensor, Tensor]] = {}
             with recording(self.module, self.parts.layers, seen):
                 raw = self.layout.output(call(self.module, x))
+            _check_rows(self.parts.layers, seen, len(raw))
             inputs = [
                 layer_inputs(layer, self.module.get_submodule(layer.name), seen[layer.name][0]).to(raw.dtype)
                 for layer in self.parts.layers
@@ -148,6 +149,18 @@ class RowPass:
             wide[name] = wide[name].clone().requires_grad_()
         output = self.forward.apply(wide, map_inputs(lambda t: t.unsqueeze(1), x), shared=False)
         return self.likelihood.arrange(output, 1), [wide[n] for n in self.parts.rest]
+
+
+def _check_rows(layers: tuple[LayerPart, ...], seen: dict[str, tuple[Tensor, Tensor]], rows: int) -> None:
+    for layer in layers:
+        found = len(seen[layer.name][0]) if layer.name in seen else 0
+        if found != rows:
+            raise InputError(
+                "net",
+                f"its layer {layer.name!r} sees {found} of {rows} rows: which ones depends on the data",
+                "Laplace needs layers that act on every row. Cover other parameters by random=, or weight the outputs "
+                "of all experts",
+            )
 
 
 def _calls(layout: Layout, parts: dict[str, nn.Module], x: Inputs) -> list[tuple[str, int]]:

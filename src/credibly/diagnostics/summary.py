@@ -21,7 +21,6 @@ worst of thousands exceeds any limit by chance. The worst is shown as well.
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_integer
+from credibly.core.html import fact_table
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.diagnostics.verdict import Mixing, judge, mixing
@@ -122,7 +122,17 @@ class Diagnostics:
         return "\n".join([*lines, "", *textwrap.wrap(self.verdict, 100)])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        spaces = {"weights": self.weights} | ({"functions": self.functions} if self.functions else {})
+        spaces |= {name: space for name, space in self.quantities.items() if space.moving}
+        rows = [[label, *(show(space) for space in spaces.values())] for label, show in _ROWS]
+        facts = {"chains": self.chains, "draws": f"{self.draws:,}"}
+        for label, values in (("acceptance", self.acceptance), ("E-BFMI", self.e_bfmi)):
+            if values is not None:
+                facts[label] = f"{np.mean(values):.3f} (lowest chain {np.min(values):.3f})"
+        if self.divergences is not None:
+            facts["divergences"] = f"{self.divergences:,}"
+        facts["verdict"] = "usable" if self.ok else "not to be trusted"
+        return fact_table("Diagnostics", facts, head=["", *spaces], rows=rows, note=self.verdict)
 
 
 _CONSTANT = "constant"

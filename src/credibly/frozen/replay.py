@@ -7,7 +7,6 @@ tensor that has a shape and no data: on the meta device or, for code that asks f
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from credibly.core.inputs import Inputs, arguments
 from credibly.frozen.trace import Call, Operation, Trace, Value
+from credibly.networks.copying import copy_module
 
 
 class NotSplit(Exception):
@@ -280,7 +280,7 @@ def build_replay(
             ]
             results.append(_Shared((leaves, call.form)))
         memo[id(mine[0].module)] = Stored(tape, mine[0].name, results, mine[0].module)
-    new = copy.deepcopy(network, memo)
+    new = copy_module(network, memo)
     replaced: dict[str, dict[int, dict[int, Key]]] = {}
     for site, key in keys.items():
         if site.side == "in" and site.name is not None:

@@ -20,8 +20,10 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.inference.streaming import check_streamable
 from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
+from credibly.priors.hierarchical import BoundHierarchical, scale_parameters
 from credibly.problem import Problem
 from credibly.storage.record import Record
 
@@ -32,10 +34,14 @@ class Method(ABC):
     Attributes:
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
+        infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
+        streams: whether it works on data that are read batch by batch.
     """
 
+    streams: ClassVar[bool] = False
     name: ClassVar[str]
     label: ClassVar[str] = ""
+    infers_scales: ClassVar[bool] = False
 
     @abstractmethod
     def fit(
@@ -52,7 +58,7 @@ class Method(ABC):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
@@ -60,6 +66,8 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        if problem.stream is not None:
+            history = {**history, "stream": problem.stream.stream.describe()}
         history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
@@ -162,8 +170,16 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        check_streamable(method, problem)
         if not method.post_hoc:
             refuse_moving(problem.moving)
+        if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:
+            raise InputError(
+                "prior",
+                f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
+                "scales has none, it grows without limit as both go to 0",
+                "Use HMC, SGHMC, SGLD or BayesByBackprop, or a prior of fixed scale",
+            )
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)
         leads = world.leader
@@ -201,10 +217,12 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
     if init == "fresh":
         network = layout.reinitialised(seed, members)
     entries = layout.entries[len(layout.entries) - len(layout.extra) :]
+    own = problem.likelihood.parameters(), scale_parameters(problem.prior_spec, layout)
+    parameters = [parameter for some in own for parameter in some.values()]
     extras = [
         torch.as_tensor(parameter.init, dtype=layout.dtype, device=layout.device).expand(
             members, entry.stop - entry.start
         )
-        for entry, parameter in zip(entries, problem.likelihood.parameters().values())
+        for entry, parameter in zip(entries, parameters)
     ]
     return torch.cat([network, *extras], -1).clone()

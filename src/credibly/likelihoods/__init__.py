@@ -1,12 +1,17 @@
 """Likelihoods: the distribution of y given the network's output."""
 
-from credibly.likelihoods.base import Likelihood, Parameter
+from credibly.likelihoods.base import Likelihood
 from credibly.likelihoods.continuous import Gaussian, HeteroscedasticGaussian, StudentT
 from credibly.likelihoods.counts import NegativeBinomial
 from credibly.likelihoods.discrete import Bernoulli, Categorical, HeteroscedasticCategorical, Poisson
+from credibly.likelihoods.from_distribution import FromDistribution, from_distribution
+from credibly.likelihoods.heads import Heads
+from credibly.likelihoods.mixtures import GaussianMixture
 from credibly.likelihoods.ordinal import Ordinal
 from credibly.likelihoods.proportions import Beta
+from credibly.likelihoods.quantile_head import Quantiles
 from credibly.likelihoods.survival import Survival
+from credibly.priors.parameter import Parameter
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     c.__name__: c
@@ -22,6 +27,9 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         NegativeBinomial,
         Beta,
         Survival,
+        GaussianMixture,
+        Quantiles,
+        Heads,
     )
 }
 
@@ -30,7 +38,10 @@ __all__ = [
     "Bernoulli",
     "Beta",
     "Categorical",
+    "FromDistribution",
     "Gaussian",
+    "GaussianMixture",
+    "Heads",
     "HeteroscedasticCategorical",
     "HeteroscedasticGaussian",
     "Likelihood",
@@ -38,6 +49,8 @@ __all__ = [
     "Ordinal",
     "Parameter",
     "Poisson",
+    "Quantiles",
     "StudentT",
     "Survival",
+    "from_distribution",
 ]

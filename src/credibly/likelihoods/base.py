@@ -10,33 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from credibly.core.inputs import check_finite
+from credibly.core.specs import kind_name
 from credibly.errors import InputError
-from credibly.priors.elementwise import Prior
+from credibly.priors.parameter import Parameter as Parameter
 
 Extra = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A random parameter that the likelihood adds to the flat vector.
-
-    Attributes:
-        shape: its shape.
-        prior: of all its elements, or one per element.
-        init: the starting value of all its elements, or one per element.
-    """
-
-    shape: tuple[int, ...]
-    prior: Prior | tuple[Prior, ...]
-    init: float | tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +59,10 @@ class Likelihood(ABC):
         `weight` are the weights (N,) of the rows, None for ones.
         """
         return self
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which elements of prepared targets count, as booleans in their shape; None for all of them."""
+        return None
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""
@@ -121,6 +111,30 @@ class Likelihood(ABC):
         """Return (inner likelihood, g) if y = g(z) for an increasing g of another target z, else None."""
         return None
 
+    def predictive_log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        """Return the log density of y that predictions report, in the shape of `log_prob`, which it is by default.
+
+        The two differ for a working likelihood, whose `log_prob` is a loss and no density of y.
+        """
+        return self.log_prob(output, y, extra)
+
+    # -- what a likelihood knows better than the general code ----------------------------------------------------------
+    def fisher_root(self, output: Tensor, extra: Extra) -> Tensor | None:
+        """Return S (N, ..., W, R) with S S' the Fisher information of outputs (N, ..., W); None derives it elsewhere.
+
+        `extra` is (1, ...), as for one draw.
+        """
+        return None
+
+    def mixture_quantiles(self, output: Tensor, extra: Extra, levels: Sequence[float]) -> Tensor | None:
+        """Return quantiles (levels, N, ..., K) of the average over draws; None finds them from the CDF."""
+        return None
+
+    def restored(self, spec: Mapping[str, Any]) -> Self:
+        """Return the likelihood as it was bound in a stored run, given that run's description of it."""
+        same = spec.get("kind") == kind_name(type(self))
+        return self._bound(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
+
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:
         """Move the target axis of a network output, which has `lead` axes before the rows, to the end."""
@@ -129,6 +143,12 @@ class Likelihood(ABC):
         if self.axis in (-1, output.ndim - lead - 1):
             return output
         return output.movedim(self.axis + lead if self.axis >= 0 else self.axis, -1)
+
+    def rearranged(self, output: Tensor, lead: int = 0) -> Tensor:
+        """Invert `arrange` for outputs with a target axis."""
+        if self.axis in (-1, output.ndim - lead - 1):
+            return output
+        return output.movedim(-1, self.axis + lead if self.axis >= 0 else self.axis)
 
     def restore(self, value: Tensor, lead: int = 0) -> Tensor:
         """Return a result (lead, N, ..., K) in the caller's layout: squeezed, or with the target axis moved back."""
@@ -165,7 +185,8 @@ class IndependentTargets(Likelihood):
         raise InputError(
             "net",
             f"its output has shape {row_shape(output)}, y has shape {row_shape(y)}",
-            f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
+            channels_first(self, output, y)
+            or f"{name} needs {per} output{'s' if per > 1 else ''} per target of y, on axis {self.axis}",
         )
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,6 +210,14 @@ class IndependentTargets(Likelihood):
 def row_shape(values: Tensor) -> str:
     """Return a tensor's shape for an error message, with "rows" for the first axis."""
     return f"({', '.join(['rows', *map(str, values.shape[1:])])})"
+
+
+def channels_first(likelihood: Likelihood, output: Tensor, y: Tensor) -> str:
+    """Return advice for outputs (rows, K, H, W) beside targets (rows, H, W) or (rows, K, H, W), or an empty string."""
+    fits = tuple(y.shape[1:]) in (tuple(output.shape[2:]), tuple(output.shape[1:]))
+    if output.ndim > 2 and likelihood.axis == -1 and fits:
+        return "Pass axis=1 to the likelihood: the network returns classes or targets on axis 1, before the pixels"
+    return ""
 
 
 def expand_to_output(value: Tensor, output: Tensor, per_target: bool) -> Tensor:

@@ -65,6 +65,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     """
 
     name: ClassVar[str] = "bbb"
+    infers_scales: ClassVar[bool] = True
     label: ClassVar[str] = "Bayes by Backprop"
     family: str = "mean-field"
     rank: int = 10
@@ -99,7 +100,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         """Return the fitted Gaussian; `record.history` holds the free energy, its parts and the ELBO in nats."""
         problem, seed = fit.problem, fit.seed
         data = split(problem, self, seed)
-        steps, batch, _ = self.plan(data.count)
+        steps, batch, _ = self.plan(data.count, problem.stream)
         if self.kl_warmup >= steps:
             raise InputError("kl_warmup", f"must be below the number of steps, {steps}, got {self.kl_warmup}")
         if self.learn_prior_scale and not problem.prior.groups:
@@ -145,7 +146,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         self, fit: Fit, data: Data, chosen: Family, phi: Tensor, noise: LayerNoise, title: str | None = None
     ) -> Trained:
         """Minimise the free energy from phi, which is changed in place."""
-        per_epoch = self.plan(data.count)[2]
+        per_epoch = self.plan(data.count, fit.problem.stream)[2]
         objective = FreeEnergy(fit.problem, chosen, data.count, self, noise, seed=fit.seed, per_epoch=per_epoch)
         with fit.keep_partial(lambda values, record, error: self._posterior(fit, chosen, values, record)):
             return train(

@@ -110,9 +110,10 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
     def _fit(self, fit: Fit) -> DropoutPosterior:
         """Train with the derived weight decay; the history has the objective and its two parts."""
         problem, seed = fit.problem, fit.seed
-        network = Dropped(
-            problem, self.insert, next((r for r in _several(self.rate) if isinstance(r, (int, float))), None)
-        )
+        rates = _several(self.rate)
+        number = next((r for r in rates if isinstance(r, (int, float))), None)
+        named = [pattern for r in rates if isinstance(r, Mapping) for pattern in r]
+        network = Dropped(problem, self.insert, number, named)
         self._check(problem, network)
         choices: list[Choice] = list(itertools.product(_several(self.rate) or (None,), self._taus() or (None,)))
         history: dict[str, Any] = {}
@@ -122,9 +123,10 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         if len(choices) > 1 or self.tau == HELD_OUT:
             best, history = self._search(fit, network, choices, start)
         done, objective = self._train(fit, network, [best], start, data, self.label)
-        rates = objective.final_rates(done.theta)[0]
-        history |= {**done.history, "rates": rates, "tau": best[1]}
-        return self._posterior(problem, network, done.theta[0], rates, fit.record(history))
+        final = objective.final_rates(done.theta)[0]
+        history |= {**done.history, "rates": final, "tau": best[1]}
+        history |= {"dropout_off": network.inactive} if network.inactive else {}
+        return self._posterior(problem, network, done.theta[0], final, fit.record(history))
 
     def takes_activations(self, problem: Problem) -> bool:
         """Return whether all dropout comes after the frozen body: before it, every pass has its own activations."""
@@ -165,7 +167,8 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         method = cls(rate=rate, insert=insert)
         network = Dropped(problem, insert, rate)
         theta = initial(problem, "network", 1, 0)[0]
-        record = method.record(problem, 0, {"from_trained": True})
+        off = {"dropout_off": network.inactive} if network.inactive else {}
+        record = method.record(problem, 0, {"from_trained": True, **off})
         posterior = method._posterior(problem, network, theta, network.rates, record)
         if "log_scale" in problem.likelihood.parameters():
             theta = _with_best_scale(posterior, problem)
@@ -208,7 +211,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         for row, (_, tau) in enumerate(choices):
             if tau is not None:
                 theta[row, problem.layout.network_dim :] = -0.5 * math.log(tau)
-        batch = self.plan(data.count)[1]
+        batch = self.plan(data.count, problem.stream)[1]
         fixed = choices[0][1] is not None
         objective = DropoutObjective(
             problem, network, data.count, rates, batch=batch, seed=seed, concrete=self.concrete, fixed_scale=fixed

@@ -120,14 +120,14 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     def _fit(self, fit: Fit) -> LaplacePosterior:
         """Return the Gaussian. What `tune` chose is in `record.history`."""
         problem, seed, progress = fit.problem, fit.seed, fit.progress
-        row = blank_row(describe(problem.x), problem.device)
+        row = blank_row(describe(problem.sample.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
         check_memory(problem, self.structure, parts)
         fisher = Fisher(self.fisher, self.fisher_samples, seed)
         fisher.check(problem.likelihood)
         held = values_per_row(problem, fisher)
-        at_once = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held)
+        at_once = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held, problem.device)
         warn_if_long(problem, fisher, len(parts.indices), min(problem.n, at_once))
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)

@@ -88,6 +88,8 @@ class MLE(_Point):
 
     name: ClassVar[str] = "mle"
     prior_weight: ClassVar[float] = 0.0
+    # Without the prior there is a mode, and the scales stay where they start.
+    infers_scales: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

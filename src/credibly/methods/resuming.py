@@ -43,7 +43,7 @@ def resume(
         path: the folder that a sampler's `fit(..., out=path)` wrote to.
         problem: the problem it was started with. None rebuilds it from the folder, which works for networks made of
             layers that torch and credibly provide; a network of your own class, or a `Density`, must be passed.
-        progress: whether to show a progress bar; None shows it on a terminal.
+        progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
     """
     return resume_with_problem(path, problem, progress=progress)[0]
 

@@ -45,6 +45,7 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.module_step import ModuleStep, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
 from credibly.inference.training.steps import Step
+from credibly.inference.training.stream_batches import make_batches
 from credibly.inference.training.window_averages import deviations_in_place
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
@@ -60,6 +61,8 @@ RATE_BY_CURVATURE = 1.0
 # The same times the trace of the Hessian, over the batch size. The noise of minibatch Hessians, and of gradients away
 # from the mode, widens SGD by about this fraction.
 RATE_BY_TRACE = 0.2
+# Averages per pass over a stream.
+WINDOWS_PER_PASS = 4
 # Learning rates tried if none is given.
 TRIALS = 5
 
@@ -125,12 +128,19 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         data = split(problem, self, seed)
         parts = LEAST_BATCHES if self.sgd_lr is not None else LEAST_BATCHES_AVERAGED
         batch = self.batch_size or max(1, min(128, data.count // parts))
+        batch = batch if problem.stream is None else problem.stream.batch
         if batch >= data.count:
             raise InputError(
                 "batch_size",
                 f"must be smaller than the number of training rows, {data.count}, got {batch}",
                 "With all rows in a batch, SGD has no noise",
             )
+        every = self.every or max(LEAST_STEPS, data.count // batch)
+        if self.sgd_lr is None:
+            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
+            every = self.every or max(LEAST_STEPS, data.count // batch, length)
+            if problem.stream is not None:
+                every = window_of_stream(self.every, every, problem.stream.batches)
         begin = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
         theta = begin.clone()
         history: dict[str, Any] = {}
@@ -155,12 +165,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             theta, history = done.theta, done.history
         moments = make_iterates(self.rank, problem.dim, problem.device, problem.layout.dtype)
         if self.sgd_lr is not None:
-            rate, every = self.sgd_lr, self.every or max(LEAST_STEPS, data.count // batch)
-            batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
+            rate = self.sgd_lr
+            batches: Batches = make_batches(problem, seed, "SWAG") or Batches(
+                data.rows, batch, seed=seed, members=1, first=1, device=problem.device
+            )
             for point, loss in self._descend(fit, objective, theta, batches, rate, every):
                 moments.add(point, loss)
         else:
-            every = self.every or max(LEAST_STEPS, data.count // batch, -(-self.plan(data.count)[0] // self.iterates))
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
             stretch = math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
@@ -219,7 +230,9 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """
         problem, scale = fit.problem, noise.scale
         large = takes_module_steps(problem, objective, self, sharded=fit.world.all_rows().shape[1] > 1)
-        batches = IndependentBatches(
+        # The batches of a pass are disjoint. Half the variance of a difference of two windows of one pass is that of
+        # independent batches all the same.
+        batches = make_batches(problem, fit.seed, "SWAG") or IndependentBatches(
             data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
         )
         top = largest_curvature(problem, theta, data, fit.seed, scale)
@@ -273,7 +286,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         if scale is not None and isinstance(objective, NegativeLogDensity):
             step: Step = ModuleStep(fit.problem, objective, options, steps, theta, scale)
         else:
-            step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
+            world = fit.world.all_rows()
+            step = make_step(fit.problem, objective, options, steps, theta, batches.batch, world, batches)
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
         total = torch.zeros_like(theta[0], dtype=torch.float64 if scale is None else theta.dtype)
         with Progress("SWAG", steps, fit.progress) as bar:
@@ -295,3 +309,15 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                     yield (total / every if averaged else theta[0]), loss
                     total.zero_()
                     bar.update(done, final=done == steps, loss=loss)
+
+
+def window_of_stream(given: int | None, wanted: int, per_epoch: int) -> int:
+    """Return the steps per average on a stream: windows must be parts of a pass, over which gradient noise cancels."""
+    most = per_epoch // WINDOWS_PER_PASS
+    if most < LEAST_STEPS or (given is not None and given > most):
+        raise InputError(
+            "every",
+            f"must be from {LEAST_STEPS} to a fourth of the {per_epoch} batches of a pass over the stream, got {given}",
+            "Pass sgd_lr for SWAG as published, use smaller batches, or keep the rows in memory",
+        )
+    return min(wanted, most)

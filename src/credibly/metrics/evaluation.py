@@ -12,6 +12,7 @@ from credibly.metrics import scores as metrics
 from credibly.metrics.classes import class_metrics, summary_of_classes
 from credibly.metrics.survival import censored_fraction_below, concordance_index
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import HeadsPredictive
 
 SAMPLES = 400  # predictive samples for the continuous ranked probability score (CRPS)
 CELLS = 128  # intervals of the range of y over which two predictives are compared
@@ -27,11 +28,20 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
     labels add accuracy, brier, ece and set_size, the mean size of the prediction set. One label per row adds
     balanced_accuracy, roc_auc and average_precision: of the rarer of two classes, else the mean over classes.
     Times of `Survival` have concordance, width and calibration_error; a censored time counts in coverage and
-    calibration by the probability that the prediction gives it.
+    calibration by the probability that the prediction gives it. Several heads, with a dict y, have the metrics of each
+    as "head.metric", and the joint log_density.
     """
+    if isinstance(predictive, HeadsPredictive):
+        joint = {"log_density": float(predictive.log_prob(y).double().mean())}
+        return joint | {
+            f"{name}.{metric}": value
+            for name, one in predictive.heads.items()
+            for metric, value in evaluate(one, y[name], level=level, seed=seed).items()
+        }
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
-    values = {"log_density": float(predictive.log_prob(target).double().mean())}
+    density, kept = predictive.log_prob(target).double(), predictive.likelihood.counted(target)
+    values = {"log_density": float((density if kept is None else density[kept]).mean())}
     if predictive.likelihood.support == "time":
         return values | _times(predictive, predictive.prepared(target).squeeze(-1), level)
     if predictive.likelihood.ordered:
@@ -103,14 +113,15 @@ def _times(predictive: Predictive, signed: Tensor, level: float) -> dict[str, fl
 
 
 def _labels(predictive: Predictive, y: Tensor, level: float) -> dict[str, float]:
-    p = predictive.probabilities
-    labels = y.long()
-    chosen = predictive.prediction_set(level)
+    p, chosen, one_per_row = predictive.probabilities, predictive.prediction_set(level), y.ndim == 1
+    labels, kept = y.long(), predictive.likelihood.counted(y)
+    if kept is not None:
+        p, chosen, labels = p[kept], chosen[kept], labels[kept]
     return {
         "accuracy": float(metrics.accuracy(p, labels)),
         "brier": float(metrics.brier(p, labels)),
         "ece": float(metrics.ece(p, labels)),
         "coverage": float(chosen.gather(-1, labels.unsqueeze(-1)).double().mean()),
         "set_size": float(chosen.sum(-1).double().mean()),
-        **(summary_of_classes(class_metrics(p, labels)) if p.ndim == 2 else {}),
+        **(summary_of_classes(class_metrics(p, labels)) if one_per_row else {}),
     }

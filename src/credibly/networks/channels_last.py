@@ -10,7 +10,6 @@ the process there if the weights need one and the images do not.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
+from credibly.networks.copying import copy_module
 
 
 def takes_channels_last(module: nn.Module, trial: Inputs) -> bool:
@@ -83,7 +83,7 @@ def with_paired_pools(module: nn.Module) -> nn.Module:
     if not memo:
         return module
     memo |= {id(t): t for t in (*module.parameters(), *module.buffers())}
-    return copy.deepcopy(module, memo)  # deepcopy looks every object up in the memo first
+    return copy_module(module, memo)  # deepcopy looks every object up in the memo first
 
 
 def _is_2x2_pool(module: nn.Module) -> bool:

@@ -7,8 +7,7 @@ everything before the first mask is computed once.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from credibly.core.inputs import Inputs, call, row_count
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
+from credibly.networks.layout import is_transposed_linear
 
 CHANNEL_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
 ALPHA = (nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -90,23 +91,33 @@ class MaskedInput:
 
 
 def masked_copy(
-    module: nn.Module, insert: str | Sequence[str] | None, rate: float | None
+    module: nn.Module,
+    insert: str | Sequence[str] | None,
+    rate: float | None,
+    *,
+    include: Sequence[str] = (),
+    only: Collection[str] | None = None,
 ) -> tuple[nn.Module, dict[str, float]]:
     """Return a copy whose dropout acts through masks, and the rate of each site by the name of the layer with the mask.
 
     Args:
         module: the network, in evaluation mode.
         insert: patterns of the names of Linear and convolution layers before which to insert dropout.
-        rate: the rate of all sites; None keeps the layers' own rates, and 0.05 for inserted ones.
+        rate: the rate of all sites; None keeps the layers' own rates, and 0.05 for inserted ones. A layer whose rate
+            is 0 is then no site.
+        include: patterns of the names of layers that are sites even if their own rate is 0.
+        only: the names of the layers that may be sites; None for all.
     """
     if rate is not None and not 0 < rate < 1:
         raise InputError("rate", f"must be between 0 and 1, got {rate!r}")
-    module = copy.deepcopy(module)
+    module = copy_module(module)
     rates: dict[str, float] = {}
     for name, layer in module.named_modules():
-        if type(layer) in DROPOUT:
+        if type(layer) in DROPOUT and (only is None or name in only):
             own = float(layer.p) if rate is None else rate
-            if not 0 < own < 1:
+            if own == 0 and not any(fnmatchcase(name, pattern) for pattern in include):
+                continue
+            if not 0 <= own < 1:
                 found = f"layer {name!r} drops with probability {own}"
                 raise InputError("rate", found, "Pass a rate between 0 and 1, or fix the layer")
             attributes: dict[str, Any] = {
@@ -119,7 +130,9 @@ def masked_copy(
             layer.register_buffer("mask", torch.ones(()), persistent=False)
             rates[name] = own
     patterns = (insert,) if isinstance(insert, str) else tuple(insert or ())
-    candidates = {name: layer for name, layer in module.named_modules() if type(layer) in WEIGHTED}
+    candidates = {
+        name: layer for name, layer in module.named_modules() if type(layer) in WEIGHTED or is_transposed_linear(layer)
+    }
     for pattern in patterns:
         chosen = [name for name in candidates if fnmatchcase(name, pattern)]
         if not chosen:
@@ -129,11 +142,9 @@ def masked_copy(
                 f"These layers are {', '.join(candidates) or 'none'}",
             )
         for name in chosen:
-            if name not in rates:
+            if name not in rates and (only is None or name in only):
                 layer = candidates[name]
-                layer.__class__ = type(
-                    f"Masked{type(layer).__name__}", (type(layer), MaskedInput), {"forward": _masked_forward}
-                )
+                layer.__class__ = _masked_class(type(layer))
                 layer.register_buffer("mask", torch.ones(()), persistent=False)
                 rates[name] = 0.05 if rate is None else rate
     return module, rates
@@ -142,13 +153,19 @@ def masked_copy(
 def find_sites(
     module: nn.Module, rates: dict[str, float], trial: Inputs
 ) -> tuple[tuple[Site, ...], dict[str, tuple[int, ...]]]:
-    """Return the dropout sites in the order of a trial forward pass, and the shape of each site's mask per row."""
+    """Return the dropout sites in the order of a trial forward pass, and the shape of each site's mask per row.
+
+    A layer that the pass does not call is no site.
+    """
     rows = row_count(trial)
     shapes: dict[str, tuple[int, ...]] = {}
     order: list[tuple[str, str]] = []
     outputs: dict[str, Tensor] = {}
     # The layers that take a site's output directly.
     fed: dict[str, list[str]] = {name: [] for name in rates}
+
+    def takes(layer: nn.Module) -> bool:
+        return isinstance(layer, _TAKING) or is_transposed_linear(layer)
 
     def enter(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
         if name in rates:
@@ -162,12 +179,11 @@ def find_sites(
                 raise InputError("net", found, "It needs inputs of shape (rows, features, ...)")
             wide = bool(getattr(layer, "channel_wise", False)) and x.ndim > 2
             shapes[name] = (x.shape[1], *(1,) * (x.ndim - 2)) if wide else tuple(x.shape[1:])
-        if isinstance(layer, _TAKING):
+        if takes(layer):
             order.append(("weight", name))
-            if isinstance(layer, WEIGHTED):
-                feeding = [site for site, out in outputs.items() if args[0] is out]
-                for site in (*feeding, *((name,) if isinstance(layer, MaskedInput) else ())):
-                    fed[site].append(name)
+            feeding = [site for site, out in outputs.items() if args[0] is out] if isinstance(layer, WEIGHTED) else []
+            for site in (*feeding, *((name,) if isinstance(layer, MaskedInput) else ())):
+                fed[site].append(name)
 
     def leave(name: str, layer: nn.Module, out: Any) -> None:
         if isinstance(layer, MaskedDropout):
@@ -175,7 +191,7 @@ def find_sites(
 
     handles = []
     for name, layer in module.named_modules():
-        if name in rates or isinstance(layer, _TAKING):
+        if name in rates or takes(layer):
             handles.append(layer.register_forward_pre_hook(lambda m, args, name=name: enter(name, m, args)))
             handles.append(layer.register_forward_hook(lambda m, args, out, name=name: leave(name, m, out)))
     _call_with_hooks(module, trial, handles)
@@ -184,13 +200,12 @@ def find_sites(
         if what == "drop":
             after = fed[name] or [n for what, n in order[position:] if what == "weight"][:1]
             weights = tuple(w for n in after for w in _input_weights(n, module.get_submodule(n)))
-            direct = bool(fed[name]) and all(order.count(("weight", n)) == 1 for n in after)
+            once = all(order.count(("weight", n)) == 1 for n in after)
+            # The weight of a transposed layer has its inputs on the first axis.
+            plain = not any(is_transposed_linear(module.get_submodule(n)) for n in after)
+            direct = bool(fed[name]) and once and plain
             alpha = bool(getattr(module.get_submodule(name), "alpha", False))
             sites.append(Site(name, rates[name], weights, direct, alpha))
-    missing = [name for name in rates if name not in shapes]
-    if missing:
-        found = f"dropout {missing[0]!r} was not used in a forward pass"
-        raise InputError("net", found, "Remove the layer, or call it in forward")
     return tuple(sites), shapes
 
 
@@ -251,3 +266,16 @@ def sites_of_layers(
         return None
     by_start = {starts[site.weights[0]]: index for index, site in enumerate(sites)}
     return [by_start.get(layer[2]) for layer in layers] if len(by_start) == len(sites) else None
+
+
+def _masked_class(kind: type) -> Any:
+    """Return the subclass of a layer's class that masks its inputs."""
+    return _MASKED.get(kind) or type(f"Masked{kind.__name__}", (kind, MaskedInput), {"forward": _masked_forward})
+
+
+# Subclasses by layer, under names of this module, so that a network with masks can be pickled.
+_MASKED: dict[type, Any] = {
+    kind: type(f"Masked{kind.__name__}", (kind, MaskedInput), {"forward": _masked_forward, "__module__": __name__})
+    for kind in WEIGHTED
+}
+globals().update({made.__name__: made for made in _MASKED.values()})

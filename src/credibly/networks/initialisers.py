@@ -12,7 +12,6 @@ All of these are recognised by their names; neither package is imported. What no
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from credibly.core.rng import global_stream
+from credibly.networks.copying import copy_module
 
 # An initial value that no initialiser has: whatever still differs from the given values by this was not written.
 MARK = 1.6180339887
@@ -47,7 +47,7 @@ def reinitialise(module: nn.Module) -> None:
 
 def uninitialised(module: nn.Module) -> set[str]:
     """Return the names of the parameters that no initialiser writes."""
-    trial = copy.deepcopy(module).cpu()
+    trial = copy_module(module).cpu()
     with torch.no_grad():
         for parameter in trial.parameters():
             if parameter.is_floating_point():

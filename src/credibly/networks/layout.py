@@ -17,7 +17,9 @@ from torch.func import functional_call
 from credibly.core.inputs import Inputs, arguments, network_device, output_tensor, to_inputs
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
+from credibly.networks.refusals import admit, settle
 from credibly.networks.selection import (
     Patterns,
     frozen_names,
@@ -78,6 +80,7 @@ class Layout:
             raise InputError("net", "has lazy parameters without a shape", "Call it once on a batch first")
         if not any(True for _ in module.parameters()):
             raise InputError("net", "has no parameters", "Pass a network with weights")
+        module = admit(module)
         self.device = network_device(module)
         self.random = random_patterns(module, random)
         # With fixed parameters, BatchNorm may lie before all random ones; whether it does shows with data.
@@ -166,7 +169,7 @@ class Layout:
 
     def write(self, theta: Tensor) -> nn.Module:
         """Return an independent copy of the module with the values of one vector (D,); frozen ones stay frozen."""
-        module = copy.deepcopy(self.module)
+        module = copy_module(self.module)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.split(theta)[0].items():
@@ -215,7 +218,7 @@ class Layout:
             return self.whole.reinitialised(seed, count, first)
         rows = []
         for member in range(first, first + count):
-            module = copy.deepcopy(self.module).cpu()
+            module = copy_module(self.module).cpu()
             with global_stream(seed, "initialise", member):
                 reinitialise(module)
             parameters, noise = dict(module.named_parameters()), stream(seed, "perturb", member)
@@ -232,6 +235,21 @@ class Layout:
         ]
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
 
+    def facts(self) -> dict[str, str]:
+        """Return what a table shows of the network: its class, its random and fixed tensors, device and dtype."""
+        fixed = self.fixed()
+        held = f"; fixed: {sum(t.numel() for t in fixed.values()):,} values in {len(fixed)} tensors" if fixed else ""
+        return {
+            "network": type(self.module).__name__,
+            "random parameters (D)": f"{self.dim:,} in {len(self.entries)} tensors{held}",
+            "device, dtype": f"{self.device}, {self.dtype}".replace("torch.", ""),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What forward passes left on the module cannot be pickled.
+        forget_results(self.module)
+        return dict(vars(self))
+
     def __repr__(self) -> str:
         return f"Layout({len(self.entries)} random tensors, {self.counts()}, {len(self.fixed())} fixed tensors)"
 
@@ -242,7 +260,8 @@ class Layout:
 
 
 def _deterministic_copy(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module).eval().requires_grad_(False)
+    module = copy_module(module).eval().requires_grad_(False)
+    settle(module)
     for part in module.modules():
         if getattr(part, "inplace", False) is True:
             # Under vmap the input of an activation may be shared by all draws.
@@ -274,7 +293,7 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
             looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
             if parameter.ndim < 2 or looked_up:
                 fans[full] = 1
-            elif _is_transposed_linear(part):
+            elif is_transposed_linear(part):
                 fans[full] = parameter.shape[0]
             elif isinstance(part, nn.modules.conv._ConvTransposeNd):
                 fans[full] = math.prod((parameter.shape[0], *parameter.shape[2:])) // part.groups
@@ -283,7 +302,7 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
     return fans
 
 
-def _is_transposed_linear(part: nn.Module) -> bool:
+def is_transposed_linear(part: nn.Module) -> bool:
     """Return whether a layer is `Conv1D` of transformers (GPT-2): linear, with a weight of shape (in, out)."""
     return any(kind.__name__ == "Conv1D" for kind in type(part).__mro__) and hasattr(part, "nf")
 

@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from credibly.core.checks import check_choice, check_integer
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 
 Replacement = Literal["frozen", "group", "frn"]
 
@@ -209,7 +210,7 @@ def replace_batchnorm(module: nn.Module, by: Replacement, *, groups: int = 8) ->
         for attribute in ("weight", "bias"):
             setattr(new, attribute, copy.deepcopy(getattr(layer, attribute), memo))
         memo[id(layer)] = new.train(layer.training)
-    return copy.deepcopy(module, memo)
+    return copy_module(module, memo)
 
 
 def _frozen(layer: Any) -> FrozenBatchNorm:

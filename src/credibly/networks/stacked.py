@@ -54,7 +54,23 @@ def stacked_forward(
         count = next(iter(parameters.values())).shape[0]
         return x if batched else x.expand(count, *x.shape)
 
-    return forward
+    return Stacked(forward, module, aliases)
+
+
+class Stacked:
+    """The forward pass of a stack. It is pickled as the module that it was made from."""
+
+    def __init__(
+        self, forward: Callable[[Parameters, Tensor, bool], Tensor], module: nn.Module, aliases: Mapping[str, str]
+    ) -> None:
+        self._forward, self._module, self._aliases = forward, module, aliases
+
+    def __call__(self, parameters: Parameters, x: Tensor, batched: bool) -> Tensor:
+        """Return outputs (C, N, K)."""
+        return self._forward(parameters, x, batched)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return stacked_forward, (self._module, self._aliases)
 
 
 def _stages(module: nn.Module, prefix: str, aliases: Mapping[str, str]) -> list[Stage] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ BOX = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", 
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 
 
-def style() -> AbstractContextManager[None]:
+@contextmanager
+def style() -> Iterator[None]:
     """Return a context in which new figures have a transparent background and text legible on light and dark pages."""
     import matplotlib as mpl
     from cycler import cycler
@@ -42,7 +44,11 @@ def style() -> AbstractContextManager[None]:
         "legend.frameon": False,
         "legend.fontsize": "small",
     }
-    return mpl.rc_context(settings)
+    with mpl.rc_context(settings):
+        yield
+        # The first figure loads the backend, which may switch interactive mode on, as that of notebooks does.
+        interactive = mpl.is_interactive()
+    mpl.interactive(interactive)
 
 
 def axes_of(ax: Axes | None) -> Axes:

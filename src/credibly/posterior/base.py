@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -11,12 +12,16 @@ from torch import Tensor
 from credibly.conformal.calibration import Calibration, Settings, calibrate
 from credibly.conformal.loo import LooCalibration, LooPredictive, loo_calibrate
 from credibly.conformal.predictive import CalibratedPredictive, GuaranteedPredictive
+from credibly.core.html import fact_table
+from credibly.core.inputs import blank_row
 from credibly.errors import InputError, StoreError
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
+from credibly.posterior.botorch_model import botorch_mixture, botorch_model
 from credibly.posterior.model import Model
 from credibly.posterior.saving import save
 from credibly.predictive.base import Predictive
+from credibly.predictive.streamed import StreamedPredictive
 from credibly.priors.gaussian import GaussianPrior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -33,6 +38,8 @@ class Posterior(ABC):
     """
 
     kind: ClassVar[str]
+    # Settings of `predict` that make a draw one function of all rows.
+    joint_settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -60,9 +67,20 @@ class Posterior(ABC):
         """The problem's likelihood."""
         return self.model.likelihood
 
+    def _repr_html_(self) -> str:
+        network = {} if self._model is None else {**self.layout.facts(), "likelihood": self.likelihood}
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.record.settings.items() if name != "kind")
+        facts = {"posterior": repr(self), "method": self.record.method or "none", "settings": settings, **network}
+        facts |= {"training rows": f"{self.record.n:,}", "seed": self.record.seed, "status": self.record.status}
+        return fact_table(type(self).__name__, facts)
+
     @abstractmethod
-    def predict(self, x: Any) -> Predictive:
-        """Return the Bayesian model average at x."""
+    def predict(self, x: Any, *, grad: bool = False) -> Predictive:
+        """Return the Bayesian model average at x.
+
+        With `grad`, x requires a gradient, and moments, uncertainties, log densities, samples of real targets and
+        functions are differentiable in it. Quantiles are not.
+        """
 
     @abstractmethod
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
@@ -148,6 +166,21 @@ class Posterior(ABC):
         found = loo_calibrate(own.predict(problem.x), y, weight=problem.sample_weight, rows=rows, settings=settings)
         return CalibratedPosterior(own, found)
 
+    def as_botorch(self, *, mixture: bool = False, **settings: Any) -> Any:
+        """Return this posterior as a BoTorch model, an ensemble of the functions E(y | x, w_s) of its draws.
+
+        A sample of it is one function at all q points, without observation noise, and gradients in X pass through the
+        network. It works with acquisition functions that sample (`qLogExpectedImprovement` and the others that start
+        with q). The draws are those of `predict(x, **settings)`, chosen once; BoTorch is an optional dependency.
+
+        Args:
+            mixture: return a fully Bayesian model instead, as BoTorch's NUTS models are: the mixture over draws of
+                N(E(y | x, w_s), Var(y | x, w_s)), with observation noise, for analytic acquisition functions.
+            settings: of `predict`, such as the number of draws.
+        """
+        trial = self.predict(blank_row(self.model.row, self.layout.device), **{**self.joint_settings, **settings})
+        return (botorch_mixture if mixture else botorch_model)(trial.source, self.model)
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors to store, by name."""
@@ -181,14 +214,19 @@ class CalibratedPosterior(Posterior):
         self.posterior = posterior
         self.calibration = calibration
 
-    def predict(self, x: Any, *, groups: Any = None) -> GuaranteedPredictive:
+    def predict(self, x: Any, *, groups: Any = None, grad: bool = False) -> GuaranteedPredictive:
         """Return predictions at x whose intervals and prediction sets carry the guarantee.
 
         Args:
             x: inputs.
             groups: one label per row, for a calibration with groups; None for the guarantee over all groups together.
+            grad: whether moments and densities are differentiable in x; intervals are not.
         """
-        predictive = self.posterior.predict(x)
+        predictive = self.posterior.predict(x, grad=grad)
+        if isinstance(predictive, StreamedPredictive) and self.likelihood.support in ("class", "binary"):
+            # Their randomisation depends on the inputs of each row.
+            found = "must be in memory for prediction sets that carry a guarantee, got a loader"
+            raise InputError("x", found, "Predict batch by batch: for x, _ in loader: posterior.predict(x)")
         if isinstance(self.calibration, Calibration):
             return CalibratedPredictive(predictive, self.calibration, groups=groups)
         if groups is not None:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from credibly.core.autodiff import grad_for
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import check_seed, stream
 from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.predictive.per_draw import per_draw
 from credibly.priors.gaussian import GaussianPrior, by_moments, signature
 from credibly.storage.record import Record
@@ -167,8 +170,12 @@ class DrawsPosterior(SampledPosterior):
 
     kind: ClassVar[str] = "draws"
 
-    def predict(self, x: Any, *, draws: int | None = None) -> Predictive:
-        """Return the Bayesian model average at x over all draws, or over `draws` of them, evenly spaced."""
+    @reads_loaders
+    def predict(self, x: Any, *, draws: int | None = None, grad: bool = False) -> Predictive:
+        """Return the Bayesian model average at x over all draws, or over `draws` of them, evenly spaced.
+
+        With `grad`, results are differentiable in x; see `Posterior.predict`.
+        """
         total = self._draws.shape[0] * self._draws.shape[1]
         if draws is not None:
             check_integer("draws", draws, advice="None uses all of them")
@@ -178,7 +185,7 @@ class DrawsPosterior(SampledPosterior):
             theta = self._draws
         else:
             theta = self.draws.reshape(-1, self.layout.dim)
-        return Predictive(WeightDraws(self.model, theta), self.model.inputs(x))
+        return predictive_of(WeightDraws(self.model, theta), self.model.inputs(x, grad))
 
     def to_arviz(self, x: Any = None) -> Any:
         """Return the draws by tensor name, the sampler's statistics and, given x, the predictions there, for ArviZ."""
@@ -207,7 +214,7 @@ class DensityPosterior(SampledPosterior):
 
     kind: ClassVar[str] = "density"
 
-    def predict(self, x: Any) -> Predictive:
+    def predict(self, x: Any, *, grad: bool = False) -> Predictive:
         """Raise: a density has no network to predict with."""
         raise InputError("predict", "a density has no network", "Use posterior.draws, or fit a credibly.Problem")
 
@@ -230,7 +237,7 @@ class WeightDraws:
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of draws start to stop, (stop - start, rows, ..., K)."""
         theta = self.theta[start:stop] if isinstance(self.theta, Tensor) else self.theta.rows(start, stop)
-        with torch.no_grad():
+        with grad_for(x):
             return self.likelihood.arrange(self.model.forward(theta, x), 1)
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from credibly.backends.cpp.outputs import MIN_MASKED_OUTPUTS, cpp_passes
 from credibly.backends.cpp.stack import Stack
+from credibly.core.autodiff import attached, grad_for, requires_grad
 from credibly.core.checks import check_integer
 from credibly.core.inputs import Inputs, blank_row, map_inputs, row_count, tensors_of, to_inputs
 from credibly.core.rng import check_seed, stream
@@ -31,8 +32,11 @@ from credibly.networks.dropout_masks import (
     sites_of_layers,
 )
 from credibly.posterior.base import Posterior
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
-from credibly.predictive.base import BLOCK_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import BLOCK_VALUES, GPU_BLOCK_VALUES
+from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
 # Rows whose own masks come from one random stream.
@@ -54,7 +58,8 @@ class DropoutPosterior(Posterior):
         self.rates = dict(rates)
         self.inserted = inserted
         # The rate given here is overwritten; the layers' own rates may be zero where another was requested.
-        self.masked, _ = masked_copy(model.taken[0].write(theta).requires_grad_(False), inserted, 0.5)
+        module = model.taken[0].write(theta).requires_grad_(False)
+        self.masked, _ = masked_copy(module, inserted, 0.5, only=self.rates)
         set_rates(self.masked, self.rates)
         self._plans: dict[tuple[object, ...], MaskPlan] = {}
 
@@ -67,12 +72,19 @@ class DropoutPosterior(Posterior):
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
-    def predict(self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False) -> Predictive:
-        """Return the average over `passes` forward passes with dropout on. The seed determines the masks."""
+    @reads_loaders
+    def predict(
+        self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False, grad: bool = False
+    ) -> Predictive:
+        """Return the average over `passes` forward passes with dropout on. The seed determines the masks.
+
+        With `grad`, results are differentiable in x; see `Posterior.predict`.
+        """
         check_integer("passes", passes)
         inputs = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
+        inputs = attached(x, inputs) if grad else inputs
         inputs = inputs if self.model.frozen is None else self.model.frozen.features(inputs)
-        return Predictive(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
+        return predictive_of(MaskDraws(self, inputs, passes, check_seed(seed), per_row=per_row), inputs)
 
     def module(self) -> nn.Module:
         """Return the plain network with these weights and dropout off (the weight-averaged prediction)."""
@@ -172,15 +184,16 @@ class MaskDraws:
         # by one.
         width = plan.width
         repeated = 0 if self.forward.looped else width
-        if passes * row_count(x) * repeated > BLOCK_VALUES:
+        most = GPU_BLOCK_VALUES if posterior.theta.device.type == "cuda" else BLOCK_VALUES
+        if passes * row_count(x) * repeated > most:
             repeated = plan.width_from_first_mask
-        self.rows_per_tile = max(1, BLOCK_VALUES // max(width, passes * repeated))
-        self.passes_per_tile = max(1, BLOCK_VALUES // (self.rows_per_tile * repeated)) if repeated else passes
+        self.rows_per_tile = max(1, most // max(width, passes * repeated))
+        self.passes_per_tile = max(1, most // (self.rows_per_tile * repeated)) if repeated else passes
         self.width = (repeated or width) if per_row else 1
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of passes start to stop, (stop - start, rows, ..., K)."""
-        with torch.no_grad():
+        with grad_for(x):
             if self.per_row:
                 passes = [self._row_masks(p, first_row, row_count(x)) for p in range(start, stop)]
                 masks = {name: torch.stack([m[name] for m in passes]) for name in passes[0]}
@@ -195,6 +208,7 @@ class MaskDraws:
             and isinstance(x, Tensor)
             and x.ndim == 2
             and passes * rows >= MIN_MASKED_OUTPUTS
+            and not requires_grad(x)
             and self.plan.cpp_stack
         ):
             stack, names = self.plan.cpp_stack

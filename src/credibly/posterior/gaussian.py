@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from credibly.core.checks import check_integer, is_real
 from credibly.core.rng import check_seed, stream
@@ -17,8 +17,10 @@ from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -88,10 +90,30 @@ class GaussianPosterior(Posterior):
         with torch.no_grad():
             return self.family.draw(self.phi, noise).transpose(0, 1).reshape(-1, dim)[:count]
 
-    def predict(self, x: Any, *, draws: int = 100, seed: int = 0) -> Predictive:
-        """Return the Bayesian model average at x over the given number of draws."""
+    def module(self, draw: int | None = None, *, component: int = 0, seed: int = 0) -> nn.Module:
+        """Return a plain `nn.Module` with the mean weights of a component, or with those of one draw of q.
+
+        Args:
+            draw: the index of a draw from `sample`; None takes the mean.
+            component: whose mean.
+            seed: seed of the draws.
+        """
+        if draw is not None:
+            check_integer("draw", draw, 0)
+            return self.layout.write(self.sample(draw + 1, seed=seed)[draw])
+        check_integer("component", component, 0)
+        if component >= self.components:
+            raise InputError("component", f"must be below {self.components}, got {component}")
+        return self.layout.write(self.loc[component])
+
+    @reads_loaders
+    def predict(self, x: Any, *, draws: int = 100, seed: int = 0, grad: bool = False) -> Predictive:
+        """Return the Bayesian model average at x over the given number of draws.
+
+        With `grad`, results are differentiable in x; see `Posterior.predict`.
+        """
         check_integer("draws", draws)
-        return Predictive(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x))
+        return predictive_of(WeightDraws(self.model, self.sample(draws, seed=seed)), self.model.inputs(x, grad))
 
     # -- variational inference
     def elbo(

@@ -6,7 +6,7 @@ q(w) = N(w*, P^-1)          f(x, w) ~ f(x, w*) + J(x) (w - w*),   so   f(x) ~ N(
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -23,8 +23,10 @@ from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
+from credibly.predictive.heads import predictive_of
 from credibly.predictive.source import DrawSource
 from credibly.priors.gaussian import GaussianPrior, signature
 from credibly.storage.record import Record
@@ -42,6 +44,7 @@ class LaplacePosterior(Posterior):
     """
 
     kind: ClassVar[str] = "laplace"
+    joint_settings: ClassVar[Mapping[str, Any]] = {"joint": True}
 
     def __init__(
         self,
@@ -166,8 +169,16 @@ class LaplacePosterior(Posterior):
         return GaussianPrior(self.loc, precision, signature(self.layout), self.record.method)
 
     # -- prediction
+    @reads_loaders
     def predict(
-        self, x: Any, *, linearised: bool = True, joint: bool = False, draws: int = 128, seed: int = 0
+        self,
+        x: Any,
+        *,
+        linearised: bool = True,
+        joint: bool = False,
+        draws: int = 128,
+        seed: int = 0,
+        grad: bool = False,
     ) -> Predictive:
         """Return the Bayesian model average at x.
 
@@ -181,18 +192,19 @@ class LaplacePosterior(Posterior):
                 as outputs.
             draws: number of draws.
             seed: seed of the draws.
+            grad: whether results are differentiable in x; linearised predictions are then always joint.
         """
         check_integer("draws", draws)
         check_seed(seed)
-        inputs = self.model.inputs(x)
+        inputs = self.model.inputs(x, grad)
         source: DrawSource
         if not linearised:
             source = WeightDraws(self.model, self.sample(draws, seed=seed))
-        elif joint:
+        elif joint or grad:
             source = FunctionDraws(self.model, self.loc, self.sample(draws, seed=seed) - self.loc)
         else:
             source = OutputDraws(self.model, self.loc, self.parts, [b for b, _ in self.blocks], inputs, draws, seed)
-        return Predictive(source, inputs)
+        return predictive_of(source, inputs)
 
     # -- storage
     def tensors(self) -> dict[str, Tensor]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from credibly.core.autodiff import grad_for
 from credibly.core.inputs import Inputs, map_inputs, row_count
 from credibly.core.rng import stream, stream_seed
 from credibly.curvature import Block, DenseBlock, KronBlock, Parts, RowPass, gauss_newton
@@ -24,7 +26,8 @@ class FunctionDraws:
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of draws start to stop, (stop - start, rows, ..., K)."""
         offsets = self.offsets[start:stop]
-        with torch.no_grad():
+        # Fused attention has no forward-mode derivative.
+        with grad_for(x), sdpa_kernel(SDPBackend.MATH):
             value, slope, *_ = torch.func.jvp(
                 lambda theta: self.model.forward(theta, x), (self.loc.expand_as(offsets).contiguous(),), (offsets,)
             )
@@ -68,7 +71,7 @@ class OutputDraws:
             if block.source == "likelihood":
                 self.own = self.own + block.root(noise[:, self.width :])
         dense = len(parts.indices) if any(isinstance(b, DenseBlock) for b in self.blocks) else len(parts.rest_indices)
-        self.rows = rows_per_block(model.forward.row_width, parts, self.width * dense)
+        self.rows = rows_per_block(model.forward.row_width, parts, self.width * dense, loc.device)
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         """Return the arranged outputs of draws start to stop, (stop - start, rows, ..., K)."""
@@ -139,7 +142,7 @@ def _layer_covariance(block: Block, a: Tensor, g: Tensor) -> Tensor:
         g = g.squeeze(2)
         result: Tensor = torch.einsum("kno,no,mno->nkm", g, weight, g)
         return result
-    size = max(1, gauss_newton.BLOCK_VALUES // (len(g) * variance.numel()))
+    size = max(1, gauss_newton.block_values(g.device) // (len(g) * variance.numel()))
     chunks = []
     for g_chunk, a_chunk in zip(g.split(size, 1), a.split(size)):
         rows = torch.einsum("knto,nti->knoi", g_chunk, a_chunk)

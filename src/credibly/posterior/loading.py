@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import pkgutil
@@ -14,17 +13,17 @@ from torch import Tensor, nn
 
 from credibly import posterior as package
 from credibly.core.inputs import blank_row, tensors_of
-from credibly.core.specs import from_spec, kinds_of
 from credibly.errors import StoreError
 from credibly.forward import Forward, Plan
 from credibly.frozen.features import Frozen
-from credibly.likelihoods import LIKELIHOODS, Likelihood
+from credibly.likelihoods import Likelihood
 from credibly.networks.blueprint import build_network
+from credibly.networks.copying import copy_module
 from credibly.networks.layout import Layout, layout_mismatch
 from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
 from credibly.posterior.model import Model
-from credibly.priors.elementwise import PRIORS
+from credibly.posterior.stored_likelihood import stored_likelihood
 from credibly.storage.manifest import load_tensors, read_with_state
 from credibly.storage.record import Record
 from credibly.storage.run_folder import RESUME_FILES, resume_command
@@ -51,7 +50,7 @@ def load(
         path: the folder.
         net: the fitted network, or a new one built by the same code; its weights are replaced by the stored ones. None
             rebuilds it from the folder's description, which exists for networks made of layers of torch and credibly.
-        likelihood: required only for a custom class, which the folder cannot describe.
+        likelihood: required only for `from_distribution` and classes of your own, whose code the folder does not hold.
         device: where to put it; the network's device by default.
     """
     folder = Path(path)
@@ -68,7 +67,7 @@ def load(
         return DensityPosterior.from_tensors(None, tensors, record, None)
     net = network_of(manifest, "Pass the network that was fitted") if net is None else net
     if device is not None:
-        net = copy.deepcopy(net).to(device)
+        net = copy_module(net).to(device)
     extra = {e["name"]: tuple(e["shape"]) for e in manifest["layout"] if e["role"] == "extra"}
     layout = Layout(net, tuple(manifest["random"]), extra, trained=True)
     if layout.signature() != manifest["layout"]:
@@ -83,7 +82,7 @@ def load(
         layout.input_dtype = next((t.dtype for _, t in tensors_of(row) if t.is_floating_point()), layout.input_dtype)
     fixed, tensors = _tensors(folder, manifest, state, layout.device, layout.dtype)
     layout.set_fixed(fixed)
-    own = likelihood or from_spec(manifest["likelihood"], kinds_of(*LIKELIHOODS.values(), *PRIORS.values()))
+    own = stored_likelihood(manifest["likelihood"], likelihood)
     plan: Plan = "looped" if manifest["looped"] else "batched"
     forward = Forward(layout, plan, row, precision=manifest.get("precision"))
     apart = manifest.get("frozen_body")

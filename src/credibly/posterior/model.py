@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from credibly.core.autodiff import attached
 from credibly.core.inputs import Inputs, describe, map_inputs, to_inputs
 from credibly.forward import Forward, try_network
 from credibly.frozen.features import Frozen
@@ -36,15 +37,16 @@ class Model:
         """Return the model of a problem."""
         whole = problem if problem.whole is None else problem.whole
         frozen = None if problem.whole is None else problem.frozen
-        return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.x), frozen)
+        return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.sample.x), frozen)
 
-    def inputs(self, x: Any) -> Inputs:
+    def inputs(self, x: Any, grad: bool = False) -> Inputs:
         """Return x on the model's device, or the activations of its frozen body, which `forward` takes.
 
-        Raise on a wrong shape before anything is computed.
+        With `grad`, they are differentiable functions of x. Raise on a wrong shape before anything is computed.
         """
         ready = to_inputs(x, self.layout.device, self.layout.input_dtype, convert=True)
         try_network(self.layout, map_inputs(lambda t: t[:1], ready))
+        ready = attached(x, ready) if grad else ready
         return ready if self.frozen is None else self.frozen.features(ready)
 
     @property

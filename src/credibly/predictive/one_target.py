@@ -19,9 +19,11 @@ from credibly.predictive.source import DrawSource
 class _OneTarget(WithLikelihood):
     """A source with the outputs and noise parameters of one target."""
 
-    def __init__(self, inner: DrawSource, likelihood: IndependentTargets, target: int, targets: int) -> None:
+    def __init__(
+        self, inner: DrawSource, likelihood: IndependentTargets, target: int, targets: int, per_target: bool
+    ) -> None:
         super().__init__(inner, likelihood)
-        self.target, self.targets = target, targets
+        self.target, self.targets, self.per_target = target, targets, per_target
 
     def outputs(self, x: Inputs, start: int, stop: int, first_row: int = 0) -> Tensor:
         found = self.inner.outputs(x, start, stop, first_row)
@@ -30,7 +32,7 @@ class _OneTarget(WithLikelihood):
 
     def extra(self, start: int, stop: int) -> dict[str, Tensor]:
         given = self.inner.extra(start, stop)
-        return {name: value[:, self.target] if value.ndim > 1 else value for name, value in given.items()}
+        return {name: value[:, self.target] if self.per_target else value for name, value in given.items()}
 
 
 def one_target(predictive: Predictive, target: int) -> Predictive:
@@ -45,7 +47,8 @@ def one_target(predictive: Predictive, target: int) -> Predictive:
     if not 0 <= target < targets:
         raise InputError("target", f"must be from 0 to {targets - 1}, got {target}")
     single = _single(likelihood, target)
-    return Predictive(_OneTarget(predictive.source, single, target, targets), predictive.x)
+    per_target = bool(getattr(getattr(likelihood, "inner", likelihood), "per_target", False))
+    return Predictive(_OneTarget(predictive.source, single, target, targets, per_target), predictive.x)
 
 
 def _single(likelihood: Any, target: int) -> Any:

@@ -36,6 +36,9 @@ def mixture_quantiles(
     if increasing is not None:
         inner, function = increasing
         return function(mixture_quantiles(inner, output, extra, levels))
+    own = likelihood.mixture_quantiles(output, extra, levels)
+    if own is not None:
+        return own
     if isinstance(likelihood, LocationScale) and likelihood.standard_variance() <= MAX_VARIANCE:
         return _by_halley(likelihood, output, extra, levels)
     return _by_bracketing(likelihood, output, extra, levels)

@@ -59,6 +59,11 @@ class InUnits(IndependentTargets):
         location, scale = self._affine(output)
         return self.inner.log_prob(output, (y - location) / scale, extra) - scale.log().sum()
 
+    def predictive_log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
+        """Return the reported log density of z minus log scale, summed over targets."""
+        location, scale = self._affine(output)
+        return self.inner.predictive_log_prob(output, (y - location) / scale, extra) - scale.log().sum()
+
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of y."""
         location, scale = self._affine(output)

@@ -10,14 +10,19 @@ from credibly.priors.elementwise import (
     student_t_draws,
     student_t_log_prob,
 )
+from credibly.priors.hierarchical import HalfCauchy, HalfNormal, Hierarchical, layer_scales
 
 __all__ = [
     "PRIORS",
+    "HalfCauchy",
+    "HalfNormal",
+    "Hierarchical",
     "Laplace",
     "Normal",
     "Prior",
     "ScaleMixture",
     "StudentT",
+    "layer_scales",
     "student_t_draws",
     "student_t_log_prob",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from credibly.errors import InputError
-from credibly.networks.layout import Layout
+from credibly.networks.layout import Entry, Layout
 from credibly.priors.elementwise import Normal, Prior, Shrink
 from credibly.priors.gaussian import BoundGaussianPrior, GaussianPrior
 
@@ -21,7 +21,9 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
-class _Segment:
+class Segment:
+    """Coordinates start to stop of the flat vector, their prior and the factor of its scale."""
+
     start: int
     stop: int
     prior: Prior
@@ -35,7 +37,7 @@ class BoundPrior:
     """
 
     def __init__(
-        self, segments: list[_Segment], dim: int, device: torch.device, dtype: torch.dtype, groups: int | None = None
+        self, segments: list[Segment], dim: int, device: torch.device, dtype: torch.dtype, groups: int | None = None
     ) -> None:
         self.segments = tuple(segments)
         self.groups = len(segments) if groups is None else groups
@@ -119,6 +121,15 @@ def bind(
     """
     if isinstance(prior, GaussianPrior):
         return prior.bind(layout)
+    merged = _merge(segments_of(prior, layout, extra), layout)
+    count = sum(s.stop <= layout.network_dim for s in merged)
+    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, count)
+
+
+def segments_of(
+    prior: Prior | Mapping[str, Prior], layout: Layout, extra: Mapping[str, Prior | tuple[Prior, ...]] | None = None
+) -> list[Segment]:
+    """Return one segment per tensor of the network, and one per element of the extra tensors. Raise on bad priors."""
     groups = dict(prior) if isinstance(prior, Mapping) else {"*": prior}
     for pattern, member in groups.items():
         missing = [m for m in ("log_prob", "sample") if not callable(getattr(member, m, None))]
@@ -129,42 +140,47 @@ def bind(
         if absent:
             found = f"{type(member).__name__} for {pattern!r} has no {' and no '.join(absent)}"
             raise InputError("prior", found, _ADVICE)
-    names = [e.name for e in layout.entries if e.name not in layout.extra]
     used = set()
-    segments: list[_Segment] = []
+    segments: list[Segment] = []
+    for entry, chosen_pattern in assigned(groups, layout):
+        used.add(chosen_pattern)
+        chosen = groups[chosen_pattern]
+        shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
+        segments.append(Segment(entry.start, entry.stop, chosen, shrink))
     for entry in layout.entries:
         if entry.name in layout.extra:
             own = (extra or {})[entry.name]
             each = own if isinstance(own, tuple) else (own,) * (entry.stop - entry.start)
-            segments += [_Segment(entry.start + i, entry.start + i + 1, member, 1.0) for i, member in enumerate(each)]
-        else:
-            chosen_pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
-            if chosen_pattern is None:
-                raise InputError(
-                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one, or "*" for all others'
-                )
-            used.add(chosen_pattern)
-            chosen = groups[chosen_pattern]
-            shrink = entry.fan_in**-0.5 if chosen.fan_in else 1.0
-            segments.append(_Segment(entry.start, entry.stop, chosen, shrink))
+            segments += [Segment(entry.start + i, entry.start + i + 1, member, 1.0) for i, member in enumerate(each)]
     unused = [p for p in groups if p not in used]
     if unused and not (len(unused) == 1 and unused[0] == "*"):
+        names = [e.name for e in layout.entries if e.name not in layout.extra]
         raise InputError(
             "prior",
             f"pattern {unused[0]!r} matches no random parameter that an earlier pattern does not",
             f"The names are {', '.join(names[:12])}",
         )
-    merged = _merge(segments, layout)
-    count = sum(s.stop <= layout.network_dim for s in merged)
-    return BoundPrior(merged, layout.dim, layout.device, layout.dtype, count)
+    return segments
 
 
-def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
+def assigned(groups: Mapping[str, Prior], layout: Layout) -> Iterator[tuple[Entry, str]]:
+    """Yield the network's parameters, each with the first pattern that matches it. Raise if none does."""
+    for entry in layout.entries:
+        if entry.name not in layout.extra:
+            pattern = next((p for p in groups if fnmatchcase(entry.name, p)), None)
+            if pattern is None:
+                raise InputError(
+                    "prior", f"no pattern matches parameter {entry.name!r}", 'Add one, or "*" for all others'
+                )
+            yield entry, pattern
+
+
+def _merge(segments: list[Segment], layout: Layout) -> list[Segment]:
     """Merge neighbours with the same prior into one segment; different fan-in factors become a vector.
 
     The network's and the likelihood's coordinates are never merged.
     """
-    runs: list[list[_Segment]] = []
+    runs: list[list[Segment]] = []
     for segment in segments:
         if runs and runs[-1][-1].prior == segment.prior and segment.start != layout.network_dim:
             runs[-1].append(segment)
@@ -178,5 +194,5 @@ def _merge(segments: list[_Segment], layout: Layout) -> list[_Segment]:
             shrink = torch.cat([torch.full((s.stop - s.start,), float(s.shrink), dtype=layout.dtype) for s in run]).to(
                 layout.device
             )
-        merged.append(_Segment(run[0].start, run[-1].stop, run[0].prior, shrink))
+        merged.append(Segment(run[0].start, run[-1].stop, run[0].prior, shrink))
     return merged

@@ -19,7 +19,8 @@ from credibly.core.rows import sum_rows
 from credibly.errors import InputError
 from credibly.forward import Forward
 from credibly.inference.training.objectives import Objective, effective_rows
-from credibly.networks.dropout_masks import find_sites, masked_copy
+from credibly.networks.dropout_masks import DROPOUT, find_sites, masked_copy
+from credibly.networks.inactive_dropout import ZERO, describe_inactive, inactive_dropout, note_inactive
 from credibly.problem import Problem
 
 # Forward passes per held-out score, for early stopping and for a grid.
@@ -33,18 +34,30 @@ CONCRETE_TEMPERATURE = 0.1
 class Dropped:
     """A network with explicit dropout masks: the masked copy, its dropout sites, and which weights each one drops."""
 
-    def __init__(self, problem: Problem, insert: str | Sequence[str] | None, rate: float | None) -> None:
-        self.module, self.rates = masked_copy(problem.layout.module, insert, rate)
+    def __init__(
+        self,
+        problem: Problem,
+        insert: str | Sequence[str] | None,
+        rate: float | None,
+        include: Sequence[str] = (),
+    ) -> None:
+        self.module, masked = masked_copy(problem.layout.module, insert, rate, include=include)
+        trial = map_inputs(lambda t: t[:2], problem.sample.x)
+        self.sites, self.shapes = find_sites(self.module, masked, trial)
+        self.rates = {site.name: site.rate for site in self.sites}
+        silenced = problem.layout.silenced
+        self.inactive = inactive_dropout(problem.layout.module, DROPOUT, masked, self.rates, silenced)
         if not self.rates:
-            silenced = problem.layout.silenced
             also = f" ({', '.join(silenced)} apply dropout internally, which cannot be controlled)" if silenced else ""
+            if not silenced and self.inactive:
+                also = f" that is active ({describe_inactive(self.inactive)})"
             raise InputError(
                 "net",
                 f"has no dropout layer{also}",
-                'Add nn.Dropout layers, or pass insert="*" for dropout before every layer',
+                'Add nn.Dropout layers, or pass insert="*" for dropout before every layer'
+                + (", or rate= for the layers that are there" if ZERO in self.inactive else ""),
             )
-        trial = map_inputs(lambda t: t[:2], problem.x)
-        self.sites, self.shapes = find_sites(self.module, self.rates, trial)
+        note_inactive(self.inactive)
         self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
         self.forward = Forward(
             problem.layout, "looped" if problem.forward.looped else "auto", trial, module=self.module

@@ -28,6 +28,7 @@ from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
+from credibly.inference.training.stream_batches import StreamBatches, StreamStep, make_batches
 from credibly.problem import Problem
 
 
@@ -40,9 +41,18 @@ class Trained:
 
 
 def make_step(
-    problem: Problem, objective: Objective, options: Training, steps: int, theta: Tensor, batch: int, mesh: Mesh | None
+    problem: Problem,
+    objective: Objective,
+    options: Training,
+    steps: int,
+    theta: Tensor,
+    batch: int,
+    mesh: Mesh | None,
+    batches: Batches | None = None,
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
+    if isinstance(batches, StreamBatches):
+        return StreamStep(batches, objective, options, steps, theta)
     sharded = mesh is not None and mesh.shape[1] > 1
     by_module = takes_module_steps(problem, objective, options, sharded=sharded)
     if mesh is not None and sharded:
@@ -77,7 +87,7 @@ def train(
         seed: of the shuffles.
         title: of the progress bar.
         shared_batches: whether all members see the same minibatches.
-        progress: whether to show a progress bar; None shows it on a terminal.
+        progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         first: index of the first member, where other processes train other members.
         mesh: processes that share the rows of each minibatch. The result is bit-for-bit identical in all of them, and
             that of one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).
@@ -97,12 +107,12 @@ def train(
             theta[m : m + 1] = one.theta
             histories.append(one.history)
         return Trained(theta, joined_history(histories))
-    steps, batch, per_epoch = options.plan(data.count)
+    steps, batch, per_epoch = options.plan(data.count, problem.stream)
     members = 0 if shared_batches else len(theta)
-    batches = Batches(
+    batches = make_batches(problem, seed) or Batches(
         data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
     )
-    step = make_step(problem, objective, options, steps, theta, batch, mesh)
+    step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ P = TypeVar("P", bound=Posterior)
 class TrainingMethod(Training, Method, Generic[P]):
     """A method that trains. Subclasses are frozen dataclasses and implement `_fit`."""
 
+    streams: ClassVar[bool] = True
+
     def fit(
         self,
         problem: Problem,
@@ -38,7 +40,7 @@ class TrainingMethod(Training, Method, Generic[P]):
             problem: the density.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
-            progress: whether to show a progress bar; None shows it on a terminal.
+            progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
         with begin_fit(self, problem, seed, out, progress) as fit:
             self.check_memory(fit.problem)
@@ -53,7 +55,7 @@ class TrainingMethod(Training, Method, Generic[P]):
 
     def rows_at_once(self, problem: Problem) -> int:
         """Return the rows whose activations a step holds at a time."""
-        return training_rows(self.plan(problem.n)[1], self.accumulate)
+        return training_rows(self.plan(problem.n, problem.stream)[1], self.accumulate)
 
     @abstractmethod
     def _fit(self, fit: Fit) -> P:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rows import sum_rows
+from credibly.priors.hierarchical import BoundHierarchical
 from credibly.problem import Problem
 
 
@@ -71,6 +73,15 @@ class Perturbation:
     anchors: Tensor | None = None
 
 
+def with_mode(problem: Problem) -> Problem:
+    """Return the problem, or one whose density has a mode: with the scales of a hierarchical prior held."""
+    if not isinstance(problem.prior, BoundHierarchical):
+        return problem
+    held = copy.copy(problem)
+    held.prior = problem.prior.held()
+    return held
+
+
 class NegativeLogDensity(Objective):
     """-(1/N) log p_T(w | D), or -(1/N) log p(D | w) with prior_weight 0, for M members that may be perturbed.
 
@@ -81,6 +92,7 @@ class NegativeLogDensity(Objective):
         prior_weight: 0 leaves the prior out.
         perturbation: how members differ.
 
+    The scales of a hierarchical prior are held where they start: the joint density of weights and scales has no mode.
     Anchored members have the mean of their Normal prior moved to a draw from it, and may have shifted targets.
     """
 
@@ -89,7 +101,7 @@ class NegativeLogDensity(Objective):
     def __init__(
         self, problem: Problem, n: int, prior_weight: float = 1.0, perturbation: Perturbation | None = None
     ) -> None:
-        self.problem, self.n, self.weights = problem, n, problem.relative_weight
+        self.problem, self.n, self.weights = with_mode(problem), n, problem.relative_weight
         self.looped = problem.forward.looped
         given = perturbation or Perturbation()
         self.anchored, self.shifted = given.anchors is not None, given.targets is not None

@@ -11,7 +11,6 @@ The user's network stays as it is: in a copy of it, layers with the same paramet
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from credibly.core.inputs import Inputs, arguments, call, map_inputs
 from credibly.core.rng import draw_noise
 from credibly.core.rows import sum_rows
 from credibly.errors import InputError
+from credibly.networks.copying import copy_module
 from credibly.problem import Problem
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -61,7 +61,7 @@ class OnLayers(LayerNoise):
     def __init__(self, name: str, problem: Problem, found: dict[str, _Seen], reason: str) -> None:
         super().__init__(reason)
         self.name = name
-        self.module = copy.deepcopy(problem.forward.module)
+        self.module = copy_module(problem.forward.module)
         self.dtype, self.device = problem.layout.dtype, problem.device
         shapes: list[tuple[str, tuple[int, ...], bool]] = []
         self.layers: list[str] = []
@@ -193,7 +193,7 @@ def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
             for rows in (other, batch):
                 for seen in found.values():
                     seen.calls, seen.other = 0, seen.output
-                call(module, map_inputs(lambda t, n=rows: t[:n], problem.x))  # type: ignore[misc]
+                call(module, map_inputs(lambda t, n=rows: t[:n], problem.sample.x))  # type: ignore[misc]
     finally:
         for handle in handles:
             handle.remove()

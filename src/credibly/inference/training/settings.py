@@ -8,6 +8,7 @@ from typing import Any
 
 from credibly.core.checks import check_integer, check_positive, is_real
 from credibly.core.compilation import Compile
+from credibly.core.stream import BoundStream
 from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Optimiser, learning_rates, optimiser
 
@@ -83,10 +84,12 @@ class Training:
             optimiser(self.optimiser, self.momentum)
         learning_rates(self.schedule, 1.0, 1, 0)
 
-    def plan(self, rows: int) -> tuple[int, int, int]:
-        """Return (steps, batch size, batches per epoch) for the given number of training rows."""
+    def plan(self, rows: int, stream: BoundStream | None = None) -> tuple[int, int, int]:
+        """Return (steps, batch size, batches per epoch) for the given number of training rows, or for a stream."""
         batch = min(rows, self.batch_size or 128)
         per_epoch = max(1, rows // batch)
+        if stream is not None:
+            batch, per_epoch = stream.batch, stream.batches
         steps = self.steps or (self.epochs * per_epoch if self.epochs else max(DEFAULT_STEPS, 20 * per_epoch))
         return steps, batch, per_epoch
 

@@ -1,0 +1,70 @@
+"""Write docs/modules.md, the table of networks by methods, from the registry that the tests run.
+
+`python tools/module_table.py` writes the page. `tests/networks/test_module_table.py` checks every cell, and that the
+page is in step with the registry.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "modules.md"
+HEAD = """# Which networks work with which method
+
+Any `nn.Module` can be passed to `Problem`. This table has {count} small networks and idioms of forward passes. The
+tests fit each of them by every method, so a cell is what happens. A number stands for a refusal, whose words are below
+the table. A row that all methods refuse is refused when the `Problem` is built, before any work.
+
+Wrappers (`DataParallel`, `DistributedDataParallel`, `torch.compile`) are opened: the module inside is used. The network
+is copied; sparse gradients, compiled calls and the checkpointing switches of timm and transformers are off in the copy.
+Whether several parameter vectors are evaluated together or in turn is decided by a trial of what the fit will run: two
+vectors, on shared rows and on rows of their own, with gradients. `problem.forward.reason` reports the choice.
+
+"""
+TAIL = """
+## What to do about a refusal
+
+| what the network does | way out |
+|---|---|
+| BatchNorm | `cr.replace_batchnorm(net, "frozen")` for a trained network, `"group"` or `"frn"` for one to be trained |
+| edits a buffer in evaluation mode | update it only `if self.training`, or pass what it holds as an input |
+| calls `torch.utils.checkpoint` in forward | call the layers directly; `micro_batch=` bounds the memory |
+| edits a tensor in place that its gradient needs | `h = h + ...` instead of `h += ...` |
+| returns a dict, a dataclass or None | a wrapper whose forward returns one tensor, or a tuple that starts with it |
+| ScriptModule, torch.export | pass the Python module that was scripted, traced or exported |
+| complex parameters | real and imaginary parts as two real parameters, joined in forward |
+| quantised layers after random ones | `random=` selects layers after them; or the network before quantisation |
+| dropout, with a sampler | set its rate to 0: a sampler explores the posterior of the weights |
+| classes on axis 1 | `Categorical(axis=1)` |
+| rows of different lengths | pad them and pass lengths or a mask as a second input: `data=((padded, lengths), y)` |
+"""
+
+
+def table() -> str:
+    """Return the page."""
+    sys.path.insert(0, str(ROOT))
+    from tests.networks import library_cases, plain_cases  # noqa: F401  (they fill the registry)
+    from tests.networks.module_cases import CASES, QUICK, WORKS
+
+    words: list[str] = []
+    lines = [f"| network | {' | '.join(QUICK)} |", f"|---|{'---|' * len(QUICK)}"]
+    for case in CASES.values():
+        cells = []
+        for method in QUICK:
+            found = case.expected(method)
+            if found == WORKS:
+                cells.append("✓")
+                continue
+            words += [found] if found not in words else []
+            cells.append(f"{words.index(found) + 1}")
+        note = f" *{case.note}*" if case.note else ""
+        lines.append(f"| {case.name}{note} | {' | '.join(cells)} |")
+    meanings = [f'| {number} | "{word}" |' for number, word in enumerate(words, 1)]
+    refusals = ["", "| number | words in the error |", "|---|---|", *meanings]
+    return HEAD.format(count=len(CASES)) + "\n".join(lines + refusals) + "\n" + TAIL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(table())
