@@ -58,7 +58,7 @@ def fit(way: str, rows: Rows, folder: Path) -> tuple[Predictive, str]:
     given: dict[str, Any] = {} if way == DEFAULT else {"method": way}
     if way == JOINT:
         given = {"method": "ensemble", "settings": {"noise_from": "training"}}
-    model = BayesianRegressor(**given).fit(rows.x, rows.y)
+    model = BayesianRegressor(**given, tune=None).fit(rows.x, rows.y)
     return model.predictive(rows.x_test), model.method_
 
 

@@ -33,8 +33,9 @@ SETUP = """## Setup
 
 Nothing was tuned: inputs and targets are standardised by the training rows, and everything else is the default. The
 network has one hidden layer of 50 SiLU units and a learned noise scale, also on the tables whose noise depends on x or
-has heavy tails. `BayesianRegressor()` picks HMC on all of these tables. `credibly fit` has the same defaults, but holds
-out a fifth of the training rows for its report, so it is fitted to fewer. The columns named by a method are
+has heavy tails: `BayesianRegressor()` has `tune=None`, which was its default when this was run. It picks HMC on all of
+these tables. `credibly fit` has the same defaults, but holds out a fifth of the training rows for its report, so it is
+fitted to fewer. The columns named by a method are
 `BayesianRegressor(method=...)`. "joint-mode ensemble" takes the noise of the training rows
 (`settings={{"noise_from": "training"}}`), which was the default before; the ensemble now takes the noise that maximises
 the density of the rows that each member has held out.

@@ -18,9 +18,8 @@ SOURCE = Path(cr.__file__).parent
 ORDER = (
     "errors", "runtime", "core", "distributed", "backends.triton", "networks", "gaussians", "priors", "likelihoods",
     "backends", "forward", "frozen", "problem", "peft", "predictive", "metrics", "diagnostics", "conformal", "storage",
-    "curvature", "posterior",
-    "inference", "methods", "data", "plot", "comparing", "decide", "continual", "active", "tables", "report", "demo",
-    "cli", "__main__",
+    "curvature", "posterior", "inference", "methods", "integrations", "data", "plot", "comparing", "decide",
+    "continual", "active", "tables", "report", "demo", "cli", "__main__",
 )  # fmt: skip
 
 

@@ -56,15 +56,15 @@ def fit(rows: Rows) -> Numbers | Classes:
 
 
 def estimator(rows: Rows) -> Numbers | Classes:
-    """Fit BayesianRegressor() or BayesianClassifier() to one-hot columns."""
+    """Fit BayesianRegressor or BayesianClassifier without tuning to one-hot columns."""
     from credibly.tables.estimators import BayesianClassifier, BayesianRegressor
 
     x, x_test = rows.one_hot(standardise=False)
     if rows.table.task == "classes":
-        model = BayesianClassifier().fit(x, rows.y)
+        model = BayesianClassifier(tune=None).fit(x, rows.y)
         predictive = model.predictive(x_test)
         return _classes(predictive, model.classes_, predictive)
-    predictive = BayesianRegressor().fit(x, rows.y).predictive(x_test)
+    predictive = BayesianRegressor(tune=None).fit(x, rows.y).predictive(x_test)
     return _numbers(predictive, *predictive.interval(LEVEL))
 
 

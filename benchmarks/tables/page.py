@@ -54,14 +54,15 @@ rows, with the task named, without its report, beside 15 other fits on a machine
 `credibly fit` naval's first and males' third split, ran on a loaded machine with two cores. With the report and two
 idle cores, `credibly fit` took 105 s on energy, 85 s on diamonds and 254 s on protein. Not every model has every split
 (the standard error is missing where there is one), and naval's second split was run before training was shortened.
-"estimator": `BayesianRegressor()` or `BayesianClassifier()` on one-hot columns. HistGradientBoosting with the CV+
-intervals of MAPIE (5 folds; by person where the split is by person). CatBoost with the loss `RMSEWithUncertainty` and
-posterior sampling; "CatBoost, RMSE loss" is its default loss, which has no uncertainty: it is shown for its RMSE, and
-the goals do not count it except where stated. NGBoost with a Gaussian or a categorical distribution, on one-hot
-columns. GP: scikit-learn's, an ARD RBF kernel with noise on standardised one-hot columns, fitted to at most 2,000
-random rows (hyperparameters by marginal likelihood on 1,000 of them, at most 100 steps); for classes scikit-learn's
-classifier with one length scale, on at most 1,000 rows. For regressions by NGBoost and the GP, columns of more than 12
-categories are target-encoded instead. MLP: scikit-learn's with early stopping (for classes without it), on standardised
+"estimator": `BayesianRegressor(tune=None)` or `BayesianClassifier(tune=None)` on one-hot columns. HistGradientBoosting
+with the CV+ intervals of MAPIE (5 folds; by person where the split is by person). CatBoost with the loss
+`RMSEWithUncertainty` and posterior sampling; "CatBoost, RMSE loss" is its default loss, which has no uncertainty: it is
+shown for its RMSE, and the goals do not count it except where stated. NGBoost with a Gaussian or a categorical
+distribution, on one-hot columns. GP: scikit-learn's, an ARD RBF kernel with noise on standardised one-hot columns,
+fitted to at most 2,000 random rows (hyperparameters by marginal likelihood on 1,000 of them, at most 100 steps); for
+classes scikit-learn's classifier with one length scale, on at most 1,000 rows. For regressions by NGBoost and the GP,
+columns of more than 12 categories are target-encoded instead.
+MLP: scikit-learn's with early stopping (for classes without it), on standardised
 one-hot columns.
 
 **Tables.** The UCI tables have their standard splits of 90 and 10 %; all others have random splits of 80 and 20 %, and

@@ -170,7 +170,7 @@ class Forward:
         if varied is None:
             theta = self.layout.read(self.layout.module).expand(2, -1)
             extra = theta.new_zeros(2, self.layout.dim - self.layout.network_dim)
-            varied = self.layout.split(torch.cat([theta, extra], -1))[0]
+            varied = self.layout.split(torch.cat([theta, extra], -1) if extra.numel() else theta)[0]
         # Only layers with varied tensors matter: those before the first run once in the batched plan.
         owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in varied]
         recurrent = {type(m).__name__ for m in owners if isinstance(m, nn.RNNBase)}
@@ -254,7 +254,7 @@ def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
     return output
 
 
-def bind_heads(layout: Layout, x: Inputs, likelihood: Likelihood, y: Any) -> tuple[Likelihood, Any]:
+def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tuple[Likelihood, Any]:
     """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
 
     Other likelihoods and their targets are returned as they are.

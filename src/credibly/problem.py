@@ -9,26 +9,30 @@ default), the prior and the temperatures.
 from __future__ import annotations
 
 import copy
-import hashlib
+import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from credibly.core.autodiff import grad_and_aux
 from credibly.core.html import fact_table
-from credibly.core.inputs import Inputs, map_inputs, row_count, tensors_of, to_tensor, unpack_data
-from credibly.core.rows import Rows, join_weights, sum_rows, to_weights
+from credibly.core.inputs import Inputs, map_inputs, tensors_of
+from credibly.core.rows import Rows, hash_rows, join_weights, leave_out, sum_rows
+from credibly.core.stream import BoundStream, needs_memory
 from credibly.core.tempering import Evaluation, Tempering, weighted_sum
 from credibly.errors import InputError
 from credibly.forward import Forward, Plan, bind_heads, try_network
 from credibly.frozen.reducible import Reducible
 from credibly.likelihoods import Heads, Likelihood
+from credibly.networks.behaviour import check_behaviour
 from credibly.networks.copying import copy_module
 from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout
+from credibly.networks.nodes import attach_graph
+from credibly.networks.problem_rows import read_rows
 from credibly.networks.refusals import admit, refuse_changing_buffers
 from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
@@ -45,8 +49,10 @@ class Problem(Reducible):
 
     Args:
         net: any `nn.Module`. It is copied and never modified. Dropout is off in the density (it belongs to MCDropout).
-        data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader. x may be a tensor, or
-            a tuple or dict of tensors that the network takes as arguments. All of it is kept on the network's device.
+        data: (x, y) as tensors, numpy arrays or pandas objects, a torch Dataset or a DataLoader, or rows of a graph
+            (`credibly.data.Nodes`). x may be a tensor, or a tuple or dict of tensors that the network takes as
+            arguments. All of it is kept on the network's device, except for a `credibly.data.Stream` and for loaders
+            that would take more than a quarter of the memory or that augment their rows: these are read batch by batch.
         likelihood: the distribution of y given the network's output.
         prior: one prior for all random parameters, {name pattern: prior}, or an earlier posterior's `as_prior()`.
         sample_weight: the weights v of the rows, (N,): survey weights, class weights or counts. They multiply the log
@@ -87,26 +93,19 @@ class Problem(Reducible):
         convert = device is not None or dtype is not None
         if isinstance(net, nn.Module):
             net = copy_module(admit(net)).to(device=device, dtype=dtype) if convert else admit(net)
+        net, data, all_at_once = attach_graph(net, data)
         layout = Layout(net, random)
-        raw_x, raw_y = unpack_data(data)
-        self.x: Inputs = layout.inputs(raw_x, convert)
-        likelihood, raw_y = bind_heads(layout, self.x, likelihood, raw_y)
-        y = to_tensor(raw_y, "y", layout.device, layout.dtype, convert=True)
-        self.n = row_count(self.x)
-        if y.ndim == 0 or len(y) != self.n:
-            rows = len(y) if y.ndim else "no"
-            raise InputError("y", f"has {rows} rows, x has {self.n}", "Pass one target per row of x")
-        self.sample_weight: Tensor | None = None
-        if sample_weight is not None:
-            given = to_weights(sample_weight, self.n, layout.device, layout.dtype)
-            kept = given.nonzero().squeeze(1)
-            if len(kept) < self.n:
-                self.x, y, self.n = map_inputs(lambda t: t[kept], self.x), y[kept], len(kept)
-            self.sample_weight = None if bool((given[kept] == 1).all()) else given[kept]
-        trial = map_inputs(lambda t: t[:2], self.x)
+        bind = functools.partial(bind_heads, layout, likelihood)
+        (self.x, y, self.sample_weight), found, likelihood = read_rows(layout, data, sample_weight, convert, bind)
+        # A copy: a network that edits its input must not reach the caller's.
+        trial = map_inputs(lambda t: t[:2].clone(), self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
+        check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
         refuse_changing_buffers(layout.module, trial)
         self.y = self.likelihood.prepare(y, layout.dtype)
+        held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
+        self.x, self.y, self.sample_weight = held
+        self.n = len(self.y)
         self.likelihood = self.likelihood.scaled_to(self.y, self.sample_weight)
         own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
         self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
@@ -119,8 +118,30 @@ class Problem(Reducible):
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
         refuse_without_gradient(self.forward, trial)
-        self.micro_batch, self.plan = micro_batch, plan
+        self.micro_batch, self.plan = micro_batch or (self.n if all_at_once else None), plan
         self.fused = self.forward.fuses(trial)
+        self.stream: BoundStream | None = None
+        self._sample: Problem | None = None
+        if found is not None:
+            self.n = found.n
+            self._sample = copy.copy(self)
+            prepare = functools.partial(self.likelihood.prepare, dtype=layout.dtype)
+            self.stream = BoundStream(found, layout.device, layout.input_dtype, prepare)
+            # From here on whatever needs all rows in memory raises, see `__getattr__`.
+            del self.x, self.y
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise for the rows of a stream, which are not in memory."""
+            if name in ("x", "y") and self.__dict__.get("stream") is not None:
+                raise needs_memory(self.stream)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def sample(self) -> Problem:
+        """The problem with rows that are in memory: all of them, or the first of a stream; N is that of all rows."""
+        return self._sample or self
 
     @property
     def dim(self) -> int:
@@ -243,12 +264,15 @@ class Problem(Reducible):
         return max(ACTIVATION_BUDGET, int(0.2 * memory) // self.layout.dtype.itemsize)
 
     def blocks(self, chains: int) -> Iterator[Rows]:
-        """Yield the data in blocks of `block_rows` rows."""
+        """Yield the data in blocks of `block_rows` rows; those of a stream in its own batches, by one pass."""
+        if self.stream is not None:
+            yield from self.stream.one_pass()
+            return
         size = self.block_rows(chains)
         if size >= self.n:
             yield self.rows
             return
-        for start in range(0, self.n, size):
+        for start in range(0, len(self.y), size):
             yield self.rows.at(slice(start, start + size))
 
     def log_density(self, theta: Tensor) -> Tensor:
@@ -304,16 +328,10 @@ class Problem(Reducible):
         return theta.reshape(-1, self.dim)
 
     def fingerprint(self) -> str:
-        """Return a short hash of the data and its weights, including the order of its rows."""
+        """Return a short hash of the data and its weights, including the order of its rows; of the form of a stream."""
         if self.whole is not None:
             return str(self.whole.fingerprint())
-        digest = hashlib.sha256()
-        weights = [] if self.sample_weight is None else [("sample_weight", self.sample_weight)]
-        for name, tensor in [*tensors_of(self.x), ("y", self.y), *weights]:
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
-            digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:32]
+        return hash_rows(self.rows) if self.stream is None else self.stream.fingerprint()
 
     def _repr_html_(self) -> str:
         plan = f"{'looped' if self.forward.looped else 'batched'}: {self.forward.reason}"
@@ -324,6 +342,7 @@ class Problem(Reducible):
     def __repr__(self) -> str:
         plan = "looped" if self.forward.looped else "batched"
         weighted = "" if self.sample_weight is None else f" rows of total weight {self.total_weight:g}"
+        weighted += "" if self.stream is None else f" streamed ({self.stream.stream.reason})"
         return (
             f"Problem(N = {self.n}{weighted}, {self.layout.counts()}, {self.likelihood}, {self.tempering}, {plan}: "
             f"{self.forward.reason})"

@@ -34,7 +34,15 @@ TOLERANCE = {torch.float32: 2e-5, DOUBLE: 1e-13}
 
 
 def problem(
-    widths=(3, 7, 5, 4), rows=70, activation=nn.SiLU, kind="gaussian", dtype=DOUBLE, temperature=0.7, loc=0.2, **options
+    widths=(3, 7, 5, 4),
+    rows=70,
+    activation=nn.SiLU,
+    kind="gaussian",
+    dtype=DOUBLE,
+    temperature=0.7,
+    loc=0.2,
+    floor=0.0,
+    **options,
 ):
     generator = torch.Generator().manual_seed(3)
     layers: list[nn.Module] = []
@@ -45,7 +53,7 @@ def problem(
     real = torch.randn(rows, widths[-1], generator=generator, dtype=dtype)
     y, likelihood = {
         "gaussian": (real, cr.likelihoods.Gaussian(**({"scale": 0.4} | options))),
-        "heteroscedastic": (real[:, : widths[-1] // 2], cr.likelihoods.HeteroscedasticGaussian()),
+        "heteroscedastic": (real[:, : widths[-1] // 2], cr.likelihoods.HeteroscedasticGaussian(floor=floor)),
         "categorical": (real.argmax(-1), cr.likelihoods.Categorical()),
         "bernoulli": ((real > 0.3).to(dtype), cr.likelihoods.Bernoulli()),
     }[kind]
@@ -87,6 +95,11 @@ class TestDensity:
     )
     def test_with_other_noise_scales(self, options):
         assert_same(problem(**options))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+    @pytest.mark.parametrize("floor", [0.01, 0.8])
+    def test_with_a_noise_floor(self, floor, dtype):
+        assert_same(problem(kind="heteroscedastic", floor=floor, dtype=dtype))
 
     @pytest.mark.parametrize("rows", [1, 31, 32, 33, 511, 512, 513, 1100])
     def test_for_row_counts_around_the_tile_size(self, rows):
@@ -394,7 +407,7 @@ class TestMoments:
         posterior = cr.DrawsPosterior(model, theta[None], Record(method="test"))
         fast = posterior.predict(x)
         assert fast._cpp_width == 2
-        monkeypatch.setattr("credibly.predictive.base.MANY", 2**40)
+        monkeypatch.setattr("credibly.predictive.blocks.MANY", 2**40)
         monkeypatch.setattr("credibly.forward.use_cpp_outputs", lambda *_: False)
         plain = posterior.predict(x)
         assert plain._cpp_width is None

@@ -246,9 +246,3 @@ def test_joined_predictions_of_several_fits():
     for bound, pieces in zip(whole.interval(0.8), zip(*parts)):
         assert torch.equal(bound, torch.cat(pieces))
     assert torch.equal(whole.mean, torch.cat([new.mean, other.mean]))
-
-
-def test_censored_times_have_no_guarantee():
-    times = predictive(normal(0, 1, 20, 2), cr.likelihoods.Survival())
-    with pytest.raises(cr.InputError, match="may be censored"):
-        calibrate(times, torch.ones(20, 2))

@@ -357,8 +357,8 @@ def test_thompson_with_stored_draws_blocks_and_components(monkeypatch):
     picks = decide.thompson(posterior, x, 2000, seed=1)
     assert set(picks.tolist()) == {0, 49}  # a falling line is best at the left end, a rising one at the right
     assert abs(float((picks == 49).double().mean()) - 0.5) < 4 * math.sqrt(0.25 / 2000)
-    monkeypatch.setattr("credibly.predictive.base.CACHE_VALUES", 0)
-    monkeypatch.setattr("credibly.predictive.base.BLOCK_VALUES", 2**13)
+    monkeypatch.setattr("credibly.predictive.blocks.CACHE_VALUES", 0)
+    monkeypatch.setattr("credibly.predictive.blocks.BLOCK_VALUES", 2**13)
     assert torch.equal(picks, decide.thompson(posterior, x, 2000, seed=1))
     # An even mixture of a falling and a rising Gaussian: a single pick comes from either component, not always the
     # first.

@@ -1,6 +1,7 @@
 """Every method on a network with a frozen body: the same results as on the whole network, and as by hand."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -118,3 +119,25 @@ def test_active_learning_keeps_its_rows():
     learner.tell(rows, Y[6:][rows])
     assert learner.problem.x.shape == (8, 4)
     assert learner.posterior.model.frozen is not None
+
+
+@pytest.mark.parametrize("name", ["ensemble", "laplace", "dropout"])
+def test_predictions_are_differentiable_through_the_body(name):
+    first, second = problem(), problem()
+    second._tried = True
+    gradients = []
+    for given in (first, second):
+        x = X[:3].clone().requires_grad_()
+        method(name).fit(given, seed=0).predict(x, grad=True).mean.sum().backward()
+        gradients.append(x.grad)
+    assert float(gradients[0].abs().max()) > 0.01
+    assert torch.allclose(*gradients, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["last layer", "residual"])
+def test_posteriors_can_be_pickled(name):
+    build, x, random, _ = NETWORKS[name]
+    posterior = cr.MAP(steps=3).fit(problem(build(), x, random=random), seed=0)
+    again = pickle.loads(pickle.dumps(posterior))
+    assert again.model.frozen is not None
+    assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)

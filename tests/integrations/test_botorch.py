@@ -72,6 +72,31 @@ def test_optimisation_of_an_acquisition_function(posteriors):
     assert float((candidates - 0.3).norm(dim=1).min()) < 0.35
 
 
+def test_a_fully_bayesian_model_has_the_expected_improvement_of_the_mixture(posteriors):
+    pytest.importorskip("botorch")
+    from botorch.acquisition.analytic import LogExpectedImprovement
+    from botorch.optim import optimize_acqf
+
+    posterior, best = posteriors["hmc"], float(Y.max())
+    model = posterior.as_botorch(mixture=True)
+    points = randn(5, 1, 2, seed=3, dtype=f64)
+    acquisition = LogExpectedImprovement(model, best_f=best)
+    exact = cr.decide.expected_improvement(posterior.predict(points.squeeze(1)), best, of="observation")
+    torch.testing.assert_close(acquisition(points).exp(), exact, rtol=1e-6, atol=1e-12)
+    found = model.posterior(points)
+    p = posterior.predict(points.squeeze(1))
+    torch.testing.assert_close(found.mixture_mean.flatten(), p.mean)
+    torch.testing.assert_close(found.mixture_variance.flatten(), p.variance)
+    torch.testing.assert_close(
+        found.quantile(torch.tensor([0.1], dtype=f64)).flatten(), p.quantile(0.1), atol=1e-5, rtol=0
+    )
+    bounds = torch.tensor([[-1.0, -1.0], [1.0, 1.0]], dtype=f64)
+    torch.manual_seed(0)
+    candidate, value = optimize_acqf(acquisition, bounds, q=1, num_restarts=2, raw_samples=16, options={"maxiter": 20})
+    assert float(value) >= float(acquisition(points.clamp(-1, 1)).max())
+    assert float((candidate - 0.3).norm()) < 0.4
+
+
 def test_float32_networks_take_double_points(posteriors):
     pytest.importorskip("botorch")
     problem = cr.Problem(mlp(2, 4, 2), (X.float(), torch.stack([Y, -Y], 1).float()), Gaussian(0.1), cr.priors.Normal())
@@ -82,6 +107,18 @@ def test_float32_networks_take_double_points(posteriors):
     assert model.num_outputs == 2
     with pytest.raises(cr.InputError, match="has 3 inputs per point, the network takes 2"):
         model.posterior(randn(5, 3, dtype=f64))
+    with pytest.raises(cr.InputError, match="mixture must be False for Gaussian of 2 outputs"):
+        cr.MAP(steps=2).fit(problem, seed=0).as_botorch(mixture=True)
+
+
+def test_a_frozen_body(posteriors):
+    pytest.importorskip("botorch")
+    problem = cr.Problem(mlp(2, 4, 1, dtype=f64), (X, Y), Gaussian(0.1), cr.priors.Normal(), random="2.*")
+    posterior = cr.DeepEnsemble(members=3, steps=20).fit(problem, seed=0)
+    points = X[:4].clone().requires_grad_()
+    found = posterior.as_botorch().posterior(points)
+    torch.testing.assert_close(found.mean.squeeze(-1), posterior.predict(X[:4]).mean)
+    assert bool((torch.autograd.grad(found.mean.sum(), points)[0] != 0).any())
 
 
 def test_without_botorch(posteriors, monkeypatch):

@@ -14,7 +14,7 @@ X = randn(30, 3, dtype=f64)
 Z = X.sum(1) + 0.2 * randn(30, seed=1, dtype=f64)
 TARGETS = {
     "price": Z,
-    "label": (Z > 0).long() + (Z > 1).long(),
+    "kind": (Z > 0).long() + (Z > 1).long(),
     "pixels": (randn(30, 2, 2, seed=2) > 0).long(),
     "time": torch.stack([Z.exp(), (Z < 1).double()], 1),
 }
@@ -35,7 +35,7 @@ class Net(nn.Module):
     def __init__(self, seed=0):
         super().__init__()
         self.body = mlp(3, 5, 4, seed=seed, dtype=f64)
-        self.price, self.label = mlp(4, 1, seed=seed, dtype=f64), mlp(4, 3, seed=seed, dtype=f64)
+        self.price, self.kind = mlp(4, 1, seed=seed, dtype=f64), mlp(4, 3, seed=seed, dtype=f64)
         self.pixels, self.time = mlp(4, 8, seed=seed, dtype=f64), mlp(4, 1, seed=seed, dtype=f64)
 
     def forward(self, x):
@@ -45,7 +45,7 @@ class Net(nn.Module):
             "pixels": self.pixels(h).reshape(-1, 2, 2, 2),
             "time": self.time(h),
             "price": self.price(h),
-            "label": self.label(h),
+            "kind": self.kind(h),
         }
 
 
@@ -61,7 +61,7 @@ class Head(nn.Module):
 
 
 def heads(**kwargs):
-    likelihoods = {"price": Gaussian(), "label": Categorical(), "pixels": Categorical(axis=1), "time": Survival()}
+    likelihoods = {"price": Gaussian(), "kind": Categorical(), "pixels": Categorical(axis=1), "time": Survival()}
     return Heads(likelihoods, **kwargs)
 
 
@@ -82,7 +82,7 @@ def own_theta(p, one, theta, name):
 
 
 def test_the_density_is_the_weighted_sum_of_the_heads():
-    weights = {"label": 0.5, "time": 2.0}
+    weights = {"kind": 0.5, "time": 2.0}
     p, weighted = problem(), problem(weights=weights)
     theta = 0.3 * randn(2, p.dim, seed=5, dtype=f64)
     each = {}
@@ -96,13 +96,13 @@ def test_the_density_is_the_weighted_sum_of_the_heads():
 
 
 def test_the_fisher_information_is_made_of_blocks():
-    p = problem(weights={"label": 0.5})
+    p = problem(weights={"kind": 0.5})
     theta = 0.3 * randn(1, p.dim, seed=5, dtype=f64)
     output, extra = p.forward(theta, X)[0], p.extra(theta)
     matrix = fisher_root(p.likelihood, output, p.y, extra)
     matrix = matrix @ matrix.mT
     first = 0
-    for name in ("pixels", "time", "price", "label"):
+    for name in ("pixels", "time", "price", "kind"):
         one = alone(name)
         own = own_theta(p, one, theta, name)
         raw = one.likelihood.arrange(one.forward(own, X), 1)[0]
@@ -117,7 +117,7 @@ def test_the_fisher_information_is_made_of_blocks():
                 torch.testing.assert_close(here[:, :, pixel, :, pixel], block.flatten(1, 2)[:, pixel])
             assert not here[:, :, 0, :, 1].any()
         else:
-            torch.testing.assert_close(here, block * (0.5 if name == "label" else 1.0))
+            torch.testing.assert_close(here, block * (0.5 if name == "kind" else 1.0))
         assert not matrix[:, first : first + size, first + size :].any()
         first += size
 
@@ -127,14 +127,14 @@ def test_every_method_predicts_and_is_stored(name, tmp_path):
     posterior = cr.METHODS[name](**METHODS[name]).fit(problem(), seed=0, out=tmp_path / "run")
     p = posterior.predict(X)
     assert {head: tuple(one.mean.shape) for head, one in p.heads.items()} == {
-        "pixels": (30, 2, 2, 2), "time": (30,), "price": (30,), "label": (30, 3),
+        "pixels": (30, 2, 2, 2), "time": (30,), "price": (30,), "kind": (30, 3),
     }  # fmt: skip
-    assert p["label"].probabilities.shape == (30, 3)
+    assert p["kind"].probabilities.shape == (30, 3)
     assert p["pixels"].sample(2).shape == (2, 30, 2, 2)
     torch.testing.assert_close(p["price"].total, p["price"].aleatoric + p["price"].epistemic)
     assert {head: tuple(y.shape) for head, y in p.sample(5).items()}["pixels"] == (5, 30, 2, 2)
     metrics = cr.evaluate(p, TARGETS)
-    assert {"log_density", "price.rmse", "label.accuracy", "time.concordance", "pixels.brier"} <= set(metrics)
+    assert {"log_density", "price.rmse", "kind.accuracy", "time.concordance", "pixels.brier"} <= set(metrics)
     if p.draws == 1:
         each = [metrics[f"{h}.log_density"] * (4 if h == "pixels" else 1) for h in TARGETS]
         assert metrics["log_density"] == pytest.approx(sum(each))
@@ -154,6 +154,14 @@ def test_the_joint_density_averages_over_draws_once():
     assert "log densities" in str(cr.HMC(**METHODS["hmc"]).fit(problem(), seed=0).diagnostics(X, TARGETS))
 
 
+def test_a_frozen_body_under_the_heads():
+    p = cr.Problem(Net(), (X, TARGETS), heads(), cr.priors.Normal(), random=["price.*", "kind.*"])
+    posterior = cr.DeepEnsemble(members=2, steps=10).fit(p, seed=0)
+    with torch.no_grad():
+        expected = torch.stack([posterior.module(m)(X)["price"].squeeze(-1) for m in range(2)]).mean(0)
+    torch.testing.assert_close(posterior.predict(X)["price"].mean, expected)
+
+
 def test_an_own_distribution_as_a_head(tmp_path):
     likelihood = Heads({**heads().heads, "price": from_distribution(lambda out: torch.distributions.Normal(out, 0.3))})
     p = cr.Problem(Net(), (X, TARGETS), likelihood, cr.priors.Normal())
@@ -164,17 +172,28 @@ def test_an_own_distribution_as_a_head(tmp_path):
     assert torch.equal(loaded.predict(X)["price"].mean, posterior.predict(X)["price"].mean)
 
 
+def test_data_sets_of_dicts():
+    class Rows(torch.utils.data.Dataset):
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, i):
+            return X[i], {name: y[i] for name, y in TARGETS.items()}
+
+    assert torch.equal(cr.Problem(Net(), Rows(), heads(), cr.priors.Normal()).y, problem().y)
+
+
 def test_errors():
     def build(net=None, y=TARGETS, likelihood=None):
         return cr.Problem(net or Net(), (X, y), likelihood or heads(), cr.priors.Normal())
 
     for arguments, message in [
-        ({"y": Z}, "y must be a dict of targets for price, label"),
-        ({"y": {"price": Z}}, "y: has the heads price, the likelihood price, label, pixels, time"),
+        ({"y": Z}, "y must be a dict of targets for price, kind"),
+        ({"y": {"price": Z}}, "y: has the heads price, the likelihood price, kind, pixels, time"),
         ({"net": mlp(3, 1, dtype=f64)}, "net must return a dict of outputs for Heads, got Tensor"),
         ({"likelihood": Gaussian()}, r"y: is a dict of targets, and Gaussian has one.*Heads\("),
         ({"likelihood": Gaussian(), "y": Z}, "net: its forward returned dict.*use Heads"),
-        ({"y": {**TARGETS, "label": Z}}, "y of head 'label': has values that are not integers"),
+        ({"y": {**TARGETS, "kind": Z}}, "y of head 'kind': has values that are not integers"),
         ({"y": {**TARGETS, "price": Z[:5]}}, "rows. All heads need the same number"),
     ]:
         with pytest.raises(cr.InputError, match=message):
@@ -187,5 +206,5 @@ def test_errors():
     for ask in (lambda: p.mean, lambda: p.std, lambda: p.interval(0.9), lambda: p.probabilities):
         with pytest.raises(cr.InputError, match=r"Ask one of them, as in predictive\['pixels'\]"):
             ask()
-    with pytest.raises(cr.InputError, match="head must be one of pixels, time, price, label, got 'odd'"):
+    with pytest.raises(cr.InputError, match="head must be one of pixels, time, price, kind, got 'odd'"):
         p["odd"]

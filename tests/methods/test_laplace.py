@@ -196,8 +196,8 @@ def test_predictions_in_blocks_of_rows_agree(monkeypatch):
     posterior = post_hoc(problem)
     full = posterior.predict(X)
     monkeypatch.setattr("credibly.curvature.gauss_newton.BLOCK_VALUES", 64)
-    monkeypatch.setattr("credibly.predictive.base.CACHE_VALUES", 64)
-    monkeypatch.setattr("credibly.predictive.base.BLOCK_VALUES", 2000)
+    monkeypatch.setattr("credibly.predictive.blocks.CACHE_VALUES", 64)
+    monkeypatch.setattr("credibly.predictive.blocks.BLOCK_VALUES", 2000)
     parts = posterior.predict(X)
     assert parts.source.rows < 6
     torch.testing.assert_close(parts.mean, full.mean, rtol=1e-12, atol=1e-12)

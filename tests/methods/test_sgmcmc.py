@@ -15,6 +15,7 @@ from credibly.core.chain_noise import LargeNoise
 from credibly.core.compilation import compiler_missing
 from credibly.core.rng import fill_normal
 from credibly.inference import backend
+from credibly.inference.kernels.langevin import adapted_root
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
 from credibly.inference.sampling import sgmcmc_steps
 from credibly.inference.target import to_target
@@ -46,7 +47,7 @@ def preconditioned_run(method, conjugate, size, **kwargs):
         sampler.advance(lambda: False)
         if sampler.keeps():
             draws.append(sampler.theta.clone())
-            seen.append(sampler._adapted_root(sampler.squares))
+            seen.append(adapted_root(sampler.squares))
     assert all(torch.equal(s, seen[0]) for s in seen)  # frozen after warm-up
     assert float((seen[0].log().mean(-1)).abs().max()) < 1e-9  # a geometric mean of one
     assert float(seen[0].log().std(-1).min()) > 0.05  # not the identity
@@ -292,7 +293,7 @@ def test_the_curvature_is_that_of_the_preconditioned_density(conjugate, exact_cu
         to_target(conjugate.problem()), 0
     )
     sampler.start(exact_draws(conjugate, 3))
-    root = sampler._adapted_root(sampler.squares)
+    root = adapted_root(sampler.squares)
     known = torch.linalg.eigvalsh(root.unsqueeze(-1) * precision_of(conjugate) * root.unsqueeze(-2))[:, -1]
     assert sampler.warm.found.curvature == pytest.approx(float(known.max()), rel=1e-3)
 

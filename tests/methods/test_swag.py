@@ -11,8 +11,9 @@ from conftest import Conjugate, mlp, randn
 from credibly.gaussians.families import LowRank
 from credibly.inference.training.data import split
 from credibly.inference.training.gradient_noise import IndependentBatches, gradient_noise, largest_curvature
+from credibly.inference.training.iterates import Iterates
 from credibly.likelihoods import Categorical, Gaussian
-from credibly.methods.swag import SWAG, Iterates
+from credibly.methods.swag import SWAG
 
 DOUBLE = torch.float64
 

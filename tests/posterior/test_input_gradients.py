@@ -58,6 +58,11 @@ def test_cnn_and_labels():
     check(METHODS["laplace"].fit(problem, seed=0), images[:1], labels[:1], ("mean",))
 
 
+def test_through_a_frozen_body():
+    problem = cr.Problem(mlp(3, 5, 1, dtype=f64), (X, Y), Gaussian(0.3), cr.priors.Normal(), random="2.*")
+    check(METHODS["ensemble"].fit(problem, seed=0), X[:2], Y[:2], ("mean", "epistemic"))
+
+
 def test_each_result_has_its_own_graph_and_dicts_keep_theirs():
     class Two(nn.Module):
         def __init__(self):

@@ -68,7 +68,7 @@ def test_hmc_has_the_marginals_of_quadrature():
     means = torch.linalg.solve(precision, (X.T @ Y / NOISE**2).expand(len(u), D))
     mean = (p * u).sum()
     std = (p * (u - mean).square()).sum().sqrt()
-    fit = cr.HMC(chains=200, draws=40, warmup=150, thin=2, compile=False, trajectory_length=0.7)
+    fit = cr.HMC(chains=200, draws=30, warmup=120, thin=2, compile=False, trajectory_length=0.7)
     posterior = fit.fit(linear(Hierarchical(hyper)), seed=0)
     draws = posterior.draws[..., -1]
     # 200 independent chains: the standard error comes from their means.
@@ -83,9 +83,9 @@ def test_hmc_has_the_marginals_of_quadrature():
 
 
 METHODS = {
-    "hmc": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "trajectory_length": 0.2},
-    "sghmc": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "init": "prior"},
-    "sgld": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "init": "fresh"},
+    "hmc": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "trajectory_length": 0.2, "start_steps": 100},
+    "sghmc": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "init": "prior", "step_size": 1e-4, "thin": 2},
+    "sgld": {"chains": 2, "draws": 4, "warmup": 20, "compile": False, "init": "fresh", "step_size": 1e-5, "thin": 2},
     "bbb": {"steps": 30},
     "mle": {"steps": 5},
 }

@@ -24,7 +24,9 @@ def coverage(splits, names=tuple(TABLES), **given):
 
 
 def test_intervals_of_the_default_cover_new_rows():
-    assert 0.84 < coverage(splits=3) < 0.94
+    assert 0.84 < coverage(splits=3, tune=None) < 0.94
+    # Choices by folds, of one split each to be quick.
+    assert 0.82 < coverage(splits=1) < 0.96
 
 
 def test_the_noise_of_held_out_rows_lets_an_ensemble_cover_new_rows():

@@ -210,3 +210,44 @@ def test_bad_input():
         classifier().fit(x, np.array(["a"] * 29 + ["b"]))
     with pytest.raises(cr.InputError, match="0.99 needs at least 99 calibration rows, there are 30"):
         regressor().fit(x, y).predict_interval(x, 0.99)
+
+
+def test_sets_that_may_be_empty_cover_as_promised_on_an_easy_table():
+    """Single classes are right in nearly all rows; only empty sets bring the coverage down to the level."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(1_400, 2))
+    y = np.where(x[:, 0] + 0.1 * rng.normal(size=1_400) > 0, "yes", "no")
+    model = classifier().fit(x[:400], y[:400])
+    column = {label: j for j, label in enumerate(model.classes_)}
+    own = np.array([column[label] for label in y[400:]])
+    coverage = []
+    for allow_empty in (False, True):
+        sets = model.predict_set(x[400:], 0.8, allow_empty=allow_empty)
+        assert bool((~sets.any(1)).any()) == allow_empty
+        coverage.append(sets[np.arange(1_000), own].mean())
+    assert coverage[0] > 0.9
+    # Of the calibration set and of the new rows.
+    assert abs(coverage[1] - 0.8) < 4 * np.sqrt(0.16 * (1 / 400 + 1 / 1_000))
+
+
+def test_joint_intervals_of_several_targets():
+    x, y = waves(900, 8)
+    both = np.stack([y, 3 * y[::-1] + 100], 1)
+    model = regressor().fit(x[:300], both[:300])
+    inside = []
+    for joint in (False, True):
+        lower, upper = model.predict_interval(x[300:], 0.8, joint=joint)
+        inside.append((lower <= both[300:]) & (both[300:] <= upper))
+    error = 4 * np.sqrt(0.16 * (1 / 300 + 1 / 600))
+    assert abs(inside[0].mean() - 0.8) < error
+    assert inside[0].all(1).mean() < 0.8 - error / 4
+    assert abs(inside[1].all(1).mean() - 0.8) < error
+
+
+def test_options_that_need_folds():
+    x, y = waves(60, 9)
+    with pytest.raises(cr.InputError, match="joint: needs an estimator with conformal=True"):
+        regressor(conformal=False).fit(x, y).predict_interval(x, joint=True)
+    x, labels = points(60, 9)
+    with pytest.raises(cr.InputError, match="allow_empty must be False without conformal=True"):
+        classifier(conformal=False).fit(x, labels).predict_set(x, allow_empty=True)

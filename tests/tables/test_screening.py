@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from credibly.tables.conventions import Conventions, attach
+from credibly.tables.missing_codes import missing_code
 from credibly.tables.preparation import Preparation
 from credibly.tables.screening import screen
 
@@ -192,3 +193,20 @@ def test_what_the_split_respects_is_not_mentioned(option: str) -> None:
     one = screen(table, known, rows[:200], rows[200:], **{option: {"group": "customer", "time": "day"}[option]})
     assert len(one) == 1
     assert f"--{option}" not in one[0]
+
+
+@pytest.mark.parametrize(
+    "values, code",
+    [
+        ([40, 199, 120, -999, 77], -999.0),
+        ([0, 1, 2, -99, -99], -99.0),
+        ([40, 199, 120, 9999, np.nan], 9999.0),
+        ([-3, 199, 120, -999], None),  # others are negative too
+        ([40, 199, 120, 999, 400], None),  # not far above the others
+        ([1, 2, 3, -9], None),  # one digit
+        ([1, 2, 3, -99.5], None),
+        ([1, -99], None),
+    ],
+)
+def test_what_is_a_code(values: list[float], code: float | None) -> None:
+    assert missing_code(np.array(values, dtype=float)) == code

@@ -76,7 +76,7 @@ def test_inputs_are_those_of_the_scikit_learn_pipeline() -> None:
     assert known.text_names == ("many", "colour")
     assert all("unknown category" in note for _, note in notes)
     missing = sum(value is None for value in holes[train])
-    assert kinds(known)["holes"] == ("numeric", f"{missing:,} missing, filled with the median")
+    assert kinds(known)["holes"] == ("numeric", f"{missing:,} missing, completed from similar rows")
     assert "50 categories; " in kinds(known)["many"][1]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 import credibly as cr
 from credibly.cli import app
 from credibly.errors import InputError
-from credibly.tables import tuning
+from credibly.tables import choosing, tuning
+from credibly.tables.estimator_choice import tuning_rule
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import SCALES, tune
 
@@ -155,8 +157,65 @@ def test_estimators_tune(brief, rule, widths):
     labels = np.where(raw[:, 0] > 0, "yes", "no")
     sorted_out = cr.BayesianClassifier("ensemble", hidden=8, settings=settings, tune=rule).fit(x, labels)
     assert {t.prior_scale for t in sorted_out.trials_} == set(SCALES)
-    with pytest.raises(InputError, match="tune must be one of 'rows', 'evidence', got 'best'"):
+    with pytest.raises(InputError, match="tune must be one of 'auto', 'folds', 'rows', 'evidence', got 'best'"):
         cr.BayesianRegressor(tune="best").fit(x, y)
+
+
+@pytest.fixture
+def one_fold(monkeypatch):
+    """Choices by one fold of short runs."""
+    monkeypatch.setattr(choosing, "USED", ())
+    monkeypatch.setattr(choosing, "HMC_PILOT", {"chains": 2, "warmup": 60, "draws": 20, "thin": 1, "max_steps": 20})
+
+
+def test_estimators_tune_by_folds(one_fold):
+    """A skewed positive target is fitted on the log scale, and predicted in its own units."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 2))
+    y = np.exp(2 + 1.5 * x[:, 0] + 0.3 * rng.normal(size=120))
+    x[::10, 1] = np.nan
+    settings = {"chains": 2, "warmup": 60, "draws": 20, "thin": 1, "max_steps": 20}
+    given = {"method": "hmc", "hidden": (4,), "settings": settings}
+    model = cr.BayesianRegressor(**given, tune="folds").fit(x[:80], y[:80])
+    assert model.recipe_.transform in ("log", "log1p", "power")
+    assert model.recipe_.hidden == (4,)
+    assert sum(trial.chosen for trial in model.trials_) == 1
+    lower, _ = model.predict_interval(x[80:])
+    assert (lower > 0).all()
+    plain = cr.BayesianRegressor(**given).fit(x[:80], y[:80])
+    assert plain.trials_ == ()
+    assert plain.recipe_.transform == "none"
+    assert model.log_score(x[80:], y[80:]) > plain.log_score(x[80:], y[80:]) + 0.3
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(x[80:]), model.predict(x[80:]))
+    # Two targets, each with a scale of its own.
+    both = cr.BayesianRegressor(**given, tune="folds").fit(x[:80], np.stack([y, 100 + x[:, 0]], 1)[:80])
+    assert both.predict(x[80:]).shape == (40, 2)
+
+
+def test_integers_become_categories_by_folds(one_fold):
+    rng = np.random.default_rng(1)
+    level = rng.integers(0, 8, size=240)
+    x = np.stack([level, rng.normal(size=240)], 1).astype(float)
+    labels = np.where(level % 2 == 0, "even", "odd")
+    settings = {"chains": 2, "warmup": 60, "draws": 20, "thin": 1, "max_steps": 20}
+    model = cr.BayesianClassifier("hmc", hidden=(), settings=settings, tune="folds").fit(x[:160], labels[:160])
+    assert model.recipe_.inputs == "categories"
+    assert model.score(x[160:], labels[160:]) == 1
+
+
+def test_which_rule_auto_stands_for():
+    assert tuning_rule("auto", Recipe()) == "folds"
+    assert tuning_rule("auto", Recipe(method="hmc")) is None
+    assert tuning_rule("auto", Recipe(settings={"draws": 10})) is None
+    assert tuning_rule("folds", Recipe(method="hmc")) == "folds"
+    assert tuning_rule(None, Recipe()) is None
+    x, raw, _ = wave(60, None)
+    with pytest.raises(InputError, match="tune: \"folds\" is for the methods auto, hmc, ensemble, got 'map'"):
+        cr.BayesianRegressor("map", tune="folds").fit(x, raw[:, 0])
+    # Fewer than 50 rows are fitted as they are.
+    few = cr.BayesianRegressor("hmc", tune="folds", hidden=(), settings={"warmup": 20, "draws": 5, "chains": 2})
+    assert few.fit(x[:20], raw[:20, 0]).trials_ == ()
 
 
 @pytest.mark.parametrize("kind", ["numbers", "two", "three"])

@@ -28,7 +28,8 @@ from credibly.errors import InputError
 from credibly.likelihoods import Categorical, Likelihood
 from credibly.likelihoods.base import Extra
 from credibly.likelihoods.continuous import LocationScale
-from credibly.predictive.base import BLOCK_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import BLOCK_VALUES
 
 Acquisition = Callable[..., Tensor]  # (predictive, **keywords) -> scores (N,)
 

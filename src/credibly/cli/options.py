@@ -61,7 +61,7 @@ def _transforms(incomplete: str) -> list[str]:
 
 
 def _noises(incomplete: str) -> list[str]:
-    return _complete(("learned", "heteroscedastic", "student"), incomplete)
+    return _complete(("learned", "heteroscedastic", "student", "poisson"), incomplete)
 
 
 def _rules(incomplete: str) -> list[str]:

@@ -44,6 +44,22 @@ def run(
             autocompletion=options.complete_columns,
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="12,24",
+            help="Times of which the probability of surviving them is written, as survival_12 and survival_24. Censored"
+            " times only. (Default: none.)",
+        ),
+    ] = None,
+    allow_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-empty",
+            help="Let prediction sets of classes be empty, which makes their coverage the level exactly; otherwise the"
+            " most probable class is added to an empty one, and easy tables are covered more often than promised.",
+        ),
+    ] = False,
     draws: Annotated[
         int | None,
         typer.Option(
@@ -61,7 +77,10 @@ def run(
     Regression: mean, std, its parts std_aleatoric (noise) and std_epistemic (what the
     model does not know; the squares of the two sum to that of std), lower_90 and
     upper_90. Classification: the most probable class, p_<class> per class, and
-    entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats. `ood`
+    entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats.
+    Censored times: also the median, at_least_90, which the time exceeds with a
+    promise of 90 %, and survival_12 with --at 12. Several targets: also
+    joint_lower_90 and joint_upper_90, which hold for all of them together. `ood`
     near 1 means a row unlike the training data; `notes` lists what is unusual about
     it: an imputed value, an unknown category.
 
@@ -80,16 +99,24 @@ def run(
         kept = _kept(keep)
         if draws is not None:
             check_integer("--draws", draws)
+        if at is not None and not options.split_names(at):
+            raise InputError("--at", f"must be positive times such as 12,24, got {at!r}")
         from credibly.core.progress import Progress
         from credibly.tables.guarantee import guaranteed
+        from credibly.tables.prediction_columns import check_times
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
 
         # Errors in the file show before anything is loaded.
         header(table)
+        times = check_times("--at", () if at is None else options.split_names(at))
         model = TableRun.load(folder).model
         if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
             raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
+        if model.calibration is not None:
+            _check_promise(max(levels), model.calibration.rows)
+        if allow_empty and (model.preparation.classes is None or model.calibration is None):
+            raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
         try:
             rows = _rows(table) if is_leader() else 0
             with (
@@ -106,7 +133,8 @@ def run(
                     out,
                     levels=levels,
                     keep=kept,
-                    promise=partial(guaranteed, model),
+                    times=times,
+                    promise=partial(guaranteed, model, allow_empty=allow_empty),
                     force=force,
                     draws=draws,
                     progress=update,
@@ -127,8 +155,26 @@ def run(
             if done.absent:
                 print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
             if done.noted:
-                print_wrapped(f"{done.noted:,} rows have notes, such as: {'; '.join(done.examples)}.")
+                noted = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
+                print_wrapped(f"{noted} notes, such as: {'; '.join(done.examples)}.")
+            if model.calibration is None and model.preparation.classes is None:
+                print_wrapped(
+                    "The intervals are those of the posterior, without a coverage guarantee: the run has no scores of"
+                    " held-out rows, for which `credibly fit` needs 50 rows."
+                )
         typer.echo(os.fspath(out))
+
+
+def _check_promise(level: float, rows: int) -> None:
+    """Raise unless the calibration rows of a run are enough for a level."""
+    from credibly.conformal.ranks import rows_needed
+
+    if rows < rows_needed(level):
+        found = (
+            f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
+        )
+        advice = f"Pass a level of at most {rows / (rows + 1):.3g}, or fit with --no-conformal for posterior intervals"
+        raise InputError("--level", found, advice)
 
 
 def _kept(text: str | None) -> tuple[str, ...]:

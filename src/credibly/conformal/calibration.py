@@ -19,13 +19,15 @@ from credibly.conformal.labels import label_scores, uniforms
 from credibly.conformal.probabilities import MAPS, ProbabilityMap, fit_probabilities
 from credibly.conformal.ranks import encode_groups, plain_groups, rank, rows_needed
 from credibly.core.checks import check_choice, check_integer, is_real
+from credibly.core.inputs import Inputs
 from credibly.core.rng import check_seed
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 
 REAL_SCORES = ("pit", "cqr")
 LABEL_SCORES = ("aps", "raps")
-SUPPORTS = ("real", "count", "binary", "class")
+TIME_SCORES = ("lower",)
+SUPPORTS = ("real", "count", "time", "binary", "class")
 FALLBACKS = ("raise", "pooled")
 
 
@@ -35,7 +37,8 @@ class Settings:
 
     Attributes:
         score: for real targets and counts "pit" (intervals stretched in proportion to the predictive's width) or "cqr"
-            (widened by a constant); for labels "aps" or "raps". "auto" is "pit" or "aps".
+            (widened by a constant); for labels "aps" or "raps"; for times that may be censored "lower" (a lower bound).
+            "auto" is the first of these.
         probabilities: "temperature" or "isotonic" to recalibrate class probabilities too; None leaves them.
         fallback: for a group that is unknown or has too few calibration rows: "raise", or "pooled" to use the rows of
             all groups, without a guarantee for that group.
@@ -55,7 +58,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("score", self.score, ("auto", *REAL_SCORES, *LABEL_SCORES))
+        check_choice("score", self.score, ("auto", *REAL_SCORES, *LABEL_SCORES, *TIME_SCORES))
         if self.probabilities is not None:
             check_choice("probabilities", self.probabilities, MAPS, "None leaves them as they are")
         check_choice("fallback", self.fallback, FALLBACKS)
@@ -68,11 +71,11 @@ class Settings:
         """Return the settings with the score for this kind of target. Raise on one for another kind."""
         support = predictive.likelihood.support
         if support not in SUPPORTS:
-            found = f"has targets of kind {support!r}, whose observed values may be censored"
+            found = f"has targets of kind {support!r}" + (", one per head" if support == "heads" else "")
             raise InputError("predictive", found, f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}")
         labels = has_labels(predictive)
-        known = LABEL_SCORES if labels else REAL_SCORES
-        kind = "labels" if labels else "real targets and counts"
+        known = LABEL_SCORES if labels else TIME_SCORES if support == "time" else REAL_SCORES
+        kind = "labels" if labels else "times" if support == "time" else "real targets and counts"
         if self.score != "auto" and self.score not in known:
             wanted = " or ".join(repr(s) for s in known)
             raise InputError("score", f"must be {wanted} for {kind}, got {self.score!r}")
@@ -191,6 +194,9 @@ def calibrate(predictive: Predictive, y: Any, *, groups: Any = None, settings: S
     if not has_labels(predictive):
         own = predictive.likelihood.restore(target).double().cpu()
         bands = Bands.of(predictive)
+        if chosen.score == "lower":
+            # Of a censored row this is the time until which it was observed.
+            return Calibration(chosen, -bands.lower_index(own.abs()), group=group, groups=labels)
         scores = bands.score(own) if chosen.score == "pit" else (bands.values - own).movedim(0, -1)
         return Calibration(chosen, scores, group=group, groups=labels)
     own = label_indices(predictive, target)
@@ -243,12 +249,18 @@ def half_width(level: float) -> float:
 
 def label_indices(predictive: Predictive, target: Tensor) -> Tensor:
     """Return prepared labels as indices of the last axis of the probabilities, on the CPU."""
+    kept = predictive.likelihood.counted(target)
+    if kept is not None and not bool(kept.all()):
+        raise InputError("y", "has labels that do not count, ignore_index", "Calibrate on rows that have all labels")
     own = target if predictive.likelihood.support == "class" else predictive.likelihood.restore(target)
     return own.long().cpu()
 
 
-def all_label_scores(predictive: Predictive, settings: Settings) -> Tensor:
-    """Return the score of every label at the rows of a predictive, (N, ..., K), from the model's own probabilities."""
+def all_label_scores(predictive: Predictive, settings: Settings, x: Inputs | None = None) -> Tensor:
+    """Return the score of every label at the rows of a predictive, (N, ..., K), from the model's own probabilities.
+
+    They are randomised by the inputs of the predictive, or by x.
+    """
     p = predictive.probabilities.cpu()
-    u = uniforms(predictive.x, settings.seed, tuple(p.shape[1:-1]))
+    u = uniforms(predictive.x if x is None else x, settings.seed, tuple(p.shape[1:-1]))
     return label_scores(p, u, settings.penalty if settings.score == "raps" else 0.0, settings.penalty_from)

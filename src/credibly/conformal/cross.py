@@ -32,18 +32,24 @@ def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int)
         count: m.
     """
 
-    def below(y: Tensor) -> list[Tensor]:
-        return [-b.lower_index(y) for b in bands]
-
     def above(y: Tensor) -> list[Tensor]:
         return [b.upper_index(y) for b in bands]
 
     smallest, largest = _range(scores)
-    outer, inner = (torch.stack([b.at(-t) for b in bands]) for t in (largest, smallest))
-    lower = _end(below, scores, count, outer.amin(0), inner.amax(0))
     outer, inner = (torch.stack([b.at(t) for b in bands]) for t in (largest, smallest))
     upper = _end(above, scores, count, outer.amax(0), inner.amin(0))
-    return lower, upper
+    return cross_lower(bands, scores, count), upper
+
+
+def cross_lower(bands: Sequence[Bands], scores: Sequence[Tensor], count: int) -> Tensor:
+    """Return the m-th smallest lower end alone, (N, E), with the arguments of `cross_interval`."""
+
+    def below(y: Tensor) -> list[Tensor]:
+        return [-b.lower_index(y) for b in bands]
+
+    smallest, largest = _range(scores)
+    outer, inner = (torch.stack([b.at(-t) for b in bands]) for t in (largest, smallest))
+    return _end(below, scores, count, outer.amin(0), inner.amax(0))
 
 
 def cross_shifted(ends: Sequence[tuple[Tensor, Tensor]], scores: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:

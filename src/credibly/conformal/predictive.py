@@ -8,6 +8,13 @@ For a new row that is exchangeable with the n calibration rows,
 
 The probability is over calibration rows and the new row together: marginal, not given x. It holds however wrong the
 model is. With groups it holds within each group.
+
+Several targets have an interval each, with the guarantee for each of them alone. `joint_interval` promises that all of
+them lie inside together: its score is the largest of a row over its targets, on the common scale of the bands.
+
+Times may be censored: known is min(T, C), for a time T and a censoring time C. `lower_bound` keeps its promise for
+min(T, C) of exchangeable rows, and therefore for T, which is never smaller. Nothing is assumed of C but that new rows
+are censored in the same way. No upper bound exists without further assumptions: after the last C anything may happen.
 """
 
 from __future__ import annotations
@@ -27,11 +34,11 @@ from credibly.conformal.calibration import (
     has_labels,
     label_indices,
 )
-from credibly.conformal.cross import cross_counts, cross_interval, cross_shifted
+from credibly.conformal.cross import cross_counts, cross_interval, cross_lower, cross_shifted
 from credibly.conformal.labels import with_most_probable
 from credibly.conformal.ranks import plain_groups, rank, threshold
 from credibly.core.checks import check_probability
-from credibly.core.inputs import tensors_of
+from credibly.core.inputs import row_count, tensors_of
 from credibly.errors import InputError
 from credibly.likelihoods import Likelihood
 from credibly.predictive.base import Predictive
@@ -169,7 +176,39 @@ class CalibratedPredictive(GuaranteedPredictive):
         check_probability("level", level)
         if has_labels(self):
             return self.bayesian.interval(level)  # raises
-        scores = self.calibration.scores_at(level)
+        if self.calibration.settings.score == "lower":
+            lower = self.lower_bound(level)
+            return lower, torch.full_like(lower, torch.inf)
+        return self._interval(level, self.calibration.scores_at(level))
+
+    def joint_interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Return bounds that contain all targets of a row together with a probability of at least `level`."""
+        check_probability("level", level)
+        if self.calibration.settings.score != "pit":
+            found = f"are made from 'pit' scores, got {self.calibration.settings.score!r}"
+            raise InputError("score", f"joint intervals {found}", "Calibrate with score='pit'")
+        scores = self.calibration.scores
+        return self._interval(level, joint_scores(scores).reshape(-1, *[1] * (scores.ndim - 1)).expand_as(scores))
+
+    def lower_bound(self, level: float = 0.9) -> Tensor:
+        """Return a bound that a time exceeds with a probability of at least `level`, whether or not it is censored."""
+        check_probability("level", level)
+        if self.calibration.settings.score != "lower":
+            raise InputError("predictive", "a lower bound is for times that may be censored", "Use interval")
+        bound = torch.empty_like(self._bands[0].values[0])
+        for rows, chosen in self._parts(level):
+            bands, scores = [b.rows(rows) for b in self._bands], self.calibration.scores[chosen]
+            if self.folds:
+                parts = self._by_fold(scores, chosen)
+                used = [k for k, part in enumerate(parts) if len(part)]
+                count = len(chosen) + 1 - rank(len(chosen), level)
+                found = cross_lower([bands[k].flat() for k in used], [parts[k] for k in used], count)
+                bound[rows] = found.reshape(bands[0].values.shape[1:])
+            else:
+                bound[rows] = bands[0].at(-threshold(scores, level))
+        return self._as_bounds(bound, torch.full_like(bound, torch.inf))[0]
+
+    def _interval(self, level: float, scores: Tensor) -> tuple[Tensor, Tensor]:
         some = self._bands[0].values[0]
         lower, upper = torch.empty_like(some), torch.empty_like(some)
         for rows, chosen in self._parts(level):
@@ -178,17 +217,21 @@ class CalibratedPredictive(GuaranteedPredictive):
             lower[rows], upper[rows] = find(bands, scores, chosen, level)
         return self._as_bounds(lower, upper)
 
-    def prediction_set(self, level: float = 0.9) -> Tensor:
+    def prediction_set(self, level: float = 0.9, *, allow_empty: bool | None = None) -> Tensor:
         """Return a set of classes that contains y with a probability of at least `level`, as booleans (N, ..., K).
 
-        Sets are randomised by the inputs of the row, so a row always has the same set.
+        Sets are randomised by the inputs of the row, so a row always has the same set. `allow_empty` is that of
+        `Settings` if None.
         """
         check_probability("level", level)
         if not has_labels(self):
             return self.bayesian.prediction_set(level)  # raises
         p = self.bayesian.probabilities.cpu()
         settings = self.calibration.settings
-        own = [all_label_scores(predictive, settings) for predictive in self.folds or (self.bayesian,)]
+        # A new row has the same random number under all folds, also if each encodes its inputs in its own way:
+        # otherwise the randomisation would average out over the folds.
+        shared = self.bayesian.x if row_count(self.bayesian.x) == self.rows else None
+        own = [all_label_scores(predictive, settings, shared) for predictive in self.folds or (self.bayesian,)]
         result = torch.zeros(p.shape, dtype=torch.bool)
         for rows, chosen in self._parts(level):
             scores = self.calibration.scores[chosen]
@@ -198,7 +241,8 @@ class CalibratedPredictive(GuaranteedPredictive):
             flat = [o[rows].reshape(len(rows), -1, p.shape[-1]) for o in own]
             counts = cross_counts(self._by_fold(scores, chosen), flat)
             result[rows] = (counts < rank(len(chosen), level)).reshape(len(rows), *p.shape[1:])
-        result = result if settings.allow_empty else with_most_probable(result, p)
+        empty = settings.allow_empty if allow_empty is None else allow_empty
+        result = result if empty else with_most_probable(result, p)
         return result.to(tensors_of(self.x)[0][1].device)
 
     # -- recalibrated probabilities ----------------------------------------------------------------------------------
@@ -280,6 +324,11 @@ class CalibratedPredictive(GuaranteedPredictive):
         fold = self.calibration.fold[chosen]
         flat = scores.unsqueeze(1) if scores.ndim == 1 else scores.flatten(1)
         return [flat[fold == k] for k in range(self.calibration.folds)]
+
+
+def joint_scores(scores: Tensor) -> Tensor:
+    """Return the largest score of each row over its targets, (n,), from scores (n, ...)."""
+    return scores.flatten(1).amax(1) if scores.ndim > 1 else scores
 
 
 def _range_of(likelihood: Likelihood) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ def grad_and_aux(function: Callable[[Tensor], tuple[Tensor, Aux]], point: Tensor
     if torch.compiler.is_compiling():
         gradient, aux = torch.func.grad(function, has_aux=True)(point)
         return gradient, aux
-    with torch.enable_grad(), _eager_gradient():
+    with torch.enable_grad(), eager_gradient():
         leaf = point.detach().requires_grad_()
         value, aux = function(leaf)
     (gradient,) = torch.autograd.grad(value, leaf)
@@ -35,7 +35,8 @@ class _EagerGradient:
 
 
 @contextmanager
-def _eager_gradient() -> Iterator[None]:
+def eager_gradient() -> Iterator[None]:
+    """Mark eager code whose outputs are differentiated once, by a backward pass."""
     before = _EagerGradient.active
     _EagerGradient.active = True
     try:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from credibly.errors import InputError
 
@@ -135,7 +134,10 @@ def to_inputs(x: Any, device: torch.device, dtype: torch.dtype | None, *, conver
 
 def check_finite(name: str, tensor: Tensor) -> None:
     """Raise if a value is NaN or infinite, with the index of the first one."""
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() or not tensor.numel():
+        return
+    # The extremes are NaN or infinite if any value is, and take no memory.
+    if bool(torch.isfinite(torch.stack(tensor.aminmax())).all()):
         return
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
@@ -145,51 +147,6 @@ def check_finite(name: str, tensor: Tensor) -> None:
             f"has {int(bad.sum())} values that are NaN or infinite, the first at {where}",
             "Drop or impute those rows",
         )
-
-
-def unpack_data(data: Any) -> tuple[Any, Any]:
-    """Return (x, y) from a pair, a Dataset or a DataLoader. The last two are read once, completely and in order."""
-    if isinstance(data, DataLoader):
-        return _from_loader(data)
-    if isinstance(data, TensorDataset):
-        return _pair(list(data.tensors))
-    if isinstance(data, Dataset):
-        return _from_loader(DataLoader(data, batch_size=256))
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return data[0], data[1]
-    raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
-
-
-def _from_loader(loader: DataLoader[Any]) -> tuple[Any, Any]:
-    # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
-    if not isinstance(loader.dataset, IterableDataset):
-        collate = loader.collate_fn or default_collate
-        loader = DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size or 256,
-            shuffle=False,
-            collate_fn=collate,
-            num_workers=loader.num_workers,
-        )
-    batches = [_pair(batch) for batch in loader]
-    if not batches:
-        raise InputError("data", "has no rows", "Pass at least one row")
-    x0 = batches[0][0]
-    x: Any
-    if isinstance(x0, Mapping):
-        x = {k: torch.cat([b[0][k] for b in batches]) for k in x0}
-    elif isinstance(x0, (tuple, list)):
-        x = tuple(torch.cat([b[0][i] for b in batches]) for i in range(len(x0)))
-    else:
-        x = torch.cat([torch.as_tensor(b[0]) for b in batches])
-    return x, torch.cat([torch.as_tensor(b[1]) for b in batches])
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
-    *xs, y = batch
-    return (xs[0] if len(xs) == 1 else tuple(xs)), y
 
 
 def network_device(net: nn.Module) -> torch.device:

@@ -104,7 +104,8 @@ class _Display:
         room = console.width - len(title) - 2 * len(f"/{total}") - len(time_text) - LEAST_BAR - 4
         while metrics and len("  ".join(metrics)) > room:
             metrics = metrics[:-1]
-        self.bar.update(self.task, completed=done, metrics="  ".join(metrics), time=time_text, refresh=self.live)
+        shown = "  ".join(metrics)
+        self.bar.update(self.task, completed=done, total=total, metrics=shown, time=time_text, refresh=self.live)
         if not self.live:
             with console.capture() as captured:
                 console.print(self.bar.get_renderable())

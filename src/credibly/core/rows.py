@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from credibly.core.inputs import Inputs, check_finite, map_inputs, to_tensor
+from credibly.core.inputs import Inputs, check_finite, map_inputs, tensors_of, to_tensor
 from credibly.errors import InputError
 
 
@@ -22,6 +23,27 @@ class Rows(NamedTuple):
         """Return some of the rows, by indices of any shape or a slice."""
         weight = None if self.weight is None else self.weight[rows]
         return Rows(map_inputs(lambda t: t[rows], self.x), self.y[rows], weight)
+
+
+def weigh(rows: Rows, given: Any, device: torch.device, dtype: torch.dtype) -> Rows:
+    """Return the rows with the weights of the caller; rows of weight 0 are left out, weights of 1 are none."""
+    if given is None:
+        return rows
+    weights = to_weights(given, len(rows.y), device, dtype)
+    kept = weights.nonzero().squeeze(1)
+    if len(kept) < len(rows.y):
+        rows, weights = rows.at(kept), weights[kept]
+    return rows._replace(weight=None if bool((weights == 1).all()) else weights)
+
+
+def leave_out(rows: Rows, counted: Tensor | None) -> Rows:
+    """Return the rows of which any element counts, given booleans (N, ...); None for all of them."""
+    if counted is None:
+        return rows
+    kept = counted.flatten(1).any(1) if counted.ndim > 1 else counted
+    if not bool(kept.any()):
+        raise InputError("y", "has no label that counts: all of them are ignore_index", "Pass at least one label")
+    return rows if bool(kept.all()) else rows.at(kept.nonzero().squeeze(1))
 
 
 def to_weights(value: Any, rows: int, device: torch.device, dtype: torch.dtype, name: str = "sample_weight") -> Tensor:
@@ -50,3 +72,14 @@ def join_weights(parts: list[tuple[int, Tensor | None]], like: Tensor) -> Tensor
     if all(weight is None for _, weight in parts):
         return None
     return torch.cat([like.new_ones(rows) if weight is None else weight for rows, weight in parts])
+
+
+def hash_rows(rows: Rows) -> str:
+    """Return a short hash of rows and their weights, including their order."""
+    digest = hashlib.sha256()
+    weights = [] if rows.weight is None else [("sample_weight", rows.weight)]
+    for name, tensor in [*tensors_of(rows.x), ("y", rows.y), *weights]:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        # Flatten first: an axis of size 1 may have any stride even in a contiguous tensor.
+        digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:32]

@@ -49,6 +49,8 @@ def to_spec(value: Any) -> Any:
         return [to_spec(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
     return repr(value)  # for the reader only; `from_spec` never sees these
 
 

@@ -152,12 +152,12 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     first = problem.layout.network_dim
     if first == problem.dim:
         return theta
-    output = _outputs(problem, theta)
+    output, y = _outputs(problem, theta)
     network, own = theta[:first].double(), theta[first:].double()
 
     def loss(values: Tensor) -> Tensor:
         whole = torch.cat([network, values]).unsqueeze(0)
-        rows = problem.likelihood.log_prob(output, problem.y, problem.extra(whole))
+        rows = problem.likelihood.log_prob(output, y, problem.extra(whole))
         log_lik = sum_rows(rows, problem.sample_weight).sum()
         prior = own_log_prior(problem.prior, network, values)
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
@@ -185,13 +185,13 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> T
     first = problem.layout.network_dim
     if list(problem.likelihood.parameters()) != ["log_scale"]:
         return theta
-    output, tempering = _outputs(problem, theta), problem.tempering
+    (output, y), tempering = _outputs(problem, theta), problem.tempering
     network, own = theta[:first].double(), theta[first:].double()
     weights = [b for b in blocks if b.source != "likelihood"]
 
     def evidence(shift: float) -> float:
         extra = problem.extra(torch.cat([network, own + shift]).unsqueeze(0))
-        log_lik = float(sum_rows(problem.likelihood.log_prob(output, problem.y, extra), problem.sample_weight))
+        log_lik = float(sum_rows(problem.likelihood.log_prob(output, y, extra), problem.sample_weight))
         prior = float(own_log_prior(problem.prior, network, own + shift))
         log_det = sum(b.log_det(1.0, math.exp(-2 * shift)) for b in weights)
         return log_lik / tempering.likelihood + prior / tempering.prior - 0.5 * log_det
@@ -199,12 +199,12 @@ def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> T
     return torch.cat([theta[:first], (own + _maximise(evidence)).to(theta)])
 
 
-def _outputs(problem: Problem, theta: Tensor) -> Tensor:
-    """Return the outputs of one network (D,) at all rows, (1, N, ..., K) in float64."""
+def _outputs(problem: Problem, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs of one network (D,) at all rows, (1, N, ..., K) in float64, and the targets."""
     with torch.no_grad():
         points = theta.unsqueeze(0)
-        blocks = [problem.likelihood.arrange(problem.forward(points, x), 1) for x, _, _ in problem.blocks(1)]
-    return torch.cat(blocks, 1).double()
+        blocks = [(problem.likelihood.arrange(problem.forward(points, x), 1), y) for x, y, _ in problem.blocks(1)]
+    return torch.cat([output for output, _ in blocks], 1).double(), torch.cat([y for _, y in blocks])
 
 
 def own_log_prior(prior: BoundPrior | BoundGaussianPrior, network: Tensor, values: Tensor) -> Tensor:
@@ -231,13 +231,15 @@ def _misfit(problem: Problem, log_likelihood: float) -> float:
     """Return sum_i v_i r_i^2 / (2 sigma^2): the log normaliser less the log likelihood."""
     assert isinstance(problem.likelihood, Gaussian)
     scale = torch.as_tensor(problem.likelihood.scale, dtype=torch.float64).log()
-    constant = float(scale.expand(problem.y.shape[-1]).sum()) * (_targets(problem) / problem.y.shape[-1])
+    width = problem.sample.y.shape[-1]
+    constant = float(scale.expand(width).sum()) * (_targets(problem) / width)
     return -log_likelihood - constant - 0.5 * _targets(problem) * math.log(2 * math.pi)
 
 
 def _targets(problem: Problem) -> float:
     """Return the number of targets in all rows, each row counted by its weight."""
-    return problem.y.numel() if problem.sample_weight is None else problem.y[0].numel() * problem.total_weight
+    rows = problem.n if problem.sample_weight is None else problem.total_weight
+    return problem.sample.y[0].numel() * rows
 
 
 def _scaled_prior(

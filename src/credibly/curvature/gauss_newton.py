@@ -13,13 +13,15 @@ Rows are processed in blocks, so memory does not grow with their number. Sums ar
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from credibly.core.progress import Progress
-from credibly.core.rows import sum_rows
+from credibly.core.rows import Rows, sum_rows
 from credibly.curvature.blocks import Block, DenseBlock, DiagonalBlock, KronBlock
+from credibly.curvature.cost import values_per_row
 from credibly.curvature.parts import Captured, Parts, RowPass
 from credibly.curvature.prior_precision import prior_off_diagonal, prior_precision
 from credibly.curvature.scores import Fisher
@@ -57,10 +59,11 @@ def curvature_blocks(
     extra = problem.extra(theta.unsqueeze(0))
     own = torch.zeros(problem.dim - problem.layout.network_dim, dtype=torch.float64, device=problem.device)
     labels = fisher.generator(problem.device)
-    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, sums.values_per_row, problem.device)
+    held = max(sums.values_per_row, values_per_row(problem, fisher))
+    rows = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held, problem.device)
+    done = 0
     with Progress(f"curvature ({structure})", problem.n, progress) as line:
-        for start in range(0, problem.n, rows):
-            x, y, weight = problem.rows.at(slice(start, start + rows))
+        for x, y, weight in _blocks(problem, rows):
             captured = passes(x)
             sums.begin(captured, weight)
             for vector in fisher.vectors(problem.likelihood, captured.output, y, extra, labels):
@@ -68,13 +71,20 @@ def curvature_blocks(
                     vector = vector * weight.sqrt().reshape(-1, *(1,) * (vector.ndim - 1))
                 sums.add(captured, *captured.pull_back(vector))
             own += _own_curvature(problem, theta, captured.output, y, weight)
-            done = min(problem.n, start + rows)
+            done += len(y)
             line.update(done, final=done == problem.n)
     blocks = sums.blocks(precision, 1 / problem.tempering.likelihood)
     if problem.layout.extra:
         here = precision[problem.layout.network_dim :]
         blocks.append(DiagonalBlock.of("likelihood", own.clamp_min(0) / problem.tempering.likelihood, here))
     return blocks
+
+
+def _blocks(problem: Problem, rows: int) -> Iterator[Rows]:
+    """Yield the data in blocks of at most this many rows; a stream by one pass over it."""
+    for block in [problem.rows] if problem.stream is None else problem.stream.one_pass():
+        for start in range(0, len(block.y), rows):
+            yield block.at(slice(start, start + rows))
 
 
 def row_gradients(inputs: list[Tensor], layers: list[Tensor], rest: Tensor | None) -> Tensor:

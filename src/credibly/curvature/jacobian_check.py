@@ -42,7 +42,7 @@ def check_jacobian(problem: Problem, theta: Tensor, parts: Parts) -> None:
     since one step may cross a discontinuity.
     """
     layout, generator = problem.layout, stream(0, "jacobian check")
-    x = map_inputs(lambda t: t[:2], problem.x)
+    x = map_inputs(lambda t: t[:2], problem.sample.x)
     width = _widths(problem, theta)
     # Not at theta itself: a layer that starts at zero would hide all layers before it.
     point = theta.detach() + 0.1 * width * _normal(width, generator)

@@ -54,7 +54,8 @@ def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra)
             root = _elementwise(likelihood, leaf, y, extra)
         else:
             root = _projected(likelihood, leaf, y, extra)
-    root = root.detach()
+    root, kept = root.detach(), likelihood.counted(y)
+    root = root if kept is None else torch.where(kept[..., None, None], root, 0)
     if not bool(torch.isfinite(root).all()):
         raise InputError(
             "likelihood",

@@ -65,6 +65,8 @@ class Fisher:
         else:
             for _ in range(self.samples):
                 labels = likelihood.sample(output.unsqueeze(0), extra, generator).squeeze(0)
+                kept = likelihood.counted(y)
+                labels = labels if kept is None else torch.where(kept, labels, y)
                 yield score(likelihood, output, labels, extra) * self.samples**-0.5
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.core.autodiff import requires_grad
 from credibly.core.inputs import Inputs, arguments, describe, map_inputs, row_count, tensors_of
 from credibly.forward import Forward, Plan
 from credibly.frozen.body import Body, split
@@ -36,7 +37,7 @@ class Frozen:
 
     def __init__(self, layout: Layout, whole: Forward, body: Body, plan: Plan, trial: Inputs) -> None:
         self.body, self.whole = body, whole
-        features = body(whole.arranged(trial))
+        features = body(map_inputs(lambda t: t[:2], whole.arranged(trial)))
         self.row = describe(features)
         self.forward = Forward(layout.on(body.head), plan, features)
 
@@ -59,6 +60,8 @@ class Frozen:
         rows = row_count(x)
         chunk = max(1, min(rows, BODY_VALUES // self.whole.row_width))
         chunk = math.ceil(rows / math.ceil(rows / chunk))
+        if requires_grad(x):
+            return self.body(self.whole.arranged(x))
         stored: list[Tensor] = []
         like: Inputs = x
         for start in range(0, rows, chunk):
@@ -75,7 +78,7 @@ class Frozen:
 
     def agrees(self, x: Inputs, features: Inputs) -> bool:
         """Return whether head and network give the same outputs for a few rows from all over x, up to rounding."""
-        rows = torch.linspace(0, row_count(x) - 1, min(4, row_count(x))).round().long()
+        rows = torch.linspace(0, row_count(x) - 1, min(2, row_count(x))).round().long()
         layout = self.forward.layout
         with torch.no_grad():
             args, kwargs = arguments(self.whole.arranged(map_inputs(lambda t: t[rows.to(t.device)], x)))

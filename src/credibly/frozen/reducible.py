@@ -28,6 +28,7 @@ class Reducible:
         frozen: the network in two parts; None if it is not split, or has not been yet.
         features: the activations of all rows, once they are computed.
         whole: of a problem on activations, the problem itself.
+        stream: the data that are read batch by batch, None if they are in memory.
         moving: BatchNorm layers whose inputs depend on random parameters; their statistics are fixed all the same.
     """
 
@@ -40,6 +41,7 @@ class Reducible:
     frozen: Frozen | None = None
     features: Inputs | None = None
     whole: Any = None
+    stream: Any = None
     moving: tuple[str, ...] = ()
     _tried: bool = False
 
@@ -58,7 +60,9 @@ class Reducible:
             refuse_batchnorm(net)
 
     def split(self) -> Frozen | None:
-        """Return the network in two parts, found on first use; None if it cannot be split."""
+        """Return the network in two parts, found on first use; None if it cannot be split, or the data are a stream."""
+        if self.stream is not None:
+            return None
         if not self._tried:
             self._tried = True
             self.frozen = Frozen.of(self.layout, self.forward, self.x, self.plan)

@@ -20,6 +20,7 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.inference.streaming import check_streamable
 from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.priors.hierarchical import BoundHierarchical, scale_parameters
@@ -34,8 +35,10 @@ class Method(ABC):
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
         infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
+        streams: whether it works on data that are read batch by batch.
     """
 
+    streams: ClassVar[bool] = False
     name: ClassVar[str]
     label: ClassVar[str] = ""
     infers_scales: ClassVar[bool] = False
@@ -63,6 +66,8 @@ class Method(ABC):
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
+        if problem.stream is not None:
+            history = {**history, "stream": problem.stream.stream.describe()}
         history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
@@ -165,6 +170,7 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
+        check_streamable(method, problem)
         if not method.post_hoc:
             refuse_moving(problem.moving)
         if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:

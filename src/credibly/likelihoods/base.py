@@ -60,6 +60,10 @@ class Likelihood(ABC):
         """
         return self
 
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which elements of prepared targets count, as booleans in their shape; None for all of them."""
+        return None
+
     def parameters(self) -> dict[str, Parameter]:
         """Return the likelihood's own random parameters, by name."""
         return {}
@@ -128,7 +132,8 @@ class Likelihood(ABC):
 
     def restored(self, spec: Mapping[str, Any]) -> Self:
         """Return the likelihood as it was bound in a stored run, given that run's description of it."""
-        return self._bound(squeeze=spec["squeeze"]) if spec.get("kind") == kind_name(type(self)) else self
+        same = spec.get("kind") == kind_name(type(self))
+        return self._bound(squeeze=bool(spec.get("squeeze", self.squeeze))) if same else self
 
     # -- layout ------------------------------------------------------------------------------------------------------
     def arrange(self, output: Tensor, lead: int = 0) -> Tensor:

@@ -200,14 +200,26 @@ class StudentT(_SharedScale):
 
 @dataclass(frozen=True, kw_only=True)
 class HeteroscedasticGaussian(LocationScale):
-    """y ~ N(m(x, w), exp(v(x, w))): the network predicts K means and then K log-variances on its last axis."""
+    """y ~ N(m(x, w), floor^2 + exp(v(x, w))): the network predicts K means and then K values v on its last axis.
 
+    Args:
+        floor: smallest standard deviation. Without one the density has no bound: a network that meets repeated rows or
+            targets of a few values can put the variance of those rows as close to zero as the prior allows.
+    """
+
+    floor: float = 0.0
     outputs_per_target: ClassVar[int] = 2
 
+    def __post_init__(self) -> None:
+        if self.floor:
+            check_positive("floor", self.floor)
+
     def location_scale(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Return the means m and standard deviations exp(v / 2)."""
+        """Return the means m and standard deviations sqrt(floor^2 + exp(v))."""
         loc, log_variance = output.chunk(2, -1)
-        return loc, torch.exp(0.5 * log_variance)
+        if not self.floor:
+            return loc, torch.exp(0.5 * log_variance)
+        return loc, torch.sqrt(self.floor**2 + torch.exp(log_variance))
 
 
 def _log_std(y: Tensor, weight: Tensor | None) -> list[float]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from credibly.core.checks import check_positive
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, IndependentTargets, Likelihood, channels_first, row_shape
 from credibly.likelihoods.noisy_softmax import noisy_log_softmax
+from credibly.likelihoods.shared import row_average
 
 # Nodes of either integral of noisy logits: with fewer, errors reach 0.1 for noise of standard deviation 3.
 LEAST_NODES = 12
@@ -67,12 +69,19 @@ class Bernoulli(IndependentTargets):
 
 @dataclass(frozen=True, kw_only=True)
 class Categorical(Likelihood):
-    """y in {0, .., K-1} with probabilities softmax(f(x, w)) over the last axis (or `axis`)."""
+    """y in {0, .., K-1} with probabilities softmax(f(x, w)) over the last axis (or `axis`).
+
+    Args:
+        ignore_index: a label that stands for no label, such as -100 for padded tokens or unlabelled pixels. Such
+            elements have a log likelihood of zero, no curvature, and no part in metrics; rows that hold nothing else
+            are left out, so that N counts the others.
+    """
 
     support: ClassVar[str] = "class"
     ordered: ClassVar[bool] = False
     outputs_per_class: ClassVar[int] = 1
     classes: int = 0
+    ignore_index: int | None = None
 
     def bind(self, output: Tensor, y: Tensor) -> Self:
         """Set the number of classes by the output width; y holds integers, (N, ...)."""
@@ -96,7 +105,11 @@ class Categorical(Likelihood):
 
     def prepare(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         """Check labels against the number of classes and return them as int64, (N, ...)."""
-        return class_labels(y, self.classes)
+        return class_labels(y, self.classes, self.ignore_index)
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Return which labels are not `ignore_index`."""
+        return None if self.ignore_index is None else y != self.ignore_index
 
     def log_probabilities(self, output: Tensor) -> Tensor:
         """Return log p(class | x, w), (C, N, ..., K)."""
@@ -105,7 +118,11 @@ class Categorical(Likelihood):
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return log p of each row's label."""
         log_p = self.log_probabilities(output)
-        return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
+        if self.ignore_index is None:
+            return log_p.gather(-1, y.unsqueeze(-1).expand((*log_p.shape[:-1], 1))).squeeze(-1)
+        kept = y != self.ignore_index
+        labels = torch.where(kept, y, 0).unsqueeze(-1).expand((*log_p.shape[:-1], 1))
+        return torch.where(kept, log_p.gather(-1, labels).squeeze(-1), 0)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the mean and variance of the one-hot label: p and p (1 - p)."""
@@ -165,26 +182,48 @@ class HeteroscedasticCategorical(Categorical):
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(IndependentTargets):
-    """Counts with rate exp(f(x, w)), independently per target."""
+    """Counts with rate unit exp(f(x, w)), independently per target.
+
+    Args:
+        unit: the rate at an output of 0; 1 is the plain log link. None is the mean of the training targets (of all of
+            them together), so that the prior of the network does not depend on the size of the counts.
+    """
+
+    unit: float | None = field(default=1.0, kw_only=True)
 
     support: ClassVar[str] = "count"
+
+    def __post_init__(self) -> None:
+        if self.unit is not None:
+            check_positive("unit", self.unit)
+
+    def scaled_to(self, y: Tensor, weight: Tensor | None) -> Self:
+        """Set the unit to the mean of the targets, unless it is given."""
+        if self.unit is not None:
+            return self
+        mean = float(row_average(y, weight).mean())
+        return replace(self, unit=mean if mean > 0 else 1.0)
+
+    def _log_rate(self, output: Tensor) -> Tensor:
+        return output if self.unit in (None, 1.0) else output + math.log(self.unit or 1.0)
 
     def check_values(self, y: Tensor) -> None:
         """Raise unless every target is a non-negative integer."""
         check_counts(type(self).__name__, y)
 
     def log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
-        """y f - exp(f) - log y!, summed over targets."""
-        return (y * output - torch.exp(output) - torch.lgamma(y + 1)).sum(-1)
+        """y log(rate) - rate - log y!, summed over targets."""
+        log_rate = self._log_rate(output)
+        return (y * log_rate - torch.exp(log_rate) - torch.lgamma(y + 1)).sum(-1)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
         """Return the rate, which is both mean and variance."""
-        rate = torch.exp(output)
+        rate = torch.exp(self._log_rate(output))
         return rate, rate
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
         """Return the entropy in nats: summed over counts for small rates, by its asymptotic series for large ones."""
-        rate = torch.exp(output.to(torch.float64))
+        rate = torch.exp(self._log_rate(output.to(torch.float64)))
         k = torch.arange(0, 96, dtype=torch.float64, device=output.device)
         low = rate.clamp(max=30.0).unsqueeze(-1)
         log_p = k * torch.log(low) - low - torch.lgamma(k + 1)
@@ -198,16 +237,16 @@ class Poisson(IndependentTargets):
     def cdf(self, output: Tensor, value: Tensor, extra: Extra) -> Tensor:
         """P(y <= value) = Q(floor(value) + 1, rate), elementwise."""
         count = torch.floor(value).expand_as(output)
-        p = torch.special.gammaincc(count.clamp_min(0) + 1, torch.exp(output))
+        p = torch.special.gammaincc(count.clamp_min(0) + 1, torch.exp(self._log_rate(output)))
         return torch.where(count < 0, torch.zeros_like(p), p)
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
         """Draw counts, in the output's dtype."""
-        return torch.poisson(torch.exp(output), generator=generator)
+        return torch.poisson(torch.exp(self._log_rate(output)), generator=generator)
 
 
-def class_labels(y: Tensor, classes: int) -> Tensor:
-    """Check labels against the number of classes and return them as int64."""
+def class_labels(y: Tensor, classes: int, ignore_index: int | None = None) -> Tensor:
+    """Check labels, but for those that are ignored, against the number of classes and return them as int64."""
     if y.is_floating_point():
         valid = torch.isfinite(y) & (y == y.round())
         if not bool(valid.all()):
@@ -217,7 +256,10 @@ def class_labels(y: Tensor, classes: int) -> Tensor:
                 f"Labels are 0 to {classes - 1}; for real targets use Gaussian",
             )
     y = y.to(torch.int64)
-    low, high = int(y.min()), int(y.max())
+    given = y if ignore_index is None else y[y != ignore_index]
+    if not len(given):
+        return y
+    low, high = int(given.min()), int(given.max())
     if low < 0 or high >= classes:
         raise InputError(
             "y",

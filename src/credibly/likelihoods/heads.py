@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_positive
-from credibly.core.specs import kind_name
+from credibly.core.specs import kind_name, to_spec
 from credibly.errors import InputError
 from credibly.likelihoods.base import Extra, Likelihood, Parameter
 
@@ -57,11 +57,16 @@ class Heads(Likelihood):
     noise_sign: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        for own in ("heads", "weights", "shapes", "target_shapes"):
+            # A description has them as pairs.
+            object.__setattr__(self, own, dict(getattr(self, own)))
         if not self.heads or not all(isinstance(head, Likelihood) for head in self.heads.values()):
             raise InputError("heads", f"must be a dict of names and likelihoods, got {self.heads!r}")
         for name, head in self.heads.items():
-            if not str(name).isidentifier() or name in ("kind", "likelihood") or isinstance(head, Heads):
-                raise InputError("heads", f"must have plain names and likelihoods, got {name!r}: {head!r}")
+            if not isinstance(name, str) or "." in name or isinstance(head, Heads):
+                raise InputError(
+                    "heads", f"must have names without a dot and single likelihoods, got {name!r}: {head!r}"
+                )
         for name, weight in self.weights.items():
             check_positive(f"weights[{name!r}]", weight)
             if name not in self.heads:
@@ -132,13 +137,20 @@ class Heads(Likelihood):
         """Return the own parameters of all heads, as "head.parameter"."""
         return {f"{name}.{own}": p for name, head in self.heads.items() for own, p in head.parameters().items()}
 
+    def spec(self) -> dict[str, Any]:
+        """Return the description of a run folder, with heads as pairs of name and description."""
+        own = ("heads", "weights", "shapes", "target_shapes")
+        pairs = {name: [[key, to_spec(value)] for key, value in getattr(self, name).items()] for name in own}
+        return {"kind": kind_name(type(self)), **pairs}
+
     def restored(self, spec: Mapping[str, Any]) -> Self:
         """Return the heads as they were bound in a stored run."""
-        if spec.get("kind") != kind_name(type(self)) or set(spec["heads"]) != set(self.heads):
-            theirs = list(spec.get("heads") or [spec.get("kind")])
-            raise InputError("likelihood", f"has the heads {list(self.heads)}, that of the run {theirs}")
-        heads = {name: self.heads[name].restored(own) for name, own in spec["heads"].items()}
-        shapes, targets = ({n: tuple(s) for n, s in spec[key].items()} for key in ("shapes", "target_shapes"))
+        theirs = dict(spec.get("heads") or ())
+        if spec.get("kind") != kind_name(type(self)) or set(theirs) != set(self.heads):
+            found = f"has the heads {list(self.heads)}, that of the run {list(theirs) or spec.get('kind')}"
+            raise InputError("likelihood", found, "Pass the likelihood of the fit")
+        heads = {name: self.heads[name].restored(own) for name, own in theirs.items()}
+        shapes, targets = ({n: tuple(s) for n, s in spec[key]} for key in ("shapes", "target_shapes"))
         return replace(self, heads=heads, shapes=shapes, target_shapes=targets)
 
     # -- parts ---------------------------------------------------------------------------------------------------------

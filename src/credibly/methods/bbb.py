@@ -22,6 +22,7 @@ from credibly.distributed.world import Mesh
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import Family, FullRank, LowRank, MeanField, family
 from credibly.gaussians.relative import Relative
+from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import Data, split
 from credibly.inference.training.free_energy import FreeEnergy
@@ -89,11 +90,17 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
             raise InputError("learn_prior_scale", f"must be True or False, got {self.learn_prior_scale!r}")
         check_integer("kl_warmup", self.kl_warmup, least=0)
 
+    def check_memory(self, problem: Problem) -> None:
+        """Raise if a fit would need more memory than there is: the family's parameters, and a draw of the weights."""
+        values = self.members * family(self.family, self.rank).size(problem.dim)
+        drawn = 2 * self.members * self.samples * problem.dim
+        check_training(type(self).__name__, problem, parameters=values, result=drawn, batch=self.rows_at_once(problem))
+
     def _fit(self, fit: Fit) -> GaussianPosterior:
         """Return the fitted Gaussian; `record.history` holds the free energy, its parts and the ELBO in nats."""
         problem, seed = fit.problem, fit.seed
         data = split(problem, self, seed)
-        steps, batch, _ = self.plan(data.count)
+        steps, batch, _ = self.plan(data.count, problem.stream)
         if self.kl_warmup >= steps:
             raise InputError("kl_warmup", f"must be below the number of steps, {steps}, got {self.kl_warmup}")
         if self.learn_prior_scale and not problem.prior.groups:
@@ -139,7 +146,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         self, fit: Fit, data: Data, chosen: Family, phi: Tensor, noise: LayerNoise, title: str | None = None
     ) -> Trained:
         """Minimise the free energy from phi, which is changed in place."""
-        per_epoch = self.plan(data.count)[2]
+        per_epoch = self.plan(data.count, fit.problem.stream)[2]
         objective = FreeEnergy(fit.problem, chosen, data.count, self, noise, seed=fit.seed, per_epoch=per_epoch)
         with fit.keep_partial(lambda values, record, error: self._posterior(fit, chosen, values, record)):
             return train(
@@ -167,7 +174,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         relative = Relative(chosen, chosen.loc(gaussian, dim), chosen.variance(gaussian, dim).sqrt())
         begin = relative.phi(chosen.parts(gaussian)) if warm else relative.start()
         # After a mean-field fit the weight of the KL term has risen to 1 already.
-        options = replace(self, lr=RELATIVE_RATE * self.lr, kl_warmup=self.kl_warmup if warm else 0)
+        options = replace(self, lr=RELATIVE_RATE * self.learning_rate, kl_warmup=self.kl_warmup if warm else 0)
         title = f"{self.label}, {self.family}"
         done = options._train(fit, data, relative, torch.cat([begin, rest], -1), noise, title)
         values, rest = done.theta[:, :width], done.theta[:, width:]

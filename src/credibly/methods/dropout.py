@@ -211,7 +211,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         for row, (_, tau) in enumerate(choices):
             if tau is not None:
                 theta[row, problem.layout.network_dim :] = -0.5 * math.log(tau)
-        batch = self.plan(data.count)[1]
+        batch = self.plan(data.count, problem.stream)[1]
         fixed = choices[0][1] is not None
         objective = DropoutObjective(
             problem, network, data.count, rates, batch=batch, seed=seed, concrete=self.concrete, fixed_scale=fixed

@@ -21,7 +21,9 @@ from credibly.core.checks import check_integer
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import InputError
+from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
+from credibly.inference.module_leaves import LARGE
 from credibly.inference.trained import trained_posterior
 from credibly.inference.training.data import Data, rotated, split
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
@@ -68,6 +70,14 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         check_noise_from(self.noise_from)
         if self.anchored and not self.prior:
             raise InputError("anchored", "must be False with prior=False, got True", "Anchored members need the prior")
+
+    def check_memory(self, problem: Problem) -> None:
+        """Raise if a fit would need more memory than there is: members of large networks are trained in turn."""
+        large, rows = problem.dim >= LARGE, self.rows_at_once(problem)
+        trained, beside = (1, self.members - 1) if large else (self.members, 0)
+        check_training(
+            type(self).__name__, problem, parameters=trained * problem.dim, result=beside * problem.dim, batch=rows
+        )
 
     def _fit(self, fit: Fit) -> DrawsPosterior:
         """Return M parameter vectors as a posterior of M chains with one draw each."""

@@ -27,6 +27,7 @@ from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.starts import check_init
+from credibly.inference.sampling.until import check_until
 from credibly.inference.target import DensityTarget, Target
 from credibly.posterior.base import Posterior
 
@@ -61,6 +62,9 @@ class HMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws, such as "float16" to save disk space; None takes the network's.
         compile: True, False or "auto".
+        until: "mixed" goes on, with longer trajectories or more draws, until R-hat and the effective sample size of
+            predictions reach 1.03 and 400, and the record says whether they did. None stops after `draws` draws.
+        budget: the time limit of `until`, in seconds or as "10min"; None sets none.
     """
 
     name: ClassVar[str] = "hmc"
@@ -83,6 +87,8 @@ class HMC(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    until: str | None = None
+    budget: float | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("chains", "draws", "max_steps", "thin", "start_steps"):
@@ -108,6 +114,7 @@ class HMC(SamplingMethod):
         integrator(self.integrator)
         check_init(self.init)
         check_draw_dtype(self.draw_dtype)
+        check_until(self.until, self.budget)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""

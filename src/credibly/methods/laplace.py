@@ -19,6 +19,7 @@ from credibly.core.checks import check_choice, check_integer
 from credibly.core.inputs import blank_row, describe
 from credibly.core.rows import sum_rows
 from credibly.curvature import STRUCTURES, Fisher, choose_names, curvature_blocks, find_parts
+from credibly.curvature.cost import values_per_row, warn_if_long
 from credibly.curvature.evidence import (
     ScaleFactors,
     check_tunable,
@@ -28,7 +29,7 @@ from credibly.curvature.evidence import (
     noise_by_evidence,
     rescaled,
 )
-from credibly.curvature.gauss_newton import check_memory
+from credibly.curvature.gauss_newton import check_memory, rows_per_block
 from credibly.curvature.jacobian_check import check_jacobian
 from credibly.curvature.prior_precision import prior_precision
 from credibly.errors import InputError, TrainingError
@@ -119,12 +120,15 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     def _fit(self, fit: Fit) -> LaplacePosterior:
         """Return the Gaussian. What `tune` chose is in `record.history`."""
         problem, seed, progress = fit.problem, fit.seed, fit.progress
-        row = blank_row(describe(problem.x), problem.device)
+        row = blank_row(describe(problem.sample.x), problem.device)
         names = choose_names(problem.layout, self.random, row)
         parts = find_parts(problem.layout, names, row)
         check_memory(problem, self.structure, parts)
         fisher = Fisher(self.fisher, self.fisher_samples, seed)
         fisher.check(problem.likelihood)
+        held = values_per_row(problem, fisher)
+        at_once = problem.micro_batch or rows_per_block(problem.forward.row_width, parts, held, problem.device)
+        warn_if_long(problem, fisher, len(parts.indices), min(problem.n, at_once))
         if self.tune is not None:
             check_tunable(problem, noise=self.tune_noise)
         begin = initial(problem, self.init, 1, seed)

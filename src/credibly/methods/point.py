@@ -51,8 +51,10 @@ class _Point(TrainingMethod[DrawsPosterior]):
             begin, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
             objective = NegativeLogDensity(problem, data.count, self.prior_weight)
             title, mesh = type(self).__name__, fit.world.all_rows()
+            # Training changes it; the folds of held-out noise start there, too.
+            theta = begin.clone() if self.noise_from == HELD_OUT else begin
             done = train(
-                problem, objective, begin.clone(), self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
+                problem, objective, theta, self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
             )
             theta, history = done.theta, done.history
             if self.noise_from == HELD_OUT:

@@ -37,14 +37,17 @@ from torch import Tensor
 
 from credibly.core.checks import check_choice, check_integer, check_positive, check_probability, is_real
 from credibly.core.compilation import Compile
+from credibly.core.stream import BoundStream
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
 from credibly.inference.density import Density
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.inference.sampling.sgmcmc_plan import SCHEDULES, Schedule, SGMCMCPlan
+from credibly.inference.sampling.sgmcmc_stream import StreamSampler
 from credibly.inference.sampling.starts import check_init
-from credibly.inference.target import ProblemTarget, Target
+from credibly.inference.sampling.until import check_until
+from credibly.inference.target import ProblemTarget, StreamTarget, Target
 from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
@@ -85,9 +88,13 @@ class _SGMCMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
+        until: "mixed" goes on until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
+            record says whether they did; with the constant schedule. None stops after `draws` draws.
+        budget: the time limit of `until`, in seconds or as "10min"; None sets none.
     """
 
     overdamped: ClassVar[bool]
+    streams: ClassVar[bool] = True
     # How far chains move in warm-up and while drawing, in units of the prior's scale.
     times: ClassVar[tuple[float, float]]
     chains: int = 16
@@ -106,6 +113,8 @@ class _SGMCMC(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    until: str | None = None
+    budget: float | str | None = None
 
     def __post_init__(self) -> None:
         for name in ("chains", "draws", "max_steps", "cycles", "start_steps"):
@@ -131,11 +140,15 @@ class _SGMCMC(SamplingMethod):
         if not (isinstance(self.init, str) and self.init == "auto"):
             check_init(self.init)
         check_draw_dtype(self.draw_dtype)
+        check_until(self.until, self.budget)
+        if self.until is not None and self.schedule != "constant":
+            advice = "The other schedules plan all steps before the first one"
+            raise InputError("until", f"must be None with schedule={self.schedule!r}, got {self.until!r}", advice)
 
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if the batch size is larger than the number of rows, or a control variate has no minibatches."""
         if isinstance(problem, Problem):
-            self.batch(problem.n)
+            self.batch(problem.n, problem.stream)
         if self.control_variate and (isinstance(problem, Density) or self.batch(problem.n) == problem.n):
             raise InputError(
                 "control_variate",
@@ -153,11 +166,13 @@ class _SGMCMC(SamplingMethod):
             return self.init
         if isinstance(problem, Density):
             return "prior"
-        steps, batch, _ = Training(steps=self.start_steps).plan(problem.n)
+        steps, batch, _ = Training(steps=self.start_steps).plan(problem.n, problem.stream)
         return "ensemble" if steps * batch <= CHEAP * problem.n else "fresh"
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> SGMCMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
+        if isinstance(target, StreamTarget):
+            return StreamSampler(target, self.plan(target), seed, mesh or Mesh(World()))
         return SGMCMCSampler(target, self.plan(target), seed, mesh or Mesh(World()))
 
     def plan(self, target: Target) -> SGMCMCPlan:
@@ -170,7 +185,7 @@ class _SGMCMC(SamplingMethod):
             thin=self.thin,
             times=self.times,
             max_steps=self.max_steps,
-            batch_size=self.batch(target.problem.n) if isinstance(target, ProblemTarget) else None,
+            batch_size=self._batch_of(target),
             overdamped=self.overdamped,
             momentum=getattr(self, "momentum", None),
             unit=1.0 if kind == "prior" else float(torch.square(target.scale).mean().sqrt()),
@@ -199,8 +214,18 @@ class _SGMCMC(SamplingMethod):
         low, high = float(target.scale.min()), float(target.scale.max())
         return "identity" if self.step_size is not None or high <= low * (1 + 1e-6) else "prior"
 
-    def batch(self, n: int) -> int:
-        """Return the rows per minibatch of a problem with n rows."""
+    def _batch_of(self, target: Target) -> int | None:
+        if isinstance(target, StreamTarget):
+            return self.batch(target.problem.n, target.streamed.stream)
+        return self.batch(target.problem.n) if isinstance(target, ProblemTarget) else None
+
+    def batch(self, n: int, stream: BoundStream | None = None) -> int:
+        """Return the rows per minibatch of a problem with n rows, or of a stream."""
+        if stream is not None:
+            if self.batch_size not in (None, stream.batch):
+                found = f"must be that of the loader, {stream.batch}, or None, got {self.batch_size}"
+                raise InputError("batch_size", found, "Set it in the loader")
+            return stream.batch
         if self.batch_size is not None and self.batch_size > n:
             raise InputError("batch_size", f"must be at most the number of rows, {n}, got {self.batch_size}")
         if self.batch_size is not None or n <= FULL_ROWS:

@@ -15,7 +15,6 @@ is the posterior's in every direction that relaxes within a window (`training.gr
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,7 @@ from credibly.core.checks import check_integer, check_positive
 from credibly.core.progress import Progress
 from credibly.errors import InputError, TrainingError
 from credibly.gaussians.families import LowRank
-from credibly.inference.adaptation import Welford
+from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.data import Data, split
@@ -40,24 +39,30 @@ from credibly.inference.training.gradient_noise import (
     largest_curvature,
 )
 from credibly.inference.training.held_out_noise import HELD_OUT, TRAINING, check_noise_from, with_held_out_noise
+from credibly.inference.training.iterates import make_iterates
 from credibly.inference.training.loop import make_step, train
 from credibly.inference.training.method import TrainingMethod
+from credibly.inference.training.module_step import ModuleStep, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
+from credibly.inference.training.steps import Step
+from credibly.inference.training.stream_batches import make_batches
+from credibly.inference.training.window_averages import deviations_in_place
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
+from credibly.problem import Problem
 
 # Minibatches per epoch by default: with all rows in one there would be no noise to learn from. For averages, whose
 # width does not depend on the batch size, larger batches keep the noise of the Hessian down.
 LEAST_BATCHES, LEAST_BATCHES_AVERAGED = 8, 4
 # Steps between two recorded iterates, by default.
 LEAST_STEPS = 10
-# So that a weight that never moved has a density.
-LEAST_VARIANCE = 1e-30
 # The default learning rate times the largest curvature, over 1 - momentum: plain gradient descent is stable up to 2.
 RATE_BY_CURVATURE = 1.0
 # The same times the trace of the Hessian, over the batch size. The noise of minibatch Hessians, and of gradients away
 # from the mode, widens SGD by about this fraction.
 RATE_BY_TRACE = 0.2
+# Averages per pass over a stream.
+WINDOWS_PER_PASS = 4
 # Learning rates tried if none is given.
 TRIALS = 5
 
@@ -108,18 +113,34 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         if isinstance(self.init, str) and self.init not in ("map", "network"):
             raise InputError("init", f'must be "map", "network" or a (1, D) tensor, got {self.init!r}')
 
+    def check_memory(self, problem: Problem) -> None:
+        """Raise if a fit would need more memory than there is: averages or deviations, then the Gaussian."""
+        # Deviations are part of the Gaussian, where the network is large.
+        recorded = 0 if self.sgd_lr is not None else self.iterates + 1
+        # Running moments in float64, and the parameters of the Gaussian.
+        result = (recorded + 4 + 2 + self.rank) * problem.dim
+        rows = self.rows_at_once(problem)
+        check_training(type(self).__name__, problem, parameters=problem.dim, copies=2, result=result, batch=rows)
+
     def _fit(self, fit: Fit) -> GaussianPosterior:
         """Return the Gaussian of the iterates; `record.history` holds the learning rate and the losses."""
         problem, seed, mesh, progress = fit.problem, fit.seed, fit.world.all_rows(), fit.progress
         data = split(problem, self, seed)
         parts = LEAST_BATCHES if self.sgd_lr is not None else LEAST_BATCHES_AVERAGED
         batch = self.batch_size or max(1, min(128, data.count // parts))
+        batch = batch if problem.stream is None else problem.stream.batch
         if batch >= data.count:
             raise InputError(
                 "batch_size",
                 f"must be smaller than the number of training rows, {data.count}, got {batch}",
                 "With all rows in a batch, SGD has no noise",
             )
+        every = self.every or max(LEAST_STEPS, data.count // batch)
+        if self.sgd_lr is None:
+            length = -(-self.plan(data.count, problem.stream)[0] // self.iterates)
+            every = self.every or max(LEAST_STEPS, data.count // batch, length)
+            if problem.stream is not None:
+                every = window_of_stream(self.every, every, problem.stream.batches)
         begin = initial(problem, "network" if isinstance(self.init, str) else self.init, 1, seed)
         theta = begin.clone()
         history: dict[str, Any] = {}
@@ -142,26 +163,24 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                 error.posterior = None
                 raise
             theta, history = done.theta, done.history
-        moments = Iterates(self.rank, problem.dim, problem.device)
+        moments = make_iterates(self.rank, problem.dim, problem.device, problem.layout.dtype)
         if self.sgd_lr is not None:
-            rate, every = self.sgd_lr, self.every or max(LEAST_STEPS, data.count // batch)
-            batches = Batches(data.rows, batch, seed=seed, members=1, first=1, device=problem.device)
+            rate = self.sgd_lr
+            batches: Batches = make_batches(problem, seed, "SWAG") or Batches(
+                data.rows, batch, seed=seed, members=1, first=1, device=problem.device
+            )
             for point, loss in self._descend(fit, objective, theta, batches, rate, every):
                 moments.add(point, loss)
         else:
-            every = self.every or max(LEAST_STEPS, data.count // batch, -(-self.plan(data.count)[0] // self.iterates))
             noise = gradient_noise(problem, theta, data, batch, seed)
             rate, averages, losses = self._averages(fit, objective, theta, data, batch, every, noise)
-            mean, stretch = averages[1:].mean(0), math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
-            # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
-            # starts away from the mode.
-            change = averages.diff(dim=0) / math.sqrt(2)
-            spread = stretch * (change - change.mean(0))
-            # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among
-            # them would widen every interval.
-            spread = spread * (problem.prior.std.double() / spread.std(0)).clamp(max=1)
-            for deviation, loss in zip(spread, losses[1:]):
-                moments.add(mean + deviation, loss)
+            stretch = math.sqrt(every / (effective_rows(problem, data.count) * noise.ratio))
+            if isinstance(averages, list):
+                for point, loss in zip(deviations_in_place(averages, stretch, problem.prior.std), losses[1:]):
+                    moments.add(point, loss)
+            else:
+                for point, loss in zip(self._points(averages, stretch, problem.prior.std.double()), losses[1:]):
+                    moments.add(point, loss)
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
@@ -183,28 +202,64 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """Return the noise of held-out rows: the mean that SGD circles around has fitted some of the noise."""
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
+    @staticmethod
+    def _points(averages: Tensor, stretch: float, widest: Tensor) -> Tensor:
+        """Return points (T, D) around the mean of all averages (T + 1, D) but the first."""
+        # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
+        # starts away from the mode.
+        change = averages.diff(dim=0) / math.sqrt(2)
+        spread = stretch * (change - change.mean(0))
+        # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among them
+        # would widen every interval.
+        spread = spread * (widest / spread.std(0)).clamp(max=1)
+        return averages[1:].mean(0) + spread
+
     def _averages(
-        self, fit: Fit, objective: Objective, theta: Tensor, data: Data, batch: int, every: int, noise: GradientNoise
-    ) -> tuple[float, Tensor, list[float]]:
-        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses."""
+        self,
+        fit: Fit,
+        objective: NegativeLogDensity,
+        theta: Tensor,
+        data: Data,
+        batch: int,
+        every: int,
+        noise: GradientNoise,
+    ) -> tuple[float, Tensor | list[Tensor], list[float]]:
+        """Return the learning rate, averages (T + 1, D) in float64 of all windows but the first, and their losses.
+
+        Those of a large network are a list of T + 1 tensors (D,) in its own dtype.
+        """
         problem, scale = fit.problem, noise.scale
-        batches = IndependentBatches(
+        large = takes_module_steps(problem, objective, self, sharded=fit.world.all_rows().shape[1] > 1)
+        # The batches of a pass are disjoint. Half the variance of a difference of two windows of one pass is that of
+        # independent batches all the same.
+        batches = make_batches(problem, fit.seed, "SWAG") or IndependentBatches(
             data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
         )
         top = largest_curvature(problem, theta, data, fit.seed, scale)
         first = (1 - self.momentum) * min(RATE_BY_CURVATURE / top, RATE_BY_TRACE * batch / noise.trace)
         rates = [first / 4**trial for trial in range(TRIALS)]
         for rate in rates:
-            descent = self._descend(fit, Rescaled(objective, scale), theta / scale, batches, rate, every, averaged=True)
+            if large:
+                # In the units of the weights, with the gradients multiplied by scale^2, it is the same.
+                own = torch.square(scale[0])
+                descent = self._descend(fit, objective, theta.clone(), batches, rate, every, averaged=True, scale=own)
+            else:
+                rescaled = Rescaled(objective, scale)
+                descent = self._descend(fit, rescaled, theta / scale, batches, rate, every, averaged=True)
+            points: list[Tensor] = []
+            losses: list[float] = []
             try:
-                points, losses = zip(*descent)
+                for number, (point, loss) in enumerate(descent):
+                    if number:
+                        # SGD forgets its start in the first window.
+                        points.append(point)
+                        losses.append(loss)
             except TrainingError:
                 # A rate that diverges gives way to the next; the last one raises.
                 if rate == rates[-1]:
                     raise
                 continue
-            # SGD forgets its start in the first window.
-            return rate, torch.stack(points[1:]) * scale.double(), list(losses[1:])
+            return rate, points if large else torch.stack(points) * scale.double(), losses
         raise AssertionError("the last rate returns or raises")
 
     def _descend(
@@ -217,22 +272,28 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         every: int,
         *,
         averaged: bool = False,
+        scale: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, float]]:
         """Run SGD at a constant rate from theta (1, D), in place, and yield a point (D,) and the loss every few steps.
 
         Points are iterates, or the averages over each window, in float64; of those there are two more. Clipped
-        gradients would have less noise than was measured, so averages are without.
+        gradients would have less noise than was measured, so averages are without. `scale` (D,) preconditions the steps
+        of a large network, whose averages are in its own dtype.
         """
         steps = every * (self.iterates + (2 if averaged else 0))
         clip = None if averaged else self.clip_norm
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0, clip_norm=clip)
-        step = make_step(fit.problem, objective, options, steps, theta, batches.batch, fit.world.all_rows())
+        if scale is not None and isinstance(objective, NegativeLogDensity):
+            step: Step = ModuleStep(fit.problem, objective, options, steps, theta, scale)
+        else:
+            world = fit.world.all_rows()
+            step = make_step(fit.problem, objective, options, steps, theta, batches.batch, world, batches)
         active = torch.ones(1, dtype=theta.dtype, device=theta.device)
-        total = torch.zeros_like(theta[0], dtype=torch.float64)
+        total = torch.zeros_like(theta[0], dtype=torch.float64 if scale is None else theta.dtype)
         with Progress("SWAG", steps, fit.progress) as bar:
             done = 0
             while done < steps:
-                limit = done + 1 if averaged else (done // every + 1) * every
+                limit = done + 1 if averaged and scale is None else (done // every + 1) * every
                 done = step.advance_to(theta, batches, done, limit, active)
                 if averaged:
                     total += theta[0]
@@ -250,24 +311,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                     bar.update(done, final=done == steps, loss=loss)
 
 
-class Iterates:
-    """Moments of the iterates in float64, and the last deviations from the running mean."""
-
-    def __init__(self, rank: int, dim: int, device: torch.device) -> None:
-        self.running = Welford(1, dim, device)
-        self.deviations: deque[Tensor] = deque(maxlen=rank)
-        self.losses: list[float] = []
-
-    def add(self, theta: Tensor, loss: float = math.nan) -> None:
-        """Add an iterate (D,)."""
-        self.running.update(theta.unsqueeze(0))
-        self.deviations.append((theta.double() - self.running.mean[0]).to(theta.dtype))
-        self.losses.append(loss)
-
-    def phi(self, dtype: torch.dtype) -> Tensor:
-        """Return the parameters of the low-rank family, (1, P)."""
-        variance = self.running.squares[0] / self.running.count
-        sigma = (0.5 * variance).clamp_min(LEAST_VARIANCE).sqrt()
-        rho = sigma + torch.log(-torch.expm1(-sigma))
-        factor = torch.stack(tuple(self.deviations), -1).double() / math.sqrt(2 * (len(self.deviations) - 1))
-        return torch.cat([self.running.mean[0], rho, factor.flatten()]).to(dtype).unsqueeze(0)
+def window_of_stream(given: int | None, wanted: int, per_epoch: int) -> int:
+    """Return the steps per average on a stream: windows must be parts of a pass, over which gradient noise cancels."""
+    most = per_epoch // WINDOWS_PER_PASS
+    if most < LEAST_STEPS or (given is not None and given > most):
+        raise InputError(
+            "every",
+            f"must be from {LEAST_STEPS} to a fourth of the {per_epoch} batches of a pass over the stream, got {given}",
+            "Pass sgd_lr for SWAG as published, use smaller batches, or keep the rows in memory",
+        )
+    return min(wanted, most)

@@ -40,7 +40,8 @@ def evaluate(predictive: Predictive, y: Any, *, level: float = 0.9, seed: int = 
         }
     target = y if isinstance(y, Tensor) else torch.as_tensor(getattr(y, "values", y))
     target = target.to(predictive.mean.device)
-    values = {"log_density": float(predictive.log_prob(target).double().mean())}
+    density, kept = predictive.log_prob(target).double(), predictive.likelihood.counted(target)
+    values = {"log_density": float((density if kept is None else density[kept]).mean())}
     if predictive.likelihood.support == "time":
         return values | _times(predictive, predictive.prepared(target).squeeze(-1), level)
     if predictive.likelihood.ordered:
@@ -112,14 +113,15 @@ def _times(predictive: Predictive, signed: Tensor, level: float) -> dict[str, fl
 
 
 def _labels(predictive: Predictive, y: Tensor, level: float) -> dict[str, float]:
-    p = predictive.probabilities
-    labels = y.long()
-    chosen = predictive.prediction_set(level)
+    p, chosen, one_per_row = predictive.probabilities, predictive.prediction_set(level), y.ndim == 1
+    labels, kept = y.long(), predictive.likelihood.counted(y)
+    if kept is not None:
+        p, chosen, labels = p[kept], chosen[kept], labels[kept]
     return {
         "accuracy": float(metrics.accuracy(p, labels)),
         "brier": float(metrics.brier(p, labels)),
         "ece": float(metrics.ece(p, labels)),
         "coverage": float(chosen.gather(-1, labels.unsqueeze(-1)).double().mean()),
         "set_size": float(chosen.sum(-1).double().mean()),
-        **(summary_of_classes(class_metrics(p, labels)) if p.ndim == 2 else {}),
+        **(summary_of_classes(class_metrics(p, labels)) if one_per_row else {}),
     }

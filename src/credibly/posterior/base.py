@@ -17,10 +17,11 @@ from credibly.core.inputs import blank_row
 from credibly.errors import InputError, StoreError
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.posterior.botorch_model import botorch_model
+from credibly.posterior.botorch_model import botorch_mixture, botorch_model
 from credibly.posterior.model import Model
 from credibly.posterior.saving import save
 from credibly.predictive.base import Predictive
+from credibly.predictive.streamed import StreamedPredictive
 from credibly.priors.gaussian import GaussianPrior
 from credibly.problem import Problem
 from credibly.storage.record import Record
@@ -165,7 +166,7 @@ class Posterior(ABC):
         found = loo_calibrate(own.predict(problem.x), y, weight=problem.sample_weight, rows=rows, settings=settings)
         return CalibratedPosterior(own, found)
 
-    def as_botorch(self, **settings: Any) -> Any:
+    def as_botorch(self, *, mixture: bool = False, **settings: Any) -> Any:
         """Return this posterior as a BoTorch model, an ensemble of the functions E(y | x, w_s) of its draws.
 
         A sample of it is one function at all q points, without observation noise, and gradients in X pass through the
@@ -173,10 +174,12 @@ class Posterior(ABC):
         with q). The draws are those of `predict(x, **settings)`, chosen once; BoTorch is an optional dependency.
 
         Args:
+            mixture: return a fully Bayesian model instead, as BoTorch's NUTS models are: the mixture over draws of
+                N(E(y | x, w_s), Var(y | x, w_s)), with observation noise, for analytic acquisition functions.
             settings: of `predict`, such as the number of draws.
         """
         trial = self.predict(blank_row(self.model.row, self.layout.device), **{**self.joint_settings, **settings})
-        return botorch_model(trial.source, self.model.row, self.layout.device, self.layout.dtype)
+        return (botorch_mixture if mixture else botorch_model)(trial.source, self.model)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -220,6 +223,10 @@ class CalibratedPosterior(Posterior):
             grad: whether moments and densities are differentiable in x; intervals are not.
         """
         predictive = self.posterior.predict(x, grad=grad)
+        if isinstance(predictive, StreamedPredictive) and self.likelihood.support in ("class", "binary"):
+            # Their randomisation depends on the inputs of each row.
+            found = "must be in memory for prediction sets that carry a guarantee, got a loader"
+            raise InputError("x", found, "Predict batch by batch: for x, _ in loader: posterior.predict(x)")
         if isinstance(self.calibration, Calibration):
             return CalibratedPredictive(predictive, self.calibration, groups=groups)
         if groups is not None:

@@ -14,6 +14,7 @@ from credibly.core.rng import check_seed, stream
 from credibly.distributed.world import World, current, shard
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.heads import predictive_of
@@ -169,6 +170,7 @@ class DrawsPosterior(SampledPosterior):
 
     kind: ClassVar[str] = "draws"
 
+    @reads_loaders
     def predict(self, x: Any, *, draws: int | None = None, grad: bool = False) -> Predictive:
         """Return the Bayesian model average at x over all draws, or over `draws` of them, evenly spaced.
 

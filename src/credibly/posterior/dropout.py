@@ -32,8 +32,10 @@ from credibly.networks.dropout_masks import (
     sites_of_layers,
 )
 from credibly.posterior.base import Posterior
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
-from credibly.predictive.base import BLOCK_VALUES, GPU_BLOCK_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import BLOCK_VALUES, GPU_BLOCK_VALUES
 from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
@@ -70,6 +72,7 @@ class DropoutPosterior(Posterior):
             self._plans[structure] = MaskPlan(self, trial)
         return self._plans[structure]
 
+    @reads_loaders
     def predict(
         self, x: Any, *, passes: int = 100, seed: int = 0, per_row: bool = False, grad: bool = False
     ) -> Predictive:

@@ -17,6 +17,7 @@ from credibly.gaussians.families import Family, FullRank, LowRank, MeanField
 from credibly.metrics.information import Estimate
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.heads import predictive_of
@@ -105,6 +106,7 @@ class GaussianPosterior(Posterior):
             raise InputError("component", f"must be below {self.components}, got {component}")
         return self.layout.write(self.loc[component])
 
+    @reads_loaders
     def predict(self, x: Any, *, draws: int = 100, seed: int = 0, grad: bool = False) -> Predictive:
         """Return the Bayesian model average at x over the given number of draws.
 

@@ -23,6 +23,7 @@ from credibly.gaussians.precisions import Dense, Diagonal, Precision
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import WeightDraws
 from credibly.posterior.linearised import FunctionDraws, OutputDraws
+from credibly.posterior.loaders import reads_loaders
 from credibly.posterior.model import Model
 from credibly.predictive.base import Predictive
 from credibly.predictive.heads import predictive_of
@@ -168,6 +169,7 @@ class LaplacePosterior(Posterior):
         return GaussianPrior(self.loc, precision, signature(self.layout), self.record.method)
 
     # -- prediction
+    @reads_loaders
     def predict(
         self,
         x: Any,

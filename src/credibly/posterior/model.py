@@ -37,7 +37,7 @@ class Model:
         """Return the model of a problem."""
         whole = problem if problem.whole is None else problem.whole
         frozen = None if problem.whole is None else problem.frozen
-        return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.x), frozen)
+        return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.sample.x), frozen)
 
     def inputs(self, x: Any, grad: bool = False) -> Inputs:
         """Return x on the model's device, or the activations of its frozen body, which `forward` takes.

@@ -31,16 +31,22 @@ def importance_section(facts: FitSummary) -> Section | None:
         return None
     regression = facts.task == "regression"
     score = "RMSE" if regression else "Error rate"
-    head = (
+    head: tuple[Column, ...] = (
         Column("Column"),
         Column("Loss", None, 3, "increase of the negative log density in nats per row; higher is more important"),
         Column("±", None, 3, "two standard errors, over rows and permutations"),
-        Column(score, None, _digits(found.columns), f"increase of the {'RMSE' if regression else 'error rate'}"),
-        Column("± ", None, _digits(found.columns)),
     )
-    rows: list[tuple[Value, ...]] = [
-        (one.name, one.loss, 2 * one.loss_error, one.score, 2 * one.score_error) for one in found.columns[:LISTED]
+    listed = found.columns[:LISTED]
+    rows: list[tuple[Value, ...]] = [(one.name, one.loss, 2 * one.loss_error) for one in listed]
+    # Times may be censored, so that their errors are not known.
+    scores = [
+        (one.score, 2 * one.score_error) for one in listed if one.score is not None and one.score_error is not None
     ]
+    if len(scores) == len(listed):
+        digits = _digits([value for value, _ in scores])
+        named = "RMSE" if regression else "error rate"
+        head += (Column(score, None, digits, f"increase of the {named}"), Column("± ", None, digits))
+        rows = [(*row, *more) for row, more in zip(rows, scores)]
     text = [
         "What the model would lose without a column: its cells are shuffled among the rows, which keeps their values "
         f"and breaks their relation to the target. Mean of {found.repeats} shuffles of {found.rows:,} "
@@ -62,8 +68,8 @@ def importance_section(facts: FitSummary) -> Section | None:
     )
 
 
-def _digits(columns: tuple[ColumnImportance, ...]) -> int:
-    largest = max(abs(one.score) for one in columns)
+def _digits(scores: list[float]) -> int:
+    largest = max(map(abs, scores))
     return 3 if largest == 0 else min(max(2 - int(np.floor(np.log10(largest))), 0), 8)
 
 

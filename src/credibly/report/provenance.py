@@ -24,22 +24,32 @@ def guarantee_section(facts: FitSummary) -> Section | None:
     if found is None:
         return None
     level, measured, rows = float(found["level"]), float(found["measured"]), int(found["rows"])
-    what = "intervals" if facts.task == "regression" else "prediction sets"
+    what = {"regression": "intervals", "survival": "lower bounds"}.get(facts.task, "prediction sets")
     low, high = binomial_range(level, rows)
     inside = "within" if low <= measured <= high else "outside"
-    text = (
+    text: tuple[str, ...] = (
         f"The {what} are calibrated by {found.get('kind', 'conformal prediction')} on {rows:,} rows, which guarantees "
         f"their coverage on average over new rows. The guarantee is marginal: it holds over all rows together, not for "
         "every group or every value of a column. It needs exchangeability: new rows that come from the same source as "
         "these, without drift over time and without new customers, places or machines.",
     )
+    if facts.task == "survival":
+        text += (
+            "A lower bound is promised for the observed time, that of the event or of the censoring, whichever comes "
+            "first, and so for the time of the event, which is never earlier. It needs no assumption about the "
+            "censoring but that new rows are censored alike. There is no promise about upper bounds.",
+        )
     finding = (
         f"Promised {level:.0%}, measured {measured:.1%} on {rows:,} rows; {low:.1%} to {high:.1%} is within chance, so "
         f"this is {inside} it."
     )
-    return Section(
-        "The coverage guarantee", text, findings=(finding,), marks=("pass" if inside == "within" else "warn",)
-    )
+    findings, marks = [finding], ["pass" if inside == "within" else "warn"]
+    if "measured_jointly" in found:
+        together = float(found["measured_jointly"])
+        findings[0] = f"Each target alone, on average over them: {finding[0].lower()}{finding[1:]}"
+        findings.append(f"All targets together, by the joint intervals: promised {level:.0%}, measured {together:.1%}.")
+        marks.append("pass" if low <= together <= high else "warn")
+    return Section("The coverage guarantee", text, findings=tuple(findings), marks=tuple(marks))
 
 
 def choices_section(facts: FitSummary) -> Section | None:

@@ -27,6 +27,7 @@ from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows, folds_of
 from credibly.tables.target_scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
+from credibly.tables.training_gaps import TrainingGaps
 
 Array = npt.NDArray[Any]
 
@@ -37,11 +38,18 @@ FOLDS = 4
 USED = ((600, 4), (1_200, 2))
 HMC_PILOT: dict[str, Any] = {"chains": 4, "warmup": 100, "draws": 40, "thin": 1, "max_steps": 48}
 ENSEMBLE_PILOT: dict[str, Any] = {"members": 3, "epochs": 40, "patience": 6}
+# Rows from which tables have one held-out part instead of folds, and longer training.
+MANY = 10_000
 SCALES = (0.5, 1.0, 2.0, 4.0)
 # Inputs that an encoding may add to a table for HMC, and to others.
 SMALL_ADDED, LARGE_ADDED = 50, 200
-# Gain, in standard errors of the difference, from which a change is kept.
-CLEAR = 0.25
+# A patience that never ends.
+UNSTOPPED = 10_000
+# Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down:
+# a smaller noise floor, a wider prior, or many more inputs.
+CLEAR, CLEAR_SLOW = 0.25, 2.0
+# Noise floors to try after the first.
+FLOORS = (0.03, 0.01)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +63,7 @@ class Rowset:
         rows: what splits have to respect.
         weight: weights of the rows; None for ones.
         classes: number of classes; None if there are none.
+        gaps: missing cells of x, which holds means over completions there; None if there are none.
     """
 
     x: Array
@@ -63,11 +72,13 @@ class Rowset:
     rows: Rows
     weight: Array | None = None
     classes: int | None = None
+    gaps: TrainingGaps | None = None
 
     def at(self, rows: Array) -> Rowset:
         """Return some of the rows."""
         weight = None if self.weight is None else self.weight[rows]
-        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes)
+        gaps = None if self.gaps is None else self.gaps.at(rows)
+        return Rowset(self.x[rows], self.y[rows], self.numeric, self.rows.at(rows), weight, self.classes, gaps)
 
 
 def choose(
@@ -108,7 +119,7 @@ def choose(
     score(best, _describe(recipe))
     for change in _changes(recipe, data, fixed):
         for name, candidate in change(best):
-            if _clearly_better(score(candidate, name), tried[best]):
+            if _clearly_better(score(candidate, name), tried[best], _bar(candidate, best)):
                 best = candidate
     found = tuple(
         Candidate(name, float(values.mean()), _error(values), candidate == best)
@@ -129,17 +140,27 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
 
     real = recipe.task == "regression"
     small = recipe.method == "hmc"
+    noises: list[Change] = []
+    if real and small and free("noise") and recipe.noise_floor:
+        noises.append(_floors)
     if real and free("noise"):
         other = "learned" if recipe.noise == "heteroscedastic" else "heteroscedastic"
-        found.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+        noises.append(lambda best: iter([(f"noise {other}", dataclasses.replace(best, noise=other))]))
+    if recipe.task == "counts" and free("noise"):
+        noises.append(lambda best: iter([("noise poisson", dataclasses.replace(best, noise="poisson"))]))
+    transforms: list[Change] = []
+    if real and free("transform"):
+        kinds = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
+        transforms.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in kinds))
+    # A skewed target would need a wide prior and a low floor, which slow HMC down, so that its transform comes first.
+    found += transforms + noises if small else noises + transforms
     if small and free("prior_scale"):
         found += [_scales, _scales]
-    if real and free("transform"):
-        transforms = [kind for kind in candidate_transforms(data.y) if kind != recipe.transform]
-        found.append(lambda best: ((f"target {k}", dataclasses.replace(best, transform=k)) for k in transforms))
     if free("inputs") and data.numeric:
         encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
         found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
+    if not small and data.rows.count > MANY and recipe.settings.get("schedule") == "constant":
+        found.append(lambda best: iter([("falling learning rate", _decayed(best))]))
     if not small and free("embedding", "hidden") and data.numeric:
         found.append(
             lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
@@ -161,6 +182,25 @@ def _scales(best: Recipe) -> Iterator[tuple[str, Recipe]]:
             yield f"prior scale {scale:g}", dataclasses.replace(best, prior_scale=scale)
 
 
+def _floors(best: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield smaller noise floors."""
+    if best.noise == "heteroscedastic":
+        yield from ((f"noise floor {floor:g}", dataclasses.replace(best, noise_floor=floor)) for floor in FLOORS)
+
+
+def _decayed(best: Recipe) -> Recipe:
+    """Return a recipe whose learning rate falls to zero over all epochs; nothing stops training before that."""
+    settings = {**best.settings, "schedule": "cosine", "patience": UNSTOPPED}
+    return dataclasses.replace(best, settings=settings)
+
+
+def _bar(new: Recipe, old: Recipe) -> float:
+    """Return the gain, in standard errors, that the new recipe needs."""
+    wider = new.noise_floor < old.noise_floor or new.scale > old.scale
+    slow = new.method == "hmc" and (wider or new.inputs == "categories")
+    return CLEAR_SLOW if slow else CLEAR
+
+
 def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
     """Return the most candidates there can be."""
     return 1 + sum(len(list(change(recipe))) for change in _changes(recipe, data, fixed))
@@ -175,7 +215,7 @@ def _describe(recipe: Recipe) -> str:
 
 def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, seed: int) -> Array:
     """Return log predictive densities of the predicted rows, in the units of the target, by a short fit to others."""
-    pilot = HMC_PILOT if recipe.method == "hmc" else ENSEMBLE_PILOT
+    pilot = _pilot(recipe, data.rows.count)
     given = {name: value for name, value in recipe.settings.items() if name != "steps"}
     short = dataclasses.replace(recipe, settings=given | pilot)
     own, others = data.at(fitted), data.at(predicted)
@@ -187,6 +227,18 @@ def _densities(recipe: Recipe, data: Rowset, fitted: Array, predicted: Array, se
     inputs = torch.from_numpy(np.ascontiguousarray(encode(others.x), np.float32))
     values: Array = restore(posterior.predict(inputs)).log_prob(torch.from_numpy(others.y)).double().numpy()
     return np.where(np.isnan(values), -np.inf, values)
+
+
+def _pilot(recipe: Recipe, rows: int) -> dict[str, Any]:
+    """Return the settings of a short fit. A learning rate that falls must fall to the end, so nothing stops it."""
+    if recipe.method == "hmc":
+        return HMC_PILOT
+    if recipe.settings.get("schedule") != "cosine":
+        return ENSEMBLE_PILOT
+    epochs = ENSEMBLE_PILOT["epochs"]
+    if rows < ROWS:
+        epochs = max(epochs, recipe.settings.get("epochs", epochs) // 2)
+    return {**ENSEMBLE_PILOT, "epochs": epochs, "patience": UNSTOPPED}
 
 
 def fit_rows(
@@ -210,13 +262,13 @@ def _unchanged(predictive: Predictive) -> Predictive:
     return predictive
 
 
-def _clearly_better(new: Array, old: Array) -> bool:
+def _clearly_better(new: Array, old: Array, bar: float = CLEAR) -> bool:
     if not np.isfinite(new).all():
         return False
     if not np.isfinite(old).all():
         return True
     gain = new - old
-    return bool(gain.mean() > CLEAR * _error(gain))
+    return bool(gain.mean() > bar * _error(gain))
 
 
 def _error(values: Array) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pyarrow as pa
 from credibly.core.stages import stage
 from credibly.tables.effects import Effect, effect_curves
 from credibly.tables.folds import predict_unseen
-from credibly.tables.importance import Array, Importance, permutation_importance
+from credibly.tables.importance import Array, Importance, importance_by_target
 from credibly.tables.run import TableRun
 
 if TYPE_CHECKING:
@@ -24,15 +26,15 @@ DRAWS, LEAST_ROWS, CURVES = 200, 10, 6
 FOLD = "__fold of the row"
 
 
-def column_effects(run: TableRun, rows: Table, y: Array) -> tuple[Importance | None, tuple[Effect, ...]]:
+def column_effects(run: TableRun, rows: Table, y: Array) -> tuple[tuple[Importance, ...], tuple[Effect, ...]]:
     """Return the importance of the columns on the evaluated rows, and effect curves of the most important ones.
 
-    Importance uses the fits that have not seen the rows, effect curves the final fit. Several targets and times have
-    neither.
+    Importance uses the fits that have not seen the rows, effect curves the final fit. Several targets have an
+    importance each, and effect curves with an output each, of the columns that matter most to any of them.
     """
     model = run.model
-    if len(rows) < LEAST_ROWS or y.ndim > 1 or model.preparation.task == "survival":
-        return None, ()
+    if len(rows) < LEAST_ROWS:
+        return (), ()
     stage("columns")
     folds = run.facts.get("fold_of_row") if model.folds else None
 
@@ -45,9 +47,18 @@ def column_effects(run: TableRun, rows: Table, y: Array) -> tuple[Importance | N
 
     marked = rows.append_column(FOLD, pa.array(np.asarray(folds or [0] * len(rows))))
     names = [name for name in model.preparation.names if name in rows.column_names]
-    importance = permutation_importance(unseen, marked, y, names, seed=run.config.seed)
-    shown = [column.name for column in importance.columns if column.loss > 0][:CURVES]
+    importance = importance_by_target(unseen, marked, y, names, seed=run.config.seed)
+    every = [{column.name: column.loss for column in one.columns} for one in importance]
+    largest = {name: max(each[name] for each in every) for name in every[0]}
+    shown = sorted((name for name, loss in largest.items() if loss > 0), key=lambda name: -largest[name])[:CURVES]
     return importance, effect_curves(final, rows, shown)
+
+
+def effects_of_target(effects: Sequence[Effect], target: int) -> tuple[Effect, ...]:
+    """Return the effect curves of one of several targets."""
+    own = slice(target, target + 1)
+    parts = ({name: getattr(one, name)[:, own] for name in ("mean", "low", "high")} for one in effects)
+    return tuple(dataclasses.replace(one, **part) for one, part in zip(effects, parts))
 
 
 def guarantee_of(stored: dict[str, Any] | None, rows: int) -> dict[str, Any] | None:

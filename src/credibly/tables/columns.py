@@ -205,7 +205,7 @@ def _fit_numeric(name: str, cells: Any, remark: str) -> Column | tuple[str, str]
             return "left out", f"constant up to rounding: {low:.6g} in every training row"
         scale, fill, mean = 0.0, float(np.ldexp(low, -power)), float(np.ldexp(low, -power))
     notes = [remark] if remark else []
-    notes += [f"{missing - len(infinite):,} missing, filled with the median"] if missing > len(infinite) else []
+    notes += [f"{missing - len(infinite):,} missing, completed from similar rows"] if missing > len(infinite) else []
     notes += [f"{len(infinite):,} infinite, treated as missing"] if infinite else []
     consecutive = len(present) > MAX_LEVELS and (np.diff(np.sort(present)) == 1).all() and power == 0
     notes += ["consecutive integers: --drop it if it is a row number"] if consecutive else []

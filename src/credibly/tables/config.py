@@ -37,8 +37,8 @@ class Config:
             training rows; None for five folds, in which every row is predicted, or a tenth of many rows. The model
             itself is always fitted to all rows.
         seed: seed of the split and of the fit.
-        method, hidden, activation, prior_scale, noise, inputs, embedding, settings: as in `Recipe`; None or "auto" is
-            chosen by `tune`.
+        method, hidden, activation, prior_scale, noise, inputs, embedding, settings, noise_floor: as in `Recipe`; None
+            or "auto" is chosen by `tune`.
         device: "cpu", "cuda", ...; None for the CPU.
         table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
             None skips the check.
@@ -81,6 +81,7 @@ class Config:
     embedding: bool | None = None
     tune: str = "folds"
     conformal: bool = True
+    noise_floor: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("--task", self.task, ("auto", *TASKS))
@@ -104,7 +105,7 @@ class Config:
             for name in names:
                 if not isinstance(name, str) or not _is_text(name):
                     raise InputError(key, f"must be text that UTF-8 can encode, got {name!r}")
-        self.recipe("regression")
+        self.recipe("counts" if self.noise == "poisson" else "regression")
 
     def recipe(self, task: str) -> Recipe:
         """Return the recipe for a task that has been determined, with fixed defaults for what is left open."""
@@ -120,6 +121,7 @@ class Config:
                 bool(self.embedding),
                 "standard" if self.inputs == "auto" else self.inputs,
                 "none" if self.transform == "auto" else self.transform,
+                self.noise_floor,
             )
 
 
@@ -150,7 +152,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "conformal": (bool,),
     "holdout": (int, float), "seed": (int,),
     "method": (str,), "hidden": (list, int), "activation": (str,), "prior_scale": (int, float),
-    "noise": (str, int, float), "transform": (str,), "order": (list,), "event": (str,), "device": (str,),
+    "noise": (str, int, float), "noise_floor": (int, float),
+    "transform": (str,), "order": (list,), "event": (str,), "device": (str,),
     "table_sha256": (str,), "settings": (dict,),
 }  # fmt: skip
 

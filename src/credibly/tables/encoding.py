@@ -104,6 +104,16 @@ class InputEncoder:
             self.scale[j] = np.inf if part.max() == part.min() else scale
         return self
 
+    def numeric_inputs(self, inputs: Array) -> tuple[int, ...]:
+        """Return the columns of the inputs, (N, inputs), that are numeric columns of X with more than two values."""
+        found, place = [], 0
+        for j in range(len(self.indicator)):
+            if j not in self.codes:
+                found.append(place)
+            levels = 1 + max(self.codes[j].values(), default=-1) if j in self.codes else 1
+            place += levels + int(self.indicator[j])
+        return tuple(i for i in found if len(np.unique(inputs[:1000, i])) > 2)
+
     def transform(self, X: Array) -> Array:
         """Return the inputs of a result of `read`, (N, inputs) float64, with NaN for missing values."""
         # Rows far outside the training data must stay finite in float32; that far out predictions are constant.

@@ -84,14 +84,23 @@ class FoldFits:
 class Intervals(FoldFits):
     """Interval methods of a regressor."""
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
+    def predict_interval(self, X: Any, level: float = 0.9, joint: bool = False) -> tuple[Array, Array]:
         """Return the bounds of an interval that contains y with probability `level`, in the shape of y.
+
+        Of several targets each has such an interval; with `joint`, which needs conformal=True, all of them together lie
+        inside with that probability.
 
         With conformal=True they come from CV+: the coverage is close to the level or above it however wrong the model
         is, and provably at least about 2 level - 1, for rows exchangeable with the training rows. That takes 5 further
         fits, or as many as conformal=10 asks for. Otherwise they are those of `bayesian_interval`.
         """
-        lower, upper = self.predictive(X).interval(level)
+        predictive = self.predictive(X)
+        if joint and not isinstance(predictive, CalibratedPredictive):
+            raise InputError("joint", "needs an estimator with conformal=True", "Leave it out")
+        if joint and isinstance(predictive, CalibratedPredictive):
+            lower, upper = predictive.joint_interval(level)
+        else:
+            lower, upper = predictive.interval(level)
         return to_array(lower), to_array(upper)
 
     def bayesian_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
@@ -103,14 +112,21 @@ class Intervals(FoldFits):
 class Sets(FoldFits):
     """Prediction-set methods of a classifier."""
 
-    def predict_set(self, X: Any, level: float = 0.9) -> Array:
+    def predict_set(self, X: Any, level: float = 0.9, allow_empty: bool = False) -> Array:
         """Return the set of classes that contains y with probability `level`, as booleans (N, classes).
 
         With conformal=True it comes from cross-conformal APS, with the guarantee of `BayesianRegressor`'s intervals.
-        Otherwise it is that of `bayesian_set`.
+        Where the most probable class is right more often than the level, only sets that may be empty have that
+        coverage: with `allow_empty` they are, otherwise the most probable class is added to an empty set. Without
+        conformal=True it is that of `bayesian_set`.
         """
-        chosen: Array = self.predictive(X).prediction_set(level).cpu().numpy()
-        return chosen
+        predictive = self.predictive(X)
+        if isinstance(predictive, CalibratedPredictive):
+            chosen: Array = predictive.prediction_set(level, allow_empty=allow_empty).cpu().numpy()
+            return chosen
+        if allow_empty:
+            raise InputError("allow_empty", "must be False without conformal=True", "Bayesian sets are never empty")
+        return self.bayesian_set(X, level)
 
     def bayesian_set(self, X: Any, level: float = 0.9) -> Array:
         """Return the smallest set of classes with probability at least `level` under the posterior, as booleans."""

@@ -12,30 +12,16 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, MultiOutputMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted
 
 from credibly.errors import InputError
 from credibly.predictive.base import Predictive
-from credibly.predictive.rescaling import in_double, in_units
-from credibly.tables.arrays import (
-    Array,
-    class_weights,
-    is_width,
-    moments,
-    real_targets,
-    seed_of,
-    to_array,
-    weighted_rows,
-)
-from credibly.tables.completed import predict_gaps
-from credibly.tables.encoding import InputEncoder, new_rows, training_rows
+from credibly.predictive.rescaling import in_double
+from credibly.tables.arrays import Array, class_weights, moments, real_targets, to_array, weighted_rows
+from credibly.tables.encoding import training_rows
+from credibly.tables.estimator_base import BayesianEstimator
 from credibly.tables.estimator_conformal import Intervals, Sets
-from credibly.tables.imputation import Donors
-from credibly.tables.posterior_parts import from_parts, in_float64, to_parts
-from credibly.tables.recipe import Recipe
-from credibly.tables.tuning import Trial, tune
 
 
 class Uncertainty(NamedTuple):
@@ -46,91 +32,7 @@ class Uncertainty(NamedTuple):
     epistemic: Array
 
 
-class _Bayesian(BaseEstimator):  # type: ignore[misc]
-    """The shared part of both estimators: fits a posterior to validated arrays and standardises rows as in training."""
-
-    method: str
-    hidden: int | Sequence[int]
-    activation: str
-    prior_scale: float
-    settings: Mapping[str, Any] | None
-    random_state: int | np.random.RandomState | None
-    device: str | None
-    verbose: bool
-    tune: str | None
-    categorical_features: Any
-    _encoder: InputEncoder
-
-    def _fit(self, X: Array, y: Array, weight: Array | None, recipe: Recipe, classes: int | None = None) -> Self:
-        seed = seed_of(self.random_state)
-        encoded = self._encoder.fit(X, weight).transform(X)
-        self._donors = Donors(encoded)
-        x = self._donors.fill(encoded)
-        self.trials_: tuple[Trial, ...] = ()
-        if self.tune is not None:
-            recipe, self.trials_ = tune(
-                recipe,
-                x,
-                y,
-                sample_weight=weight,
-                rule=self.tune,
-                classes=classes,
-                seed=seed,
-                noise=recipe.noise == "learned",
-                width=self.tune == "evidence",
-            )
-        self.recipe_ = recipe
-        problem = recipe.problem(x, y, sample_weight=weight, classes=classes, seed=seed, device=self.device)
-        rows, parameters = len(X), problem.layout.dim
-        fitter = recipe.fitter(rows, parameters)
-        self.method_, self.why_ = recipe.resolved(rows, parameters)
-        posterior = fitter.fit(problem, seed=seed, progress=bool(self.verbose))
-        # In float32 the last digits of a prediction depend on the other rows of the batch.
-        on_cpu = problem.layout.device.type == "cpu"
-        self.posterior_ = from_parts(in_float64(to_parts(posterior))) if on_cpu else posterior
-        return self
-
-    def _recipe(self, task: str, **noise: Any) -> Recipe:
-        hidden = (self.hidden,) if isinstance(self.hidden, (int, np.integer)) else self.hidden
-        if not isinstance(hidden, (tuple, list, np.ndarray)) or not all(is_width(w) for w in hidden):
-            raise InputError("hidden", f"must be a positive integer or a tuple such as (50, 50), got {self.hidden!r}")
-        return Recipe(
-            task=task,
-            hidden=tuple(int(w) for w in hidden),
-            activation=self.activation,
-            prior_scale=self.prior_scale,
-            method=self.method,
-            settings={} if self.settings is None else self.settings,
-            **noise,
-        )
-
-    def _predict(self, X: Any) -> Predictive:
-        check_is_fitted(self)
-
-        def predict(rows: Array) -> Predictive:
-            return self.posterior_.predict(torch.from_numpy(rows).to(self.posterior_.layout.dtype))
-
-        return predict_gaps(predict, self._encoder.transform(new_rows(self, self._encoder, X)), self._donors)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        return tags
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        if "posterior_" in state:
-            state["posterior_"] = to_parts(state["posterior_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "posterior_" in state:
-            state = state | {"posterior_": from_parts(state["posterior_"])}
-        super().__setstate__(state)
-
-
-class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):  # type: ignore[misc]
+class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, BayesianEstimator):  # type: ignore[misc]
     """Bayesian neural network for regression, with predictions and uncertainties in the units of y.
 
     Inputs and targets are standardised by the training rows, so their units do not matter. Multiple targets, y of
@@ -139,9 +41,9 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
     makes them more uncertain.
 
     Args:
-        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
-            most 4 million, otherwise a deep ensemble. On small tables HMC is the fastest method with calibrated
-            intervals.
+        method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC on small tables, where it is the
+            fastest method with calibrated intervals, otherwise a deep ensemble. The limit is in rows times parameters:
+            1.2 million with tune="folds", and 4 million without.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
@@ -153,8 +55,12 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
-        tune: "rows" or "evidence" to choose the prior scale, a noise model if it is "learned", and by evidence the
-            width, on the training rows (see `credibly.tables.tuning`); None for no tuning.
+        tune: how to choose what is left at its default, on the training rows. "folds" chooses the prior scale, the
+            noise, transforms of the target and of the inputs, and the network of tables too large for HMC, by the log
+            density of rows left out (see `credibly.tables.choosing`), as `credibly fit` does; it needs 50 rows. "rows"
+            or "evidence" choose the prior scale, the noise and by evidence the width (see `credibly.tables.tuning`).
+            None fits the parameters as they are. "auto" is "folds" if method is "auto" and there are no settings, and
+            None otherwise.
         conformal: True or a number of folds for `predict_interval` with a coverage guarantee, from a fit without each.
         categorical_features: "from_dtype" for columns of a DataFrame with the dtype category or with text (and columns
             of an object array with text); None for no column; or the categorical columns as indices, names or a mask.
@@ -164,7 +70,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
             dtype of the fit.
         method_: name of the method used.
         why_: why it was chosen.
-        recipe_: the recipe fitted, with the choices of `tune` if given.
+        recipe_: the recipe fitted, with the choices of `tune`.
         trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X has any.
@@ -182,7 +88,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         random_state: int | np.random.RandomState | None = 0,
         device: str | None = None,
         verbose: bool = False,
-        tune: str | None = None,
+        tune: str | None = "auto",
         conformal: bool | int = False,
         categorical_features: Any = "from_dtype",
     ) -> None:
@@ -213,13 +119,11 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         X, y, weight = weighted_rows(X, real_targets(y), sample_weight)
         self._y_mean, self._y_scale = moments("y", y, weight)
         self.n_outputs_ = 1 if y.ndim == 1 else y.shape[1]
-        return self._fit_folds(*given)._fit(X, (y - self._y_mean) / self._y_scale, weight, recipe)
+        return self._fit_folds(*given)._fit(X, y, weight, recipe)
 
     def predictive(self, X: Any) -> Predictive:
         """Return the `Predictive` of the rows of X in the units of y: moments, intervals, densities, samples."""
-        own = self._predict(X)
-        units = (np.atleast_1d(v).tolist() for v in (self._y_mean, self._y_scale))
-        return self._calibrated(in_units(own, *units), X)
+        return self._calibrated(self._in_units(self._predict(X)), X)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Return the mean in the shape of y and, with return_std=True, the standard deviation of y, noise included."""
@@ -232,7 +136,7 @@ class BayesianRegressor(Intervals, MultiOutputMixin, RegressorMixin, _Bayesian):
         return float(self.predictive(X).log_prob(real_targets(np.asarray(y))).mean())
 
 
-class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc]
+class BayesianClassifier(Sets, ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
     """Bayesian neural network for classification into two or more classes, with labels of any type.
 
     Inputs are standardised by the training rows, so their units do not matter. X may have missing values and
@@ -240,7 +144,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
 
     Args:
         method: a name in `credibly.METHODS`, or "auto", as on the command line: HMC if rows times parameters are at
-            most 4 million, otherwise a deep ensemble.
+            most 1.2 million with tune="folds", and 4 million without; otherwise a deep ensemble.
         hidden: width of the hidden layer, or a tuple of widths; () is the linear model.
         activation: "silu", "tanh", "relu" or another of `credibly.networks.zoo.ACTIVATIONS`.
         prior_scale: prior standard deviation of the weights times the square root of the fan-in; smaller values
@@ -250,8 +154,9 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
         random_state: an int, a numpy RandomState, or None for a different fit every time.
         device: where to fit, such as "cuda"; None for the CPU.
         verbose: whether to show a progress bar.
-        tune: "rows" or "evidence" to choose the prior scale, and by evidence the width, on the training rows (see
-            `credibly.tables.tuning`); None for no tuning.
+        tune: how to choose what is left at its default, on the training rows: "folds" (the prior scale, transforms of
+            the inputs, and the network of tables too large for HMC), "rows" or "evidence" (the prior scale, and by
+            evidence the width), None or "auto", as in `BayesianRegressor`.
         class_weight: weights of the rows by class: {label: weight}, or "balanced" for the same total weight in every
             class. Probabilities are then those of a population with these weights, not of the training rows.
         conformal: True or a number of folds for `predict_set` with a coverage guarantee, from a fit without each.
@@ -264,7 +169,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
             fit.
         method_: name of the method used.
         why_: why it was chosen.
-        recipe_: the recipe fitted, with the choices of `tune` if given.
+        recipe_: the recipe fitted, with the choices of `tune`.
         trials_: candidates that `tune` tried.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X has any.
@@ -280,7 +185,7 @@ class BayesianClassifier(Sets, ClassifierMixin, _Bayesian):  # type: ignore[misc
         random_state: int | np.random.RandomState | None = 0,
         device: str | None = None,
         verbose: bool = False,
-        tune: str | None = None,
+        tune: str | None = "auto",
         class_weight: str | Mapping[Any, float] | None = None,
         conformal: bool | int = False,
         categorical_features: Any = "from_dtype",

@@ -61,7 +61,8 @@ class FitSummary:
         target: column that is predicted.
         task: what is predicted: "regression" for numbers, "classification" for classes, "survival" for censored times.
         classes: labels in the order of the probabilities; None unless classes are predicted.
-        columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, filled with the median").
+        columns: (name, kind, note) per input column, such as ("age", "numeric", "3 missing, completed from similar
+            rows").
         rows, held_out: number of training and of held-out rows.
         seed: seed of the split and of the fit.
         method: name in METHODS.
@@ -91,7 +92,8 @@ class FitSummary:
         choices: candidates that were compared on folds before the fit.
         refitted: whether the rows behind the metrics were held out of other fits only, and the fit itself has all rows.
         importance: permutation importance of the columns; None if it was not computed.
-        effects: effect curves of the most important columns.
+        effects: effect curves of the most important columns, with an output for each of several targets.
+        target_importance: importance of the columns for each of several targets, in the summary of all of them.
         kind: task of `Recipe`, such as "counts", which is a regression, or "ordinal", a classification; "" for `task`.
         options: options of `credibly fit` that describe the target, such as --event.
     """
@@ -131,6 +133,7 @@ class FitSummary:
     refitted: bool = False
     importance: Importance | None = None
     effects: tuple[Effect, ...] = ()
+    target_importance: tuple[Importance, ...] = ()
     kind: str = ""
     options: tuple[str, ...] = ()
 

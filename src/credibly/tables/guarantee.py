@@ -19,16 +19,15 @@ from credibly.tables.model import LEVEL, Array, TableModel
 FEWEST = 50
 
 
-def calibration_of(predictive: Predictive, y: Array, fold: Array, task: str) -> Calibration | None:
+def calibration_of(predictive: Predictive, y: Array, fold: Array) -> Calibration | None:
     """Return the scores of rows under the fits that have not seen them; None if there are too few rows for them.
 
     Args:
         predictive: predictions of the rows by those fits.
         y: their targets.
         fold: the fold of each row.
-        task: a task of `Recipe`. Censored times have no score, nor do several targets together.
     """
-    if task == "survival" or y.ndim > 1 or len(y) < FEWEST:
+    if len(y) < FEWEST:
         return None
     if not isinstance(predictive, JoinedPredictive):
         return calibrate(predictive, torch.from_numpy(y))
@@ -37,25 +36,32 @@ def calibration_of(predictive: Predictive, y: Array, fold: Array, task: str) -> 
     return cross_calibrate(parts)
 
 
-def guaranteed(model: TableModel, inputs: Array, predictive: Predictive) -> CalibratedPredictive | None:
+def guaranteed(
+    model: TableModel, inputs: Array, predictive: Predictive, *, allow_empty: bool = False
+) -> CalibratedPredictive | None:
     """Return predictions at prepared inputs whose intervals and sets carry a guarantee; None if there is none.
 
-    With one held-out part, those are of the fit without it; otherwise of all folds together.
+    With one held-out part, those are of the fit without it; otherwise of all folds together. `allow_empty` is that of
+    `Settings`.
     """
     if model.calibration is None:
         return None
+    settings = dataclasses.replace(model.calibration.settings, allow_empty=allow_empty)
+    calibration = dataclasses.replace(model.calibration, settings=settings)
     parts = [dataclasses.replace(model, posterior=posterior).predict(inputs) for posterior in model.folds]
-    if model.calibration.folds:
-        return CalibratedPredictive(predictive, model.calibration, folds=parts)
-    return CalibratedPredictive(parts[0] if parts else predictive, model.calibration)
+    if calibration.folds:
+        return CalibratedPredictive(predictive, calibration, folds=parts)
+    return CalibratedPredictive(parts[0] if parts else predictive, calibration)
 
 
-def measured_coverage(calibration: Calibration, level: float = LEVEL) -> float:
+def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float:
     """Return the fraction of rows inside intervals whose width the rows of other folds determine.
 
-    Without folds the two halves of the rows take their place. Several targets are averaged.
+    Without folds the two halves of the rows take their place. Several targets are averaged, or with `joint` counted if
+    all of them are inside their joint intervals. A time is inside if it exceeds its lower bound.
     """
     scores = calibration.scores_at(level).reshape(calibration.rows, -1)
+    scores = scores.amax(1, keepdim=True) if joint else scores
     fold = calibration.fold if calibration.fold is not None else torch.arange(calibration.rows) % 2
     inside = torch.empty_like(scores, dtype=torch.bool)
     for k in fold.unique():
@@ -69,9 +75,11 @@ def guarantee_facts(calibration: Calibration | None, level: float = LEVEL) -> di
     """Return what a report says on the guarantee; None if there is none."""
     if calibration is None:
         return None
+    several = calibration.settings.score == "pit" and calibration.scores.ndim > 1
     return {
         "level": level,
         "measured": measured_coverage(calibration, level),
         "rows": calibration.rows,
         "kind": "cross-conformal" if calibration.folds else "split conformal",
+        **({"measured_jointly": measured_coverage(calibration, level, joint=True)} if several else {}),
     }

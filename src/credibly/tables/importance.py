@@ -4,13 +4,13 @@ For column j and R random permutations of its cells among the rows,
 
     importance = (1/N) sum_i [ (1/R) sum_r l(y_i | x_i with the cell of row k_r(i)) - l(y_i | x_i) ],
 
-for the loss l = -log p(y | x), and likewise for the error rate. A row counts twice, by its own loss and by its cell in
-other rows, so the standard error is std(a_i + b_i) / sqrt(N), with a_i the increase of its loss and b_i the increase
-for the rows that received its cell: the first-order term of a two-sample statistic. Both contain the noise of the
-permutations divided by R, so it is slightly too large for few of them. The increase of the RMSE has the error of its
-linearisation in the two mean squares. All inputs made from a column (one-hot, missing indicator) move together, because
-cells are permuted before they are encoded. A column that others repeat has a low importance, since they stand in for
-it.
+for the loss l = -log p(y | x), or -log P(T > y | x) of a time that is censored at y, and likewise for the error rate. A
+row counts twice, by its own loss and by its cell in other rows, so the standard error is std(a_i + b_i) / sqrt(N), with
+a_i the increase of its loss and b_i the increase for the rows that received its cell: the first-order term of a
+two-sample statistic. Both contain the noise of the permutations divided by R, so it is slightly too large for few of
+them. The increase of the RMSE has the error of its linearisation in the two mean squares. All inputs made from a column
+(one-hot, missing indicator) move together, because cells are permuted before they are encoded. A column that others
+repeat has a low importance, since they stand in for it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from credibly.core.checks import check_integer
 from credibly.core.rng import check_seed
 from credibly.errors import InputError
+from credibly.predictive.one_target import one_target
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -53,14 +54,15 @@ class ColumnImportance:
     Attributes:
         name: the column.
         loss, loss_error: increase of the mean negative log density, in nats per row, and its standard error.
-        score, score_error: increase of the RMSE or of the error rate, and its standard error.
+        score, score_error: increase of the RMSE or of the error rate, and its standard error; None for times, which may
+            be censored.
     """
 
     name: str
     loss: float
     loss_error: float
-    score: float
-    score_error: float
+    score: float | None
+    score_error: float | None
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,32 @@ def permutation_importance(
     Args:
         predict: maps a table to the predictive of its rows, such as `TableModel.predict_table`.
         table: the rows, with all columns that `predict` needs.
-        y: their targets, (N,), or class indices.
+        y: their targets, (N,): numbers, class indices, or times that are negative if censored.
         columns: names of the columns to permute.
         repeats: number of permutations of each column.
         rows: the most rows that are used, evenly spaced; None for all.
         most: the most columns that are permuted `repeats` times; of more, a screen selects them.
         seed: random seed of the permutations.
+    """
+    if np.ndim(y) != 1:
+        raise InputError("y", f"must have one target per row, got shape {np.shape(y)}", "Use importance_by_target")
+    return importance_by_target(predict, table, y, columns, repeats=repeats, rows=rows, most=most, seed=seed)[0]
+
+
+def importance_by_target(
+    predict: Predict,
+    table: Table,
+    y: Array,
+    columns: Sequence[str],
+    *,
+    repeats: int = REPEATS,
+    rows: int | None = ROWS,
+    most: int = COLUMNS,
+    seed: int = 0,
+) -> tuple[Importance, ...]:
+    """Return the importance of columns for each of K targets, y of shape (N, K), from the same permutations.
+
+    The arguments are those of `permutation_importance`. A screen of many columns sums their losses over the targets.
     """
     check_integer("repeats", repeats)
     check_integer("most", most)
@@ -121,12 +143,13 @@ def permutation_importance(
     kept, skipped = list(columns), []
     if len(kept) > most:
         some, targets = spaced(table, y, SCREEN_ROWS)
-        found = _measure(predict, some, targets, kept, 1, seed)
-        order = sorted(found, key=lambda column: -column.loss)
-        skipped = [column.name for column in order[most:]]
+        screened = _measure(predict, some, targets, kept, 1, seed)
+        order = sorted(zip(*screened), key=lambda each: -sum(column.loss for column in each))
+        skipped = [each[0].name for each in order[most:]]
         kept = [name for name in kept if name not in set(skipped)]
     found = _measure(predict, table, y, kept, repeats, seed)
-    return Importance(tuple(sorted(found, key=lambda c: -c.loss)), len(y), repeats, tuple(skipped))
+    ordered = [tuple(sorted(each, key=lambda c: -c.loss)) for each in found]
+    return tuple(Importance(each, len(y), repeats, tuple(skipped)) for each in ordered)
 
 
 def spaced(table: Table, y: Array, most: int) -> tuple[Table, Array]:
@@ -139,8 +162,10 @@ def spaced(table: Table, y: Array, most: int) -> tuple[Table, Array]:
 
 def _measure(
     predict: Predict, table: Table, y: Array, columns: Sequence[str], repeats: int, seed: int
-) -> list[ColumnImportance]:
-    base = _losses(predict, [table], y)[0]
+) -> list[list[ColumnImportance]]:
+    """Return the importance of each column, for each target."""
+    base, scored = _losses(predict, [table], y)
+    base = base[0]
     jobs = [(i, r) for i in range(len(columns)) for r in range(repeats)]
     # Per column the mean loss of each row, and the mean increase for the rows that received its cell.
     own, given = (np.zeros((len(columns), *base.shape)) for _ in range(2))
@@ -149,11 +174,14 @@ def _measure(
         part = jobs[start : start + size]
         orders = [np.random.default_rng([seed, 0x1A9, i, r]).permutation(len(y)) for i, r in part]
         shuffled = [_permuted(table, columns[i], order) for (i, _), order in zip(part, orders)]
-        for (i, _), order, found in zip(part, orders, _losses(predict, shuffled, y)):
+        for (i, _), order, found in zip(part, orders, _losses(predict, shuffled, y)[0]):
             own[i] += found / repeats
-            given[i][:, order] += (found - base) / repeats
+            given[i][..., order] += (found - base) / repeats
     regression = y.dtype.kind == "f"
-    return [_summary(name, base, own[i], given[i], regression) for i, name in enumerate(columns)]
+    return [
+        [_summary(name, base[k], own[i, k], given[i, k], regression, scored) for i, name in enumerate(columns)]
+        for k in range(len(base))
+    ]
 
 
 def _permuted(table: Table, name: str, order: Array) -> Table:
@@ -161,25 +189,37 @@ def _permuted(table: Table, name: str, order: Array) -> Table:
     return table.set_column(at, table.schema.field(at), table.column(at).take(order))
 
 
-def _losses(predict: Predict, tables: Sequence[Table], y: Array) -> Array:
-    """Return -log p(y) and the squared error, or whether the answer is wrong, per table and row: (tables, 2, N)."""
+def _losses(predict: Predict, tables: Sequence[Table], y: Array) -> tuple[Array, bool]:
+    """Return -log p(y) and the squared error, or whether the answer is wrong: (tables, targets, 2, N).
+
+    The second result is False for times, which have no such error.
+    """
     import pyarrow as pa
 
     predictive = predict(pa.concat_tables(tables) if len(tables) > 1 else tables[0])
-    target = torch.from_numpy(np.tile(np.asarray(y), len(tables)))
-    loss = -predictive.log_prob(target).cpu().double().clamp(min=LOWEST)
-    if y.dtype.kind == "f":
-        score = (predictive.mean.cpu().double().reshape(len(target)) - target).square()
-    else:
-        score = (predictive.probabilities.cpu().argmax(-1) != target).double()
-    both = torch.stack([loss.reshape(len(target)), score]).reshape(2, len(tables), len(y))
-    return np.ascontiguousarray(both.transpose(0, 1).numpy())
+    observed = torch.from_numpy(np.concatenate([np.asarray(y)] * len(tables)))
+    targets = 1 if observed.ndim == 1 else observed.shape[1]
+    scored = y.dtype.kind != "f" or predictive.likelihood.support != "time"
+    found = []
+    for k in range(targets):
+        one, target = (predictive, observed) if observed.ndim == 1 else (one_target(predictive, k), observed[:, k])
+        loss = -one.log_prob(target).cpu().double().clamp(min=LOWEST).reshape(len(target))
+        if not scored:
+            score = torch.zeros_like(loss)
+        elif y.dtype.kind == "f":
+            score = (one.mean.cpu().double().reshape(len(target)) - target).square()
+        else:
+            score = (one.probabilities.cpu().argmax(-1) != target).double()
+        found.append(torch.stack([loss, score]).reshape(2, len(tables), len(y)))
+    return np.ascontiguousarray(torch.stack(found).permute(2, 0, 1, 3).numpy()), scored
 
 
-def _summary(name: str, base: Array, own: Array, given: Array, regression: bool) -> ColumnImportance:
+def _summary(name: str, base: Array, own: Array, given: Array, regression: bool, scored: bool) -> ColumnImportance:
     """Return the importance from (loss, score) per row: as it is, with another cell, increase where its cell went."""
     loss, increase = (float(value) for value in (own - base).mean(1))
     influence = own + given - base
+    if not scored:
+        return ColumnImportance(name, loss, _error(influence[0]), None, None)
     if regression:
         before, after = (max(math.sqrt(float(part[1].mean())), 1e-300) for part in (base, own))
         increase = after - before

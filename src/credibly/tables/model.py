@@ -20,7 +20,8 @@ from credibly.distributed import world
 from credibly.errors import InputError
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DrawsPosterior
-from credibly.predictive.base import CACHE_VALUES, Predictive
+from credibly.predictive.base import Predictive
+from credibly.predictive.blocks import CACHE_VALUES
 from credibly.tables.completed import predict_gaps
 from credibly.tables.imputation import Donors
 from credibly.tables.parallel_writer import shared_writer
@@ -28,6 +29,7 @@ from credibly.tables.parsing import Notes
 from credibly.tables.prediction_columns import (
     NOTES,
     Promise,
+    check_times,
     float32,
     kept_columns,
     prediction_columns,
@@ -113,10 +115,14 @@ class TableModel:
         return None if self.ood_levels is None else fraction_below(epistemic_of(predictive), self.ood_levels)
 
     def columns(
-        self, predictive: Predictive, levels: Sequence[float] = LEVELS, promised: Predictive | None = None
+        self,
+        predictive: Predictive,
+        levels: Sequence[float] = LEVELS,
+        promised: Predictive | None = None,
+        times: Sequence[float] = (),
     ) -> dict[str, Any]:
         """Return the columns of a prediction file, without the notes; see `prediction_columns`."""
-        found = prediction_columns(predictive, self.preparation, levels, promised)
+        found = prediction_columns(predictive, self.preparation, levels, promised, times)
         score = self.ood(predictive)
         found["ood"] = [None] * len(predictive) if score is None else float32(score)
         return found
@@ -128,6 +134,7 @@ class TableModel:
         *,
         levels: Sequence[float] = LEVELS,
         keep: Sequence[str] = (),
+        times: Sequence[float] = (),
         promise: Promise | None = None,
         force: bool = False,
         draws: int | None = None,
@@ -143,13 +150,14 @@ class TableModel:
             out: file to write.
             levels: levels of the intervals, of all targets but classes.
             keep: columns of the table to copy to the front of the file unchanged; ("all",) for every column.
+            times: of probabilities of survival, which are written as `survival_12` and so on; for censored times only.
             promise: maps prepared inputs and their predictions to predictions whose intervals are written in place of
                 the Bayesian ones, which are then named `bayes_lower_90` and so on.
             force: replace an existing file once the new one is complete.
             draws: number of posterior draws to use; None for all.
             progress: called with the number of rows done.
         """
-        absent, kept = self._checked_columns(Path(table), header(table), levels, keep)
+        absent, kept = self._checked_columns(Path(table), header(table), levels, keep, times)
         block_rows = max(
             LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
         )
@@ -165,7 +173,8 @@ class TableModel:
                 inputs, more = self.inputs(block)
                 predictive = self.predict(inputs, draws=draws)
                 columns = {} if copy is None else {name: copy.column(name) for name in kept}
-                columns |= self.columns(predictive, levels, None if promise is None else promise(inputs, predictive))
+                promised = None if promise is None else promise(inputs, predictive)
+                columns |= self.columns(predictive, levels, promised, times)
                 texts = _notes_by_row(len(inputs), [*notes, *more])
                 columns[NOTES] = texts
                 writer.write(columns)
@@ -183,14 +192,17 @@ class TableModel:
         return PredictedFile(Path(out), rows, noted, tuple(examples)[:EXAMPLES], tuple(absent))
 
     def _checked_columns(
-        self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str]
+        self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str], times: Sequence[float]
     ) -> tuple[list[str], list[str]]:
         """Return the columns of the training data that a file lacks, and those to copy from it."""
         absent = self.preparation.missing_columns(names)
         if len(absent) == len(self.preparation.names):
             listed = ", ".join(absent[:5]) + (" and others" if len(absent) > 5 else "")
             raise InputError("table", f"{table.name} has none of the columns of the training data ({listed})")
-        taken = prediction_names(self.preparation, check_levels("levels", levels))
+        if times and self.preparation.task != "survival":
+            found = f"is for censored times, this is {self.preparation.task}"
+            raise InputError("--at", found, "Leave it out, or fit with --event COLUMN")
+        taken = prediction_names(self.preparation, check_levels("levels", levels), check_times("--at", times))
         return absent, kept_columns("--keep", keep, names, taken)
 
     def _draws(self, wanted: int | None) -> int:

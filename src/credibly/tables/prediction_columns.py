@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from credibly.conformal.predictive import CalibratedPredictive
 from credibly.core.levels import LEVELS, percent
 from credibly.errors import InputError
 from credibly.predictive.one_target import one_target
@@ -33,56 +35,88 @@ def prediction_columns(
     preparation: Preparation,
     levels: Sequence[float] = LEVELS,
     promised: Predictive | None = None,
+    times: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Return the columns of predictions, without `ood` and the notes. Several targets have a set of columns each.
 
     Regression: `mean`, `std`, its parts `std_aleatoric` and `std_epistemic` (their squares sum to that of `std`), and
     intervals. Classes: `prediction`, `p_<class>`, and `entropy_total`, `entropy_aleatoric` and `entropy_epistemic` in
     nats, of which the first is the sum of the other two; and, of predictions with a promise, `set_90` with the classes
-    that the prediction set holds.
+    that the prediction set holds. Times: `median` and `survival_<t>` too, and with a promise `at_least_90`, which the
+    time exceeds.
 
     Args:
         predictive: the predictions.
         preparation: the targets and what they are.
         levels: levels of the intervals or prediction sets.
         promised: predictions whose intervals are `lower_90` and `upper_90`. Those of `predictive` are then written
-            beside them as `bayes_lower_90` and `bayes_upper_90`. None writes the latter as `lower_90` and `upper_90`.
+            beside them as `bayes_lower_90` and `bayes_upper_90`, and those of several targets together as
+            `joint_lower_90` and `joint_upper_90`. None writes the first as `lower_90` and `upper_90`.
+        times: of the probabilities of survival.
     """
     targets = preparation.targets
+    if preparation.classes is not None:
+        return _class_columns(predictive, preparation.classes, levels, promised)
+    if preparation.task == "survival":
+        return _time_columns(predictive, levels, promised, times)
     if len(targets) == 1:
-        return _columns(predictive, preparation, levels, promised)
+        bounds = {} if promised is None else {level: promised.interval(level) for level in levels}
+        return _number_columns(predictive, levels, bounds)
     found: dict[str, Any] = {}
+    each = {} if promised is None else {level: promised.interval(level) for level in levels}
+    joint = {level: promised.joint_interval(level) for level in levels} if _jointly(promised) else {}
     for k, target in enumerate(targets):
-        own = None if promised is None else one_target(promised, k)
-        columns = _columns(one_target(predictive, k), preparation, levels, own)
+        own = {level: (lower[:, k], upper[:, k]) for level, (lower, upper) in each.items()}
+        columns = _number_columns(one_target(predictive, k), levels, own)
+        for level, ends in joint.items():
+            for name, bound in zip(interval_names(level), ends):
+                columns[f"joint_{name}"] = _float64(bound[:, k])
         found |= {f"{name}_{target}": column for name, column in columns.items()}
     return found
 
 
-def _columns(
-    predictive: Predictive, preparation: Preparation, levels: Sequence[float], promised: Predictive | None
+def _jointly(promised: Predictive | None) -> TypeGuard[CalibratedPredictive]:
+    """Return whether predictions have joint intervals."""
+    return isinstance(promised, CalibratedPredictive) and promised.calibration.settings.score == "pit"
+
+
+def _class_columns(
+    predictive: Predictive, classes: Sequence[str], levels: Sequence[float], promised: Predictive | None
 ) -> dict[str, Any]:
-    classes = preparation.classes
-    found: dict[str, Any] = {}
-    if classes is not None:
-        probabilities = predictive.probabilities.double().numpy()
-        found["prediction"] = np.asarray(classes, dtype=object)[probabilities.argmax(-1)]
-        found |= {f"p_{name}": float32(probabilities[:, k]) for k, name in enumerate(classes)}
-        found |= {f"entropy_{part}": float32(getattr(predictive, part).numpy()) for part in ENTROPIES}
-        for level in levels if promised is not None else ():
-            assert promised is not None
-            found[f"set_{percent(level)}"] = _sets(promised.prediction_set(level).cpu().numpy(), classes)
-        return found
-    if preparation.task == "survival":
-        found["median"] = _float64(predictive.quantile(0.5))
-    found["mean"], found["std"] = _float64(predictive.mean), float32(predictive.std.numpy())
+    probabilities = predictive.probabilities.double().numpy()
+    found: dict[str, Any] = {"prediction": np.asarray(classes, dtype=object)[probabilities.argmax(-1)]}
+    found |= {f"p_{name}": float32(probabilities[:, k]) for k, name in enumerate(classes)}
+    found |= {f"entropy_{part}": float32(getattr(predictive, part).numpy()) for part in ENTROPIES}
+    for level in levels if promised is not None else ():
+        assert promised is not None
+        found[f"set_{percent(level)}"] = _sets(promised.prediction_set(level).cpu().numpy(), classes)
+    return found
+
+
+def _time_columns(
+    predictive: Predictive, levels: Sequence[float], promised: Predictive | None, times: Sequence[float]
+) -> dict[str, Any]:
+    found = {"median": _float64(predictive.quantile(0.5))} | _number_columns(predictive, levels, {})
+    for level in levels if isinstance(promised, CalibratedPredictive) else ():
+        assert isinstance(promised, CalibratedPredictive)
+        found[bound_name(level)] = _float64(promised.lower_bound(level))
+    for time in times:
+        found[survival_name(time)] = float32(1 - _float64(predictive.cdf(torch.full((len(predictive),), time))))
+    return found
+
+
+def _number_columns(
+    predictive: Predictive, levels: Sequence[float], bounds: Mapping[float, tuple[Tensor, Tensor]]
+) -> dict[str, Any]:
+    """Return the columns of one target; `bounds` are promised intervals by level, if there are any."""
+    found: dict[str, Any] = {"mean": _float64(predictive.mean), "std": float32(predictive.std.numpy())}
     for part in ("aleatoric", "epistemic"):
         found[f"std_{part}"] = float32(getattr(predictive, part).sqrt().numpy())
     for level in levels:
         lower, upper = interval_names(level)
         bayes = predictive.interval(level)
-        found[lower], found[upper] = map(_float64, bayes if promised is None else promised.interval(level))
-        if promised is not None:
+        found[lower], found[upper] = map(_float64, bounds.get(level, bayes))
+        if level in bounds:
             found[f"bayes_{lower}"], found[f"bayes_{upper}"] = map(_float64, bayes)
     return found
 
@@ -98,17 +132,47 @@ def interval_names(level: float) -> tuple[str, str]:
     return f"lower_{percent(level)}", f"upper_{percent(level)}"
 
 
-def prediction_names(preparation: Preparation, levels: Sequence[float] = LEVELS) -> list[str]:
+def bound_name(level: float) -> str:
+    """Return the name of the column of a lower bound: "at_least_90"."""
+    return f"at_least_{percent(level)}"
+
+
+def survival_name(time: float) -> str:
+    """Return the name of the column with the probability of surviving a time: "survival_12"."""
+    return f"survival_{time:.10g}"
+
+
+def check_times(name: str, times: Iterable[Any]) -> tuple[float, ...]:
+    """Return times as floats. Raise unless all are positive and finite, and no two the same."""
+    found: list[float] = []
+    for time in times:
+        try:
+            value = float(time)
+        except (TypeError, ValueError):
+            value = float("nan")
+        if not 0 < value < float("inf"):
+            raise InputError(name, f"must be positive times such as 12,24, got {time!r}")
+        if survival_name(value) in map(survival_name, found):
+            raise InputError(name, f"must be different times, got {value:g} twice")
+        found.append(value)
+    return tuple(found)
+
+
+def prediction_names(
+    preparation: Preparation, levels: Sequence[float] = LEVELS, times: Sequence[float] = ()
+) -> list[str]:
     """Return the names of all columns that a prediction file may have, including `ood` and the notes."""
     if preparation.classes is not None:
         found = ["prediction", *(f"p_{name}" for name in preparation.classes), *(f"entropy_{p}" for p in ENTROPIES)]
         found += [f"set_{percent(level)}" for level in levels]
     else:
         ends = [name for level in levels for name in interval_names(level)]
-        found = ["median"] if preparation.task == "survival" else []
-        found += ["mean", "std", "std_aleatoric", "std_epistemic", *ends, *(f"bayes_{name}" for name in ends)]
+        found = ["mean", "std", "std_aleatoric", "std_epistemic", *ends, *(f"bayes_{name}" for name in ends)]
+    if preparation.task == "survival":
+        found = ["median", *found, *map(bound_name, levels), *map(survival_name, times)]
     targets = preparation.targets
     if len(targets) > 1:
+        found += [f"joint_{name}" for level in levels for name in interval_names(level)]
         found = [f"{name}_{target}" for target in targets for name in found]
     return [*found, "ood", NOTES]
 

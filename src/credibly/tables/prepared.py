@@ -19,7 +19,7 @@ from credibly.inference.method import Method
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
 from credibly.tables.arrays import weights_by_class
-from credibly.tables.choosing import Rowset
+from credibly.tables.choosing import MANY, Rowset
 from credibly.tables.config import Config, as_options
 from credibly.tables.conventions import Conventions
 from credibly.tables.fit_summary import Candidate
@@ -31,6 +31,7 @@ from credibly.tables.roles import group_values, time_values
 from credibly.tables.screening import screen
 from credibly.tables.splitting import Rows, folds_of, held_out_split
 from credibly.tables.targets import check_column, weight_column
+from credibly.tables.training_gaps import TrainingGaps, completed_inputs
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -40,8 +41,7 @@ Array = npt.NDArray[Any]
 # Methods that are fast enough to be fitted once more for each of five folds; others have one held-out part.
 CROSS_VALIDATED = ("hmc", "ensemble", "map", "mle")
 HELD_OUT = 0.2
-# Number of rows from which one part is held out, whatever the method.
-MANY = 20_000
+# Fraction held out of tables with many rows, whatever the method.
 MANY_HELD_OUT = 0.1
 # Number of rows below which the folds would be too small to say anything: one part is held out.
 FEW = 50
@@ -92,6 +92,7 @@ class Prepared:
             activation=recipe.activation,
             prior_scale=recipe.scale,
             noise=recipe.noise,
+            noise_floor=recipe.noise_floor,
             transform=recipe.transform,
             inputs=recipe.inputs,
             embedding=recipe.embedding,
@@ -106,11 +107,34 @@ class Prepared:
         size = problem.n, problem.layout.dim
         return dataclasses.replace(made, problem=problem, method=fitter_of(recipe, *size))
 
-    def problem_of(self, rows: Array) -> Problem:
-        """Return the problem of some of the rows in `train`."""
+    def completed_problem(self, rows: Array | None = None) -> Problem:
+        """Return the problem of some of the rows in `train`, or all, with draws of their missing cells.
+
+        Without missing cells it is `problem_of(rows)`; otherwise short fits to these rows come first.
+        """
+        if self.data.gaps is None:
+            return self.problem if rows is None else self.problem_of(rows)
+        chosen = np.arange(len(self.train)) if rows is None else rows
+        part, known = self.data.at(chosen), self.preparation
+        assert part.gaps is not None
+        x = completed_inputs(
+            self.recipe,
+            part.x,
+            known.standardise(part.y),
+            part.gaps,
+            sample_weight=part.weight,
+            classes=part.classes,
+            numeric=part.numeric,
+            scaling=known.scaling,
+            seed=self.config.seed,
+        )
+        return self.problem_of(chosen, x)
+
+    def problem_of(self, rows: Array, x: Array | None = None) -> Problem:
+        """Return the problem of some of the rows in `train`, with their inputs or others."""
         part, known = self.data.at(rows), self.preparation
         return self.recipe.problem(
-            known.scaling(part.x),
+            known.scaling(part.x if x is None else x),
             known.standardise(part.y),
             sample_weight=part.weight,
             classes=part.classes,
@@ -149,7 +173,8 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
     preparation = _preparation(config, table, known.task, train)
     preparation = dataclasses.replace(preparation, task_reason=known.task_reason)
     chosen = table.take(train)
-    x = training_inputs(preparation.transform(chosen, gaps=True)[0])
+    gapped = preparation.transform(chosen, gaps=True)[0]
+    x, gaps = training_inputs(gapped), TrainingGaps.of(gapped)
     y = preparation.target_values(chosen)
     classes = None if preparation.classes is None else len(preparation.classes)
     _check_device(config.device)
@@ -157,7 +182,7 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
     weights = weights_by_class(config.class_weight, preparation.classes, y, weights)
     # Embedding a column of two values would gain nothing.
     numeric = tuple(i for i in preparation.numeric_features if len(np.unique(x[:1000, i])) > 2)
-    data = Rowset(x, y, numeric, rows, weights, classes)
+    data = Rowset(x, y, numeric, rows, weights, classes, gaps)
     recipe = config.recipe(known.task)
     preparation = preparation.with_scaling(recipe.inputs, x)
     unfinished = Prepared(config, table, preparation, train, held_out, splits, data, recipe, None, None, "")  # type: ignore[arg-type]
@@ -256,6 +281,7 @@ def stored_config(prepared: Prepared) -> Config:
         method=prepared.method.name,
         hidden=recipe.hidden,
         noise=recipe.noise,
+        noise_floor=recipe.noise_floor,
         transform=recipe.transform,
         inputs=recipe.inputs,
         embedding=recipe.embedding,

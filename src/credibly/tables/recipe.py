@@ -25,6 +25,7 @@ from credibly.likelihoods import (
     Likelihood,
     NegativeBinomial,
     Ordinal,
+    Poisson,
     StudentT,
     Survival,
 )
@@ -37,7 +38,8 @@ from credibly.problem import Problem
 from credibly.tables.target_tasks import LABELLED
 
 TASKS = ("regression", "classification", "counts", "ordinal", "proportion", "survival")
-NOISES = ("learned", "heteroscedastic", "student")
+# The last one is for counts alone.
+NOISES = ("learned", "heteroscedastic", "student", "poisson")
 
 # Rows times parameters up to which HMC finishes within about a minute on two cores.
 AFFORDABLE = 4_000_000
@@ -57,12 +59,14 @@ class Recipe:
             fan-in. None is 1 for real targets and counts, and 2 for tasks on a logit scale, where confident outputs
             are larger.
         noise: for regression: "learned" (one scale, with a prior), "heteroscedastic" (depends on x), "student" (learned
-            scale, heavy tails), or a known standard deviation in units of the standardised target.
+            scale, heavy tails), or a known standard deviation in units of the standardised target. For counts:
+            "learned" (negative binomial, with a learned dispersion) or "poisson".
         method: a name in METHODS, or "auto".
         settings: settings of the method that override those of `settings_for`.
         embedding: whether numeric columns have periodic embeddings.
         inputs: encoding of inputs, one of `input_scaling.KINDS`.
         transform: of a regression target, one of `transforms.CHOICES`.
+        noise_floor: smallest standard deviation of heteroscedastic noise, in units of the standardised target.
     """
 
     task: str = "regression"
@@ -75,6 +79,7 @@ class Recipe:
     embedding: bool = False
     inputs: str = "standard"
     transform: str = "none"
+    noise_floor: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -86,8 +91,12 @@ class Recipe:
             if self.noise not in NOISES:
                 known = ", ".join(repr(noise) for noise in NOISES)
                 raise InputError("noise", f"must be one of {known} or a positive number, got {self.noise!r}")
+            if self.noise == "poisson" and self.task != "counts":
+                raise InputError("noise", f"'poisson' is for counts, got the task {self.task!r}")
         else:
             check_positive("noise", self.noise)
+        if self.noise_floor:
+            check_positive("noise_floor", self.noise_floor)
         if not isinstance(self.settings, Mapping):
             raise InputError("settings", f"must be a dict of settings of the method, got {self.settings!r}")
 
@@ -102,11 +111,12 @@ class Recipe:
         if self.task == "classification":
             return Bernoulli() if classes == 2 else Categorical()
         if self.task != "regression":
-            others = {"counts": NegativeBinomial(), "proportion": Beta(), "survival": Survival()}
+            counts = Poisson(unit=None) if self.noise == "poisson" else NegativeBinomial()
+            others = {"counts": counts, "proportion": Beta(), "survival": Survival()}
             return Ordinal(classes=classes) if self.task == "ordinal" else others[self.task]
         if isinstance(self.noise, str):
             if self.noise == "heteroscedastic":
-                return HeteroscedasticGaussian()
+                return HeteroscedasticGaussian(floor=self.noise_floor)
             # Targets are standardised, whichever of their rows a problem has.
             return (Gaussian if self.noise == "learned" else StudentT)(scale_prior=STANDARD, per_target=targets > 1)
         return Gaussian(self.noise)

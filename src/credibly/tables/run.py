@@ -90,8 +90,9 @@ def fit_table(
         work = Path(everyone.gather(os.fspath(made))[0])
         fit_folds(prepared, work, progress)
         with torch_threads(threads_for(prepared.problem, prepared.method)):
+            problem = prepared.completed_problem()
             posterior = prepared.method.fit(
-                prepared.problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
+                problem, seed=prepared.config.seed, out=work / "posterior", progress=progress
             )
         if everyone.leader:
             with world.alone(), show_stages("evaluate", ("predictions", "metrics"), progress):
@@ -229,7 +230,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     fold = np.asarray(facts["fold_of_row"] or [0] * len(y))
     calibration = None
     if run.config.conformal and on != "training":
-        calibration = calibration_of(predictive, y, fold, preparation.task)
+        calibration = calibration_of(predictive, y, fold)
     facts |= {
         "status": "complete",
         "seconds": round(seconds, 3),

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from credibly.tables.conventions import Conventions, conventions_of
+from credibly.tables.missing_codes import missing_code
 from credibly.tables.parsing import is_number, numbers, texts, whole_column
 from credibly.tables.preparation import Preparation
 
@@ -214,7 +215,8 @@ def _outliers(columns: _Columns, names: list[str]) -> Iterator[str]:
         x = columns.numbers(name)
         if x is None:
             continue
-        far = _far(x)
+        known = missing_code(x)
+        far = _far(x) if known is None else np.flatnonzero(x == known)
         if not len(far):
             continue
         values = np.unique(x[far])

@@ -13,7 +13,7 @@ from credibly.core.stages import stage
 from credibly.errors import InputError
 from credibly.posterior.draws import SampledPosterior
 from credibly.predictive.one_target import one_target
-from credibly.tables.column_effects import column_effects, guarantee_of
+from credibly.tables.column_effects import column_effects, effects_of_target, guarantee_of
 from credibly.tables.config import Config
 from credibly.tables.fit_summary import Array, Candidate, FitSummary, View
 from credibly.tables.model import TableModel
@@ -34,6 +34,7 @@ NOISES = {
     "classification": "labels drawn from the predicted probabilities",
     "ordinal": "labels drawn from the predicted probabilities, with learned cut points between the levels",
     "counts": "negative binomial counts, with a learned dispersion",
+    "poisson": "Poisson counts, whose variance is their mean",
     "proportion": "beta-distributed proportions, with a learned precision",
     "survival": "Weibull times, with a learned shape; censored rows count as not yet over",
 }
@@ -76,6 +77,9 @@ def _by_target(facts: FitSummary, targets: Sequence[str]) -> tuple[FitSummary, .
             y=facts.y[:, k],
             figures=own(facts.figures, name),
             baseline=own(facts.baseline, name),
+            importance=facts.target_importance[k] if facts.target_importance else None,
+            effects=effects_of_target(facts.effects, k),
+            target_importance=(),
         )
         for k, name in enumerate(targets)
     )
@@ -88,7 +92,9 @@ def summarise(run: TableRun) -> FitSummary:
     y = run.model.preparation.target_values(rows)
     found = _summary(run, rows, on, inputs, run.predict_rows(inputs), y)
     importance, effects = column_effects(run, rows, y)
-    return dataclasses.replace(found, importance=importance, effects=effects)
+    alone = importance[0] if len(importance) == 1 else None
+    several = importance if len(importance) > 1 else ()
+    return dataclasses.replace(found, importance=alone, target_importance=several, effects=effects)
 
 
 def _summary(run: TableRun, rows: Table, on: str, inputs: Array, predictive: Predictive, y: Array) -> FitSummary:
@@ -157,7 +163,7 @@ def _network(recipe: Recipe, model: TableModel) -> str:
 
 def _noise(recipe: Recipe, model: TableModel) -> str:
     if recipe.task != "regression":
-        return NOISES[recipe.task]
+        return NOISES["poisson" if recipe.noise == "poisson" else recipe.task]
     known = {
         "learned": "normal, with one learned standard deviation",
         "heteroscedastic": "normal, with a standard deviation that depends on the inputs",

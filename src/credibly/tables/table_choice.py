@@ -6,25 +6,30 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from credibly.tables.choosing import choose
+from credibly.tables.array_table import ArrayTable
+from credibly.tables.chain_plan import LENGTHS, plan_chains
+from credibly.tables.choosing import MANY, UNSTOPPED, choose
 from credibly.tables.prepared import Prepared
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import RULES, tune
 
-# Rows times parameters up to which HMC with trajectories of at most STEPS steps, its pilots and its folds take about
-# two minutes on two cores.
+# Rows times parameters up to which HMC, its pilots, its trial and its folds take about two minutes on two cores.
 AFFORDABLE = 1_200_000
-STEPS = 100
+# Chains of a table. Steps of half the default error, with a warm-up that also finds step sizes which shrink while the
+# chains approach noise of small variance.
+CHAINS: dict[str, Any] = {"warmup": 300, "max_steps": 250, "target_accept": 0.9, "thin": 4}
 HIDDEN = (50,)
-# Rows times parameters times iterations per draw: smaller tables can afford longer chains, up to MOST_THINNED.
-THINNED, MOST_THINNED = 1_500_000, 6
+# Smallest standard deviation of the noise, in standard deviations of the target, that the search starts from. Without
+# one, the variance at repeated rows has no bound, and neither has the curvature that step sizes follow.
+FLOOR = 0.1
 # Networks of larger tables.
 EMBEDDED: dict[str, Any] = {"hidden": (256, 256), "activation": "relu", "embedding": True}
-# Rows from which an ensemble has half as many members.
-MANY = 12_000
-# Most steps of training, of tables up to MANY rows and of larger ones: what two minutes and five minutes allow.
+# Most steps of training, of tables up to MANY rows and of larger ones, which have half as many members: what two
+# minutes and five minutes allow.
 LONGEST, LONGEST_OF_MANY = 4_500, 12_000
 BATCH = 256
+# Training of an ensemble in place of chains that would not mix: a falling learning rate and small batches.
+SMALL_BATCH, SMALL_STEPS, SMALL_EPOCHS = 64, 1_500, (40, 200)
 
 Progress = Callable[[int, int], None]
 
@@ -47,10 +52,43 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
     }
     fixed = [name for name, is_free in free.items() if not is_free]
     best, candidates = choose(recipe, prepared.data, fixed=fixed, seed=config.seed, progress=progress)
-    return dataclasses.replace(prepared.with_recipe(best, candidates), why=why)
+    found = dataclasses.replace(prepared.with_recipe(best, candidates), why=why)
+    if best.method != "hmc" or set(config.settings) & set(LENGTHS):
+        return found
+    plan = plan_chains(found)
+    if plan.attainable or config.method == "hmc" or config.settings:
+        settings = {**best.settings, "thin": plan.thin, "target_accept": plan.target_accept}
+        longer = dataclasses.replace(best, settings={**settings, **config.settings})
+        return dataclasses.replace(found.with_recipe(longer, candidates), why=why)
+    best, others = choose(
+        small_ensemble(prepared, best), prepared.data, fixed=fixed, seed=config.seed, progress=progress
+    )
+    tried = tuple(dataclasses.replace(one, chosen=False) for one in candidates)
+    why = (
+        f"HMC would not mix in time: a trial of it gave {plan.effective:,.0f} effective draws, and enough of them would"
+        f" take {plan.times:,.1f} times as long as there is time for; a deep ensemble is the best of the fast methods"
+    )
+    return dataclasses.replace(prepared.with_recipe(best, (*tried, *others)), why=why)
 
 
-def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
+def small_ensemble(prepared: Prepared, chosen: Recipe) -> Recipe:
+    """Return the ensemble that a table has in place of chains that would not mix, with the choices made for those."""
+    config, rows = prepared.config, prepared.data.rows.count
+    fewest = min((len(fitted) for fitted, _ in prepared.splits), default=rows)
+    batch = min(SMALL_BATCH, max(1, 4 * fewest // 5))
+    epochs = max(SMALL_EPOCHS[0], min(SMALL_EPOCHS[1], SMALL_STEPS * batch // rows))
+    settings = {
+        "members": 10, "epochs": epochs, "batch_size": batch, "lr": 2e-3, "schedule": "cosine", "validation": 0.1,
+        "patience": UNSTOPPED, "prior": False, "anchored": False, "init": "fresh",
+    }  # fmt: skip
+    made = dataclasses.replace(chosen, method="ensemble", noise_floor=0.0, settings=settings)
+    if config.hidden is None:
+        made = dataclasses.replace(made, **EMBEDDED)
+    embedded = made.embedding and bool(prepared.data.numeric) and config.embedding is not False
+    return dataclasses.replace(made, embedding=embedded)
+
+
+def starting_recipe(prepared: Prepared | ArrayTable) -> tuple[Recipe, str]:
     """Return the recipe that the search starts from, and why it has its method."""
     config, data = prepared.config, prepared.data
     given = config.recipe(prepared.preparation.task)
@@ -61,17 +99,17 @@ def starting_recipe(prepared: Prepared) -> tuple[Recipe, str]:
         method="hmc",
         hidden=hidden,
         noise=noise,
+        noise_floor=FLOOR if config.noise == "auto" and noise == "heteroscedastic" else given.noise_floor,
         prior_scale=2.0 if config.prior_scale is None else config.prior_scale,
     )
     parameters = small.problem(data.x[:2], prepared.preparation.standardise(data.y[:2]), classes=data.classes).dim
     rows = data.rows.count
-    thin = max(2, min(MOST_THINNED, THINNED // (rows * parameters)))
     work = f"{rows:,} rows by {parameters:,} parameters"
     # The compiled sampler has these likelihoods; with others a gradient takes many times as long.
     fast = given.task == "classification" or (given.task == "regression" and noise != "student")
     if config.method == "hmc" or (config.method == "auto" and fast and rows * parameters <= AFFORDABLE):
         reason = f"{work} is small enough for HMC, which samples the posterior without approximating it"
-        small = dataclasses.replace(small, settings={"max_steps": STEPS, "thin": thin, **given.settings})
+        small = dataclasses.replace(small, settings={**CHAINS, **given.settings})
         return small, "requested" if config.method == "hmc" else reason
     reason = f"{work} is too large for HMC to finish within about two minutes"
     if not fast:

@@ -249,14 +249,17 @@ def weight_column(table: Any, name: str, target: str) -> Array:
     check_column(option, name, table.column_names)
     if name == target:
         raise InputError(option, f"{name!r} is the target")
-    column, wrong = numbers(whole_column(table, name))
-    if wrong:
-        raise InputError(option, f"{name!r} in row {wrong[0][0] + 1}: {wrong[0][1]}", "Fix or remove that row")
+    column, unread = numbers(whole_column(table, name))
+    if unread:
+        raise InputError(option, f"{name!r} in row {unread[0][0] + 1}: {unread[0][1]}", "Fix or remove that row")
     if column.null_count:
         raise InputError(option, f"{name!r} is missing in {column.null_count:,} rows", "Fill in or remove those rows")
     values = np.array(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-    if not np.isfinite(values).all() or (values < 0).any() or not values.any():
-        raise InputError(option, f"{name!r} must hold finite weights, none negative and one positive at least")
+    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if len(wrong) or not values.any():
+        held = f"{values[wrong[0]]:g} in row {wrong[0] + 1}" if len(wrong) else "0 in every row"
+        need = f"{name!r} must hold finite weights, none negative and one positive at least"
+        raise InputError(option, f"{need}, got {held}", "Fix or remove those rows")
     return values
 
 

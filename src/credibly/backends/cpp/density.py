@@ -256,6 +256,8 @@ def supports(x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
     """Return whether the C++ and CUDA backends support the likelihood, the prior and the shape of the data."""
     if type(likelihood) not in LIKELIHOODS or not isinstance(prior, BoundPrior) or not prior.is_normal:
         return False
+    if likelihood.counted(y) is not None:
+        return False
     return isinstance(x, Tensor) and x.ndim == 2 and y.ndim <= 2 and likelihood.axis in (-1, 1)
 
 
@@ -274,7 +276,12 @@ def likelihood_struct(likelihood: Likelihood, layout: Layout, stack: Stack, colu
 
 
 def noise_scales(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
-    """Return the fixed scales, the offset of a learned log scale or -1, and whether there is one per target."""
+    """Return the fixed scales, the offset of a learned log scale or -1, and whether there is one per target.
+
+    The scales of heteroscedastic noise are its floor.
+    """
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return [float(likelihood.floor)] * targets, -1, 0
     if not isinstance(likelihood, Gaussian):
         return [1.0] * targets, -1, 0
     given = likelihood.scale

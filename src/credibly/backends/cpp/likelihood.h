@@ -59,7 +59,19 @@ double likelihood(const Data<T>& data, const T* theta, T* f, int64_t first, int6
     } else if (data.kind == HETEROSCEDASTIC) {
       T* log_variance = f + (K + k) * PITCH;
       constexpr int L = Lanes<T>::N;
-      for (int64_t r = 0; r < rows; r += L) {
+      const T floor = T(data.scale[k] * data.scale[k]);
+      for (int64_t r = 0; floor > T(0) && r < rows; r += L) {
+        const Vec<T> v = *(Vec<T>*)(log_variance + r), residual = *(const Vec<T>*)(y + r) - *(Vec<T>*)(out + r);
+        // Beyond this limit float32 would overflow.
+        const Vec<T> largest = broadcast(T(80)), own = vexp(v > largest ? largest : v), variance = own + floor;
+        const Vec<T> scaled = residual / variance, square = residual * scaled;
+        if (value)
+          for (int h = 0; h < L && r + h < valid; ++h)
+            sum += weight_of(r + h) * (-0.5 * (double(square[h]) + std::log(double(variance[h]))) - HALF_LOG_TWO_PI);
+        *(Vec<T>*)(out + r) = w * scaled;
+        *(Vec<T>*)(log_variance + r) = (T(0.5) * w) * (square - T(1)) * (own / variance);
+      }
+      for (int64_t r = 0; floor == T(0) && r < rows; r += L) {
         const Vec<T> v = *(Vec<T>*)(log_variance + r), residual = *(const Vec<T>*)(y + r) - *(Vec<T>*)(out + r);
         const Vec<T> inverse = vexp(-v), scaled = residual * inverse;
         const Vec<T> square = residual * scaled;

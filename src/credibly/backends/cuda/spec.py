@@ -137,6 +137,8 @@ def kernel_spec(
     """Return the specialisation for a problem, or None if the kernel does not support it."""
     if stack is None or not supports(x, y, likelihood, prior):
         return None
+    if isinstance(likelihood, HeteroscedasticGaussian) and likelihood.floor:
+        return None
     targets = stack.outputs if isinstance(likelihood, Categorical) else (1 if y.ndim == 1 else y.shape[1])
     outputs = 2 * targets if isinstance(likelihood, HeteroscedasticGaussian) else targets
     if stack.outputs != outputs or targets > MAX_TARGETS or stack.layers[-1][4]:

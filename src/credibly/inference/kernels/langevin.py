@@ -28,6 +28,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# Floor of the root mean squared gradient, as a fraction of its mean over coordinates.
+FLOOR = 1e-5
+
 
 def langevin(
     theta: Tensor,
@@ -57,3 +60,9 @@ def langevin(
     theta = theta + half * momentum
     value, gradient = evaluate(theta)
     return theta, momentum + half * gradient, gradient, value
+
+
+def adapted_root(squares: Tensor) -> Tensor:
+    """Return the root of 1 / (floor + root mean squared gradient), with a geometric mean of one in every chain."""
+    log = -torch.log(FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
+    return torch.exp(0.5 * (log - log.mean(-1, keepdim=True)))

@@ -152,10 +152,11 @@ def _create(
         layout = problem.layout
         files["fixed.safetensors"] = {f"fixed/{k}": v for k, v in layout.fixed().items()}
         files["initial.safetensors"] = {"network": layout.read(layout.module)}
-        data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(problem.x))}, "y": problem.y}
+        own = problem.sample
+        data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(own.x))}, "y": own.y}
         if problem.sample_weight is not None:
             data["sample_weight"] = problem.sample_weight
-        if sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
+        if problem.stream is None and sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
             files["data.safetensors"] = data
     if not isinstance(method.init, str):
         files["start.safetensors"] = {"start": starts(problem, method.init, method.chains, seed, False)}

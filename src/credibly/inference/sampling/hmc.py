@@ -36,7 +36,9 @@ class HMCSampler(Sampler):
         self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh
         self.own, self.warmup = mesh.chains(plan.chains), plan.warmup
         self.chains = len(self.own)
-        self.total = self.warmup + plan.draws * plan.thin
+        # Draws are taken every `thin` iterations after the first `begun`.
+        self.begun, self.thin, self.max_steps = self.warmup, plan.thin, plan.max_steps
+        self.total = self.begun + plan.draws * self.thin
         target.select_backend(plan.compile)
         steps = GUESSED_STEPS if plan.step_size is None else math.ceil(plan.length / plan.step_size)
         self.trajectories = ChunkedTrajectories(target, plan.integrator, self.chains, plan.chains, self.total * steps)
@@ -70,6 +72,8 @@ class HMCSampler(Sampler):
         found = {f"state.{k}": v for k, v in self.state._asdict().items()}
         found |= {"sums": self.sums, "evaluations": self.gradients}
         found["counts"] = torch.tensor([self.done, self.lost], dtype=torch.float64)
+        planned = [self.begun, self.thin, self.max_steps, self.total]
+        found["planned"] = torch.tensor(planned, dtype=torch.float64)
         return {**found, **self.adaptation.tensors()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -78,6 +82,8 @@ class HMCSampler(Sampler):
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
         self.done, self.lost = (int(count) for count in tensors["counts"].tolist())
+        if "planned" in tensors:
+            self.begun, self.thin, self.max_steps, self.total = (int(n) for n in tensors["planned"].tolist())
         self.adaptation.restore(tensors, self.done)
 
     def chain_axis(self, name: str) -> int | None:
@@ -125,7 +131,21 @@ class HMCSampler(Sampler):
 
     def keeps(self) -> bool:
         """Return whether this is a `thin`-th iteration after warm-up."""
-        return self.done > self.warmup and (self.done - self.warmup) % self.plan.thin == 0
+        return self.done > self.begun and (self.done - self.begun) % self.thin == 0
+
+    def prolong(self, draws: int, *, anew: bool) -> None:
+        """Add draws. Anew, trajectories that `max_steps` cuts become longer; else there are more of them per draw."""
+        if anew:
+            self.begun = self.total = self.done
+            if self.plan.step_size is None and self._shortened(self.adaptation.size):
+                self.max_steps *= 2
+            else:
+                self.thin *= 2
+        self.total += draws * self.thin
+
+    def _shortened(self, sizes: Tensor) -> bool:
+        """Return whether `max_steps` cuts the trajectories of some chain."""
+        return bool((torch.ceil(self.adaptation.length / sizes - 1e-9) > self.max_steps).any())
 
     def _steps(self, t: int) -> list[int]:
         """Return the steps of this trajectory per chain; the jitter is the same for all chains."""
@@ -135,7 +155,9 @@ class HMCSampler(Sampler):
         if self.plan.jitter:
             uniform = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length = length * (1 + self.plan.jitter * (2 * float(uniform) - 1))
-        most = self.adaptation.most_steps(t) if self.plan.step_size is None else math.inf
+        most: float = self.adaptation.most_steps(t) if t < self.warmup else self.max_steps
+        if self.plan.step_size is not None:
+            most = math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.adaptation.size.tolist()]
 
     def _propose(self, current: State, steps: list[int], stop: Callable[[], bool]) -> State:
@@ -194,7 +216,7 @@ class HMCSampler(Sampler):
         """Return draws, acceptance, divergences and step size per chain."""
         sums, sizes = self.of_all(self.sums, 1), self.of_all(self.adaptation.size)
         acceptance, divergent = (sums[0] / sums[3].clamp(min=1)).tolist(), sums[1].tolist()
-        draws = max(0, self.done - self.warmup) // self.plan.thin
+        draws = max(0, self.done - self.begun) // self.thin
         return {
             "iteration": self.done,
             "of": self.total,
@@ -208,7 +230,7 @@ class HMCSampler(Sampler):
     def history(self) -> dict[str, Any]:
         """Return phases, step sizes, acceptance, divergences and how the chains were evaluated."""
         sums, sizes = self.of_all(self.sums, 1), self.of_all(self.adaptation.size)
-        adapted, most = self.plan.step_size is None, self.plan.max_steps
+        adapted, most = self.plan.step_size is None, self.max_steps
         wanted = torch.ceil(self.adaptation.length / sizes - 1e-9)
         mass = self.adaptation.inverse_mass
         phases = [*self.adaptation.phases, ("sampling", self.warmup, self.total)]

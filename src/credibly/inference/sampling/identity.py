@@ -59,11 +59,11 @@ def probe(problem: Problem | Density) -> list[float]:
             )
             values = problem(points.to(problem.device, problem.dtype))
         else:
-            layout, rows = problem.layout, min(ROWS, row_count(problem.x))
+            layout, rows = problem.layout, min(ROWS, row_count(problem.sample.x))
             width = torch.cat([torch.full((e.stop - e.start,), e.fan_in, dtype=torch.float64) for e in layout.entries])
             theta = torch.randn(layout.dim, generator=stream(0, "probe"), dtype=torch.float64) / width.sqrt()
             values = problem.forward(
-                theta.to(problem.device, layout.dtype).unsqueeze(0), map_inputs(lambda t: t[:rows], problem.x)
+                theta.to(problem.device, layout.dtype).unsqueeze(0), map_inputs(lambda t: t[:rows], problem.sample.x)
             )
     return [float(v) for v in values.flatten()[:VALUES].double().cpu()]
 

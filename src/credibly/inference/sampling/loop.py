@@ -17,6 +17,7 @@ from credibly.core.progress import Progress
 from credibly.distributed.world import World
 from credibly.inference.sampling.recording import EVERY_SECONDS, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
+from credibly.inference.sampling.until import Until
 from credibly.inference.target import ProblemTarget, Target
 
 # Draws per chain in the running R-hat; older ones are thinned.
@@ -38,17 +39,22 @@ class Rendezvous:
         """Return whether the processes synchronise after this iteration."""
         return self.world.size > 1 and done >= self.next
 
-    def meet(self, done: int, stop: bool) -> bool:
-        """Return whether any process was asked to stop; the leader's clock decides when to synchronise next."""
+    def meet(self, done: int, stop: bool, expired: bool) -> tuple[bool, bool]:
+        """Return whether any process was asked to stop, and whether the time is out.
+
+        The leader's clock decides about the time, and when to synchronise next.
+        """
         rate = (done - self.first) / max(1e-9, time.monotonic() - self.began)
         wait = max(1, round(min(EVERY_SECONDS * rate, 10 * (done - self.first))))
-        gathered = self.world.gather([stop, done + wait])
-        self.next = gathered[0][1]
-        return any(asked for asked, _ in gathered)
+        gathered = self.world.gather([stop, expired, done + wait])
+        _, time_out, self.next = gathered[0]
+        return any(asked for asked, _, _ in gathered), time_out
 
 
-def run_loop(sampler: Sampler, recorder: Recorder, *, title: str, progress: bool | None) -> float:
-    """Run a sampler to its end and return the seconds it took.
+def run_loop(
+    sampler: Sampler, recorder: Recorder, *, title: str, progress: bool | None, until: Until | None = None
+) -> float:
+    """Run a sampler to its end, which `until` may postpone, and return the seconds it took.
 
     Ctrl-C raises `Stopped` after a last checkpoint.
     """
@@ -59,15 +65,20 @@ def run_loop(sampler: Sampler, recorder: Recorder, *, title: str, progress: bool
         # Several processes stop together, where they synchronise.
         stop = asked if world.size == 1 else never
         try:
-            while sampler.done < sampler.total:
+            while sampler.done < sampler.total or _prolonged(sampler, recorder, until, bar):
                 statistics = sampler.advance(stop)
                 if sampler.keeps():
                     recorder.add(sampler.theta, statistics)
+                    if until is not None:
+                        until.add(sampler.theta)
+                expired = world.size == 1 and until is not None and until.expired()
                 last = sampler.done == sampler.total
                 if world.size == 1:
                     recorder.checkpoint(sampler)
                 elif rendezvous.due(sampler.done) and not last:
-                    if rendezvous.meet(sampler.done, asked()):
+                    expired = until is not None and until.expired()
+                    asked_to_stop, expired = rendezvous.meet(sampler.done, asked(), expired)
+                    if asked_to_stop:
                         raise Stopped
                     recorder.checkpoint(sampler, force=True)
                 if bar.show:
@@ -75,14 +86,31 @@ def run_loop(sampler: Sampler, recorder: Recorder, *, title: str, progress: bool
                         monitor.add(sampler.theta, statistics)
                     if bar.due() or last:
                         rate = (sampler.done - first) / max(1e-9, time.monotonic() - began)
-                        values = {**sampler.live_values(), **monitor.live_values(), "it/s": rate}
+                        mixing = monitor.live_values() if until is None else until.live_values()
+                        values = {**sampler.live_values(), **mixing, "it/s": rate}
                         bar.update(sampler.done, final=last, **values)
                 if stop() and not last:
                     raise Stopped
+                if expired and not last:
+                    _prolonged(sampler, recorder, until, bar)
+                    break
         except Stopped:
             recorder.checkpoint(sampler, force=True, status="interrupted")
             raise
     return time.monotonic() - began
+
+
+def _prolonged(sampler: Sampler, recorder: Recorder, until: Until | None, bar: Progress) -> bool:
+    """Return whether the run goes on after its last planned iteration, with room for the draws to come."""
+    if until is None:
+        return False
+    draws, recorder.rounds = until.extend(sampler, recorder.discard), until.table()
+    if not draws:
+        return False
+    recorder.reserve(draws)
+    recorder.checkpoint(sampler, force=True)
+    bar.total = max(1, sampler.total)
+    return True
 
 
 def never() -> bool:
@@ -100,7 +128,8 @@ class Monitor:
         self.probe: Any = None
         if isinstance(target, ProblemTarget):
             problem = target.problem
-            rows = torch.linspace(0, problem.n - 1, min(PROBES, problem.n)).round().long().to(problem.device)
+            held = len(problem.y)
+            rows = torch.linspace(0, held - 1, min(PROBES, held)).round().long().to(problem.device)
             self.probe = problem.subset(rows)
 
     def add(self, theta: Tensor, statistics: dict[str, Tensor]) -> None:

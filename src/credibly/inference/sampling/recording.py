@@ -32,6 +32,7 @@ class Recorder:
         kept: draws per chain so far.
         filled: how many of them are in the current block.
         before: seconds that the run had taken before this process resumed it.
+        rounds: what a run that goes on until it is done has judged so far, one row per round.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Recorder:
         self.statistics = torch.zeros(len(self.own), self.block, len(names), dtype=torch.float64, device=device)
         self.filled = 0
         self.before = 0.0
+        self.rounds = torch.zeros(0, 0, dtype=torch.float64)
 
     def add(self, theta: Tensor, statistics: dict[str, Tensor]) -> None:
         """Add a draw (C, D) of every chain."""
@@ -65,6 +67,23 @@ class Recorder:
 
     def spill(self) -> None:
         """Handle a full block; in memory the block is all there is."""
+
+    def reserve(self, draws: int) -> None:
+        """Make room for that many draws beyond those recorded."""
+        missing = self.filled + draws - self.block
+        if missing > 0:
+            self.block += missing
+            self.draws = torch.cat([self.draws, self.draws.new_zeros(len(self.own), missing, self.draws.shape[2])], 1)
+            more = self.statistics.new_zeros(len(self.own), missing, len(self.names))
+            self.statistics = torch.cat([self.statistics, more], 1)
+
+    def discard(self) -> None:
+        """Forget all draws: they were warm-up."""
+        self.kept = self.filled = 0
+
+    def so_far(self) -> Tensor:
+        """Return the draws of this process's chains, (C, draw, D)."""
+        return self.draws[:, : self.filled]
 
     def checkpoint(self, sampler: Sampler, *, force: bool = False, status: str = "running") -> None:
         """Write a checkpoint; in memory there is nothing to do."""
@@ -98,7 +117,8 @@ class FolderRecorder(Recorder):
             chains, draws, dim, names, mesh, dtype=dtype, device=device, block=max(1, SHARD_BYTES // bytes_per_draw)
         )
         self.folder, self.layout_dtype = folder, layout_dtype
-        self.shards = len(shard_numbers(folder.manifest["files"]))
+        # Numbers are not used twice: shards of discarded draws are deleted only by the next commit.
+        self.shards = max(shard_numbers(folder.manifest["files"]), default=-1) + 1
         # Files that this process has written since the last commit.
         self.unlisted: dict[str, Any] = {}
         self.states = 0
@@ -113,9 +133,29 @@ class FolderRecorder(Recorder):
             self.statistics = self.statistics.new_zeros(len(self.statistics), self.block, self.statistics.shape[2])
         self.kept, self.filled = int(tensors["recorder.kept"]), int(tensors["recorder.filled"])
         self.states, self.before = int(tensors["recorder.states"]), float(tensors["recorder.seconds"])
+        self.rounds = tensors.get("recorder.rounds", self.rounds)
         if self.filled:
             self.draws[:, : self.filled] = tensors["recorder.draws"].to(self.draws)
             self.statistics[:, : self.filled] = tensors["recorder.noted"].to(self.statistics)
+
+    def reserve(self, draws: int) -> None:
+        """Do nothing: a full block is written and reused."""
+
+    def discard(self) -> None:
+        """Forget all draws; their shards go with the next checkpoint."""
+        super().discard()
+        for name in [n for n in self.folder.manifest["files"] if n.startswith(("draws-", "stats-"))]:
+            self.folder.drop(name)
+            self.unlisted.pop(name, None)
+
+    def so_far(self) -> Tensor:
+        """Return the draws of this process's chains, those in shards included."""
+        names = sorted(n for n in self.folder.manifest["files"] if n.startswith("draws-"))
+        block = super().so_far()
+        if not names:
+            return block
+        stored = StoredDraws(self.folder.path, names, dtype=self.layout_dtype, device=self.draws.device).tensor()
+        return torch.cat([stored[self.own.start : self.own.stop], block.to(stored)], 1)
 
     def spill(self) -> None:
         """Write the block as a shard, which becomes part of the run at the next checkpoint."""
@@ -146,6 +186,8 @@ class FolderRecorder(Recorder):
         if self.filled:
             state["recorder.draws"] = self.draws[:, : self.filled]
             state["recorder.noted"] = self.statistics[:, : self.filled]
+        if len(self.rounds):
+            state["recorder.rounds"] = self.rounds
         state |= {f"process.{k}": v for k, v in sampler.tensors().items()}
         old = state_files(self.folder.manifest)
         self._write(f"state-{self.states:05d}{self._suffix}.safetensors", state)

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
+from credibly.core.durations import to_seconds
 from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.density import Density
+from credibly.inference.footprint import check_sampling
 from credibly.inference.method import Method, check_run
 from credibly.inference.sampling.folder import (
     check_not_unfinished,
@@ -37,6 +39,8 @@ from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
+from credibly.inference.sampling.until import Until
+from credibly.inference.streaming import check_streamable
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
 from credibly.networks.layout import Layout
@@ -60,6 +64,7 @@ class SamplingMethod(Method):
         chains, draws: number of chains, and of draws per chain.
         init, start_steps: starting points, see `credibly.inference.sampling.starts`.
         draw_dtype: dtype of the stored draws; None for the network's.
+        until, budget: whether to go on until the chains agree, and for how long, see `inference.sampling.until`.
     """
 
     shards_rows: ClassVar[bool] = False
@@ -68,6 +73,8 @@ class SamplingMethod(Method):
     init: str | Tensor | Posterior
     start_steps: int
     draw_dtype: str | None
+    until: str | None
+    budget: float | str | None
 
     @abstractmethod
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> Sampler:
@@ -92,6 +99,8 @@ class SamplingMethod(Method):
 
         With `out`, draws are streamed to that folder, and `credibly resume` continues the run after a stop.
         """
+        if isinstance(problem, Problem):
+            check_streamable(self, problem)
         self.check_problem(problem)
         world = current()
         with world.propagate_errors():
@@ -107,6 +116,8 @@ class SamplingMethod(Method):
                 refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)
+            share = -(-self.chains // world.mesh(self.chains).shape[0])
+            check_sampling(type(self).__name__, problem, share, self.draws, self.draw_dtype, out)
             run = Run(self, problem, seed, progress, world)
             with run.create(out) if out is not None else nullcontext():
                 run.begin()
@@ -154,6 +165,10 @@ class Run:
         self.target = to_target(self.work, self.mesh if method.shards_rows else None)
         self.sampler = method.sampler(self.target, seed, self.mesh)
         self.folder = folder
+        self.until: Until | None = None
+        if method.until is not None:
+            seconds = None if method.budget is None else to_seconds("budget", method.budget)
+            self.until = Until(self.target, self.mesh, method.chains, method.draws, seconds)
         self.recorder: Recorder
         if folder is not None:
             self.recorder = self._recorder()
@@ -186,6 +201,8 @@ class Run:
         else:
             tensors = own_state([load_tensors(folder.path / file) for file in files], self.sampler, recorder)
             recorder.restore(tensors)
+            if self.until is not None:
+                self.until.restore(recorder.so_far(), recorder.before, recorder.rounds)
             own = {k.removeprefix("process."): v for k, v in tensors.items() if k.startswith("process.")}
             try:
                 self.sampler.restore(own)
@@ -203,7 +220,7 @@ class Run:
         chains = self.method.chains
         title = f"{type(self.method).__name__}, {chains} {'chain' if chains == 1 else 'chains'}"
         try:
-            seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress)
+            seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress, until=self.until)
         except Stopped:
             raise self._interrupted() from None
         history = {**self.history(), "start_gradients": self._start_gradients()}
@@ -216,7 +233,8 @@ class Run:
 
     def history(self) -> dict[str, Any]:
         """Return what the record keeps of the run."""
-        return {**self.sampler.history(), "starts": self.starts()}
+        reached = {} if self.until is None else {"until": self.until.history()}
+        return {**self.sampler.history(), **reached, "starts": self.starts()}
 
     def starts(self) -> dict[str, Any] | None:
         """Return where the chains started; a folder knows it of a run whose starting points are no longer at hand."""
@@ -256,7 +274,7 @@ class Run:
         init = self.method.start_points(self.problem)
         if isinstance(self.problem, Density) or not isinstance(init, str) or init not in ("ensemble", "map"):
             return 0.0
-        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n)
+        steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n, self.problem.stream)
         return round(steps * batch / self.problem.n * (self.method.chains if init == "ensemble" else 1), 2)
 
     def _interrupted(self) -> Interrupted:

@@ -48,6 +48,10 @@ class Sampler(ABC):
         """Return whether the last iteration gives a draw."""
 
     @abstractmethod
+    def prolong(self, draws: int, *, anew: bool) -> None:
+        """Add `draws` draws to the run. Begun anew, earlier iterations are warm-up and draws cost twice as much."""
+
+    @abstractmethod
     def live_values(self) -> dict[str, float | str]:
         """Return what the progress bar shows."""
 

@@ -14,9 +14,9 @@ from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
-from credibly.errors import SamplingError
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
-from credibly.inference.kernels.langevin import langevin
+from credibly.inference.kernels.langevin import adapted_root, langevin
+from credibly.inference.sampling.module_langevin import module_step
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
@@ -27,9 +27,8 @@ from credibly.inference.training.batches import Batches
 
 # Steps between two checks of the clock and of Ctrl-C.
 BLOCK = 100
-# Decay of the running mean of squared gradients, and the floor added to its root.
+# Decay of the running mean of squared gradients.
 DECAY = 0.99
-FLOOR = 1e-5
 # Minibatch gradients that the preconditioner starts from.
 FIRST_GRADIENTS = 16
 # Weights per chain from which chains take their steps in turn on a CPU.
@@ -53,18 +52,23 @@ class SGMCMCSampler(Sampler):
         self.anchor = self.theta.new_zeros(shape if plan.control_variate else (self.chains, 1))
         self.anchor_gradient = torch.zeros_like(self.anchor)
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
-        # Chains of a large network take their steps in turn, so that a chain's state stays in the caches during a step.
-        # Decided by the dimension alone: it does not depend on how chains are distributed.
+        # In turn, a chain's state stays in the caches during a step. Independent of how chains are distributed.
         self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
-        self.batches: Batches | None = None
-        self.scale = 1.0
-        if isinstance(target, ProblemTarget):
-            n, batch = target.problem.n, plan.batch_size or target.problem.n
-            self.batches = Batches(n, batch, seed=seed, members=self.chains, first=self.own.start, device=target.device)
-            self.scale = n / batch
+        # What a step evaluates, and N / B.
+        self.stepped, self.scale = target, 1.0
+        self.batches = self._make_batches()
         self.warm = Warmup(target, plan, seed, mesh, self.batches)
         self._select_backend()
         self._compile()
+
+    def _make_batches(self) -> Batches | None:
+        """Return the rows of every step, different ones for each chain; None for a density without rows."""
+        if not isinstance(self.target, ProblemTarget):
+            return None
+        n, batch = self.target.problem.n, self.plan.batch_size or self.target.problem.n
+        self.scale = n / batch
+        first, device = self.own.start, self.target.device
+        return Batches(n, batch, seed=self.seed, members=self.chains, first=first, device=device)
 
     @property
     def total(self) -> int:  # type: ignore[override]
@@ -80,7 +84,7 @@ class SGMCMCSampler(Sampler):
         """Select noise and backend; the C++ steps know neither an adapted preconditioner nor control variates."""
         target, each, how = self.target, self.one_by_one, self.plan.compile
         problem = target.problem if isinstance(target, ProblemTarget) and not target.sharded else None
-        if self.adapts_root or self.plan.control_variate:
+        if self.adapts_root or self.plan.control_variate or self.stepped is not target:
             problem = None
         wide = None if problem is None else wide_stack(problem)
         what: dict[str, Any] = {"device": target.device, "dtype": target.dtype, "one_by_one": each, "compile": how}
@@ -97,8 +101,9 @@ class SGMCMCSampler(Sampler):
         calls = self.total * (plan.chains if self.one_by_one else 1)
         # Of all chains, so that results do not depend on the number of processes.
         values = target.dim if self.one_by_one else target.dim * plan.chains
-        self.step: Any = backend.compile_step(self._step, calls, target.device, values)
-        self.compiled = self.step != self._step or backend.fused
+        own = module_step(target, plan, self.scale) if self.one_by_one and not backend.fused else None
+        self.step: Any = own or backend.compile_step(self._step, calls, target.device, values)
+        self.compiled = (own is None and self.step != self._step) or backend.fused
         small = plan.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
         self.several: Any = None
         if self.compiled and small and isinstance(self.noise, ChainNoise) and not backend.fused:
@@ -128,10 +133,10 @@ class SGMCMCSampler(Sampler):
         """Return the state after a step; what a method does not have stays as it is."""
         theta, momentum, gradient, squares, value, anchor, anchor_gradient = state
         size, heat, kept, learning = controls.unbind(0)
-        root = self._adapted_root(squares) if self.adapts_root else self.plan.root
+        root = adapted_root(squares) if self.adapts_root else self.plan.root
 
         def evaluate(point: Tensor) -> tuple[Tensor, Tensor]:
-            found, slope = self.target.minibatch_and_grad(point, rows, self.scale)
+            found, slope = self.stepped.minibatch_and_grad(point, rows, self.scale)
             if self.plan.control_variate:
                 slope = slope - self.target.minibatch_and_grad(anchor, rows, self.scale)[1] + anchor_gradient
             return found, slope
@@ -140,11 +145,6 @@ class SGMCMCSampler(Sampler):
         if self.adapts_root:
             squares = squares + learning * (torch.square(gradient) - squares)
         return theta, momentum, gradient, squares, value
-
-    def _adapted_root(self, squares: Tensor) -> Tensor:
-        """Return the root of 1 / (floor + root mean squared gradient), with a geometric mean of one in every chain."""
-        log = -torch.log(FLOOR * squares.mean(-1, keepdim=True).sqrt() + squares.sqrt())
-        return torch.exp(0.5 * (log - log.mean(-1, keepdim=True)))
 
     # -- many steps ----------------------------------------------------------------------------------------------------
     def _controls(self, t: int) -> list[float]:
@@ -159,24 +159,12 @@ class SGMCMCSampler(Sampler):
         with torch.no_grad():
             self._advance_safely(upto)
         self.done = upto
-        self._check_finite()
+        self.warm.check_finite(self.theta, self.value, self.done, self.own.start)
         if self.done == self.warm.stage_end and self.done <= self.warmup:
             with torch.no_grad():
                 self.warm.next_stage(self.theta, self._root(), self.done)
         size = torch.full((self.chains,), self.warm.reported(upto - 1), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
-
-    def _check_finite(self) -> None:
-        # Not finite where any weight is not, and allocates nothing.
-        ends = torch.stack(self.theta.aminmax())
-        if bool(torch.isfinite(self.value).all()) and bool(torch.isfinite(ends).all()):
-            return
-        chain = int((~(torch.isfinite(self.value) & torch.isfinite(self.theta).all(-1))).int().argmax())
-        used = self.warm.reported(self.done - 1)
-        raise SamplingError(
-            f"chain {self.own.start + chain} diverged to non-finite values by step {self.done} with "
-            f"step_size={used:.3g}. Try a tenth of it{'' if self.plan.step_size else ', or another start'}"
-        )
 
     def _advance_safely(self, upto: int) -> None:
         """Take steps; in warm-up, take them again with half the size while they are unstable."""
@@ -194,7 +182,7 @@ class SGMCMCSampler(Sampler):
             self.warm.moved(upto - self.done)
 
     def _root(self) -> Tensor | None:
-        return self._adapted_root(self.squares) if self.adapts_root else self.plan.root
+        return adapted_root(self.squares) if self.adapts_root else self.plan.root
 
     def _advance_to(self, upto: int, table: Tensor) -> None:
         """Take one step at a time, or several per call where their rows and noise are contiguous."""
@@ -261,6 +249,10 @@ class SGMCMCSampler(Sampler):
             one = slice(c, c + 1)
             own = rows[one] if rows is not None else None
             self.step(*(b[one] for b in buffers), own, self.noise.of(c, t), controls)
+
+    def prolong(self, draws: int, *, anew: bool) -> None:
+        """Add draws; anew, with twice as many steps per draw."""
+        self.warm.prolong(self.done, draws, anew)
 
     def keeps(self) -> bool:
         """Return whether the point after the last step is a draw."""

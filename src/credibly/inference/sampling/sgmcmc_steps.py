@@ -102,7 +102,7 @@ class Probe:
         """Gradients of an estimate, of all chains and in units of full gradients."""
         if self.batches is None:
             return 2.0 * ITERATIONS * self.count
-        n, each = len(self.batches.rows), PROBE_BATCHES * (2 if self.plan.control_variate else 1)
+        n, each = self.batches.count, PROBE_BATCHES * (2 if self.plan.control_variate else 1)
         rows = 2 * ITERATIONS * min(n, PROBE_ROWS) + (each * self.batches.batch if self.noisy else 0)
         return self.count * rows / n
 
@@ -127,7 +127,16 @@ class Probe:
             if self.plan.control_variate:
                 gradient = gradient - self.gradient(point, f"noise {done} {trial}")
             slopes.append((along * gradient).sum().double())
-        return torch.stack(slopes).var() / time**2
+        return torch.stack(slopes).var() / time**2 * self._all_rows()
+
+    def _all_rows(self) -> float:
+        """Return the variance of batches of all rows over that of batches of the rows at hand, which are fewer."""
+        if not isinstance(self.target, ProblemTarget) or self.batches is None:
+            return 1.0
+        held, batch = len(self.target.problem.y), self.batches.batch
+        if held == self.batches.count or held <= batch:
+            return 1.0
+        return (1 - batch / self.batches.count) / (1 - batch / held)
 
     def _normal(self, purpose: str, chain: int, done: int) -> Tensor:
         generator = stream(self.seed, purpose, self.own.start + chain, done)
@@ -135,10 +144,13 @@ class Probe:
 
     def _rows(self, purpose: str, count: int) -> tuple[Tensor | None, float]:
         """Return that many rows without replacement, and N divided by their number."""
-        if not isinstance(self.target, ProblemTarget) or not 0 < count < self.target.problem.n:
+        if not isinstance(self.target, ProblemTarget):
             return None, 1.0
-        n = self.target.problem.n
-        return torch.randperm(n, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
+        # Of a stream, some rows are at hand.
+        n, held = self.target.problem.n, len(self.target.problem.y)
+        if not 0 < count < held:
+            return None, n / held
+        return torch.randperm(held, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
 
     def _evaluate(self, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
         return torch.cat([self.target.minibatch_and_grad(w, rows, scale)[1] for w in theta.split(1)])
@@ -171,8 +183,8 @@ def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) 
 
 def _left_out(noise: float, batches: Batches) -> float:
     """Return the variance by the rows that an epoch leaves out, times the steps during which it stays the same."""
-    n, batch = len(batches.rows), batches.batch
-    return noise / (1 - batch / n) * (n - batches.per_epoch * batch) / n
+    n, batch = batches.count, batches.batch
+    return noise / (1 - batch / n) * max(0, n - batches.per_epoch * batch) / n
 
 
 def _heat_limit(noise: float, plan: SGMCMCPlan, steps: int = 0) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from credibly.distributed.world import Mesh
+from credibly.errors import SamplingError
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_step, overdamped_step
 from credibly.inference.target import Target
@@ -59,7 +61,7 @@ class Warmup:
     def first_gradient(self, theta: Tensor, trial: int) -> Tensor:
         """Return a minibatch gradient at the starting points."""
         batches = self.batches
-        self.gradients += self.plan.chains * (1.0 if batches is None else batches.batch / len(batches.rows))
+        self.gradients += self.plan.chains * (1.0 if batches is None else batches.batch / batches.count)
         return self.probe.gradient(theta, f"probe {trial}")
 
     def begin(self, theta: Tensor, root: Tensor | None) -> None:
@@ -118,7 +120,7 @@ class Warmup:
     def slow_down(self, steps: int) -> None:
         """Halve the steps of this stage, after `steps` of them that are taken again."""
         batches, damped = self.batches, self.kept < self.plan.kept(self.pace)
-        self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / len(batches.rows))
+        self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / batches.count)
         self.pace, self.largest = self.pace / 2, 4 * self.largest
         self.kept = self._kept(damped)
 
@@ -136,6 +138,19 @@ class Warmup:
         """Return the step size of step t in units of the method."""
         size = self.controls(t)[0]
         return size**2 if self.plan.overdamped else size
+
+    def check_finite(self, theta: Tensor, value: Tensor, done: int, first: int) -> None:
+        """Raise, with the chain and the step size, unless all weights and values are finite after `done` steps."""
+        # Not finite where any weight is not, and allocates nothing.
+        ends = torch.stack(theta.aminmax())
+        if bool(torch.isfinite(value).all()) and bool(torch.isfinite(ends).all()):
+            return
+        chain = int((~(torch.isfinite(value) & torch.isfinite(theta).all(-1))).int().argmax())
+        used, other = self.reported(done - 1), "" if self.plan.step_size else ", or another start"
+        raise SamplingError(
+            f"chain {first + chain} diverged to non-finite values by step {done} with step_size={used:.3g}. "
+            f"Try a tenth of it{other}"
+        )
 
     # -- numbers of steps ----------------------------------------------------------------------------------------------
     @property
@@ -165,19 +180,29 @@ class Warmup:
         self.shortened = cut or (self.plan.thin is None and wanted > most)
         return max(1, min(wanted, most))
 
+    def prolong(self, done: int, draws: int, anew: bool) -> None:
+        """Plan further draws after `done` steps; anew, they are the only ones, with twice as many steps each."""
+        now = self.schedule
+        if anew:
+            now = dataclasses.replace(now, warmup=done, thin=2 * now.thin, draws=0)
+        self.schedule = dataclasses.replace(now, draws=now.draws + draws)
+
     # -- state ---------------------------------------------------------------------------------------------------------
     def state(self) -> list[float]:
         """Return everything that later steps depend on."""
         numbers = [float(getattr(self, name)) for name in _NUMBERS]
-        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin]
+        return [*numbers, *self.found, self.schedule.warmup, self.schedule.thin, self.schedule.draws]
 
     def restore(self, state: list[float]) -> None:
         """Restore what `state` returned."""
-        *numbers, curvature, noise, warmup, thin = state
+        # Checkpoints of earlier versions end before the number of draws.
+        if len(state) == len(_NUMBERS) + 4:
+            state = [*state, self.plan.template.draws]
+        *numbers, curvature, noise, warmup, thin, draws = state
         for name, number in zip(_NUMBERS, numbers):
             setattr(self, name, type(getattr(self, name))(number))
         self.found = Estimate(curvature, noise)
-        self.schedule = self.plan.schedule(int(warmup), int(thin))
+        self.schedule = dataclasses.replace(self.plan.template, warmup=int(warmup), thin=int(thin), draws=int(draws))
 
     def history(self) -> dict[str, Any]:
         """Return what warm-up found."""

@@ -36,6 +36,7 @@ class Batches:
         device: torch.device | str = "cpu",
     ) -> None:
         self.rows = torch.arange(rows, device=device) if isinstance(rows, int) else rows
+        self.count = len(self.rows)
         self.every = isinstance(rows, int)
         self.batch, self.seed, self.members, self.first, self.resampled = batch, seed, members, first, resampled
         self.per_epoch = max(1, len(self.rows) // batch)

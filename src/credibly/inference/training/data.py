@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.rng import stream
+from credibly.core.stream import needs_memory
 from credibly.errors import InputError
 from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
@@ -61,6 +62,11 @@ class Data:
 def split(problem: Problem, options: Training, seed: int) -> Data:
     """Split the rows into training and held-out rows. Raise if the split or the batch size does not fit."""
     data = Data(problem.n, None)
+    if problem.stream is not None and options.batch_size not in (None, problem.stream.batch):
+        found = f"must be that of the loader, {problem.stream.batch}, or None, got {options.batch_size}"
+        raise InputError("batch_size", found, "Set it in the loader")
+    if options.validation and problem.stream is not None:
+        raise needs_memory(problem.stream, f"validation={options.validation} holds out some of its rows in memory")
     if options.validation:
         held = round(problem.n * options.validation)
         if held < 1 or held >= problem.n:
@@ -70,7 +76,7 @@ def split(problem: Problem, options: Training, seed: int) -> Data:
             )
         order = torch.randperm(problem.n, generator=stream(seed, "validation split")).to(problem.device)
         data = Data(order[held:].sort().values, problem.subset(order[:held].sort().values))
-    if options.batch_size is not None and options.batch_size > data.count:
+    if options.batch_size is not None and options.batch_size > data.count and problem.stream is None:
         found = f"must be at most the number of training rows, {data.count}, got {options.batch_size}"
         raise InputError("batch_size", found)
     return data

@@ -42,7 +42,7 @@ class Dropped:
         include: Sequence[str] = (),
     ) -> None:
         self.module, masked = masked_copy(problem.layout.module, insert, rate, include=include)
-        trial = map_inputs(lambda t: t[:2], problem.x)
+        trial = map_inputs(lambda t: t[:2], problem.sample.x)
         self.sites, self.shapes = find_sites(self.module, masked, trial)
         self.rates = {site.name: site.rate for site in self.sites}
         silenced = problem.layout.silenced

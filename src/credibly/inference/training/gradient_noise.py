@@ -43,16 +43,25 @@ class IndependentBatches(Batches):
     Over a shuffled epoch the noise of the gradients adds up to zero, and averages of iterates would have almost none.
     """
 
-    def __init__(self, rows: Tensor | int, batch: int, *, seed: int, purpose: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: Tensor | int,
+        batch: int,
+        *,
+        seed: int,
+        purpose: str,
+        device: torch.device,
+        repeats: bool = False,
+    ) -> None:
         super().__init__(rows, batch, seed=seed, members=1, device=device)
-        self.purpose = purpose
+        self.purpose, self.repeats = purpose, repeats
 
     def at(self, step: int) -> Tensor:
         """Return the indices of one step, (1, B)."""
         block, position = divmod(step, BLOCK)
         if block != self._block:
             generator, n, size = stream(self.seed, self.purpose, block), len(self.rows), self.batch
-            if n > PLENTY * size:
+            if n > PLENTY * size or self.repeats:
                 chosen = torch.randint(n, (BLOCK, size), generator=generator)
             else:
                 chosen = torch.stack([torch.randperm(n, generator=generator)[:size] for _ in range(BLOCK)])
@@ -97,7 +106,11 @@ class GradientNoise:
 
 def gradient_noise(problem: Problem, theta: Tensor, data: Data, batch: int, seed: int) -> GradientNoise:
     """Measure the noise of independent minibatches at theta (1, D). Raise if there is none."""
-    batches = IndependentBatches(data.rows, batch, seed=seed, purpose="noise batches", device=problem.device)
+    # Rows at hand stand for those of a stream: drawn with replacement, their batches have the noise of its batches.
+    problem, data, streamed = at_hand(problem, data)
+    batches = IndependentBatches(
+        data.rows, batch, seed=seed, purpose="noise batches", device=problem.device, repeats=streamed
+    )
 
     def gradient(step: int) -> Tensor:
         return problem.minibatch(theta, batches.at(step)).gradient.double() / problem.total_weight
@@ -111,7 +124,7 @@ def gradient_noise(problem: Problem, theta: Tensor, data: Data, batch: int, seed
     if not bool(torch.isfinite(variance).all()) or float(variance.max()) == 0:
         raise InputError("sgd_lr", "must be given: the gradients at the start have no noise or are not finite")
     # The noise of one row, beside one row's part of the prior.
-    rows = effective_rows(problem, data.count)
+    rows = effective_rows(problem, problem.n if streamed else data.count)
     prior = 1 / (torch.square(problem.prior.std.double()) * problem.tempering.prior * rows)
     size = batch * variance + prior
     scale = size.clamp_min(float(size.max()) / MOST_RATIO).rsqrt()
@@ -137,6 +150,7 @@ def largest_curvature(
 
     With a scale, that of the Hessian with respect to w / scale.
     """
+    problem, data, _ = at_hand(problem, data)
     chosen = curvature_rows(problem, data, seed, rows)
     vector = torch.randn(theta.shape, generator=stream(seed, "curvature"), dtype=torch.float64).to(theta)
     vector = vector / vector.norm()
@@ -152,6 +166,13 @@ def largest_curvature(
             raise InputError("sgd_lr", "must be given: the curvature at the start is zero or not finite")
         vector = product / size
     return size
+
+
+def at_hand(problem: Problem, data: Data) -> tuple[Problem, Data, bool]:
+    """Return the rows of a stream that are in memory, and whether it is one."""
+    if problem.stream is None:
+        return problem, data, False
+    return problem.sample, Data(len(problem.sample.y), None), True
 
 
 def difference_reach(theta: Tensor) -> float:

@@ -17,13 +17,18 @@ from credibly.core.progress import Progress
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
 from credibly.errors import TrainingError
+from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
+from credibly.inference.training.callbacks import TrainingState
 from credibly.inference.training.cpp_steps import cpp_step
 from credibly.inference.training.data import Data
-from credibly.inference.training.objectives import Objective
+from credibly.inference.training.in_turn import joined_history, member_data, member_objective
+from credibly.inference.training.module_step import ModuleStep, needs_module, takes_module_steps
+from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
+from credibly.inference.training.stream_batches import StreamBatches, StreamStep, make_batches
 from credibly.problem import Problem
 
 
@@ -36,13 +41,26 @@ class Trained:
 
 
 def make_step(
-    problem: Problem, objective: Objective, options: Training, steps: int, theta: Tensor, batch: int, mesh: Mesh | None
+    problem: Problem,
+    objective: Objective,
+    options: Training,
+    steps: int,
+    theta: Tensor,
+    batch: int,
+    mesh: Mesh | None,
+    batches: Batches | None = None,
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
-    if mesh is None or mesh.shape[1] == 1:
-        cpp = cpp_step(problem, objective, options, steps, theta, batch)
-        return cpp or Step(problem, objective, options, steps, theta)
-    return ShardedStep(problem, objective, options, steps, theta, batch, mesh)
+    if isinstance(batches, StreamBatches):
+        return StreamStep(batches, objective, options, steps, theta)
+    sharded = mesh is not None and mesh.shape[1] > 1
+    by_module = takes_module_steps(problem, objective, options, sharded=sharded)
+    if mesh is not None and sharded:
+        return ShardedStep(problem, objective, options, steps, theta, batch, mesh)
+    cpp = None if needs_module(options) else cpp_step(problem, objective, options, steps, theta, batch)
+    if cpp is None and by_module and len(theta) == 1 and isinstance(objective, NegativeLogDensity):
+        return ModuleStep(problem, objective, options, steps, theta)
+    return cpp or Step(problem, objective, options, steps, theta)
 
 
 def train(
@@ -76,12 +94,25 @@ def train(
         peers: processes that train the other members. Where members stop early, all continue, idle, until the last is
             done, so that their histories are those of one process.
     """
-    steps, batch, per_epoch = options.plan(data.count)
+    alone = (peers is None or peers.size == 1) and not shared_batches
+    sharded = not alone or (mesh is not None and mesh.shape[1] > 1)
+    if takes_module_steps(problem, objective, options, sharded=sharded) and len(theta) > 1:
+        histories = []
+        for m in range(len(theta)):
+            own, rows = member_objective(objective, m), member_data(data, m)
+            name = f"{title}, member {first + m}"
+            one = train(
+                problem, own, theta[m : m + 1], options, rows, seed=seed, title=name, progress=progress, first=first + m
+            )
+            theta[m : m + 1] = one.theta
+            histories.append(one.history)
+        return Trained(theta, joined_history(histories))
+    steps, batch, per_epoch = options.plan(data.count, problem.stream)
     members = 0 if shared_batches else len(theta)
-    batches = Batches(
+    batches = make_batches(problem, seed) or Batches(
         data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
     )
-    step = make_step(problem, objective, options, steps, theta, batch, mesh)
+    step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
@@ -97,6 +128,8 @@ def train(
             heartbeat.tick()
             if done % check_every == 0 or done == steps:
                 bar.update(done, final=done == steps, **run.check(done, title))
+                if options.callback is not None and options.callback(run.state(problem, steps, done, title)) is True:
+                    break
             if data.stops and (done % evaluate_every == 0 or done == steps):
                 stopped = run.evaluate(done) or done == steps
                 if stopped and until is None:
@@ -144,12 +177,16 @@ class _Run:
             at = int(first_bad) + 1 if by_loss else done
             raise TrainingError(
                 f"{title}: the loss of member {member} was not finite at step {at}. Try a smaller learning rate "
-                f"(lr={self.options.lr:g} now), clip_norm=1.0, or standardised inputs and targets",
+                f"(lr={self._rate()} now), clip_norm=1.0, or standardised inputs and targets",
                 step=at,
                 member=member,
                 posterior=self.good,
             )
-        self.good = self.theta.clone()
+        if self.theta.numel() < LARGE:
+            self.good = self.theta.clone()
+        elif self.theta.device.type != "cpu":
+            # A large network has better uses for the memory of its device.
+            self.good = self.theta.cpu()
         parts = self.step.parts.double()
         self.history["step"].append(done)
         self.history["loss"].append(parts.sum(-1).tolist())
@@ -157,6 +194,15 @@ class _Run:
             self.history["parts"][name].append(values.tolist())
         means = {name: float(v) for name, v in zip(self.objective.part_names, parts.mean(0))}
         return {"loss": float(parts.sum(-1).mean()), **(means if len(means) > 1 else {}), **self.validation}
+
+    def _rate(self) -> str:
+        lr = self.options.lr
+        return f"{lr:g}" if isinstance(lr, (int, float)) else str(dict(lr))
+
+    def state(self, problem: Problem, steps: int, done: int, title: str) -> TrainingState:
+        """Return what a callback sees."""
+        loss = tuple(float(value) for value in self.step.parts.double().sum(-1))
+        return TrainingState(done, steps, loss, self.first, title, problem, self.theta)
 
     def evaluate(self, done: int) -> bool:
         """Score the members on the held-out rows, keep their best, and return whether all of them have stopped."""

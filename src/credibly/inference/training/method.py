@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from credibly.errors import TrainingError
+from credibly.inference.footprint import check_training, training_rows
 from credibly.inference.method import Fit, Method, begin_fit
 from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
@@ -22,6 +23,8 @@ P = TypeVar("P", bound=Posterior)
 
 class TrainingMethod(Training, Method, Generic[P]):
     """A method that trains. Subclasses are frozen dataclasses and implement `_fit`."""
+
+    streams: ClassVar[bool] = True
 
     def fit(
         self,
@@ -40,10 +43,19 @@ class TrainingMethod(Training, Method, Generic[P]):
             progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
         with begin_fit(self, problem, seed, out, progress) as fit:
+            self.check_memory(fit.problem)
             posterior = self._fit(fit)
             if fit.out is not None:
                 posterior.save(fit.out)
         return posterior
+
+    def check_memory(self, problem: Problem) -> None:
+        """Raise if a fit would need more memory than there is; by default that of one network."""
+        check_training(type(self).__name__, problem, parameters=problem.dim, batch=self.rows_at_once(problem))
+
+    def rows_at_once(self, problem: Problem) -> int:
+        """Return the rows whose activations a step holds at a time."""
+        return training_rows(self.plan(problem.n)[1], self.accumulate)
 
     @abstractmethod
     def _fit(self, fit: Fit) -> P:

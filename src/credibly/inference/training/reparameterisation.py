@@ -193,7 +193,7 @@ def _trace(problem: Problem, batch: int) -> tuple[dict[str, _Seen], list[str]]:
             for rows in (other, batch):
                 for seen in found.values():
                     seen.calls, seen.other = 0, seen.output
-                call(module, map_inputs(lambda t, n=rows: t[:n], problem.x))  # type: ignore[misc]
+                call(module, map_inputs(lambda t, n=rows: t[:n], problem.sample.x))  # type: ignore[misc]
     finally:
         for handle in handles:
             handle.remove()

@@ -10,7 +10,7 @@ from torch import Tensor
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.inputs import Inputs
 from credibly.inference.backend import Backend
-from credibly.inference.kernels.optimisers import clip_rows, learning_rates, optimiser
+from credibly.inference.kernels.optimisers import clip_rows, learning_rates
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
@@ -40,8 +40,8 @@ class Step:
     ) -> None:
         self.problem, self.objective, self.clip = problem, objective, options.clip_norm
         self.backend = backend or Backend("torch", options.compile)
-        self.rule = optimiser(options.optimiser, options.momentum)
-        rates = learning_rates(options.schedule, options.lr, steps, min(options.warmup, steps - 1))
+        self.rule = options.rule
+        rates = learning_rates(options.schedule, options.learning_rate, steps, min(options.warmup, steps - 1))
         table = [
             (rate, *self.rule.corrections(t + 1), float(t), *objective.controls(t)) for t, rate in enumerate(rates)
         ]

@@ -1,0 +1,98 @@
+"""What a data set or a loader yields (pairs, tuples, dicts, dataclasses, named tuples) as inputs and target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from credibly.errors import InputError
+
+# Names of the target in a batch with names, in this order.
+TARGETS = ("labels", "label", "y", "targets", "target")
+
+
+def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
+    """Return (x, y) of one batch or row.
+
+    In a tuple or list the target is the last entry. In a mapping, a dataclass or a named tuple it is the entry
+    `target`, or the one named "labels", "label", "y", "targets" or "target". One other entry is the network's argument;
+    several are its keyword arguments, or its arguments in order for a named tuple.
+    """
+    named = names_of(item)
+    if named is not None:
+        name = target_name(named, target)
+        if name is not None:
+            rest = {str(key): value for key, value in named.items() if key != name}
+            if not rest:
+                raise InputError("data", f"its items hold {name!r} alone", "Each item must hold inputs and a target")
+            if len(rest) == 1:
+                return next(iter(rest.values())), named[name]
+            return (tuple(rest.values()) if isinstance(item, tuple) else rest), named[name]
+        if not isinstance(item, tuple):
+            names = ", ".join(repr(str(key)) for key in named) or "no names"
+            wanted = repr(target) if target is not None else "none of " + ", ".join(repr(t) for t in TARGETS)
+            found = f"its items have {names}, and {'no ' if target is not None else ''}{wanted}"
+            raise InputError("data", found, 'Name the target: credibly.data.Stream(loader, target="...")')
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        raise InputError("data", "its items are not pairs", "Each item must hold inputs and a target: (x, y)")
+    *xs, y = item
+    return (xs[0] if len(xs) == 1 else tuple(xs)), y
+
+
+def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> Any:
+    """Return x of one batch for prediction, with or without a target in it.
+
+    `row` is the form of a row that the network takes, see `credibly.core.inputs.describe`.
+    """
+    form, parts = row["form"], row["parts"]
+    named = names_of(item)
+    if form == "dict" and named is not None and all(part["name"] in named for part in parts):
+        return {part["name"]: named[part["name"]] for part in parts}
+    if named is not None and not isinstance(item, tuple):
+        rest = [value for key, value in named.items() if key != target_name(named, target)]
+        return rest[0] if len(rest) == 1 else tuple(rest)
+    if isinstance(item, (tuple, list)):
+        if form == "tuple" and len(item) == len(parts):
+            return tuple(item)
+        return item[0] if len(item) == 1 else split_item(item, target)[0]
+    return item
+
+
+def collate_rows(rows: Sequence[Any]) -> Any:
+    """Stack rows into one batch: torch's rule, for dataclasses too. Raise by name if rows differ in shape."""
+    plain = [
+        {f.name: getattr(row, f.name) for f in dataclasses.fields(row)} if _is_dataclass(row) else row for row in rows
+    ]
+    try:
+        return default_collate(plain)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise InputError(
+            "data",
+            f"its rows differ in shape ({str(error).splitlines()[0]})",
+            "Pad them: DataLoader(dataset, collate_fn=credibly.data.Pad())",
+        ) from error
+
+
+def names_of(item: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a mapping, a dataclass or a named tuple by name; None for others."""
+    if isinstance(item, Mapping):
+        return item
+    if _is_dataclass(item):
+        return {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    fields = getattr(item, "_fields", None)
+    return dict(zip(fields, item)) if isinstance(item, tuple) and fields else None
+
+
+def _is_dataclass(item: Any) -> bool:
+    return dataclasses.is_dataclass(item) and not isinstance(item, (type, Mapping))
+
+
+def target_name(named: Mapping[str, Any], target: str | None = None) -> str | None:
+    """Return the name of the target, None if there is none."""
+    names = (target,) if target is not None else TARGETS
+    return next((name for name in names if name in named), None)

@@ -1,0 +1,153 @@
+"""Data as people have it, read into memory: pairs, data sets, loaders, and lists of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from credibly.core.batch_items import collate_rows, names_of, split_item
+from credibly.errors import InputError
+
+# Rows per batch while a data set is read, and while one without a loader of its own is streamed.
+READ_ROWS, STREAM_ROWS = 256, 128
+# Rows after which data whose length is not known count as endless.
+MOST_COUNTED = 1_000_000
+# Part of the memory that the data of a problem may take.
+MEMORY_FRACTION = 0.25
+
+
+def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
+    """Return (x, y) from a pair, a Dataset, a DataLoader or rows; all but a pair are read once, in order."""
+    if isinstance(data, TensorDataset):
+        return split_item(list(data.tensors), target)
+    loader = as_loader(data)
+    if loader is not None:
+        return _from_loader(loader, target)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return data[0], data[1]
+    raise InputError("data", f"must be a pair (x, y), a torch Dataset or a DataLoader, got {type(data).__name__}")
+
+
+def as_loader(data: Any) -> DataLoader[Any] | None:
+    """Return data sets, and lists of rows that have names, as a loader, and loaders as they are; None for others."""
+    if isinstance(data, DataLoader):
+        return data
+    if isinstance(data, Dataset) or _is_rows(data):
+        return DataLoader(data, batch_size=READ_ROWS, collate_fn=collate_rows)
+    return None
+
+
+def in_memory(data: Any, *, target: str | None = None) -> tuple[Any, Any]:
+    """Read a loader or data set once and return (x, y), for methods that need all rows at each gradient.
+
+    A random augmentation is drawn once per row, and is then part of the data.
+
+    Args:
+        data: a DataLoader, a Dataset or a list of rows.
+        target: name of the target in batches that have names, see `Stream`.
+    """
+    return unpack_data(getattr(data, "loader", data), target or getattr(data, "target", None))
+
+
+def _is_rows(data: Any) -> bool:
+    """Return whether this is a sequence of rows that have names, such as a Hugging Face data set."""
+    if isinstance(data, (Tensor, Mapping, str)) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        return False
+    if isinstance(data, (tuple, list)):
+        return len(data) > 0 and names_of(data[0]) is not None and (len(data) != 2 or _has_target(data[0]))
+    return not hasattr(data, "shape") and len(data) > 0 and names_of(data[0]) is not None
+
+
+def _has_target(row: Any) -> bool:
+    # (x, y) with a dict of tensors as x is a pair, not two rows.
+    try:
+        split_item(row)
+    except InputError:
+        return False
+    return True
+
+
+def _from_loader(loader: DataLoader[Any], target: str | None) -> tuple[Any, Any]:
+    # Without shuffling and drop_last, which are for training loops: every row is needed exactly once, or N is wrong.
+    if not isinstance(loader.dataset, IterableDataset):
+        collate = loader.collate_fn or default_collate
+        loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size or READ_ROWS,
+            shuffle=False,
+            collate_fn=collate_rows if collate is default_collate else collate,
+            num_workers=loader.num_workers,
+        )
+    return join_batches(_bounded(loader, target))
+
+
+def _bounded(loader: Iterable[Any], target: str | None) -> list[tuple[Any, Any]]:
+    """Return all batches. Raise once they no longer fit into memory: a stream may be endless."""
+    most, size, rows = MEMORY_FRACTION * host_memory(), 0, 0
+    known = hasattr(getattr(loader, "dataset", None), "__len__")
+    batches = []
+    for batch in loader:
+        pair = split_item(batch, target)
+        batches.append(pair)
+        size, rows = size + size_of(pair), rows + len(pair[1])
+        if size > most or (rows > MOST_COUNTED and not known):
+            raise InputError(
+                "data",
+                f"did not end within {rows:,} rows, {size / 2**30:,.1f} GiB: it is large or endless",
+                "Stream it: credibly.data.Stream(loader, n=...), with n the number of distinct rows",
+            )
+    return batches
+
+
+def join_batches(batches: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return the rows of all batches as one (x, y)."""
+    if not batches:
+        raise InputError("data", "has no rows", "Pass at least one row")
+    x0 = batches[0][0]
+    x: Any
+    if isinstance(x0, Mapping):
+        x = {k: _cat([b[0][k] for b in batches], f"x[{k!r}]") for k in x0}
+    elif isinstance(x0, (tuple, list)):
+        x = tuple(_cat([b[0][i] for b in batches], f"x[{i}]") for i in range(len(x0)))
+    else:
+        x = _cat([b[0] for b in batches], "x")
+    y0 = batches[0][1]
+    if isinstance(y0, Mapping):
+        return x, {k: _cat([b[1][k] for b in batches], f"y[{k!r}]") for k in y0}
+    return x, _cat([b[1] for b in batches], "y")
+
+
+def _cat(parts: list[Any], name: str) -> Tensor:
+    tensors = [torch.as_tensor(part) for part in parts]
+    shapes = sorted({tuple(t.shape[1:]) for t in tensors})
+    if len(shapes) > 1:
+        raise InputError(
+            name,
+            f"its rows have shape {shapes[0]} in one batch and {shapes[-1]} in another",
+            "Pad all rows to one length, e.g. by credibly.data.Pad(length=...), or stream the batches as they are: "
+            "credibly.data.Stream(loader)",
+        )
+    return torch.cat(tensors)
+
+
+def size_of(values: Any) -> int:
+    """Return the bytes of all arrays in a batch."""
+    named = names_of(values)
+    if named is not None:
+        return sum(size_of(v) for v in named.values())
+    if isinstance(values, (tuple, list)):
+        return sum(size_of(v) for v in values)
+    return int(getattr(values, "nbytes", 8))
+
+
+def host_memory() -> float:
+    """Return the bytes of memory of this machine."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return 2.0**34

@@ -1,0 +1,89 @@
+"""How much memory methods need, as lower bounds: a run that cannot fit is refused before it starts."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from credibly.core.memory import check_fits, in_words
+from credibly.errors import InputError
+from credibly.inference.density import Density
+from credibly.problem import Problem
+
+# Buffers of the size of a chain in a sampler: position, momentum and gradient, and a copy of each to return to.
+CHAIN_BUFFERS = 6
+FEWER = 'make fewer parameters random, such as random="head.*"'
+
+
+def check_training(
+    name: str, problem: Problem, *, parameters: float, copies: float = 3, result: float = 0.0, batch: int = 1
+) -> None:
+    """Raise if training does not fit into memory.
+
+    Args:
+        name: of the method.
+        problem: what it is fitted to.
+        parameters: values that are optimised at a time, over all members.
+        copies: further tensors of their size: a gradient and the optimiser's moments.
+        result: values of the posterior beside them.
+        batch: rows per step.
+    """
+    size = problem.layout.dtype.itemsize
+    needs = {
+        "weights": parameters * size,
+        "gradient and optimiser": copies * parameters * size,
+        "posterior": result * size,
+        # Views and identities among the layers' outputs share memory, and autocast halves it.
+        "activations": 0.5 * batch * problem.forward.row_width * size,
+    }
+    advice = f"Take fewer members or a lower rank where there are some, {FEWER}, or use MAP"
+    if needs["activations"] > sum(needs.values()) / 2:
+        advice = "Pass a smaller batch_size, or accumulate=8 for eight microbatches per step"
+    what = f"{name} of {problem.dim:,} parameters"
+    check_fits("problem", what, needs, problem.device, advice)
+
+
+def check_sampling(
+    name: str,
+    problem: Problem | Density,
+    chains: int,
+    draws: int,
+    draw_dtype: str | None,
+    out: str | os.PathLike[str] | None,
+) -> None:
+    """Raise if the draws or the state of the chains do not fit into memory, or the draws not onto the disk of `out`."""
+    dtype = problem.layout.dtype if isinstance(problem, Problem) else problem.dtype
+    stored: torch.dtype = getattr(torch, draw_dtype) if draw_dtype else dtype
+    every = float(chains) * draws * problem.dim * stored.itemsize
+    state = float(CHAIN_BUFFERS) * chains * problem.dim * dtype.itemsize
+    what = f"{name} with {chains} chains of {draws} draws of {problem.dim:,} parameters"
+    # With a folder, one draw of every chain is held at a time, or as many as make a shard.
+    needs = {"draws": every if out is None else every / draws, "state of the chains": state}
+    ways = f"take fewer chains, or {FEWER}"
+    if out is None:
+        ways = (
+            f'Pass out="run/" to stream the draws to disk ({in_words(state + every / draws)} of memory), '
+            f"take fewer chains or draws, or {FEWER}"
+        )
+    check_fits("draws" if out is None else "chains", what, needs, problem.device, ways[0].upper() + ways[1:])
+    if out is None:
+        return
+    folder = Path(out).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if every > free:
+        raise InputError(
+            "out",
+            f"the draws of {what} take {in_words(every)} on disk, {in_words(free)} are free in {str(folder)!r}",
+            f'Take fewer draws, draw_dtype="bfloat16", another folder, or {FEWER}',
+        )
+
+
+def training_rows(batch: int, accumulate: int) -> int:
+    """Return the rows whose activations are held at a time."""
+    return math.ceil(batch / accumulate)

@@ -1,0 +1,54 @@
+"""Whether a network is a function of its weights and inputs: it leaves its input alone, and repeats its output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from credibly.core.inputs import Inputs, call, map_inputs, tensors_of
+from credibly.errors import InputError
+from credibly.networks.layout import Layout
+
+
+def check_behaviour(layout: Layout, rows: Inputs) -> None:
+    """Raise if the network edits its input in place, or if two passes over the same rows differ.
+
+    `rows` are a few rows of the data. They are copied first: the caller's tensors never change.
+    """
+    # Random numbers of a network must not move the caller's generators.
+    devices = [layout.device] if layout.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        given = map_inputs(torch.clone, rows)
+        first = call(layout.module, given).detach().clone()
+        edited = [name for (name, a), (_, b) in zip(tensors_of(rows), tensors_of(given)) if not _same(a, b)]
+        if edited:
+            raise InputError(
+                "net",
+                f"edits its input in place: {' and '.join(edited)} changed in a forward pass",
+                "Copy it first, x = x.clone(), or make its first operation one that is not in place, such as "
+                "nn.ReLU() for nn.ReLU(inplace=True)",
+            )
+        second = call(layout.module, map_inputs(torch.clone, rows)).detach()
+    if first.shape != second.shape:
+        raise _random(f"two passes over the same rows returned shapes {tuple(first.shape)} and {tuple(second.shape)}")
+    if not first.is_floating_point():
+        return
+    both = torch.isfinite(first) & torch.isfinite(second)
+    gap = float((first - second)[both].abs().max()) if bool(both.any()) else 0.0
+    # Sums on a GPU may be taken in any order.
+    size = float(first[both].abs().max()) if bool(both.any()) else 0.0
+    if gap > torch.finfo(first.dtype).eps ** 0.5 * size:
+        raise _random(f"two passes over the same rows differ by up to {gap:.3g}")
+
+
+def _random(found: str) -> InputError:
+    return InputError(
+        "net",
+        f"is not deterministic: {found}",
+        "The density must be a function of the weights. Dropout belongs in nn.Dropout modules, which are off in "
+        "evaluation mode (not in F.dropout, which is on by default); move other random numbers out of forward",
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,179 @@
+"""Chains of tables: as long as their diagnostics need, other methods where that takes too long, and noise floors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import credibly as cr
+from credibly.errors import InputError
+from credibly.likelihoods import HeteroscedasticGaussian
+from credibly.tables import chain_plan, choosing, table_choice
+from credibly.tables.chain_plan import LEAST_THIN, ChainPlan, plan_chains
+from credibly.tables.choosing import MANY, UNSTOPPED, Rowset, choose
+from credibly.tables.config import Config, read_config, write_config
+from credibly.tables.prepared import prepare
+from credibly.tables.recipe import Recipe
+from credibly.tables.splitting import Rows
+from credibly.tables.table_choice import choose_table, small_ensemble, starting_recipe
+from own_tables import write
+
+QUICK = {"chains": 2, "warmup": 60, "draws": 30, "thin": 1, "max_steps": 20}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=120), rng.normal(size=120)
+    values = {"a": a, "b": b, "y": 10 + 3 * a - b + 0.3 * rng.normal(size=120)}
+    return write(values, tmp_path_factory.mktemp("plan") / "t.csv")
+
+
+@pytest.fixture(scope="module")
+def linear(table):
+    """Chains of a linear model, which mix at once."""
+    config = Config(str(table), "y", method="hmc", hidden=(), tune="none", settings={"warmup": 60, "max_steps": 40})
+    return prepare(config)
+
+
+class TestFloor:
+    def test_density_is_that_of_the_sum_of_variances(self):
+        output = torch.tensor([[0.3, -4.0], [-1.0, 2.0]], dtype=torch.float64)
+        y = torch.tensor([[0.5], [0.1]], dtype=torch.float64)
+        variance = 0.2**2 + output[:, 1].exp()
+        expected = torch.distributions.Normal(output[:, 0], variance.sqrt()).log_prob(y[:, 0])
+        found = HeteroscedasticGaussian(floor=0.2).log_prob(output, y, {})
+        assert torch.allclose(found.reshape(-1), expected, rtol=1e-12)
+
+    def test_density_of_an_exact_prediction_is_bounded(self):
+        output, y = torch.tensor([[0.5, -80.0]]), torch.tensor([[0.5]])
+        limit = -math.log(0.1) - 0.5 * math.log(2 * math.pi)
+        assert float(HeteroscedasticGaussian(floor=0.1).log_prob(output, y, {})) == pytest.approx(limit, rel=1e-5)
+        assert float(HeteroscedasticGaussian().log_prob(output, y, {})) > 30
+
+    def test_no_floor_is_what_it_was(self):
+        output = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
+        loc, scale = HeteroscedasticGaussian().location_scale(output, {})
+        assert torch.equal(scale, torch.exp(0.5 * output[:, 1:]))
+        assert torch.equal(loc, output[:, :1])
+
+    @pytest.mark.parametrize("floor", [-0.1, math.nan])
+    def test_bad_floors_are_refused(self, floor):
+        with pytest.raises(InputError, match="floor"):
+            HeteroscedasticGaussian(floor=floor)
+        with pytest.raises(InputError, match="noise_floor"):
+            Recipe(noise="heteroscedastic", noise_floor=floor)
+
+    def test_it_is_stored_with_the_settings(self, tmp_path, table):
+        config = Config(str(table), "y", noise="heteroscedastic", noise_floor=0.03)
+        (tmp_path / "c.toml").write_text(write_config(config))
+        assert Config(**read_config(tmp_path / "c.toml")).recipe("regression").noise_floor == 0.03
+        assert config.recipe("regression").likelihood() == HeteroscedasticGaussian(floor=0.03)
+
+    def test_a_saved_posterior_keeps_it(self, tmp_path):
+        x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+        problem = cr.Problem(
+            torch.nn.Linear(2, 2), (x, x[:, :1]), HeteroscedasticGaussian(floor=0.3), cr.priors.Normal(1.0)
+        )
+        posterior = cr.MAP(steps=5).fit(problem, progress=False)
+        posterior.save(tmp_path / "saved")
+        assert cr.load(tmp_path / "saved").predict(x).likelihood.floor == 0.3
+
+    def test_small_noise_lowers_it_and_repeated_values_do_not(self, monkeypatch):
+        monkeypatch.setattr(choosing, "HMC_PILOT", {**QUICK, "warmup": 150, "max_steps": 60})
+        rng = np.random.default_rng(1)
+        x = rng.normal(size=(150, 1)).astype(np.float32)
+        recipe = Recipe(hidden=(), noise="heteroscedastic", noise_floor=0.1, prior_scale=2.0, method="hmc")
+        fixed = ("prior_scale", "transform", "inputs")
+        exact = 2.0 * x[:, 0].astype(np.float64) + 0.02 * rng.normal(size=150)
+        best, _ = choose(recipe, Rowset(x, exact, (), Rows(150)), fixed=fixed)
+        assert best.noise_floor < 0.1 or best.noise == "learned"
+        loud = x[:, 0] + rng.normal(size=150)
+        best, _ = choose(recipe, Rowset(x, loud, (), Rows(150)), fixed=fixed)
+        assert best.noise_floor == 0.1
+
+
+class TestPlan:
+    def test_there_is_time_for_chains_of_a_linear_model(self, linear):
+        plan = plan_chains(linear)
+        assert plan.attainable
+        assert plan.effective > 100
+
+    def test_less_work_shortens_chains_and_then_refuses_them(self, linear, monkeypatch):
+        before = plan_chains(linear)
+        monkeypatch.setattr(chain_plan, "WORK", chain_plan.WORK * before.times / 2)
+        # The same trial as before, which less work would have shortened.
+        monkeypatch.setattr(chain_plan, "TRIAL_THIN", (10, 10))
+        after = plan_chains(linear)
+        assert after.times == pytest.approx(2, rel=1e-6)
+        assert not after.attainable
+
+    def test_more_draws_need_longer_chains(self, linear, monkeypatch):
+        thin = []
+        for wanted in (4, 400, 4_000):
+            monkeypatch.setattr(chain_plan, "ESS_TOTAL", wanted)
+            thin.append(plan_chains(linear).thin)
+        assert thin[0] == LEAST_THIN
+        assert thin[2] == pytest.approx(10 * thin[1], abs=10)
+
+
+class TestFallback:
+    @pytest.fixture
+    def quick(self, monkeypatch):
+        monkeypatch.setattr(choosing, "HMC_PILOT", QUICK)
+        monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
+        monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
+
+    def choice(self, table, monkeypatch, times, **options):
+        plan = ChainPlan(thin=7, target_accept=0.95, effective=5.0, times=times)
+        monkeypatch.setattr(table_choice, "plan_chains", lambda prepared: plan)
+        given = {"inputs": "standard", "transform": "none", "prior_scale": 1.0, "noise": "learned"} | options
+        return choose_table(prepare(Config(str(table), "y", **given)))
+
+    def test_a_plan_sets_the_chains(self, table, quick, monkeypatch):
+        found = self.choice(table, monkeypatch, 0.5)
+        assert (found.method.name, found.method.thin, found.method.target_accept) == ("hmc", 7, 0.95)
+
+    def test_chains_that_would_not_mix_become_an_ensemble(self, table, quick, monkeypatch):
+        found = self.choice(table, monkeypatch, 3.25)
+        assert found.method.name == "ensemble"
+        assert (found.method.schedule, found.method.patience) == ("cosine", UNSTOPPED)
+        assert "3.2 times" in found.why
+        assert "5 effective draws" in found.why
+        assert [one.chosen for one in found.candidates].count(True) == 1
+
+    @pytest.mark.parametrize("given", [{"method": "hmc"}, {"settings": {"jitter": 0.1}}])
+    def test_hmc_that_was_asked_for_stays(self, table, quick, monkeypatch, given):
+        found = self.choice(table, monkeypatch, 3.25, **given)
+        assert (found.method.name, found.method.thin) == ("hmc", 7)
+
+    def test_lengths_that_were_given_stay(self, table, quick, monkeypatch):
+        found = self.choice(table, monkeypatch, 3.25, settings={"thin": 2})
+        assert (found.method.name, found.method.thin) == ("hmc", 2)
+
+    def test_the_ensemble_keeps_the_choices_of_the_user(self, table):
+        prepared = prepare(Config(str(table), "y", hidden=(6,), embedding=False))
+        chosen = dataclasses.replace(starting_recipe(prepared)[0], transform="log")
+        made = small_ensemble(prepared, chosen)
+        assert (made.hidden, made.embedding, made.transform, made.noise_floor) == ((6,), False, "log", 0.0)
+        assert made.settings["batch_size"] <= 4 * 96 // 5
+
+
+def test_many_rows_may_train_with_a_falling_learning_rate(monkeypatch):
+    monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 1, "epochs": 1, "patience": 1})
+    monkeypatch.setattr(choosing, "ROWS", 60)
+    rng = np.random.default_rng(0)
+    settings = {"members": 1, "epochs": 2, "schedule": "constant", "validation": 0.1, "patience": 1, "batch_size": 16}
+    recipe = Recipe(hidden=(2,), method="ensemble", settings=settings)
+    fixed = ("noise", "transform", "inputs", "embedding")
+    names = []
+    for rows in (MANY, MANY + 1):
+        x = rng.normal(size=(rows, 1)).astype(np.float32)
+        _, candidates = choose(recipe, Rowset(x, x[:, 0].astype(np.float64), (), Rows(rows)), fixed=fixed)
+        names.append([one.name for one in candidates])
+    assert "falling learning rate" not in names[0]
+    assert "falling learning rate" in names[1]
