@@ -143,7 +143,7 @@ def test_laplace_is_the_brute_force_gauss_newton_matrix(build):
     torch.testing.assert_close(posterior.covariance(), torch.linalg.inv(precision), rtol=1e-6, atol=1e-8)
     # The linearised predictive: the covariance of a row's logits is J P^-1 J'.
     joint = posterior.predict(X, joint=True, draws=DRAWS, seed=1)
-    outputs = joint.source.outputs(problem.x, 0, DRAWS)
+    outputs = joint.source.outputs(joint.x, 0, DRAWS)
     expected = torch.einsum("nkd,de,nke->nk", flat, torch.linalg.inv(precision), flat)
     # The variance of a variance of S normal draws is 2 v^2 / S.
     assert float(((outputs.var(0) / expected - 1).abs() / math.sqrt(2 / DRAWS)).max()) < 4.5
