@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from credibly.core.cuda_graphs import Replayed
 from credibly.core.inputs import map_inputs
 from credibly.core.rows import sum_rows
 from credibly.errors import InputError
@@ -100,6 +102,12 @@ class ModuleStep(Step):
         one_pass = self.clip is None and self.accumulate == 1 and self.rule_of_leaves.one_by_one
         closed = not objective.prior_weight or all(prior.decay is not None for prior in self.priors)
         self.in_backward = one_pass and closed and self.leaves.safe
+        # The kernel launches of a small batch take longer than its arithmetic.
+        on_gpu = theta.device.type == "cuda" and self.in_backward
+        self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
+        if on_gpu:
+            table = [(float(t), factor) for t, factor in enumerate(self.factors)]
+            self.table = torch.tensor(table, dtype=torch.float32, device=theta.device)
 
     def _rule(self, options: Training, theta: Tensor, scale: Tensor | None) -> Rule:
         names = [entry.name for entry in self.problem.layout.entries]
@@ -121,24 +129,36 @@ class ModuleStep(Step):
     def _advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor, *, with_prior: bool) -> None:
         if active.device.type == "cpu" and not float(active[0]):
             return
-        rule, priors, leaves = self.rule_of_leaves, self.priors, self.leaves
         if with_prior:
             with torch.no_grad():
                 self.parts[:, 1].copy_(self._prior_part(theta))
-        if leaves.leaves[0].data_ptr() != theta.data_ptr():
-            leaves.bind(theta[0])
-        rule.begin(t, self.factors[t])
+        if self.leaves.leaves[0].data_ptr() != theta.data_ptr():
+            self.leaves.bind(theta[0])
+        if self.replayed is not None and isinstance(self.rule_of_leaves, FusedRule):
+            fixed = (theta, *self.rule_of_leaves.state, self.parts, self.first_bad)
+            self.replayed(fixed, (rows, self.table[t]))
+            return
+        self._take(rows, t, self.factors[t])
+
+    def _in_place(self, *tensors: Any) -> None:
+        """Take a step that a CUDA graph replays: its rows, then its number and factor as a tensor, are last."""
+        rows, controls = tensors[-2:]
+        self._take(rows, controls[0], controls[1])
+
+    def _take(self, rows: Tensor | None, t: Any, factor: Any) -> None:
+        rule, priors = self.rule_of_leaves, self.priors
+        rule.begin(t, factor)
         if self.in_backward:
-            misfit = leaves.evaluate(
+            misfit = self.leaves.evaluate(
                 lambda: self._misfit(rows, 1.0), lambda i, leaf, gradient: rule.update(i, leaf, gradient, priors[i])
             )
         else:
             misfit = self._collect(rows)
             self._update_collected()
-        rule.end(leaves.leaves)
+        rule.end(self.leaves.leaves)
         self.parts[:, 0].copy_(misfit)
         bad = torch.isfinite(misfit).logical_not()
-        self.first_bad.copy_(torch.where(bad & (self.first_bad > t), float(t), self.first_bad))
+        self.first_bad.copy_(torch.where(bad & (self.first_bad > t), t, self.first_bad))
 
     def _collect(self, rows: Tensor | None) -> Tensor:
         """Return the misfit of a batch, in microbatches, and leave its gradient in the leaves."""
