@@ -29,10 +29,10 @@ Hand = Callable[[int, Tensor, Tensor], None]
 
 
 def has_leaves(problem: Problem) -> bool:
-    """Return whether the random parameters of the network can be views of a flat vector."""
+    """Return whether the random parameters of the network can be views of a flat vector. Its rows must be in memory."""
     forward, layout = problem.forward, problem.layout
     # A hierarchical prior, a subclass, couples its entries.
-    if type(problem.prior) is not BoundPrior or problem.stream is not None:
+    if type(problem.prior) is not BoundPrior:
         return False
     on_gpu = layout.device.type == "cuda"
     if on_gpu and any(isinstance(m, nn.RNNBase) for m in forward.module.modules()):

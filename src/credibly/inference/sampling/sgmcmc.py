@@ -101,7 +101,7 @@ class SGMCMCSampler(Sampler):
         calls = self.total * (plan.chains if self.one_by_one else 1)
         # Of all chains, so that results do not depend on the number of processes.
         values = target.dim if self.one_by_one else target.dim * plan.chains
-        own = module_step(target, plan, self.scale) if self.one_by_one and not backend.fused else None
+        own = module_step(self.stepped, plan, self.scale) if self.one_by_one and not backend.fused else None
         self.step: Any = own or backend.compile_step(self._step, calls, target.device, values)
         self.compiled = (own is None and self.step != self._step) or backend.fused
         small = plan.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"

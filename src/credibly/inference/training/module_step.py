@@ -41,7 +41,7 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
     asked = needs_module(options)
     if not asked and (problem.dim < LARGE or options.compile is True):
         return False
-    fits = type(objective) is NegativeLogDensity and not sharded and has_leaves(problem)
+    fits = type(objective) is NegativeLogDensity and not sharded and has_leaves(problem.sample)
     if fits and isinstance(objective, NegativeLogDensity) and objective.anchored:
         fits = all(prior.decay is not None for prior in entry_priors(problem, objective))
     if asked and not fits:
@@ -51,7 +51,7 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
             name,
             f"must be {usual} for this method or prior",
             "Optimisers of your own, learning-rate groups and accumulation are for MLE, MAP, DeepEnsemble and SWAG "
-            "with elementwise priors, rows in memory, and processes that do not share rows",
+            "with elementwise priors, and processes that do not share rows",
         )
     return fits
 
@@ -119,14 +119,15 @@ class ModuleStep(Step):
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take step t and return the number of the next; the prior's part of the loss is for the last of them."""
-        self._advance(theta, batches.at(t), t, active, with_prior=t + 1 == limit)
+        self.advance_on(theta, batches.at(t), t, active, with_prior=t + 1 == limit)
         return t + 1
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Take step t on theta (1, D), in place."""
-        self._advance(theta, rows, t, active, with_prior=True)
+        self.advance_on(theta, rows, t, active, with_prior=True)
 
-    def _advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor, *, with_prior: bool) -> None:
+    def advance_on(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor, *, with_prior: bool) -> None:
+        """Take step t; `with_prior` also computes the prior's part of the loss, which the gradient does not need."""
         if active.device.type == "cpu" and not float(active[0]):
             return
         if with_prior:
@@ -164,7 +165,7 @@ class ModuleStep(Step):
         """Return the misfit of a batch, in microbatches, and leave its gradient in the leaves."""
         if self.accumulate == 1:
             return self.leaves.evaluate(lambda: self._misfit(rows, 1.0), None)
-        every = torch.arange(self.objective.n, device=self.problem.device) if rows is None else rows.reshape(-1)
+        every = torch.arange(len(self.problem.y), device=self.problem.device) if rows is None else rows.reshape(-1)
         total = torch.zeros((), dtype=self.parts.dtype, device=self.parts.device)
         for chunk in every.chunk(self.accumulate):
             fraction = len(chunk) / len(every)
@@ -190,7 +191,7 @@ class ModuleStep(Step):
     def _misfit(self, rows: Tensor | None, fraction: float) -> Tensor:
         objective, problem = self.objective, self.problem
         x, y = problem.x, objective.own[-1][0] if objective.shifted else problem.y
-        count = objective.n
+        count = len(y)
         if rows is not None:
             rows = rows.reshape(-1)
             x, y, count = map_inputs(lambda t: t[rows], x), y[rows], len(rows)
