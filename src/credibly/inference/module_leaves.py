@@ -207,6 +207,12 @@ class EntryPrior:
         """The weight decay that is all of this gradient, or None."""
         return self.decay if isinstance(self.loc, float) and self.loc == 0 else None
 
+    def log_prob(self, leaf: Tensor) -> Tensor:
+        """Return the log density of the entry, in float64, without the weight."""
+        flat = leaf.detach().reshape(-1)
+        parts = [prior.total_log_prob(flat[part].double().unsqueeze(0), shrink) for part, prior, shrink in self.parts]
+        return torch.stack(parts).sum()
+
     def add_to(self, gradient: Tensor, leaf: Tensor) -> None:
         """Add the gradient at the leaf, in place."""
         if not self.weight:
