@@ -1,5 +1,7 @@
 """Modules with other values of their parameters: tied weights, and modules under two names."""
 
+import cProfile
+
 import pytest
 import torch
 from torch import nn
@@ -69,3 +71,10 @@ def test_a_layer_under_two_names_can_be_fitted_and_written(kind):
         module = problem.layout.write(theta)
         torch.testing.assert_close(module(x).detach(), problem.layout.call(theta, x))
         assert torch.equal(problem.layout.read(problem.layout.module), problem.layout.read(made(kind)))
+
+
+def test_problems_can_be_made_under_a_profiler():
+    x = randn(8, 3, dtype=f64)
+    with cProfile.Profile() as profiler:
+        cr.Problem(made(Twice), (x, x[:, :1]), cr.likelihoods.Gaussian(0.5), cr.priors.Normal(1.0))
+    assert any("problem.py" in row.code.co_filename for row in profiler.getstats() if not isinstance(row.code, str))
