@@ -103,7 +103,7 @@ class ModuleStep(Step):
         closed = not objective.prior_weight or all(prior.decay is not None for prior in self.priors)
         self.in_backward = one_pass and closed and self.leaves.safe
         # The kernel launches of a small batch take longer than its arithmetic.
-        on_gpu = theta.device.type == "cuda" and self.in_backward
+        on_gpu = theta.device.type == "cuda" and self.in_backward and options.compile is not False
         self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
         if on_gpu:
             table = [(float(t), factor) for t, factor in enumerate(self.factors)]
