@@ -8,7 +8,7 @@ import credibly as cr
 from conftest import randn
 from credibly.errors import InputError
 from credibly.inference.sampling import module_langevin, sgmcmc
-from credibly.inference.training import iterates, loop, module_step
+from credibly.inference.training import iterates, loop, module_rules, module_step
 from credibly.likelihoods import Categorical, Gaussian
 
 f64 = torch.float64
@@ -161,6 +161,15 @@ def test_accumulated_gradients_are_those_of_the_batch(accumulate, clip):
     whole = cr.MAP(**settings).fit(problem(sample_weight=torch.linspace(0.5, 2, 40)))
     parts = cr.MAP(**settings, accumulate=accumulate).fit(problem(sample_weight=torch.linspace(0.5, 2, 40)))
     torch.testing.assert_close(parts.draws, whole.draws, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["map", "mle, sgd", "plain sgd", "two priors", "clipped", "ensemble"])
+def test_updates_of_several_parameters_at_a_time_are_the_same(case, by_module, monkeypatch):
+    method, options = CASES[case]
+    by_module(True)
+    one_by_one = method.fit(problem(**options), seed=1)
+    monkeypatch.setitem(module_rules.BUCKETS, "cpu", 100)
+    torch.testing.assert_close(method.fit(problem(**options), seed=1).draws, one_by_one.draws, rtol=1e-12, atol=0)
 
 
 def plain_loop(make, steps, factors=None):

@@ -22,7 +22,7 @@ LONG = 120.0
 
 def output_size(problem: Problem) -> tuple[int, int]:
     """Return (elements, width) of a row's output: positions with a distribution of their own, and values of each."""
-    layout, row = problem.layout, map_inputs(lambda t: t[:1], problem.x)
+    layout, row = problem.layout, map_inputs(lambda t: t[:1], problem.sample.x)
     with torch.no_grad():
         weights = layout.read(layout.module)
         theta = torch.cat([weights, weights.new_zeros(layout.dim - layout.network_dim)])

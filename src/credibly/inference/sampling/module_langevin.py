@@ -84,7 +84,7 @@ class ModuleLangevin:
 
 def module_step(target: Target, plan: SGMCMCPlan, scale: float) -> ModuleLangevin | None:
     """Return the step on the module for large networks on a CPU, unless compile=True; None for others."""
-    if not isinstance(target, ProblemTarget) or target.device.type != "cpu" or target.dim < LARGE or target.sharded:
+    if type(target) is not ProblemTarget or target.device.type != "cpu" or target.dim < LARGE or target.sharded:
         return None
     if plan.compile is True or plan.preconditioner == "rmsprop" or plan.control_variate:
         return None

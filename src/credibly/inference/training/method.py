@@ -55,7 +55,7 @@ class TrainingMethod(Training, Method, Generic[P]):
 
     def rows_at_once(self, problem: Problem) -> int:
         """Return the rows whose activations a step holds at a time."""
-        return training_rows(self.plan(problem.n)[1], self.accumulate)
+        return training_rows(self.plan(problem.n, problem.stream)[1], self.accumulate)
 
     @abstractmethod
     def _fit(self, fit: Fit) -> P:

@@ -18,6 +18,9 @@ from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Adam, optimiser
 from credibly.inference.module_leaves import EntryPrior, ModuleLeaves
 
+# Weights whose gradients wait for one call: on a GPU the calls take longer than the updates of small parameters.
+BUCKETS = {"cpu": 0, "cuda": 2**21}
+
 MakeOptimiser = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -68,6 +71,9 @@ class FusedRule(Rule):
         self.moments = [leaves.views(tensor[0]) for tensor in self.state]
         self.scale = None if scale is None else leaves.views(scale)
         self.count = torch.zeros((), dtype=torch.float32, device=theta.device)
+        self.bucket = BUCKETS.get(theta.device.type, BUCKETS["cuda"])
+        self.pending: dict[tuple[float, float], list[tuple[int, Tensor, Tensor]]] = {}
+        self.waiting = 0
 
     def begin(self, step: int, factor: float) -> None:
         """Set the learning rates and Adam's count of steps."""
@@ -75,43 +81,59 @@ class FusedRule(Rule):
         self.count.fill_(step + 1)
 
     def update(self, index: int, leaf: Tensor, gradient: Tensor, prior: EntryPrior | None) -> None:
-        """Update one leaf in one pass; a prior other than N(0, s^2) and a preconditioner take passes of their own."""
+        """Update one leaf, or several at a time, in one pass.
+
+        A prior other than N(0, s^2) and a preconditioner take passes of their own.
+        """
         decay = None if prior is None else prior.plain_decay
         if prior is not None and (decay is None or self.scale is not None):
             prior.add_to(gradient, leaf)
         if self.scale is not None:
             gradient.mul_(self.scale[index])
             decay = None
-        lr, state = self.factor * self.rates[index], [moment[index] for moment in self.moments]
-        if isinstance(self.rule, Adam):
-            torch._fused_adam_(
-                [leaf],
-                [gradient],
-                [state[0]],
-                [state[1]],
-                [],
-                [self.count],
-                lr=lr,
-                beta1=self.rule.beta1,
-                beta2=self.rule.beta2,
-                weight_decay=decay or 0.0,
-                eps=self.rule.eps,
-                amsgrad=False,
-                maximize=False,
-            )
-            return
-        torch._fused_sgd_(
-            [leaf],
-            [gradient],
-            state,
-            weight_decay=decay or 0.0,
-            momentum=self.rule.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=False,
-        )
+        self.pending.setdefault((self.factor * self.rates[index], decay or 0.0), []).append((index, leaf, gradient))
+        self.waiting += leaf.numel()
+        if self.waiting >= self.bucket:
+            self._flush()
+
+    def end(self, leaves: Sequence[Tensor]) -> None:
+        """Update what is still pending."""
+        self._flush()
+
+    def _flush(self) -> None:
+        for (lr, decay), updates in self.pending.items():
+            indices, leaves, gradients = (list(column) for column in zip(*updates))
+            state = [[moment[index] for index in indices] for moment in self.moments]
+            if isinstance(self.rule, Adam):
+                torch._fused_adam_(
+                    leaves,
+                    gradients,
+                    state[0],
+                    state[1],
+                    [],
+                    [self.count] * len(leaves),
+                    lr=lr,
+                    beta1=self.rule.beta1,
+                    beta2=self.rule.beta2,
+                    weight_decay=decay,
+                    eps=self.rule.eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
+            else:
+                torch._fused_sgd_(
+                    leaves,
+                    gradients,
+                    state[0] if state else [],
+                    weight_decay=decay,
+                    momentum=self.rule.momentum,
+                    lr=lr,
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                    is_first_step=False,
+                )
+        self.pending, self.waiting = {}, 0
 
 
 class OwnRule(Rule):

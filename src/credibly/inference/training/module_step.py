@@ -37,6 +37,8 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
     `sharded` is whether processes share the rows of a batch.
     """
     asked = needs_module(options)
+    if not asked and (problem.dim < LARGE or options.compile is True):
+        return False
     fits = type(objective) is NegativeLogDensity and not sharded and has_leaves(problem)
     if fits and isinstance(objective, NegativeLogDensity) and objective.anchored:
         fits = all(prior.decay is not None for prior in entry_priors(problem, objective))
@@ -47,9 +49,9 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
             name,
             f"must be {usual} for this method or prior",
             "Optimisers of your own, learning-rate groups and accumulation are for MLE, MAP, DeepEnsemble and SWAG "
-            "with elementwise priors, in processes that do not share rows",
+            "with elementwise priors, rows in memory, and processes that do not share rows",
         )
-    return fits and (asked or (problem.dim >= LARGE and options.compile is not True))
+    return fits
 
 
 def entry_priors(problem: Problem, objective: NegativeLogDensity) -> list[EntryPrior]:
@@ -164,8 +166,6 @@ class ModuleStep(Step):
             torch._foreach_mul_(gradients, self.clip / norm.clamp_min(self.clip))
         for index, (leaf, prior) in enumerate(zip(leaves, self.priors)):
             rule.update(index, leaf, gradients[index], None if self.clip is not None else prior)
-            if rule.one_by_one:
-                gradients[index] = torch.empty(0)
 
     def _misfit(self, rows: Tensor | None, fraction: float) -> Tensor:
         objective, problem = self.objective, self.problem
