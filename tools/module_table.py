@@ -28,11 +28,11 @@ TAIL = """
 
 | what the network does | way out |
 |---|---|
-| BatchNorm | `cr.replace_batchnorm(net, "frozen")` for a trained network, `"group"` or `"frn"` for one to be trained |
+| BatchNorm | `cr.replace_batchnorm(net, "frozen")` for a trained network, `"group"` or `"frn"` to train one |
 | edits a buffer in evaluation mode | update it only `if self.training`, or pass what it holds as an input |
 | calls `torch.utils.checkpoint` in forward | call the layers directly; `micro_batch=` bounds the memory |
 | edits a tensor in place that its gradient needs | `h = h + ...` instead of `h += ...` |
-| returns a dict, a dataclass or None | a wrapper whose forward returns one tensor, or a tuple that starts with it |
+| returns a dict, a dataclass or None | `Heads` for a dict of outputs; else a wrapper whose forward returns one tensor |
 | ScriptModule, torch.export | pass the Python module that was scripted, traced or exported |
 | complex parameters | real and imaginary parts as two real parameters, joined in forward |
 | quantised layers after random ones | `random=` selects layers after them; or the network before quantisation |

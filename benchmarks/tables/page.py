@@ -122,6 +122,7 @@ def page(record: Record, results: Results, cache: Path) -> str:
     if classes:
         parts += ["## Accuracy\n", by_table(results, classes, "accuracy")]
     parts += ["## Against the best peer\n", _standings(results)]
+    parts += [(Path(__file__).parent / "since.md").read_text(encoding="utf-8")]
     parts += ["## Coverage of the 90 % interval or set\n", by_table(results, results.tables, "coverage")]
     parts += ["## Width of the 90 % interval, classes in the 90 % set\n", by_table(results, results.tables, "width")]
     parts += ["## Seconds to fit and predict\n", by_table(results, results.tables, "seconds")]

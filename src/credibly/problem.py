@@ -100,8 +100,8 @@ class Problem(Reducible):
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
         self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
-        check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
         refuse_changing_buffers(layout.module, trial)
+        check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
         self.y = self.likelihood.prepare(y, layout.dtype)
         held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
         self.x, self.y, self.sample_weight = held

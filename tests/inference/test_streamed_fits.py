@@ -240,3 +240,8 @@ def test_saved_fits_of_streams_can_be_loaded(tmp_path):
     posterior = cr.MAP(steps=3).fit(made, out=tmp_path / "run")
     loaded = cr.load(tmp_path / "run", mlp(3, 4, 1).double())
     assert torch.equal(loaded.draws, posterior.draws)
+
+
+def test_steps_on_the_module_are_not_for_streams():
+    with pytest.raises(cr.InputError, match="accumulate must be 1|optimiser must be a name"):
+        cr.MAP(steps=3, accumulate=2).fit(streamed())

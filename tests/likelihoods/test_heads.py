@@ -148,6 +148,7 @@ def test_the_joint_density_averages_over_draws_once():
     p = posterior.predict(X)
     each = torch.stack([torch.cat(list(p[h].log_likelihoods(TARGETS[h])), 1) for h in TARGETS]).sum(0)
     torch.testing.assert_close(p.log_prob(TARGETS), torch.logsumexp(each, 0) - torch.tensor(3.0, dtype=f64).log())
+    assert all(f"<p>{name}</p>" in p._repr_html_() for name in TARGETS)
     some = p.subset(torch.tensor([3, 1]))
     torch.testing.assert_close(some["price"].mean, p["price"].mean[[3, 1]])
     assert posterior.predict(X[:2].clone().requires_grad_(), grad=True)["price"].mean.requires_grad

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from tests.networks.module_cases import DROPOUT, ROWS, case, classification, images, noise, regression, tokens
 from tests.networks.plain_cases import NO_LINEAR
 
-UNUSED = {"dropout": "was not used in a forward pass"}
-ZERO = {"dropout": "drops with probability 0.0"}
-
 
 def library(name: str) -> Any:
     """Return a library; skip the test without it."""
@@ -29,7 +26,13 @@ def _():
     return classification(library("torchvision").models.resnet18(num_classes=3), images(3, 32))
 
 
-@case("timm ViT", exceptions=ZERO, settings={"dropout": {"insert": "blocks.*.mlp.*"}})
+@case("torchvision ResNet in evaluation mode, frozen body", options={"random": "fc.*"})
+def _():
+    models = library("torchvision").models.resnet
+    return classification(models.ResNet(models.BasicBlock, [1, 1, 1, 1], num_classes=3).eval(), images(3, 16))
+
+
+@case("timm ViT", settings={"dropout": {"insert": "blocks.*.mlp.*"}})
 def _():
     vit = library("timm").models.vision_transformer.VisionTransformer
     net = vit(img_size=8, patch_size=4, in_chans=2, num_classes=3, embed_dim=8, depth=1, num_heads=2)
@@ -38,7 +41,6 @@ def _():
 
 @case(
     "timm ViT with gradient checkpointing",
-    exceptions=ZERO,
     settings={"dropout": {"insert": "blocks.*.mlp.*"}},
 )
 def _():
@@ -56,14 +58,14 @@ def text(vocabulary: int = 11) -> dict[str, Tensor]:
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-@case("BERT (transformers)", exceptions={**DROPOUT, **UNUSED}, settings={"dropout": {"insert": None}})
+@case("BERT (transformers)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.BertConfig(vocab_size=11, num_labels=3, max_position_embeddings=8, **SMALL)
     return classification(transformers.BertForSequenceClassification(config), text())
 
 
-@case("DistilBERT (transformers)", exceptions={**DROPOUT, **UNUSED}, settings={"dropout": {"insert": None}})
+@case("DistilBERT (transformers)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.DistilBertConfig(
@@ -72,7 +74,7 @@ def _():
     return classification(transformers.DistilBertForSequenceClassification(config), text())
 
 
-@case("GPT-2 with LoRA (peft)", exceptions={**DROPOUT, **UNUSED}, settings={"dropout": {"insert": None}})
+@case("GPT-2 with LoRA (peft)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.GPT2Config(

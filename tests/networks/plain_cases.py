@@ -11,7 +11,19 @@ from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import credibly as cr
-from tests.networks.module_cases import DROPOUT, ROWS, case, classification, images, noise, regression, rows, tokens
+from tests.networks.module_cases import (
+    DROPOUT,
+    QUICK,
+    ROWS,
+    WORKS,
+    case,
+    classification,
+    images,
+    noise,
+    regression,
+    rows,
+    tokens,
+)
 
 # What MCDropout refuses: a mask needs one position in the forward pass, whose first axis is the rows.
 TWICE = {"dropout": "is used more than once in a forward pass"}
@@ -72,6 +84,21 @@ def _():
 @case("ResNet block with BatchNorm", refused="batch statistics")
 def _():
     return classification(Residual(nn.BatchNorm2d(4)), images())
+
+
+@case(
+    "ResNet block with BatchNorm, trained, in evaluation mode",
+    exceptions={**dict.fromkeys(QUICK, "batch statistics that would change"), "laplace": WORKS},
+    settings={"laplace": {"start": "network"}},
+    note='Laplace with `start="network"`.',
+)
+def _():
+    return classification(Residual(nn.BatchNorm2d(4)).eval(), images())
+
+
+@case("ResNet block with BatchNorm, frozen body", options={"random": "head.*"})
+def _():
+    return classification(Residual(nn.BatchNorm2d(4)).eval(), images())
 
 
 class UNet(nn.Module):

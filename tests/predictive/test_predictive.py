@@ -20,7 +20,7 @@ from credibly.likelihoods import (
     Poisson,
     StudentT,
 )
-from credibly.predictive import base as module
+from credibly.predictive import blocks as module
 from credibly.predictive.rescaling import in_units
 
 f64 = torch.float64

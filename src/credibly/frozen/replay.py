@@ -7,6 +7,8 @@ tensor that has a shape and no data: on the meta device or, for code that asks f
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,7 +170,7 @@ class Tape:
 
 
 class _Shared:
-    """A reference that copies of the head share: to a frozen module, or to the structure of a result."""
+    """A reference that copies of the head share."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -177,12 +179,25 @@ class _Shared:
         return self
 
 
+class _Form(_Shared):
+    """The leaves and the structure of a result. torch warns when it reads a structure from a pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_form, (pickle.dumps(self.value),)
+
+
+def _read_form(stored: bytes) -> _Form:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return _Form(pickle.loads(stored))
+
+
 class Stored(nn.Module):
     """In place of a frozen module: returns what the body stored of its calls."""
 
     tape: Tape
 
-    def __init__(self, tape: Tape, name: str, calls: list[_Shared], original: nn.Module) -> None:
+    def __init__(self, tape: Tape, name: str, calls: list[_Form], original: nn.Module) -> None:
         super().__init__()
         self.tape, self.name, self.results = tape, name, calls
         self.original = _Shared(original)
@@ -222,12 +237,12 @@ class Replay(nn.Module):
 
     tape: Tape
     network: tuple[nn.Module]
-    given: _Shared
+    given: _Form
 
     def __init__(self, network: nn.Module, tape: Tape, inputs: list[Any], form: Any) -> None:
         super().__init__()
         self.__dict__["tape"], self.__dict__["network"] = tape, (network,)
-        self.__dict__["given"] = _Shared((inputs, form))
+        self.__dict__["given"] = _Form((inputs, form))
         for shared in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[shared] = network.__dict__[shared]
         self.training = False
@@ -278,7 +293,7 @@ def build_replay(
                 keys.get(Site(call.name, call.number, "out", i)) or _plain(leaf, there, rows, device)
                 for i, (leaf, there) in enumerate(pairs)
             ]
-            results.append(_Shared((leaves, call.form)))
+            results.append(_Form((leaves, call.form)))
         memo[id(mine[0].module)] = Stored(tape, mine[0].name, results, mine[0].module)
     new = copy_module(network, memo)
     replaced: dict[str, dict[int, dict[int, Key]]] = {}

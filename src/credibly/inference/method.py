@@ -170,7 +170,8 @@ def begin_fit(
         if not isinstance(problem, Problem):
             raise InputError("problem", f"must be a credibly.Problem, got {type(problem).__name__}")
         check_run(seed, out)
-        check_streamable(method, problem)
+        if problem.stream is not None:
+            check_streamable(method, problem)
         if not method.post_hoc:
             refuse_moving(problem.moving)
         if isinstance(problem.prior, BoundHierarchical) and not method.infers_scales:

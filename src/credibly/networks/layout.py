@@ -21,6 +21,7 @@ from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.refusals import admit, settle
 from credibly.networks.selection import (
+    RANDOM,
     Patterns,
     frozen_names,
     input_dtype,
@@ -87,6 +88,7 @@ class Layout:
         module, self.norms = with_fixed_statistics(module, trained=trained or self.random != ("*",))
         self.frozen = frozen_names(module)
         self.module = _deterministic_copy(module)
+        RANDOM[self.module] = self.random
         self.silenced = _hidden_dropout(module)
         names = names_by_parameter(self.module)
         fans = _fan_in(self.module)

@@ -6,6 +6,7 @@ import functools
 import glob
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ from credibly.core.inputs import Inputs, call, map_inputs, tensors_of
 from credibly.errors import InputError
 
 Patterns = str | Sequence[str]
+# The random parameters of layouts, by their copies of networks.
+RANDOM: WeakKeyDictionary[nn.Module, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def names_by_parameter(module: nn.Module) -> dict[str, list[str]]:
@@ -34,6 +37,10 @@ def random_patterns(module: nn.Module, random: Patterns | None) -> tuple[str, ..
     names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     if all(names.values()):
         return ("*",)
+    # The copy of a network in a layout has no gradients, and the random parameters of that layout.
+    known = RANDOM.get(module)
+    if not any(names.values()) and known is not None:
+        return known
     if not any(names.values()):
         raise InputError(
             "random",

@@ -179,11 +179,12 @@ class Predictive(Blocks):
         levels = (level,) if isinstance(level, (int, float)) else tuple(level)
         if not levels or any(not 0 < q < 1 for q in levels):
             raise InputError("level", f"must be between 0 and 1, got {level!r}")
-        self._refuse_unordered()
+        if not self.likelihood.ordered:
+            found = f"{type(self.likelihood).__name__} outcomes have no quantiles"
+            raise InputError("level", found, "Use prediction_set(level) or probabilities")
 
         def block(output: Tensor, extra: dict[str, Tensor], start: int) -> Tensor:
-            with torch.no_grad():
-                return mixture_quantiles(self.likelihood, output.detach(), extra, levels)
+            return mixture_quantiles(self.likelihood, output, extra, levels)
 
         result = torch.cat(list(self.map_blocks(block)), 1)
         restored = torch.stack([self.likelihood.restore(r) for r in result])
@@ -276,9 +277,3 @@ class Predictive(Blocks):
     def _result_dtype(self, output: Tensor) -> torch.dtype:
         """Return the dtype of results: the network's, or float64 if the likelihood needs it."""
         return torch.float64 if self.likelihood.wide else output.dtype
-
-    def _refuse_unordered(self) -> None:
-        if not self.likelihood.ordered:
-            kind = type(self.likelihood).__name__
-            advice = "Use prediction_set(level) or probabilities"
-            raise InputError("level", f"{kind} outcomes have no quantiles", advice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from credibly.core.rng import check_seed, stream
 from credibly.errors import InputError
 from credibly.likelihoods.heads import Heads, Part
 from credibly.predictive.base import Predictive
+from credibly.predictive.display import predictive_table
 from credibly.predictive.rescaling import WithLikelihood
 from credibly.predictive.source import DrawSource
 
@@ -82,6 +84,9 @@ class HeadsPredictive(Predictive):
 
     _mean = _summary = probabilities = mean = property(_refuse)
     quantile = interval = cdf = prediction_set = ood_score = _refuse
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>{escape(name)}</p>{predictive_table(one)}" for name, one in self.heads.items())
 
     def __repr__(self) -> str:
         return f"HeadsPredictive({self.rows} rows, {self.draws} draws, {', '.join(self.likelihood.heads)})"

@@ -21,12 +21,13 @@ MAX_STEPS = 8  # Halley steps before falling back to bracketing
 MAX_VARIANCE = 4.0  # of a standardised component for Halley steps; beyond, a start from the moments is far off
 
 
+@torch.no_grad()
 def mixture_quantiles(
     likelihood: Likelihood, output: Tensor, extra: dict[str, Tensor], levels: Sequence[float]
 ) -> Tensor:
     """Return quantiles (levels, rows, ..., K) of the average of S distributions with outputs (S, rows, ..., K).
 
-    They are accurate to the precision of the dtype.
+    They are accurate to the precision of the dtype, and not differentiable.
     """
     standardised = likelihood.standardised()
     if standardised is not None:

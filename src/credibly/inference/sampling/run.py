@@ -99,7 +99,7 @@ class SamplingMethod(Method):
 
         With `out`, draws are streamed to that folder, and `credibly resume` continues the run after a stop.
         """
-        if isinstance(problem, Problem):
+        if isinstance(problem, Problem) and problem.stream is not None:
             check_streamable(self, problem)
         self.check_problem(problem)
         world = current()

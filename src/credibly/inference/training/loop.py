@@ -16,7 +16,7 @@ from torch import Tensor
 from credibly.core.progress import Progress
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
-from credibly.errors import TrainingError
+from credibly.errors import InputError, TrainingError
 from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.callbacks import TrainingState
@@ -28,7 +28,7 @@ from credibly.inference.training.objectives import NegativeLogDensity, Objective
 from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
-from credibly.inference.training.stream_batches import StreamBatches, StreamStep, make_batches
+from credibly.inference.training.stream_batches import StreamBatches, StreamStep
 from credibly.problem import Problem
 
 
@@ -52,6 +52,9 @@ def make_step(
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
     if isinstance(batches, StreamBatches):
+        if needs_module(options):
+            found = "must be a name, with one learning rate and accumulate=1, for data that are a stream"
+            raise InputError("optimiser", found, "Keep the rows in memory: credibly.data.in_memory(loader)")
         return StreamStep(batches, objective, options, steps, theta)
     sharded = mesh is not None and mesh.shape[1] > 1
     by_module = takes_module_steps(problem, objective, options, sharded=sharded)
@@ -109,9 +112,13 @@ def train(
         return Trained(theta, joined_history(histories))
     steps, batch, per_epoch = options.plan(data.count, problem.stream)
     members = 0 if shared_batches else len(theta)
-    batches = make_batches(problem, seed) or Batches(
-        data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
-    )
+    batches: Batches
+    if problem.stream is None:
+        batches = Batches(
+            data.rows, batch, seed=seed, members=members, resampled=data.resampled, first=first, device=problem.device
+        )
+    else:
+        batches = StreamBatches(problem, seed=seed)
     step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
     check_every = max(1, min(steps // 20 or 1, 500))
