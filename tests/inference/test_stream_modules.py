@@ -7,8 +7,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credibly as cr
 from conftest import randn
+from credibly.inference.kernels import optimisers
 from credibly.inference.sampling import module_langevin, sgmcmc, sgmcmc_stream
-from credibly.inference.training import iterates, module_step, stream_modules
+from credibly.inference.training import iterates, module_step, steps, stream_modules
 
 f64 = torch.float64
 X = randn(50, 3, 6, 6, dtype=f64)
@@ -96,3 +97,20 @@ def test_learning_rates_by_group_differ_on_a_stream():
     first = start.layout.entries[0]
     assert (after - before)[first.start : first.stop].abs().max() < 1e-10
     assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_adam_of_one_large_member_takes_one_pass(clip, monkeypatch):
+    """Variational inference of a large network, which stays on the flat vector, against small steps."""
+    problem = cr.Problem(
+        nn.Linear(3, 2).to(f64), (X[:, 0, 0, :3], Y), cr.likelihoods.Categorical(), cr.priors.Normal(1.0), plan="looped"
+    )
+    method = cr.BayesByBackprop(steps=10, batch_size=16, clip_norm=clip, estimator="weights", compile=False)
+    reference = method.fit(problem, seed=1).phi
+    taken = []
+    at_once = optimisers.Adam.update_at_once
+    monkeypatch.setattr(optimisers.Adam, "update_at_once", lambda *args: (taken.append(1), at_once(*args)))
+    monkeypatch.setattr(steps, "LARGE", 1)
+    found = method.fit(problem, seed=1).phi
+    assert len(taken) == 10
+    torch.testing.assert_close(found, reference, rtol=1e-7, atol=1e-9)
