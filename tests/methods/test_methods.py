@@ -35,12 +35,14 @@ QUICK = {
     "laplace": {"steps": 60},
     "swag": {"steps": 60, "rank": 3, "iterates": 6, "every": 5},
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
+    "nuts": {**SAMPLING, "max_depth": 3},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},
 }
 LONGER = {
     **{name: {"steps": 400} for name in QUICK},
     "hmc": {"warmup": 40},
+    "nuts": {"warmup": 40, "max_depth": 6},
     "sgld": {"warmup": 400, "step_size": 2e-4},
     "sghmc": {"warmup": 400, "step_size": 5e-3},
 }
