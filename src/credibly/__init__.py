@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from credibly.methods import (
         HMC,
         MAP,
+        MCLMC,
         METHODS,
         MLE,
         NUTS,
@@ -68,6 +69,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HMC",
     "MAP",
+    "MCLMC",
     "METHODS",
     "MLE",
     "NUTS",
@@ -132,6 +134,7 @@ _HOMES = {
     "credibly.methods": (
         "HMC",
         "MAP",
+        "MCLMC",
         "METHODS",
         "MLE",
         "NUTS",

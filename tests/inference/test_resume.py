@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, nuts, quick, same, sg, tidy
+from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, mclmc, nuts, quick, same, sg, tidy
 
 import credibly as cr
 from conftest import mlp
@@ -43,6 +43,8 @@ RUNS = {
     "nuts": (nuts(), make),
     "nuts, diagonal mass, separate step sizes": (nuts(mass="diagonal", pooled=False), make),
     "nuts, a density": (nuts(thin=2), lambda seed=0: density()),
+    "mclmc": (mclmc(), make),
+    "mclmc, adjusted": (mclmc(adjusted=True, thin=2), make),
     "sgld": (sg(cr.SGLD), make),
     "sgld, polynomial and preconditioned": (sg(cr.SGLD, schedule="polynomial", preconditioner="rmsprop"), make),
     "sghmc": (sg(cr.SGHMC), make),

@@ -9,6 +9,7 @@ from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
 from credibly.methods.laplace import Laplace
+from credibly.methods.mclmc import MCLMC
 from credibly.methods.nuts import NUTS
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
@@ -16,12 +17,13 @@ from credibly.methods.swag import SWAG
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, NUTS, SGLD, SGHMC)
+    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, NUTS, MCLMC, SGLD, SGHMC)
 }
 
 __all__ = [
     "HMC",
     "MAP",
+    "MCLMC",
     "METHODS",
     "MLE",
     "NUTS",
