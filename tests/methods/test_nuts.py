@@ -11,10 +11,12 @@ from torch import nn
 import credibly as cr
 from chains import assert_moments, assert_zero
 from conftest import mlp, randn
+from credibly.backends.cpp.library import library
 from credibly.inference.kernels.hmc import LEAPFROG, State
 from credibly.inference.kernels.nuts import Segment, join, transition, turns, uniforms
 from credibly.inference.sampling.nuts import NUTSSampler
 from credibly.inference.target import to_target
+from credibly.likelihoods import Gaussian
 
 
 def nuts(target, *, seed=0, out=None, **kwargs):
@@ -186,6 +188,39 @@ def test_chains_evaluated_in_turn_and_together_agree():
     together, in_turn = (nuts(problem(plan=plan), **settings) for plan in ("batched", "looped"))
     torch.testing.assert_close(together.draws, in_turn.draws, rtol=0, atol=1e-6)
     assert together.record.history["gradients"] > in_turn.record.history["gradients"]  # nobody waits in turn
+
+
+@pytest.mark.parametrize("dtype, atol", [(DOUBLE, 1e-9), (torch.float32, 5e-3)], ids=["float64", "float32"])
+@pytest.mark.parametrize("mass", ["identity", "diagonal"])
+def test_cpp_trees_are_those_of_torch(dtype, atol, mass):
+    """The same random numbers and the same trees; rounding grows along the chain."""
+    if library() is None:
+        pytest.skip("no C++ compiler")
+    x = randn(30, 3, dtype=dtype)
+    data, tempering = (x, x.sum(1)), cr.Tempering(0.5, 2.0)
+    p = cr.Problem(mlp(3, 6, 1, dtype=dtype), data, Gaussian(0.5), cr.priors.Normal(0.7, 0.1), temperature=tempering)
+    settings = {"chains": 3, "draws": 8, "warmup": 4, "step_size": 0.05, "init": "prior", "max_depth": 6, "mass": mass}
+    native, plain = (nuts(p, compile=compile, **settings) for compile in ("auto", False))
+    assert native.record.history["native"]
+    assert not plain.record.history["native"]
+    torch.testing.assert_close(native.draws, plain.draws, rtol=0, atol=atol)
+    for name in ("tree_depth", "steps", "divergent"):
+        assert torch.equal(native.statistics[name], plain.statistics[name])
+    for name in ("energy", "acceptance", "log_prior"):
+        torch.testing.assert_close(native.statistics[name], plain.statistics[name], rtol=1e-3, atol=10 * atol)
+    assert native.record.history["gradients"] < plain.record.history["gradients"]  # no chain waits
+
+
+def test_cpp_trees_end_at_a_divergence_or_the_maximum_depth():
+    if library() is None:
+        pytest.skip("no C++ compiler")
+    settings = {"chains": 2, "draws": 5, "warmup": 0, "init": "prior", "compile": "auto"}
+    cut = nuts(problem(), step_size=1e-4, max_depth=3, **settings)
+    assert cut.record.history["max_depth_reached"] == [5, 5]
+    assert cut.record.history["steps"] == [7, 7]
+    lost = nuts(problem(), step_size=1e5, **settings)
+    assert lost.record.history["divergences"] == [5, 5]
+    assert torch.equal(lost.draws[:, 0], lost.draws[:, 4])
 
 
 def test_simulation_based_calibration_of_a_tiny_network():

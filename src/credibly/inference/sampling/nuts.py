@@ -11,18 +11,22 @@ from torch import Tensor
 from credibly.core.chain_noise import ChainNoise
 from credibly.core.inputs import Tensors
 from credibly.distributed.world import Mesh
-from credibly.inference.kernels.hmc import Info, State, refresh
+from credibly.inference.kernels.hmc import DIVERGENT, Info, State, kinetic, refresh
 from credibly.inference.kernels.nuts import Tree, transition, uniforms
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.hmc_plan import HMCPlan
+from credibly.inference.sampling.sampler import Stopped
 from credibly.inference.target import Target
+
+# How many times as long as that of other C++ calls, about 0.1 s, a call may take: a trajectory is one call.
+LONGER_CALLS = 20
 
 
 class NUTSSampler(HMCSampler):
     """C chains of NUTS on one target.
 
-    Chains take their steps together in chunks, and a chain whose trajectory has ended waits for the others of its
-    chunk.
+    In C++ a transition of all chains is one call. Otherwise chains take their steps together in chunks, and a chain
+    whose trajectory has ended waits for the others of its chunk.
 
     Args:
         target, plan, seed, mesh: as for HMC; the plan's trajectory length is not used.
@@ -87,6 +91,10 @@ class NUTSSampler(HMCSampler):
         mass, uniform, depth = self.adaptation.inverse_mass, self.uniform.at(t), self._most_doublings(t)
         if depth < self.depth:
             uniform = uniform[:, : uniforms(depth)]
+        if self.target.backend.name == "cpp" and self._quick(depth):
+            if stop():
+                raise Stopped
+            return self._grow_native(current, uniform, depth)
         found, taken = [], torch.zeros_like(self.gradients)
         for part in self.trajectories.slices:
 
@@ -109,6 +117,31 @@ class NUTSSampler(HMCSampler):
             State(*(torch.cat(column) for column in zip(*states))),
             Info(*(torch.cat(column) for column in zip(*infos))),
             Tree(*(torch.cat(column) for column in zip(*trees))),
+        )
+
+    def _quick(self, depth: int) -> bool:
+        """Return whether the longest trajectories of all chains in one call leave Ctrl-C responsive.
+
+        It depends on the chains of the run, not on those of this process.
+        """
+        return bool(LONGER_CALLS * self.target.backend.trajectories.steps_per_call(self.plan.chains) >= 2**depth)
+
+    def _grow_native(self, current: State, uniform: Tensor, depth: int) -> tuple[State, Info, Tree]:
+        """Grow the trajectories in C++: one call, a chain per thread, and no chain waits for another."""
+        start = (current.theta, current.momentum, current.gradient, current.log_likelihood)
+        state = tuple(part.clone(memory_format=torch.contiguous_format) for part in start)
+        size, mass = self._placed[1].contiguous(), self.adaptation.inverse_mass
+        mass = None if mass is None else mass.to(size).contiguous()
+        columns = self.target.backend.density.trees(state, size, mass, uniform, depth, DIVERGENT).T
+        acceptance, moved, divergent, error, worst, doublings, steps, capped = columns.contiguous()
+        theta, momentum, gradient, log_likelihood = state
+        self.gradients = self.gradients + steps
+        lik, prior = self.target.weights
+        before = kinetic(current.momentum, mass) - lik * current.log_likelihood - prior * current.log_prior
+        return (
+            State(theta, gradient, log_likelihood, self.target.log_prior(theta), momentum),
+            Info(acceptance, moved.bool(), divergent.bool(), before + error, worst),
+            Tree(doublings, steps, capped.bool()),
         )
 
     def history(self) -> dict[str, Any]:
