@@ -183,7 +183,7 @@ class Forward:
             return True, "convolutions run faster one parameter vector at a time"
         try:
             with _no_silent_fallback():
-                try_batched(self._vmapped, varied, trial)
+                try_batched(self._vmapped, varied, trial, own_rows=bool(weights))
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             if plan == "batched":

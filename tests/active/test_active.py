@@ -13,7 +13,7 @@ import credibly as cr
 from conftest import mlp, randn
 from credibly import active
 from credibly.posterior.model import Model
-from credibly.predictive import base as predictive_module
+from credibly.predictive import blocks as predictive_module
 from credibly.storage.record import Record
 
 

@@ -19,7 +19,7 @@ from credibly.gaussians.families import FullRank, MeanField, inverse_softplus
 from credibly.posterior.draws import DrawsPosterior
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
-from credibly.predictive import base as predictive
+from credibly.predictive import blocks as predictive
 from credibly.storage.record import Record
 
 f64 = torch.float64

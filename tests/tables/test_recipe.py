@@ -110,7 +110,7 @@ def test_noise_models(noise, kind, outputs):
         assert problem.layout.module(torch.zeros(1, 3)).shape == (1, targets * outputs)
         own = 0 if noise in ("heteroscedastic", 0.2) else targets
         assert problem.dim - problem.layout.network_dim == own  # each target has a scale of its own
-    assert {"learned", "student", "heteroscedastic"} == set(NOISES)
+    assert {"learned", "student", "heteroscedastic", "poisson"} == set(NOISES)
     if noise == 0.2:
         assert problem.likelihood.scale == 0.2
 
@@ -160,7 +160,7 @@ def test_refuses_what_it_cannot_use():
         ({"prior_scale": float("nan")}, "prior_scale must be a positive number, got nan"),
         (
             {"noise": "none"},
-            "noise must be one of 'learned', 'heteroscedastic', 'student' or a positive number, got 'none'",
+            "noise must be one of 'learned', 'heteroscedastic', 'student', 'poisson' or a positive number, got 'none'",
         ),
         ({"noise": -1.0}, "noise must be a positive number, got -1.0"),
         ({"settings": [("steps", 3)]}, "settings must be a dict of settings of the method, got [('steps', 3)]"),
@@ -168,7 +168,7 @@ def test_refuses_what_it_cannot_use():
         with pytest.raises(cr.InputError) as caught:
             Recipe(**wrong)
         assert str(caught.value).startswith(message)
-    with pytest.raises(cr.InputError, match="settings: MAP has no 'members'. It has batch_size, clip_norm, compile"):
+    with pytest.raises(cr.InputError, match="settings: MAP has no 'members'. It has accumulate, batch_size, callback, clip_norm"):
         Recipe(method="map", settings={"members": 3}).fitter(10, 10)
     with pytest.raises(cr.InputError, match="settings: HMC has no 'steps'"):
         Recipe(settings={"steps": 3}).fitter(10, 10)

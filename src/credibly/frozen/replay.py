@@ -7,8 +7,6 @@ tensor that has a shape and no data: on the meta device or, for code that asks f
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,16 +178,15 @@ class _Shared:
 
 
 class _Form(_Shared):
-    """The leaves and the structure of a result. torch warns when it reads a structure from a pickle."""
+    """The leaves and the structure of a result. Pickles have an example of the structure, which torch advises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _read_form, (pickle.dumps(self.value),)
+        leaves, form = self.value
+        return _form_like, (leaves, tree_unflatten(list(range(len(leaves))), form))
 
 
-def _read_form(stored: bytes) -> _Form:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return _Form(pickle.loads(stored))
+def _form_like(leaves: list[Any], example: Any) -> _Form:
+    return _Form((leaves, tree_flatten(example)[1]))
 
 
 class Stored(nn.Module):

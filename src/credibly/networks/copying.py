@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from credibly.networks.selection import RANDOM
+
 Module = TypeVar("Module", bound=nn.Module)
 # Containers in containers that are searched.
 DEEPEST = 3
@@ -30,7 +32,10 @@ def copy_module(module: Module, memo: dict[int, Any] | None = None) -> Module:
             memo.setdefault(id(tensor), _lost(tensor))
         elif not _is_leaf(tensor):
             memo.setdefault(id(tensor), tensor.detach().clone())
-    return copy.deepcopy(module, memo)
+    made = copy.deepcopy(module, memo)
+    if module in RANDOM:
+        RANDOM[made] = RANDOM[module]
+    return made
 
 
 def forget_results(module: nn.Module) -> None:

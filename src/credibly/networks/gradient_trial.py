@@ -24,13 +24,15 @@ Parameters = dict[str, Tensor]
 MEMORY = "micro_batch= bounds the memory of a full-batch pass instead"
 
 
-def try_batched(run: Callable[[Parameters, Inputs, bool], Tensor], varied: Parameters, trial: Inputs) -> None:
+def try_batched(
+    run: Callable[[Parameters, Inputs, bool], Tensor], varied: Parameters, trial: Inputs, *, own_rows: bool = True
+) -> None:
     """Run a batched pass of two parameter vectors with gradients, on shared rows and on rows of their own.
 
-    Errors are the caller's to interpret.
+    Masks of dropout always share their rows: `own_rows` is False. Errors are the caller's to interpret.
     """
     count = len(next(iter(varied.values())))
-    for shared in (True, False):
+    for shared in (True, False) if own_rows else (True,):
         x = trial if shared else map_inputs(lambda t: torch.stack([t] * count), trial)
         _differentiate(lambda leaves, x=x, shared=shared: run(leaves, x, shared), varied)  # type: ignore[misc]
 
