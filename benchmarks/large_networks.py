@@ -1,7 +1,7 @@
 """Networks of 11 million weights: a step of credibly, and the memory of a fit, beside plain training loops.
 
     python -m benchmarks.large_networks                                # CPU, 2 threads: some minutes
-    python -m benchmarks.large_networks --device cuda
+    python -m benchmarks.large_networks --device cuda --flat           # and steps on the flat vector, as CUDA graphs
     python -m benchmarks.large_networks --batches 8 --methods map --repeats 3
     python -m benchmarks.large_networks --json out.json
 
@@ -36,6 +36,7 @@ from credibly.inference.training.iterates import make_iterates
 from credibly.inference.training.loop import make_step
 from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.inference.training.settings import Training
+from credibly.inference.training.steps import Step
 
 METHODS = ("map", "ensemble", "swag", "sghmc")
 NETWORKS = ("resnet18", "transformer")
@@ -161,8 +162,8 @@ class Loop:
 
 
 # -- ours --------------------------------------------------------------------------------------------------------------
-def our_step(name: str, device: str, batch: int, method: str) -> Callable[[], object]:
-    """Return a call that takes one step of the method as a fit takes it."""
+def our_step(name: str, device: str, batch: int, method: str, *, flat: bool = False) -> Callable[[], object]:
+    """Return a call that takes one step of the method as a fit takes it; `flat`, on the flat vector, uncompiled."""
     given = problem(name, device)
     if method == "sghmc":
         settings = cr.SGHMC(chains=1, draws=1, warmup=0, thin=10**6, batch_size=batch, step_size=1e-4, momentum=0.9)
@@ -178,12 +179,14 @@ def our_step(name: str, device: str, batch: int, method: str) -> Callable[[], ob
         return langevin
     steps = 100_000
     rule = "sgd" if method == "swag" else "adam"
-    setting = Training(steps=steps, batch_size=batch, lr=RATE, schedule="constant", optimiser=rule)
+    how: Any = False if flat else "auto"
+    setting = Training(steps=steps, batch_size=batch, lr=RATE, schedule="constant", optimiser=rule, compile=how)
     members = []
     for _ in range(MEMBERS if method == "ensemble" else 1):
         theta = given.layout.read(given.layout.module).unsqueeze(0).clone()
         objective = NegativeLogDensity(given, given.n)
-        step = make_step(given, objective, setting, steps, theta, batch, None)
+        make = Step(given, objective, setting, steps, theta) if flat else None
+        step = make or make_step(given, objective, setting, steps, theta, batch, None)
         members.append((theta, step, Batches(given.n, batch, seed=0, members=1, device=given.device)))
     active, clock = torch.ones(1, device=device), iter(range(10**9))
     iterates = make_iterates(RANK, given.dim, given.device, given.layout.dtype)
@@ -250,6 +253,7 @@ def main() -> None:
     parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--batches", default="8,64")
+    parser.add_argument("--flat", action="store_true", help="also time training steps on the flat vector")
     parser.add_argument("--no-memory", action="store_true", help="time alone")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -270,10 +274,14 @@ def main() -> None:
                     "ours": our_step(name, args.device, batch, method),
                     "plain": both(name, args.device, batch, method),
                 }
+                if args.flat and method != "sghmc":
+                    sides["flat"] = our_step(name, args.device, batch, method, flat=True)
                 if synchronise is not None:
                     sides = {k: _waited(call, synchronise) for k, call in sides.items()}
                 times = interleaved(sides, repeats=args.repeats, seconds=args.seconds, warm=2)
                 found.append(Row(f"{name}, batch {batch}: {method}", times["ours"], times["plain"], TIME))
+                if "flat" in times:
+                    found.append(Row(f"{name}, batch {batch}: {method}, flat vector", times["flat"], times["plain"]))
             show(found, record)
         if args.no_memory:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from credibly.errors import InputError
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture
 from studies import side_by_side as side
-from studies.lora_fits import BATCH, DRAWS, MEMBERS, METHODS, RATE, STEPS, cell
+from studies.lora_fits import BATCH, BBB_SCALES, DRAWS, MEMBERS, METHODS, RATE, SCALES, STEPS, cell
 from studies.lora_text import FAR, FILE, QUICK, Size
 from studies.study import Options, Result, Study, mean_error
 
@@ -96,8 +97,8 @@ def result_of(cells: list[dict[str, Any]], names: tuple[str, ...], size: Size, o
         f"temperature scaling {percent(values, 'temperature')}, of LoRA-Laplace {percent(values, 'laplace')} "
         f"(published, on another task and with 7 billion weights: {PUBLISHED['plain']} %, {PUBLISHED['temperature']} % "
         f"and {PUBLISHED['laplace']} %).",
-        f"Paired over seeds, LoRA-Laplace is {signed(gaps['plain'])} below plain LoRA and "
-        f"{signed(gaps['temperature'])} below temperature scaling.",
+        f"Paired over seeds, the ECE of plain LoRA minus that of LoRA-Laplace is {signed(gaps['plain'])}, that of "
+        f"temperature scaling minus that of LoRA-Laplace {signed(gaps['temperature'])}.",
         *([f"ECE of the others: {side.listed(others)}."] if others else []),
         f"The highest accuracy has {METHODS[best['accuracy']]}, the lowest NLL {METHODS[best['nll']]}, the lowest ECE "
         f"{METHODS[best['ece']]}.",
@@ -132,7 +133,7 @@ def percent(values: Values, method: str) -> str:
 
 def signed(gap: tuple[float, float]) -> str:
     """Format a difference of ECE in percentage points."""
-    return f"{100 * gap[0]:.1f} ± {100 * gap[1]:.1f} points"
+    return f"{100 * gap[0]:+.1f} ± {100 * gap[1]:.1f} points"
 
 
 def table_of(values: Values) -> Table:
@@ -177,14 +178,15 @@ def picture_of(values: Values) -> Picture:
 
 def notes(cells: list[dict[str, Any]], size: Size, options: Options) -> tuple[str, ...]:
     """Return the setup, and where it falls short of the published one."""
-    held_out = size.rows // 5
+    held_out, many = size.rows // 5, int(all("ensemble" in cell["metrics"] for cell in cells))
     scales = {
         name: [cell["chosen"][name] for cell in cells]
         for name in ("last-layer", "laplace", "bbb")
         if all(name in cell["chosen"] for cell in cells)
     }
     temperatures = side.mean_text([cell["chosen"]["temperature"] for cell in cells])
-    by_method = [f"{METHODS[name]} {', '.join(f'{s:g}' for s in found)}" for name, found in scales.items()]
+    grids = f"of {_numbers(SCALES)}; Bayes by Backprop of {_numbers(BBB_SCALES)}"
+    by_method = [f"{METHODS[name]} {_numbers(found)}" for name, found in scales.items()]
     return (
         f"Language model: GPT-2 of transformers with {size.layers} layers of width {size.width} and {size.words:,} "
         f"words, trained for {size.epochs} epochs to predict the next word of {size.texts:,} IMDB training reviews "
@@ -196,14 +198,21 @@ def notes(cells: list[dict[str, Any]], size: Size, options: Options) -> tuple[st
         f"{len(cells)} seeds, which select labelled rows and test rows and initialise the adapter, ± standard errors.",
         f"Plain LoRA: maximum likelihood, {STEPS:,} Adam steps at a rate of {RATE:g} with batches of {BATCH}, without "
         "early stopping. Temperature scaling and both Laplace approximations use its weights. Chosen on the "
-        f"validation rows: the temperature ({temperatures}) and the prior scale by seed ({'; '.join(by_method)}). No "
-        "choice used test rows.",
-        f"MC-Dropout trains with the rates of GPT-2 and of the adapter (0.1) and averages {DRAWS} passes. The ensemble "
-        f"has {MEMBERS} adapters: the plain one and others trained alike from new initial values. Bayes by Backprop "
-        f"takes twice the steps, SWAG starts from the plain adapter; both average {DRAWS} draws.",
+        f"validation rows: the temperature ({temperatures}) and the prior scale by seed ({'; '.join(by_method)}; "
+        f"{grids}). No choice used test rows.",
+        f"MC-Dropout trains with the rates of GPT-2 and of the adapter (0.1) and averages {DRAWS} passes. "
+        + (
+            f"The ensemble has {MEMBERS} adapters: the plain one and others trained alike from new initial values. "
+            * many
+        )
+        + f"Bayes by Backprop takes twice the steps, SWAG starts from the plain adapter; both average {DRAWS} draws.",
         "Smaller than the published experiment: Yang et al. (2024) adapt LLaMA2-7B, and their numbers are for "
         "common-sense questions (Winogrande-S, 640 training rows).",
     )
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 STUDIES = {

@@ -163,9 +163,8 @@ def best_scale(fit: LaplacePosterior, setting: Setting) -> tuple[Posterior, floa
 
 def probabilities(posterior: Posterior, x: Batch) -> Tensor:
     """Return the class probabilities (N, 2) of the model average, on the CPU."""
-    options = (
-        {"passes": DRAWS} if posterior.kind == "dropout" else {"draws": DRAWS} if posterior.kind == "gaussian" else {}
-    )
+    names = {"dropout": "passes", "gaussian": "draws"}
+    options: dict[str, Any] = {names[posterior.kind]: DRAWS} if posterior.kind in names else {}
     return posterior.predict(x, **options).probabilities.cpu()
 
 

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from credibly.methods import (
         HMC,
         MAP,
+        MCLMC,
         METHODS,
         MLE,
+        NUTS,
         SGHMC,
         SGLD,
         SWAG,
@@ -67,8 +69,10 @@ __version__ = "0.1.0"
 __all__ = [
     "HMC",
     "MAP",
+    "MCLMC",
     "METHODS",
     "MLE",
+    "NUTS",
     "SGHMC",
     "SGLD",
     "SWAG",
@@ -130,8 +134,10 @@ _HOMES = {
     "credibly.methods": (
         "HMC",
         "MAP",
+        "MCLMC",
         "METHODS",
         "MLE",
+        "NUTS",
         "SGHMC",
         "SGLD",
         "SWAG",

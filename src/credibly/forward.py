@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from credibly import runtime
 from credibly.backends.cpp.outputs import cpp_outputs, use_cpp_outputs
@@ -20,6 +20,7 @@ from credibly.core.checks import check_choice
 from credibly.core.inputs import Inputs, arguments, call, map_inputs, row_count, tensors_of
 from credibly.errors import InputError
 from credibly.likelihoods import Heads, Likelihood
+from credibly.networks.calling import call_with, find_ties
 from credibly.networks.channels_last import (
     channels_last,
     default_layout,
@@ -73,6 +74,7 @@ class Forward:
         self.precision = precision
         self.layout = layout
         self.module = layout.module if module is None else module
+        self.ties = find_ties(self.module)
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
         self.looped, self.reason = self._choose(plan, trial, varied)
         on_cpu = layout.device.type == "cpu"
@@ -156,7 +158,7 @@ class Forward:
 
     def _one(self, parameters: dict[str, Tensor], x: Inputs) -> Tensor:
         args, kwargs = arguments(x)
-        return self.layout.output(functional_call(self.module, parameters, args, kwargs))
+        return self.layout.output(call_with(self.module, parameters, args, kwargs, self.ties))
 
     def _vmapped(self, parameters: dict[str, Tensor], x: Inputs, shared: bool) -> Tensor:
         result: Tensor = vmap(self._one, in_dims=(0, None if shared else 0))(parameters, x)

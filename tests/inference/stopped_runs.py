@@ -65,6 +65,16 @@ def hmc(**settings):
     return cr.HMC(**{**given, **settings})
 
 
+def nuts(**settings):
+    given = {"chains": 3, "draws": 8, "warmup": 20, "max_depth": 3, "init": "prior", "compile": False}
+    return cr.NUTS(**{**given, **settings})
+
+
+def mclmc(**settings):
+    given = {"chains": 3, "draws": 8, "warmup": 40, "max_steps": 3, "init": "prior", "compile": False}
+    return cr.MCLMC(**{**given, **settings})
+
+
 def quick(**settings):
     return hmc(**{"warmup": 2, "step_size": 0.05, "trajectory_length": 0.1, "draws": 5, "chains": 2, **settings})
 

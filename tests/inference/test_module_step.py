@@ -262,7 +262,7 @@ def test_mixed_precision_trains_as_full_precision_does_to_its_rounding(by_module
         ({"optimiser": lambda p: "adam"}, "must return a torch.optim.Optimizer, got str"),
         ({"optimiser": lambda p: torch.optim.SGD(p[:1], lr=0.1)}, "must optimise the parameters that it is given"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_settings_that_cannot_be_used_are_refused(settings, message):
     with pytest.raises(InputError, match=message.replace("'tail.*'", r"'tail\.\*'")):

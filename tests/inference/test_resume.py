@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, quick, same, sg, tidy
+from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, mclmc, nuts, quick, same, sg, tidy
 
 import credibly as cr
 from conftest import mlp
@@ -40,6 +40,11 @@ RUNS = {
     "hmc, a density": (hmc(), lambda seed=0: density()),
     "hmc, a density in float32": (hmc(), lambda seed=0: density(dtype=torch.float32)),
     "hmc, a frozen body": (hmc(), frozen_body),
+    "nuts": (nuts(), make),
+    "nuts, diagonal mass, separate step sizes": (nuts(mass="diagonal", pooled=False), make),
+    "nuts, a density": (nuts(thin=2), lambda seed=0: density()),
+    "mclmc": (mclmc(), make),
+    "mclmc, adjusted": (mclmc(adjusted=True, thin=2), make),
     "sgld": (sg(cr.SGLD), make),
     "sgld, polynomial and preconditioned": (sg(cr.SGLD, schedule="polynomial", preconditioner="rmsprop"), make),
     "sghmc": (sg(cr.SGHMC), make),

@@ -56,8 +56,12 @@ def test_a_classification_head_is_random_too():
 @pytest.mark.parametrize("name", cr.METHODS)
 def test_every_method_fits_the_adapter(name):
     settings = {key: SHORT.get(key, value) for key, value in QUICK[name].items()}
-    settings |= {"dropout": {"insert": None, "rate": 0.1}, "hmc": {"trajectory_length": 0.02, "max_steps": 3}}.get(
-        name, {}
-    )
+    own = {
+        "dropout": {"insert": None, "rate": 0.1},
+        "hmc": {"trajectory_length": 0.02, "max_steps": 3},
+        "nuts": {"max_depth": 2},
+        "mclmc": {"warmup": 40, "max_steps": 2},
+    }
+    settings |= own.get(name, {})
     posterior = cr.METHODS[name](**settings).fit(problem(adapted(0.1 if name == "dropout" else 0.0)), seed=0)
     assert bool(torch.isfinite(posterior.predict(X).log_prob(Y)).all())

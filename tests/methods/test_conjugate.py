@@ -103,6 +103,20 @@ def test_hmc_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
     assert_moments(posterior.draws, *conjugate.exact(t_lik, t_prior))
 
 
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.2, 1.0)])
+def test_nuts_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    method = cr.NUTS(chains=32, draws=60, warmup=60, mass="diagonal", init="prior", compile=False)
+    assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
+
+
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.2, 1.0)])
+def test_adjusted_mclmc_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    method = cr.MCLMC(chains=32, draws=100, warmup=80, adjusted=True, init="prior", compile=False)
+    assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
+
+
 def exact_draws(conjugate, count):
     mean, covariance = conjugate.exact()
     return mean + randn(count, len(mean), dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T

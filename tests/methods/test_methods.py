@@ -35,12 +35,16 @@ QUICK = {
     "laplace": {"steps": 60},
     "swag": {"steps": 60, "rank": 3, "iterates": 6, "every": 5},
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
+    "nuts": {**SAMPLING, "max_depth": 3},
+    "mclmc": {**SAMPLING, "warmup": 40, "max_steps": 4},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},
 }
 LONGER = {
     **{name: {"steps": 400} for name in QUICK},
     "hmc": {"warmup": 40},
+    "nuts": {"warmup": 40, "max_depth": 6},
+    "mclmc": {"warmup": 80, "max_steps": 20},
     "sgld": {"warmup": 400, "step_size": 2e-4},
     "sghmc": {"warmup": 400, "step_size": 5e-3},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 log = logging.getLogger("credibly")
 # Calls on a side stream before a capture, as torch's documentation requires.
 WARM = 3
+# Values of a buffer from which a second copy on the device is avoided.
+LARGE = 1_000_000
 
 
 def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.device, count: int = 1) -> Any:
@@ -19,8 +22,13 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
 
     The values in the buffers are restored.
     """
-    before = [b.clone() for b in buffers]
+    # The weights of a large network and moments of their gradients are kept in the host's memory meanwhile.
+    before = [b.cpu() if b.numel() >= LARGE else b.clone() for b in buffers]
     graph = None
+    # A graph that the garbage collector frees during a capture would break it off.
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
@@ -35,6 +43,9 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
     except Exception as error:  # capture failures have no common type
         log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
         graph = None
+    finally:
+        if collecting:
+            gc.enable()
     for mine, old in zip(buffers, before):
         mine.copy_(old)
     return graph

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor
@@ -22,6 +21,7 @@ from credibly.core.rng import stream
 from credibly.curvature.gauss_newton import row_gradients
 from credibly.curvature.parts import Parts, RowPass
 from credibly.errors import InputError
+from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module
 from credibly.problem import Problem
 
@@ -96,7 +96,7 @@ def _in_double(problem: Problem, x: Inputs, vector: Tensor) -> tuple[Callable[[T
         args, kwargs = arguments(inputs)
         with torch.no_grad():
             with _Widened() if layout.mixed and theta.dtype == torch.float64 else nullcontext():  # type: ignore[no-untyped-call]
-                output = output_tensor(functional_call(module, layout.split(theta)[0], args, kwargs))
+                output = output_tensor(call_with(module, layout.split(theta)[0], args, kwargs))
             return float((likelihood.arrange(output).double() * vector.double()).sum())
 
     wide = copy_module(layout.module).double()

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten
 
 from credibly.core.autodiff import grad_for
@@ -21,6 +20,7 @@ from credibly.core.rng import stream
 from credibly.frozen.chain import find_chain, sequential
 from credibly.frozen.replay import NotSplit, Replay, Site, build_replay, find_cut
 from credibly.frozen.trace import Trace, Value
+from credibly.networks.calling import call_with
 from credibly.networks.layout import Layout
 
 log = logging.getLogger("credibly")
@@ -219,8 +219,8 @@ def _verify(layout: Layout, body: Body, trial: Inputs) -> None:
             noise = torch.randn(own.shape, generator=generator, dtype=torch.float64).to(own)
             moved[entry.name] = own + (0.1 * entry.fan_in**-0.5) * noise
     with torch.no_grad():
-        whole = layout.output(functional_call(body.module, moved, *arguments(trial)))
-        again = layout.output(functional_call(body.head, moved, *arguments(body(trial))))
+        whole = layout.output(call_with(body.module, moved, *arguments(trial)))
+        again = layout.output(call_with(body.head, moved, *arguments(body(trial))))
     if not torch.equal(whole.nan_to_num(), again.nan_to_num()):
         raise NotSplit("its head, run on stored activations, gives other outputs")
 

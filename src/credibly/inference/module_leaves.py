@@ -29,10 +29,10 @@ Hand = Callable[[int, Tensor, Tensor], None]
 
 
 def has_leaves(problem: Problem) -> bool:
-    """Return whether the random parameters of the network can be views of a flat vector."""
+    """Return whether the random parameters of the network can be views of a flat vector. Its rows must be in memory."""
     forward, layout = problem.forward, problem.layout
     # A hierarchical prior, a subclass, couples its entries.
-    if type(problem.prior) is not BoundPrior or problem.stream is not None:
+    if type(problem.prior) is not BoundPrior:
         return False
     on_gpu = layout.device.type == "cuda"
     if on_gpu and any(isinstance(m, nn.RNNBase) for m in forward.module.modules()):
@@ -206,6 +206,12 @@ class EntryPrior:
     def plain_decay(self) -> float | None:
         """The weight decay that is all of this gradient, or None."""
         return self.decay if isinstance(self.loc, float) and self.loc == 0 else None
+
+    def log_prob(self, leaf: Tensor) -> Tensor:
+        """Return the log density of the entry, in float64, without the weight."""
+        flat = leaf.detach().reshape(-1)
+        parts = [prior.total_log_prob(flat[part].double().unsqueeze(0), shrink) for part, prior, shrink in self.parts]
+        return torch.stack(parts).sum()
 
     def add_to(self, gradient: Tensor, leaf: Tensor) -> None:
         """Add the gradient at the leaf, in place."""

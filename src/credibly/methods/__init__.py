@@ -9,20 +9,24 @@ from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
 from credibly.methods.laplace import Laplace
+from credibly.methods.mclmc import MCLMC
+from credibly.methods.nuts import NUTS
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
 from credibly.methods.swag import SWAG
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, SGLD, SGHMC)
+    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, NUTS, MCLMC, SGLD, SGHMC)
 }
 
 __all__ = [
     "HMC",
     "MAP",
+    "MCLMC",
     "METHODS",
     "MLE",
+    "NUTS",
     "SGHMC",
     "SGLD",
     "SWAG",

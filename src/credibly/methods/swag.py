@@ -45,7 +45,8 @@ from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.module_step import ModuleStep, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective, effective_rows
 from credibly.inference.training.steps import Step
-from credibly.inference.training.stream_batches import make_batches
+from credibly.inference.training.stream_batches import StreamBatches, make_batches
+from credibly.inference.training.stream_modules import StreamModules
 from credibly.inference.training.window_averages import deviations_in_place
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
@@ -284,7 +285,10 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         clip = None if averaged else self.clip_norm
         options = replace(self, optimiser="sgd", schedule="constant", lr=rate, warmup=0, clip_norm=clip)
         if scale is not None and isinstance(objective, NegativeLogDensity):
-            step: Step = ModuleStep(fit.problem, objective, options, steps, theta, scale)
+            if isinstance(batches, StreamBatches):
+                step: Step = StreamModules(batches, objective, options, steps, theta, scale)
+            else:
+                step = ModuleStep(fit.problem, objective, options, steps, theta, scale)
         else:
             world = fit.world.all_rows()
             step = make_step(fit.problem, objective, options, steps, theta, batches.batch, world, batches)

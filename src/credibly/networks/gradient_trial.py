@@ -117,10 +117,12 @@ def _not_differentiable(error: Exception, module: nn.Module) -> InputError:
 
 @contextmanager
 def _checkpoint_calls() -> Iterator[list[str]]:
-    """Record the calls of `torch.utils.checkpoint.checkpoint` within the context."""
+    """Record the calls of `torch.utils.checkpoint.checkpoint` within the context; none while a profiler runs."""
     wanted = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
     calls: list[str] = []
-    before = sys.getprofile()
+    if sys.getprofile() is not None:
+        yield calls
+        return
 
     def watch(frame: FrameType, event: str, _value: Any) -> None:
         if event == "call" and frame.f_code is wanted:
@@ -130,4 +132,4 @@ def _checkpoint_calls() -> Iterator[list[str]]:
     try:
         yield calls
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)

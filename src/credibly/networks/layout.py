@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from credibly.core.inputs import Inputs, arguments, network_device, output_tensor, to_inputs
 from credibly.core.rng import global_stream, stream
 from credibly.errors import InputError
+from credibly.networks.calling import call_with
 from credibly.networks.copying import copy_module, forget_results
 from credibly.networks.initialisers import perturb, reinitialise, uninitialised
 from credibly.networks.refusals import admit, settle
@@ -162,7 +162,7 @@ class Layout:
     def call(self, theta: Tensor, x: Inputs) -> Tensor:
         """Return the network's output for one parameter vector (D,)."""
         args, kwargs = arguments(x)
-        return self.output(functional_call(self.module, self.split(theta)[0], args, kwargs))
+        return self.output(call_with(self.module, self.split(theta)[0], args, kwargs))
 
     def output(self, out: Any) -> Tensor:
         """Return the tensor of what a network returned; in the layout's dtype, if the network has several."""

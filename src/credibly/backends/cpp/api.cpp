@@ -14,6 +14,7 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(Density, <float>);
   SIZE(Evaluations, <float>);
   SIZE(Trajectories, <float>);
+  SIZE(Trees, <float>);
   SIZE(MinibatchSteps, <float>);
   SIZE(TrainingSteps, <float>);
   SIZE(Outputs, <float>);

@@ -73,6 +73,26 @@ template <class T> struct Trajectories {
   const double* drift;     // [drifts]
 };
 
+// Transitions of the No-U-Turn sampler, in place.
+template <class T> struct Trees {
+  int64_t chains;
+  int64_t threads;
+  T* theta;                // [chain][dim]
+  T* momentum;             // [chain][dim]
+  T* gradient;             // [chain][dim]
+  double* log_likelihood;  // [chain]
+  const T* step_size;      // [chain]
+  const T* inverse_mass;   // [dim], or null for ones
+  const double* loc;       // [dim], of the prior
+  const double* precision; // [dim], of the prior, divided by its temperature
+  const double* uniform;   // [chain][uniform_pitch]: direction and choice per doubling, then one number per point
+  int64_t uniform_pitch;
+  int64_t depth;           // most doublings
+  double divergent;        // growth of the energy that ends a trajectory
+  double* outcome;         // [chain][8]: acceptance, moved, divergent, energy error of the draw and largest one,
+                           // doublings, steps, whether the depth ended the trajectory
+};
+
 // Steps of SGHMC, or of SGLD with a momentum decay of zero, on minibatches, in place.
 template <class T> struct MinibatchSteps {
   int64_t chains;

@@ -103,6 +103,28 @@ class Trajectories(ctypes.Structure):
     ]
 
 
+class Trees(ctypes.Structure):
+    """Arguments of `trees`: transitions of the No-U-Turn sampler."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("momentum", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+        ("step_size", Address),
+        ("inverse_mass", Address),
+        ("loc", Address),
+        ("precision", Address),
+        ("uniform", Address),
+        ("uniform_pitch", Int),
+        ("depth", Int),
+        ("divergent", Real),
+        ("outcome", Address),
+    ]
+
+
 class MinibatchSteps(ctypes.Structure):
     """Arguments of `minibatch_steps`: SGHMC or SGLD."""
 
@@ -278,6 +300,7 @@ class Normals(ctypes.Structure):
 ARGUMENTS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "evaluations": (Density, Evaluations),
     "trajectories": (Density, Trajectories),
+    "trees": (Density, Trees),
     "minibatch_steps": (Density, MinibatchSteps),
     "training_steps": (Density, TrainingSteps),
     "outputs": (Outputs,),

@@ -93,6 +93,9 @@ class CppDensity:
         self.struct = api.Density(stack.struct, data, api.Prior(api.address(loc), api.address(precision)))
         self._evaluations = api.function("evaluations", stack.dtype)
         self._trajectories = api.function("trajectories", stack.dtype)
+        self._trees = api.function("trees", stack.dtype)
+        # Energies of the prior are differences of large sums.
+        self._prior = prior.loc.double().contiguous(), (weights[1] / prior.std.double() ** 2).contiguous()
         self._minibatch_steps = api.function("minibatch_steps", stack.dtype)
         self._training_steps = api.function("training_steps", stack.dtype)
 
@@ -154,6 +157,38 @@ class CppDensity:
             drift=(api.Real * len(drifts))(*drifts),
         )
         self._trajectories(self.struct, arguments)
+
+    def trees(
+        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, uniform: Tensor, depth: int, divergent: float
+    ) -> Tensor:
+        """Take a transition of NUTS for every chain, in place. See `kernels.nuts`.
+
+        `state` is theta, momentum and gradient (C, D), and the log likelihood (C,); step sizes are (C,), uniforms
+        (C, K). Returns (C, 8): acceptance, moved, divergent, energy error of the draw and the largest one, doublings,
+        steps, and whether the depth ended the trajectory.
+        """
+        theta, momentum, gradient, log_likelihood = state
+        assert uniform.stride(1) == 1
+        outcome = torch.empty(len(theta), 8, dtype=torch.float64)
+        arguments = api.Trees(
+            chains=len(theta),
+            threads=self._threads(len(theta), 2**depth),
+            theta=api.address(theta),
+            momentum=api.address(momentum),
+            gradient=api.address(gradient),
+            log_likelihood=api.address(log_likelihood),
+            step_size=api.address(size),
+            inverse_mass=api.address(inverse_mass),
+            loc=api.address(self._prior[0]),
+            precision=api.address(self._prior[1]),
+            uniform=uniform.data_ptr(),
+            uniform_pitch=uniform.stride(0),
+            depth=depth,
+            divergent=divergent,
+            outcome=api.address(outcome),
+        )
+        self._trees(self.struct, arguments)
+        return outcome
 
     def minibatch_steps(
         self,

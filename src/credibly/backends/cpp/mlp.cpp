@@ -15,6 +15,7 @@
 #include "chain.h"
 #include "steps.h"
 #include "thread_pool.h"
+#include "tree.h"
 #include "vectors.h"
 #include "workspace.h"
 
@@ -148,6 +149,9 @@ template <class T> int64_t passes(const Passes<T>& args) try {
   }                                                                                                    \
   extern "C" int64_t trajectories_##SUFFIX(const Density<T>* density, const Trajectories<T>* args) {   \
     return trajectories(*density, *args);                                                              \
+  }                                                                                                    \
+  extern "C" int64_t trees_##SUFFIX(const Density<T>* density, const Trees<T>* args) {                 \
+    return trees(*density, *args);                                                                     \
   }                                                                                                    \
   extern "C" int64_t minibatch_steps_##SUFFIX(const Density<T>* density, const MinibatchSteps<T>* args) { \
     return minibatch_steps(*density, *args);                                                           \

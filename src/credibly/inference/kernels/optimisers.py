@@ -48,6 +48,26 @@ class Adam:
         v.mul_(self.beta2).add_(torch.square(gradient) * (1 - self.beta2))
         theta.sub_(lr * (m * c1) / (v.sqrt() * c2 + self.eps))
 
+    def update_at_once(
+        self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: float, count: Tensor
+    ) -> None:
+        """Take the same step, to rounding, in one pass over memory; count is 1.0, 2.0, ... in float32."""
+        torch._fused_adam_(
+            [theta],
+            [gradient],
+            [state[0]],
+            [state[1]],
+            [],
+            [count],
+            lr=lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=0.0,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
 
 @dataclass(frozen=True)
 class SGD:

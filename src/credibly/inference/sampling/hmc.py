@@ -30,7 +30,7 @@ PATIENCE = 10
 class HMCSampler(Sampler):
     """C chains of HMC on one target, in chunks of chains where they do not fit into memory together."""
 
-    names = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
+    names: tuple[str, ...] = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
 
     def __init__(self, target: Target, plan: HMCPlan, seed: int, mesh: Mesh) -> None:
         self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh

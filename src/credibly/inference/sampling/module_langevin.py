@@ -7,14 +7,20 @@ is written to the chain's gradient as soon as autograd has it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from credibly.core.rows import sum_rows
+from credibly.core.rows import Rows, sum_rows
 from credibly.inference.module_leaves import LARGE, EntryPrior, ModuleLeaves, has_leaves
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
+from credibly.inference.sampling.starts import check_start
 from credibly.inference.target import ProblemTarget, Target
+from credibly.problem import Problem
+
+# Rows that are evaluated at a time before the first step, where batches are smaller.
+LEAST_ROWS = 32
 
 
 class ModuleLangevin:
@@ -22,6 +28,7 @@ class ModuleLangevin:
 
     def __init__(self, target: ProblemTarget, plan: SGMCMCPlan, scale: float) -> None:
         self.target, self.root, self.scale = target, plan.root, scale
+        self.block = max(LEAST_ROWS, plan.batch_size or 0)
         problem = target.problem
         self.leaves = ModuleLeaves(problem)
         self.priors = [
@@ -61,25 +68,66 @@ class ModuleLangevin:
 
     def _evaluate(self, theta: Tensor, gradient: Tensor, rows: Tensor | None) -> Tensor:
         """Return the rescaled log likelihood, (1,), and write the gradient of the log density."""
-        problem, leaves = self.target.problem, self.leaves
-        x, y, weight = problem.rows if rows is None else problem.rows.at(rows.reshape(-1))
+        every = self.target.problem.rows
+        return self._add_rows(theta, gradient, every if rows is None else every.at(rows.reshape(-1)), self.scale)
+
+    def _add_rows(self, theta: Tensor, gradient: Tensor, rows: Rows, scale: float, *, more: bool = False) -> Tensor:
+        """Return `scale` times the log likelihood, (1,); write its gradient and the prior's, or add it (`more`)."""
+        leaves, factor = self.leaves, scale * self.target.weights[0]
         leaves.bind(theta[0])
         views = leaves.views(gradient[0])
-        factor = self.scale * self.target.weights[0]
 
         def loss() -> Tensor:
-            return factor * sum_rows(leaves.log_likelihood_rows(x, y), weight).sum()
+            return factor * sum_rows(leaves.log_likelihood_rows(rows.x, rows.y), rows.weight).sum()
 
         def hand(index: int, leaf: Tensor, slope: Tensor) -> None:
             prior = self.priors[index]
-            if prior.plain_decay is not None:
+            if more:
+                views[index].add_(slope)
+            elif prior.plain_decay is not None:
                 torch.add(slope, leaf, alpha=-prior.plain_decay, out=views[index])
-                return
-            negative = slope.neg()
-            prior.add_to(negative, leaf)
-            torch.neg(negative, out=views[index])
+            else:
+                negative = slope.neg()
+                prior.add_to(negative, leaf)
+                torch.neg(negative, out=views[index])
 
         return leaves.evaluate(loss, hand).double() / self.target.weights[0]
+
+    # -- before the first step -----------------------------------------------------------------------------------------
+    def gradients(self, problem: Problem, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
+        """Return gradients of the log density at theta (C, D), with `scale` times these rows, in blocks of them."""
+        result = torch.empty_like(theta)
+        for c in range(len(theta)):
+            one = slice(c, c + 1)
+            for k, block in enumerate(self._blocks(problem, rows)):
+                self._add_rows(theta[one], result[one], block, scale, more=k > 0)
+        return result
+
+    @torch.no_grad()
+    def start(self, problem: Problem, theta: Tensor, first: int) -> Tensor:
+        """Return the log likelihood at theta (C, D), in blocks of rows. Raise if the density is unfit for sampling."""
+        log_lik = torch.zeros(len(theta), dtype=torch.float64)
+        log_prior, gap = torch.zeros_like(log_lik), torch.zeros_like(log_lik)
+        scale = problem.n / len(problem.y)
+        for c, row in enumerate(theta):
+            self.leaves.bind(row)
+            values = []
+            for block in self._blocks(problem, None):
+                values.append(self._log_likelihood(block))
+            again = self._log_likelihood(next(self._blocks(problem, None)))
+            gap[c] = (again - values[0]).abs() * len(values) * scale
+            log_lik[c] = scale * torch.stack(values).sum()
+            log_prior[c] = sum(prior.log_prob(leaf) for prior, leaf in zip(self.priors, self.leaves.leaves))
+        check_start({"likelihood": log_lik, "prior": log_prior}, gap.max(), first)
+        return log_lik
+
+    def _log_likelihood(self, rows: Rows) -> Tensor:
+        return sum_rows(self.leaves.log_likelihood_rows(rows.x, rows.y), rows.weight, torch.float64).sum()
+
+    def _blocks(self, problem: Problem, rows: Tensor | None) -> Iterator[Rows]:
+        """Yield these rows, or all, in blocks of about the size of a batch."""
+        chosen = torch.arange(len(problem.y)) if rows is None else rows.reshape(-1)
+        yield from (problem.rows.at(part) for part in chosen.split(self.block))
 
 
 def module_step(target: Target, plan: SGMCMCPlan, scale: float) -> ModuleLangevin | None:

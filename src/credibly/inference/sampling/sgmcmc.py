@@ -16,7 +16,7 @@ from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import adapted_root, langevin
-from credibly.inference.sampling.module_langevin import module_step
+from credibly.inference.sampling.module_langevin import ModuleLangevin, module_step
 from credibly.inference.sampling.sampler import Sampler, Stopped
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
@@ -101,7 +101,7 @@ class SGMCMCSampler(Sampler):
         calls = self.total * (plan.chains if self.one_by_one else 1)
         # Of all chains, so that results do not depend on the number of processes.
         values = target.dim if self.one_by_one else target.dim * plan.chains
-        own = module_step(target, plan, self.scale) if self.one_by_one and not backend.fused else None
+        own = module_step(self.stepped, plan, self.scale) if self.one_by_one and not backend.fused else None
         self.step: Any = own or backend.compile_step(self._step, calls, target.device, values)
         self.compiled = (own is None and self.step != self._step) or backend.fused
         small = plan.chains * target.dim <= SMALL and not target.looped and target.device.type == "cpu"
@@ -261,9 +261,13 @@ class SGMCMCSampler(Sampler):
     # -- start ---------------------------------------------------------------------------------------------------------
     def start(self, theta: Tensor) -> None:
         """Check the starting points, initialise the preconditioner, and choose a step size unless one is given."""
-        length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
-        slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
-        self.value.copy_(evaluate_start(self.target, theta, slices, self.own.start)[0])
+        if isinstance(self.step, ModuleLangevin) and isinstance(self.target, ProblemTarget):
+            self.warm.probe.module = self.step
+            self.value.copy_(self.step.start(self.target.problem, theta, self.own.start))
+        else:
+            length = 1 if self.target.looped else max(1, self.target.at_once(self.chains))
+            slices = [slice(a, min(a + length, self.chains)) for a in range(0, self.chains, length)]
+            self.value.copy_(evaluate_start(self.target, theta, slices, self.own.start)[0])
         self.theta.copy_(theta)
         device = self.target.device
         with torch.no_grad():
@@ -273,8 +277,8 @@ class SGMCMCSampler(Sampler):
                     self.squares += torch.square(gradient) / FIRST_GRADIENTS
             self.gradient.copy_(gradient)
             streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
-            draws = [torch.randn(theta.shape[1], generator=s, device=device, dtype=theta.dtype) for s in streams]
-            self.momentum.copy_(torch.stack(draws))
+            for own, momentum in zip(streams, self.momentum):
+                momentum.copy_(torch.randn(theta.shape[1], generator=own, device=device, dtype=theta.dtype))
             self.warm.begin(theta, self._root())
 
     # -- state and reporting -------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.adaptation import largest_curvature
+from credibly.inference.sampling.module_langevin import ModuleLangevin
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.target import ProblemTarget, Target
 from credibly.inference.training.batches import Batches
@@ -58,6 +59,8 @@ class Probe:
     def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh, batches: Batches | None) -> None:
         self.target, self.plan, self.seed, self.mesh, self.batches = target, plan, seed, mesh, batches
         self.own = mesh.chains(plan.chains)
+        # What evaluates a large network.
+        self.module: ModuleLangevin | None = None
         every = math.ceil(plan.chains / PROBED)
         # The same chains for any number of processes.
         self.chosen = [c - self.own.start for c in self.own if c % every == 0]
@@ -153,6 +156,8 @@ class Probe:
         return torch.randperm(held, generator=stream(self.seed, purpose))[:count].to(self.target.device), n / count
 
     def _evaluate(self, theta: Tensor, rows: Tensor | None, scale: float) -> Tensor:
+        if self.module is not None and isinstance(self.target, ProblemTarget):
+            return self.module.gradients(self.target.problem, theta, rows, scale)
         return torch.cat([self.target.minibatch_and_grad(w, rows, scale)[1] for w in theta.split(1)])
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from credibly.distributed.world import Mesh
+from credibly.inference.sampling.module_langevin import ModuleLangevin
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.target import ProblemTarget, StreamTarget
@@ -43,6 +44,9 @@ class StreamSampler(SGMCMCSampler):
         if not self.one_by_one:
             self.step(*self._buffers(), rows, self.noise.at(t), controls)
             return
+        if isinstance(self.step, ModuleLangevin):
+            # All rows of the window, which need not be gathered.
+            self.step.scale, rows = self.scale, None  # type: ignore[assignment]
         for c in range(self.chains):
             one = slice(c, c + 1)
             self.step(*(b[one] for b in self._buffers()), rows, self.noise.of(c, t), controls)

@@ -104,7 +104,13 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
         exact = [target.full_likelihood(theta[part]) for part in slices]
         full = [value for value in exact if value is not None]
         log_lik = torch.cat(full) if full else log_lik
-    for name, values in (("likelihood", log_lik), ("prior", log_prior), ("gradient", gradient.sum(-1))):
+    check_start({"likelihood": log_lik, "prior": log_prior, "gradient": gradient.sum(-1)}, gap, first)
+    return log_lik, gradient, log_prior
+
+
+def check_start(parts: dict[str, Tensor], gap: Tensor, first: int = 0) -> None:
+    """Raise if a part of the density, (C,), is not finite, or the likelihood changed by `gap` when evaluated again."""
+    for name, values in parts.items():
         bad = ~torch.isfinite(values)
         if bool(bad.any()):
             chain = int(bad.int().argmax())
@@ -113,13 +119,12 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
                 f"the {name} is {float(values[chain])} at the starting point of chain {first + chain}",
                 'Start elsewhere (init="prior", "ensemble" or a tensor), and check data and network for NaN values',
             )
-    if bool(gap > 1e-4 * (1 + log_lik.abs().max())):
+    if bool(gap > 1e-4 * (1 + parts["likelihood"].abs().max())):
         raise InputError(
             "net",
             f"its log likelihood changed by {float(gap):.3g} between two evaluations at one point",
             "The density must be deterministic: remove random layers (such as dropout inside forward) from the network",
         )
-    return log_lik, gradient, log_prior
 
 
 def refuse_random_layers(problem: Problem) -> None:

@@ -218,6 +218,27 @@ class ChunkedTrajectories:
             return State(*proposals[0])
         return State(*(torch.cat(column) for column in zip(*proposals)))
 
+    def step(
+        self,
+        part: slice,
+        start: Tensors,
+        size: Tensor,
+        inverse_mass: Tensor | None,
+        steps: list[int],
+        stop: Stop | None,
+    ) -> State:
+        """Return where one step of the signed sizes leads the chains of a chunk; those with 0 steps rest."""
+        path = self.by_size[part.stop - part.start]
+        if not path.backend.fused:
+            size = size * torch.tensor(steps, device=size.device, dtype=size.dtype)
+            path.run(start, size, inverse_mass, 1, stop)
+        else:
+            path.run_each(start, size, inverse_mass, steps, stop)
+        exact = self.target.full_likelihood(path.theta)
+        log_lik = path.log_likelihood.clone() if exact is None else exact
+        theta = path.theta.clone()
+        return State(theta, path.gradient.clone(), log_lik, self.target.log_prior(theta), path.momentum.clone())
+
 
 def even_chunk(chains: int, most: int) -> int:
     """Return how many chains to evaluate at once.

@@ -16,7 +16,7 @@ from torch import Tensor
 from credibly.core.progress import Progress
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
-from credibly.errors import InputError, TrainingError
+from credibly.errors import TrainingError
 from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.callbacks import TrainingState
@@ -29,6 +29,7 @@ from credibly.inference.training.settings import Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
 from credibly.inference.training.stream_batches import StreamBatches, StreamStep
+from credibly.inference.training.stream_modules import StreamModules
 from credibly.problem import Problem
 
 
@@ -52,9 +53,8 @@ def make_step(
 ) -> Step:
     """Return the step of one process, or of the processes of a mesh that share the rows of its batches."""
     if isinstance(batches, StreamBatches):
-        if needs_module(options):
-            found = "must be a name, with one learning rate and accumulate=1, for data that are a stream"
-            raise InputError("optimiser", found, "Keep the rows in memory: credibly.data.in_memory(loader)")
+        if takes_module_steps(problem, objective, options) and isinstance(objective, NegativeLogDensity):
+            return StreamModules(batches, objective, options, steps, theta)
         return StreamStep(batches, objective, options, steps, theta)
     sharded = mesh is not None and mesh.shape[1] > 1
     by_module = takes_module_steps(problem, objective, options, sharded=sharded)
@@ -99,7 +99,7 @@ def train(
     """
     alone = (peers is None or peers.size == 1) and not shared_batches
     sharded = not alone or (mesh is not None and mesh.shape[1] > 1)
-    if takes_module_steps(problem, objective, options, sharded=sharded) and len(theta) > 1:
+    if takes_module_steps(problem, objective, options, sharded=sharded) and len(theta) > 1 and problem.stream is None:
         histories = []
         for m in range(len(theta)):
             own, rows = member_objective(objective, m), member_data(data, m)

@@ -31,8 +31,8 @@ class Rule(ABC):
     one_by_one: bool = True
 
     @abstractmethod
-    def begin(self, step: int, factor: float) -> None:
-        """Prepare step 0, 1, ...; `factor` is the schedule's, times the learning rate where there is one for all."""
+    def begin(self, step: int | Tensor, factor: float | Tensor) -> None:
+        """Prepare step 0, 1, ...; `factor` is the schedule's. Both are tensors in a CUDA graph."""
 
     @abstractmethod
     def update(self, index: int, leaf: Tensor, gradient: Tensor, prior: EntryPrior | None) -> None:
@@ -64,7 +64,8 @@ class FusedRule(Rule):
         scale: Tensor | None = None,
     ) -> None:
         self.rule = optimiser(name, momentum)
-        self.rates, self.factor = rates, 1.0
+        self.rates = rates
+        self.factor: float | Tensor = 1.0
         keeps = isinstance(self.rule, Adam) or momentum > 0
         # Zero pages of a fresh allocation cost nothing until a leaf is first updated.
         self.state = self.rule.init(theta) if keeps else ()
@@ -75,10 +76,11 @@ class FusedRule(Rule):
         self.pending: dict[tuple[float, float], list[tuple[int, Tensor, Tensor]]] = {}
         self.waiting = 0
 
-    def begin(self, step: int, factor: float) -> None:
+    def begin(self, step: int | Tensor, factor: float | Tensor) -> None:
         """Set the learning rates and Adam's count of steps."""
         self.factor = factor
         self.count.fill_(step + 1)
+        self.pending, self.waiting = {}, 0
 
     def update(self, index: int, leaf: Tensor, gradient: Tensor, prior: EntryPrior | None) -> None:
         """Update one leaf, or several at a time, in one pass.
@@ -91,7 +93,7 @@ class FusedRule(Rule):
         if self.scale is not None:
             gradient.mul_(self.scale[index])
             decay = None
-        self.pending.setdefault((self.factor * self.rates[index], decay or 0.0), []).append((index, leaf, gradient))
+        self.pending.setdefault((self.rates[index], decay or 0.0), []).append((index, leaf, gradient))
         self.waiting += leaf.numel()
         if self.waiting >= self.bucket:
             self._flush()
@@ -101,7 +103,9 @@ class FusedRule(Rule):
         self._flush()
 
     def _flush(self) -> None:
-        for (lr, decay), updates in self.pending.items():
+        for (rate, decay), updates in self.pending.items():
+            # A tensor where a CUDA graph reads it at every replay; the fused kernels take both.
+            lr: Any = self.factor * rate
             indices, leaves, gradients = (list(column) for column in zip(*updates))
             state = [[moment[index] for index in indices] for moment in self.moments]
             if isinstance(self.rule, Adam):
@@ -161,7 +165,7 @@ class OwnRule(Rule):
         self.made = made
         self.rates = [float(group["lr"]) for group in made.param_groups]
 
-    def begin(self, step: int, factor: float) -> None:
+    def begin(self, step: int | Tensor, factor: float | Tensor) -> None:
         """Set the learning rates of all groups."""
         for group, rate in zip(self.made.param_groups, self.rates):
             group["lr"] = factor * rate

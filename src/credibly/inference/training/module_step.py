@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from credibly.core.cuda_graphs import Replayed
 from credibly.core.inputs import map_inputs
 from credibly.core.rows import sum_rows
 from credibly.errors import InputError
@@ -39,7 +41,7 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
     asked = needs_module(options)
     if not asked and (problem.dim < LARGE or options.compile is True):
         return False
-    fits = type(objective) is NegativeLogDensity and not sharded and has_leaves(problem)
+    fits = type(objective) is NegativeLogDensity and not sharded and has_leaves(problem.sample)
     if fits and isinstance(objective, NegativeLogDensity) and objective.anchored:
         fits = all(prior.decay is not None for prior in entry_priors(problem, objective))
     if asked and not fits:
@@ -49,7 +51,7 @@ def takes_module_steps(problem: Problem, objective: Objective, options: Training
             name,
             f"must be {usual} for this method or prior",
             "Optimisers of your own, learning-rate groups and accumulation are for MLE, MAP, DeepEnsemble and SWAG "
-            "with elementwise priors, rows in memory, and processes that do not share rows",
+            "with elementwise priors, and processes that do not share rows",
         )
     return fits
 
@@ -100,6 +102,12 @@ class ModuleStep(Step):
         one_pass = self.clip is None and self.accumulate == 1 and self.rule_of_leaves.one_by_one
         closed = not objective.prior_weight or all(prior.decay is not None for prior in self.priors)
         self.in_backward = one_pass and closed and self.leaves.safe
+        # The kernel launches of a small batch take longer than its arithmetic.
+        on_gpu = theta.device.type == "cuda" and self.in_backward and options.compile is not False
+        self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
+        if on_gpu:
+            table = [(float(t), factor) for t, factor in enumerate(self.factors)]
+            self.table = torch.tensor(table, dtype=torch.float32, device=theta.device)
 
     def _rule(self, options: Training, theta: Tensor, scale: Tensor | None) -> Rule:
         names = [entry.name for entry in self.problem.layout.entries]
@@ -111,40 +119,53 @@ class ModuleStep(Step):
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take step t and return the number of the next; the prior's part of the loss is for the last of them."""
-        self._advance(theta, batches.at(t), t, active, with_prior=t + 1 == limit)
+        self.advance_on(theta, batches.at(t), t, active, with_prior=t + 1 == limit)
         return t + 1
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Take step t on theta (1, D), in place."""
-        self._advance(theta, rows, t, active, with_prior=True)
+        self.advance_on(theta, rows, t, active, with_prior=True)
 
-    def _advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor, *, with_prior: bool) -> None:
+    def advance_on(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor, *, with_prior: bool) -> None:
+        """Take step t; `with_prior` also computes the prior's part of the loss, which the gradient does not need."""
         if active.device.type == "cpu" and not float(active[0]):
             return
-        rule, priors, leaves = self.rule_of_leaves, self.priors, self.leaves
         if with_prior:
             with torch.no_grad():
                 self.parts[:, 1].copy_(self._prior_part(theta))
-        if leaves.leaves[0].data_ptr() != theta.data_ptr():
-            leaves.bind(theta[0])
-        rule.begin(t, self.factors[t])
+        if self.leaves.leaves[0].data_ptr() != theta.data_ptr():
+            self.leaves.bind(theta[0])
+        if self.replayed is not None and isinstance(self.rule_of_leaves, FusedRule):
+            fixed = (theta, *self.rule_of_leaves.state, self.parts, self.first_bad)
+            self.replayed(fixed, (rows, self.table[t]))
+            return
+        self._take(rows, t, self.factors[t])
+
+    def _in_place(self, *tensors: Any) -> None:
+        """Take a step that a CUDA graph replays: its rows, then its number and factor as a tensor, are last."""
+        rows, controls = tensors[-2:]
+        self._take(rows, controls[0], controls[1])
+
+    def _take(self, rows: Tensor | None, t: Any, factor: Any) -> None:
+        rule, priors = self.rule_of_leaves, self.priors
+        rule.begin(t, factor)
         if self.in_backward:
-            misfit = leaves.evaluate(
+            misfit = self.leaves.evaluate(
                 lambda: self._misfit(rows, 1.0), lambda i, leaf, gradient: rule.update(i, leaf, gradient, priors[i])
             )
         else:
             misfit = self._collect(rows)
             self._update_collected()
-        rule.end(leaves.leaves)
+        rule.end(self.leaves.leaves)
         self.parts[:, 0].copy_(misfit)
         bad = torch.isfinite(misfit).logical_not()
-        self.first_bad.copy_(torch.where(bad & (self.first_bad > t), float(t), self.first_bad))
+        self.first_bad.copy_(torch.where(bad & (self.first_bad > t), t, self.first_bad))
 
     def _collect(self, rows: Tensor | None) -> Tensor:
         """Return the misfit of a batch, in microbatches, and leave its gradient in the leaves."""
         if self.accumulate == 1:
             return self.leaves.evaluate(lambda: self._misfit(rows, 1.0), None)
-        every = torch.arange(self.objective.n, device=self.problem.device) if rows is None else rows.reshape(-1)
+        every = torch.arange(len(self.problem.y), device=self.problem.device) if rows is None else rows.reshape(-1)
         total = torch.zeros((), dtype=self.parts.dtype, device=self.parts.device)
         for chunk in every.chunk(self.accumulate):
             fraction = len(chunk) / len(every)
@@ -170,7 +191,7 @@ class ModuleStep(Step):
     def _misfit(self, rows: Tensor | None, fraction: float) -> Tensor:
         objective, problem = self.objective, self.problem
         x, y = problem.x, objective.own[-1][0] if objective.shifted else problem.y
-        count = objective.n
+        count = len(y)
         if rows is not None:
             rows = rows.reshape(-1)
             x, y, count = map_inputs(lambda t: t[rows], x), y[rows], len(rows)

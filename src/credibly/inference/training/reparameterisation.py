@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from credibly.core.inputs import Inputs, arguments, call, map_inputs
 from credibly.core.rng import draw_noise
 from credibly.core.rows import sum_rows
 from credibly.errors import InputError
+from credibly.networks.calling import call_with, find_ties
 from credibly.networks.copying import copy_module
 from credibly.problem import Problem
 
@@ -62,6 +62,7 @@ class OnLayers(LayerNoise):
         super().__init__(reason)
         self.name = name
         self.module = copy_module(problem.forward.module)
+        self.ties = find_ties(self.module)
         self.dtype, self.device = problem.layout.dtype, problem.device
         shapes: list[tuple[str, tuple[int, ...], bool]] = []
         self.layers: list[str] = []
@@ -116,7 +117,7 @@ class OnLayers(LayerNoise):
                     if full in means:
                         values[full], values[f"{full}_scale"] = means[full], scales[full]
             values |= {buffer: tensor[0, k] for (buffer, _, _), tensor in zip(self.shapes, noise[1:])}
-            output = problem.layout.output(functional_call(self.module, values, args, kwargs)).unsqueeze(0)
+            output = problem.layout.output(call_with(self.module, values, args, kwargs, self.ties)).unsqueeze(0)
             output = problem.likelihood.arrange(output, 1)
             rows = problem.likelihood.log_prob(output, y, problem.extra(drawn.unsqueeze(0)))
             value = rows.sum() if weight is None else sum_rows(rows, weight).sum()

@@ -10,7 +10,8 @@ from torch import Tensor
 from credibly.core.cuda_graphs import Replayed
 from credibly.core.inputs import Inputs
 from credibly.inference.backend import Backend
-from credibly.inference.kernels.optimisers import clip_rows, learning_rates
+from credibly.inference.kernels.optimisers import Adam, clip_rows, learning_rates
+from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
@@ -50,6 +51,9 @@ class Step:
         self._views: tuple[int, tuple[Tensor, ...]] = (-1, ())
         self.run = self.backend.compile_step(self._step, steps, theta.device, theta.numel())
         self.state = self.rule.init(theta)
+        # Adam in one pass over the parameters of one large member, where nothing is compiled.
+        large = theta.device.type == "cpu" and len(theta) == 1 and theta.numel() >= LARGE
+        self.one_pass = large and isinstance(self.rule, Adam) and self.run == self._step
         self.parts = torch.zeros(len(theta), len(objective.part_names), dtype=theta.dtype, device=theta.device)
         self.first_bad = torch.full((len(theta),), math.inf, dtype=torch.float64, device=theta.device)
         on_gpu = theta.device.type == "cuda" and (not objective.looped or len(theta) == 1)
@@ -123,7 +127,11 @@ class Step:
     ) -> None:
         if self.clip is not None:
             gradient = clip_rows(gradient, self.clip)
-        self.rule.update(theta, state, gradient, controls[0] * active.unsqueeze(1), controls[1], controls[2])
+        if self.one_pass and isinstance(self.rule, Adam):
+            rate, count = float(controls[0] * active[0]), controls[3].float() + 1
+            self.rule.update_at_once(theta, state, gradient, rate, count)
+        else:
+            self.rule.update(theta, state, gradient, controls[0] * active.unsqueeze(1), controls[1], controls[2])
         parts.copy_(value)
         finite = torch.isfinite(value).all(-1)
         first_bad.copy_(torch.where(finite, first_bad, torch.minimum(first_bad, controls[3])))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from credibly.core.rows import Rows
 from credibly.errors import InputError
+from credibly.inference.backend import Backend
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
@@ -72,8 +73,8 @@ class StreamStep(Step):
     def __init__(
         self, batches: StreamBatches, objective: Objective, options: Training, steps: int, theta: Tensor
     ) -> None:
-        super().__init__(batches.window, objective, options, steps, theta)
-        # Batches have their own addresses and, at the end of a pass, their own size.
+        # Batches have their own addresses and, at the end of a pass, their own size: nothing to compile or replay.
+        super().__init__(batches.window, objective, options, steps, theta, Backend("torch", False))
         self.replayed, self.size = None, batches.batch
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
