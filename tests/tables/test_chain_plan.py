@@ -13,9 +13,11 @@ import credibly as cr
 from credibly.errors import InputError
 from credibly.likelihoods import HeteroscedasticGaussian
 from credibly.tables import chain_plan, choosing, table_choice
-from credibly.tables.chain_plan import LEAST_THIN, ChainPlan, plan_chains
+from credibly.tables.chain_plan import ChainPlan, plan_chains
 from credibly.tables.choosing import MANY, UNSTOPPED, Rowset, choose
 from credibly.tables.config import Config, read_config, write_config
+from credibly.tables.fallback import Comparison, compare
+from credibly.tables.folds import fold_method
 from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows
@@ -107,18 +109,32 @@ class TestPlan:
         before = plan_chains(linear)
         monkeypatch.setattr(chain_plan, "WORK", chain_plan.WORK * before.times / 2)
         # The same trial as before, which less work would have shortened.
-        monkeypatch.setattr(chain_plan, "TRIAL_THIN", (10, 10))
+        monkeypatch.setattr(chain_plan, "TRIAL_STEPS", (5_000, 5_000))
         after = plan_chains(linear)
         assert after.times == pytest.approx(2, rel=1e-6)
         assert not after.attainable
 
     def test_more_draws_need_longer_chains(self, linear, monkeypatch):
         thin = []
-        for wanted in (4, 400, 4_000):
+        for wanted in (4, 4_000, 40_000):
             monkeypatch.setattr(chain_plan, "ESS_TOTAL", wanted)
-            thin.append(plan_chains(linear).thin)
-        assert thin[0] == LEAST_THIN
+            thin.append(plan_chains(linear).settings["thin"])
+        assert thin[0] == 1
         assert thin[2] == pytest.approx(10 * thin[1], abs=10)
+
+    def test_trajectories_that_take_too_long_become_short_ones(self, linear, monkeypatch):
+        whole = plan_chains(linear)
+        assert (whole.settings["trajectory_length"], whole.settings["mass"]) == (None, "diagonal")
+        monkeypatch.setattr(chain_plan, "TRIAL_STEPS", (1, 1))
+        short = plan_chains(linear)
+        assert list(short.settings) == ["thin"]
+        assert not short.attainable
+
+    def test_folds_of_whole_trajectories_are_short(self, linear):
+        method = dataclasses.replace(linear.method, **chain_plan.WHOLE, thin=9)
+        found = fold_method(method, 5)
+        assert (found.warmup, found.draws, found.thin) == (100, 62, 1)
+        assert fold_method(method, 1) is method
 
 
 class TestFallback:
@@ -128,8 +144,9 @@ class TestFallback:
         monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
 
-    def choice(self, table, monkeypatch, times, **options):
-        plan = ChainPlan(thin=7, target_accept=0.95, effective=5.0, times=times)
+    def choice(self, table, monkeypatch, times, difference=0.1, **options):
+        monkeypatch.setattr(table_choice, "compare", lambda *_: Comparison(difference, 0.06))
+        plan = ChainPlan({"thin": 7, "target_accept": 0.95}, effective=5.0, times=times)
         monkeypatch.setattr(table_choice, "plan_chains", lambda prepared: plan)
         given = {"inputs": "standard", "transform": "none", "prior_scale": 1.0, "noise": "learned"} | options
         return choose_table(prepare(Config(str(table), "y", **given)))
@@ -146,6 +163,15 @@ class TestFallback:
         assert "5 effective draws" in found.why
         assert [one.chosen for one in found.candidates].count(True) == 1
 
+    @pytest.mark.parametrize("difference, name", [(-0.11, "ensemble"), (-0.13, "hmc")])
+    def test_an_ensemble_that_predicts_worse_replaces_nothing(self, table, quick, monkeypatch, difference, name):
+        found = self.choice(table, monkeypatch, 3.25, difference)
+        assert found.method.name == name
+        assert f"{difference:+.3f} ± 0.060" in found.why
+        best = [one.name for one in found.candidates if one.chosen]
+        assert len(best) == 1
+        assert ("HMC" in best[0]) == (name == "hmc")
+
     @pytest.mark.parametrize("given", [{"method": "hmc"}, {"settings": {"jitter": 0.1}}])
     def test_hmc_that_was_asked_for_stays(self, table, quick, monkeypatch, given):
         found = self.choice(table, monkeypatch, 3.25, **given)
@@ -154,6 +180,17 @@ class TestFallback:
     def test_lengths_that_were_given_stay(self, table, quick, monkeypatch):
         found = self.choice(table, monkeypatch, 3.25, settings={"thin": 2})
         assert (found.method.name, found.method.thin) == ("hmc", 2)
+
+    def test_the_comparison_finds_who_predicts_better(self, table):
+        chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
+        untrained = {"members": 2, "steps": 1, "lr": 1e-6, "prior": False, "anchored": False}
+        ensemble = prepare(Config(str(table), "y", method="ensemble", hidden=(), tune="none", settings=untrained))
+        assert compare(chains, chains) == Comparison(0.0, 0.0)
+        worse, better = compare(chains, ensemble), compare(ensemble, chains)
+        assert worse.difference < -0.5
+        assert not worse.replaces
+        assert better.replaces
+        assert better == Comparison(-worse.difference, pytest.approx(worse.error))
 
     def test_the_ensemble_keeps_the_choices_of_the_user(self, table):
         prepared = prepare(Config(str(table), "y", hidden=(6,), embedding=False))

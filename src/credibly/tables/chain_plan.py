@@ -1,8 +1,9 @@
-"""Length of the chains of a table: long enough to pass their own diagnostics within the time of a default fit.
+"""Chains of a table: long enough to pass their own diagnostics within the time of a default fit.
 
-A short trial on some of the rows measures the effective draws per gradient. The chains are then made long enough for
-the effective sample size and R-hat that the report asks for. If that would take longer than about a minute, the plan is
-refused, and the table gets another method: chains that have not mixed would not be draws from the posterior.
+A short trial on some of the rows measures the effective draws per gradient of whole trajectories with a diagonal mass.
+The chains are then made long enough for the effective sample size and R-hat that the report asks for. If that would
+take longer than about a minute, or if whole trajectories would, the plan is not attainable: the table gets another
+method if that predicts as well, and otherwise short trajectories that keep most of their momentum.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ from credibly.tables.threads import threads_for
 WORK = 1.8e12
 # Settings that a user gives to determine the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
-TRIAL: dict[str, Any] = {"chains": 4, "draws": 100}
-# Iterations per draw of the trial, at least and at most, and the fraction of the work that it may take.
-TRIAL_THIN, TRIAL_WORK = (2, 10), 0.1
+# Whole trajectories. Cut ones walk at random where the posterior is narrow.
+WHOLE: dict[str, Any] = {
+    "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
+    "mass": "diagonal",
+}  # fmt: skip
+TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1}
+# Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
+TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
 # Effective draws to plan for, and to plan for at least, in units of what the verdict asks for: a trial measures them
 # roughly.
-WANTED, LEAST = 1.6, 1.2
-# Draws whose momentum persists have similar energies, which E-BFMI would report as slow mixing: keep fewer of them.
-LEAST_THIN = 4
+WANTED, LEAST = 2.0, 1.5
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
-DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.4
+DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.6
 # Rows at which the trial is diagnosed.
 ROWS = 200
 
@@ -45,14 +49,12 @@ class ChainPlan:
     """What a trial has found.
 
     Attributes:
-        thin: iterations per draw.
-        target_accept: acceptance that the step size is adapted to.
+        settings: of the chains.
         effective: effective draws of the worst quantity in the trial.
         times: work that enough draws would take, in units of what there is time for.
     """
 
-    thin: int
-    target_accept: float
+    settings: dict[str, Any]
     effective: float
     times: float
 
@@ -69,26 +71,31 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
     problem = prepared.problem_of(rows)
     trial = dataclasses.replace(method, **TRIAL)
-    longest = TRIAL_WORK * WORK / (trial.chains * trial.max_steps * problem.n * problem.layout.dim) - trial.warmup
-    thin = max(TRIAL_THIN[0], min(TRIAL_THIN[1], int(longest / trial.draws)))
-    trial = dataclasses.replace(trial, thin=thin)
+    iterations = trial.chains * (trial.warmup + trial.draws)
+    most = int(TRIAL_WORK * WORK / (iterations * problem.n * problem.layout.dim))
+    trial = dataclasses.replace(trial, max_steps=max(TRIAL_STEPS[0], min(TRIAL_STEPS[1], most)))
     with torch_threads(threads_for(problem, trial)):
         posterior = trial.fit(problem, seed=prepared.config.seed, progress=False)
         found = posterior.diagnostics(*_observed(prepared, rows))
     effective = min(space.ess_most for space in found.judged.values())
     effective = max(1.0, effective) if math.isfinite(effective) else 1.0
     history = posterior.record.history
-    iterations = trial.draws * trial.thin
-    gradients = history["gradients"] / (trial.chains * (trial.warmup + iterations))
-    target_accept = method.target_accept
-    if sum(history["divergences"]) > DIVERGENT * trial.chains * iterations and target_accept < CAREFUL:
-        target_accept, gradients = CAREFUL, min(float(method.max_steps), SMALLER * gradients)
-    work = gradients * method.chains * prepared.problem.n * prepared.problem.layout.dim
-    affordable = WORK / work - method.warmup
-    needed = iterations * trial.chains / method.chains * ESS_TOTAL / effective
-    length = min(affordable, WANTED * needed)
-    thin = max(LEAST_THIN, math.ceil(length / method.draws))
-    return ChainPlan(thin, target_accept, effective, (LEAST * needed + method.warmup) * work / WORK)
+    steps, settings = float(history["steps"]), {**WHOLE, "max_steps": 2 * trial.max_steps}
+    if sum(history["divergences"]) > DIVERGENT * trial.chains * trial.draws:
+        steps, settings["target_accept"] = SMALLER * steps, CAREFUL
+    size = prepared.problem.n * prepared.problem.layout.dim
+    needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / effective
+    work = steps * settings["chains"] * size
+    times = (LEAST * needed + settings["warmup"]) * work / WORK
+    affordable = int(WORK / work - settings["warmup"])
+    if history["trajectory_shortened"] or affordable < trial.draws:
+        # As many short trajectories as there is time for.
+        affordable = int(WORK / (method.max_steps * method.chains * size) - method.warmup)
+        thin = max(method.thin, affordable // method.draws)
+        return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
+    settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
+    settings["draws"] = min(affordable, settings["draws"])
+    return ChainPlan(settings, effective, times)
 
 
 def _observed(prepared: Prepared, rows: npt.NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,6 +60,12 @@ def fit_folds(prepared: Prepared, folder: Path, progress: bool | None) -> None:
 
 def fold_method(method: Method, folds: int) -> Method:
     """Return a shorter run of the method for one of several folds: predictions need fewer draws than diagnostics."""
+    if folds > 1 and isinstance(method, HMC) and method.mass == "diagonal":
+        # Whole trajectories, whose draws are nearly independent.
+        warmup, draws = (
+            min(n, max(least, n // part)) for n, least, part in ((method.warmup, 100, 2), (method.draws, 20, 4))
+        )
+        return dataclasses.replace(method, chains=min(4, method.chains), warmup=warmup, draws=draws, thin=1)
     if folds > 1 and isinstance(method, HMC):
         draws = min(method.draws, max(20, method.draws // 2))
         return dataclasses.replace(method, chains=min(4, method.chains), draws=draws, thin=min(2, method.thin))

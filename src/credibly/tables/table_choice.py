@@ -9,6 +9,7 @@ from typing import Any
 from credibly.tables.array_table import ArrayTable
 from credibly.tables.chain_plan import LENGTHS, plan_chains
 from credibly.tables.choosing import MANY, UNSTOPPED, choose
+from credibly.tables.fallback import compare
 from credibly.tables.prepared import Prepared
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import RULES, tune
@@ -56,19 +57,27 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
     if best.method != "hmc" or set(config.settings) & set(LENGTHS):
         return found
     plan = plan_chains(found)
+    settings = {**best.settings, **plan.settings, **config.settings}
+    found = found.with_recipe(dataclasses.replace(best, settings=settings), candidates)
     if plan.attainable or config.method == "hmc" or config.settings:
-        settings = {**best.settings, "thin": plan.thin, "target_accept": plan.target_accept}
-        longer = dataclasses.replace(best, settings={**settings, **config.settings})
-        return dataclasses.replace(found.with_recipe(longer, candidates), why=why)
-    best, others = choose(
+        return dataclasses.replace(found, why=why)
+    other, others = choose(
         small_ensemble(prepared, best), prepared.data, fixed=fixed, seed=config.seed, progress=progress
     )
-    tried = tuple(dataclasses.replace(one, chosen=False) for one in candidates)
+    ensemble = prepared.with_recipe(other)
     why = (
         f"HMC would not mix in time: a trial of it gave {plan.effective:,.0f} effective draws, and enough of them would"
-        f" take {plan.times:,.1f} times as long as there is time for; a deep ensemble is the best of the fast methods"
+        f" take {plan.times:,.1f} times as long as there is time for"
     )
-    return dataclasses.replace(prepared.with_recipe(best, (*tried, *others)), why=why)
+    result = compare(found, ensemble)
+    density = f"{result.difference:+.3f} ± {result.error:.3f} in log density per row that neither has seen"
+    if result.replaces:
+        chosen, why = ensemble, f"{why}; a deep ensemble is the best of the fast methods ({density})"
+        candidates = tuple(dataclasses.replace(one, chosen=False) for one in candidates)
+    else:
+        chosen, why = found, f"{why}; it is kept because a deep ensemble would predict worse ({density})"
+        others = tuple(dataclasses.replace(one, chosen=False) for one in others)
+    return dataclasses.replace(chosen, candidates=(*candidates, *others), why=why)
 
 
 def small_ensemble(prepared: Prepared, chosen: Recipe) -> Recipe:

@@ -9,7 +9,7 @@ from credibly.problem import Problem
 
 # Values in a layer up to which more threads cost more than they gain; chains of HMC share no steps.
 SMALL = 500_000
-SMALL_CHAINS = 100_000
+SMALL_CHAINS = 20_000
 # Width of a layer from which its matrix products keep several threads busy, whatever the number of rows.
 WIDE = 128
 
