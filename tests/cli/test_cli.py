@@ -151,7 +151,7 @@ class TestDemo:
         assert (tmp_path / "mine.txt").read_text() == "mine"
         assert "<title>" in (tmp_path / "index.html").read_text()
 
-    @pytest.mark.parametrize("asked", ["mle,nuts", "nuts", ",", ""])
+    @pytest.mark.parametrize("asked", ["mle,gibbs", "gibbs", ",", ""])
     def test_unknown_methods_are_refused_before_any_work(self, tmp_path, monkeypatch, asked):
         monkeypatch.setattr("credibly.demo.fits.run_demo", lambda *_, **__: pytest.fail("work was done"))
         found = call("demo", "--methods", asked, "--out", tmp_path / "demo")

@@ -220,7 +220,7 @@ def test_chains_that_leave_the_density_are_recorded_and_a_run_of_nothing_else_st
 
 
 def test_until_mixed_adds_rounds():
-    posterior = mclmc(density(), chains=4, draws=60, warmup=40, until="mixed", adjusted=True)
+    posterior = mclmc(density(), chains=4, draws=150, warmup=100, until="mixed", adjusted=True)
     found = posterior.record.history["until"]
     assert found["met"]
     assert len(found["rounds"]) > 1

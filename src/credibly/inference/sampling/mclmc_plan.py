@@ -112,12 +112,13 @@ class MCLMCAdaptation:
         if window is not None and window[0] == "mass":
             self.draws.update(theta)
             if t + 1 == window[2]:
+                first = not self.length
                 factor = self.LENGTH_ADJUSTED if self.plan.adjusted else self.LENGTH
                 total = self.draws.unshrunk(squares(self.draws.squares)).sum()
                 self.length = max(float(total.sqrt()) * factor, self.size)
                 self.draws = Welford(self.chains, self.dim, self.device)
-                if self.plan.adjusted and self.plan.step_size is None:
-                    self.dual.restart(self.dual.final, 1.0)
+                if first and self.plan.adjusted and self.plan.step_size is None:
+                    self.dual.restart(self.dual.final, 2.0)
         if self.plan.step_size is not None:
             return
         if self.plan.adjusted:
