@@ -79,5 +79,5 @@ def _densities(prepared: Prepared, method: Method, fitted: Array, predicted: Arr
     others = prepared.data.at(predicted)
     found = TableModel(prepared.preparation, posterior).predict(others.x).log_prob(torch.from_numpy(others.y))
     values = found.double().numpy().reshape(len(predicted), -1).sum(-1)
-    least: Array = np.clip(np.nan_to_num(values, nan=LEAST), LEAST, None)
-    return least
+    finite: Array = np.clip(np.nan_to_num(values, nan=LEAST), LEAST, None)
+    return finite
