@@ -59,7 +59,7 @@ def check_until(until: str | None, budget: float | str | None) -> None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The worst R-hat and effective sample size of the predictions after so many seconds.
+    """The worst R-hat and effective sample size of the predictions, and when they were found.
 
     Attributes:
         draws: per chain.
