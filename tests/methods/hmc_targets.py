@@ -1,6 +1,7 @@
 """Targets with known moments, and a short call of HMC, shared by its tests."""
 
 import torch
+from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
@@ -50,3 +51,26 @@ def problem(net=None, **kwargs):
     return cr.Problem(
         net or mlp(3, 6, 1, dtype=DOUBLE), data=(X, Y), likelihood=Gaussian(0.5), prior=cr.priors.Normal(), **kwargs
     )
+
+
+def simulated_networks(sets):
+    """Return a density whose chain c sees data set c, the outputs of weights at the rows, and the true weights.
+
+    Weights are from the prior and data from the weights, for calibration by simulation.
+    """
+    net = mlp(1, 2, 1, dtype=DOUBLE, activation=nn.Tanh)
+    layout = cr.Layout(net)
+    x = torch.linspace(-2, 2, 5, dtype=DOUBLE).unsqueeze(1)
+
+    def one(weights):
+        named = {k: v[0] for k, v in layout.split(weights[None])[0].items()}
+        return torch.func.functional_call(net, named, (x,)).squeeze(-1)
+
+    output = torch.func.vmap(one)
+    truth = randn(sets, layout.dim, seed=11, dtype=DOUBLE)
+    y = output(truth) + randn(sets, 5, seed=12, dtype=DOUBLE)
+
+    def log_prob(theta):
+        return -0.5 * (y[: len(theta)] - output(theta)).square().sum(-1) - 0.5 * theta.square().sum(-1)
+
+    return cr.Density(log_prob, layout.dim, batched=True), output, truth

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hmc_targets import DOUBLE, SIZES, density, hmc, skewed_moments
+from hmc_targets import DOUBLE, SIZES, density, hmc, simulated_networks, skewed_moments
 from torch import nn
 
 import credibly as cr
@@ -137,30 +137,15 @@ def test_simulation_based_calibration_of_a_tiny_network():
     """
     from scipy import stats
 
-    sets, rows, kept = 1000, 5, 19
-    net = mlp(1, 2, 1, dtype=DOUBLE, activation=nn.Tanh)
-    layout = cr.Layout(net)
-    x = torch.linspace(-2, 2, rows, dtype=DOUBLE).unsqueeze(1)
-
-    def one(weights):
-        named = {k: v[0] for k, v in layout.split(weights[None])[0].items()}
-        return torch.func.functional_call(net, named, (x,)).squeeze(-1)
-
-    output = torch.func.vmap(one)
-    truth = randn(sets, layout.dim, seed=11, dtype=DOUBLE)
-    y = output(truth) + randn(sets, rows, seed=12, dtype=DOUBLE)
-
-    def log_prob(theta):
-        return -0.5 * (y[: len(theta)] - output(theta)).square().sum(-1) - 0.5 * theta.square().sum(-1)
-
-    target = cr.Density(log_prob, layout.dim, batched=True)
+    sets, kept = 1000, 19
+    target, output, truth = simulated_networks(sets)
     settings = {"mass": "identity", "step_size": 0.3, "trajectory_length": 1.8, "jitter": 0.4}
     posterior = hmc(target, chains=sets, draws=kept, thin=10, warmup=100, **settings)
     assert min(posterior.record.history["acceptance"]) > 0.2  # no chain was stuck
 
     def functions(theta):
         near = output(theta)
-        return torch.cat([near, theta.square().sum(-1, keepdim=True), log_prob(theta).unsqueeze(-1)], -1)
+        return torch.cat([near, theta.square().sum(-1, keepdim=True), target(theta).unsqueeze(-1)], -1)
 
     known = functions(truth)
     seen = torch.stack([functions(posterior.draws[:, s]) for s in range(kept)], 1)

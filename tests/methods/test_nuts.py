@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from hmc_targets import DOUBLE, SIZES, density, problem, skewed_moments
-from torch import nn
+from hmc_targets import DOUBLE, SIZES, density, problem, simulated_networks, skewed_moments
 
 import credibly as cr
 from chains import assert_moments, assert_zero
@@ -227,23 +226,8 @@ def test_simulation_based_calibration_of_a_tiny_network():
     """One chain per data set, all at once; the rank of the truth among the draws is uniform."""
     from scipy import stats
 
-    sets, rows, kept = 400, 5, 9
-    net = mlp(1, 2, 1, dtype=DOUBLE, activation=nn.Tanh)
-    layout = cr.Layout(net)
-    x = torch.linspace(-2, 2, rows, dtype=DOUBLE).unsqueeze(1)
-
-    def one(weights):
-        named = {k: v[0] for k, v in layout.split(weights[None])[0].items()}
-        return torch.func.functional_call(net, named, (x,)).squeeze(-1)
-
-    output = torch.func.vmap(one)
-    truth = randn(sets, layout.dim, seed=11, dtype=DOUBLE)
-    y = output(truth) + randn(sets, rows, seed=12, dtype=DOUBLE)
-
-    def log_prob(theta):
-        return -0.5 * (y[: len(theta)] - output(theta)).square().sum(-1) - 0.5 * theta.square().sum(-1)
-
-    target = cr.Density(log_prob, layout.dim, batched=True)
+    sets, kept = 400, 9
+    target, output, truth = simulated_networks(sets)
     posterior = nuts(target, chains=sets, draws=kept, thin=6, warmup=30, mass="identity", step_size=0.4)
     functions = torch.stack([output(posterior.draws[:, s]) for s in range(kept)], 1)
     ranks = (functions < output(truth).unsqueeze(1)).sum(1)
