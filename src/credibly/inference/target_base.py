@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Target(ABC):
         weights: (1/T_lik, 1/T_prior): log p = weights[0] * log likelihood + weights[1] * log prior.
         looped: whether points must be evaluated one at a time, and `reason` why.
         backend: what evaluates it.
+        collapsed: whether points are not parameter vectors themselves, because some parameters are integrated out.
     """
 
     dim: int
@@ -39,6 +41,7 @@ class Target(ABC):
     looped: bool = False
     reason: str = ""
     backend: Backend = TORCH
+    collapsed: ClassVar[bool] = False
 
     @abstractmethod
     def whole(self, points: int) -> bool:
@@ -64,6 +67,19 @@ class Target(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a short hash of everything that the density depends on."""
+
+    @property
+    def plain(self) -> Target:
+        """The target whose points are parameter vectors: this one, unless it is collapsed."""
+        return self
+
+    def decode(self, points: Tensor) -> Tensor:
+        """Return the parameter vectors (C, D) of points."""
+        return points
+
+    def encode(self, theta: Tensor) -> Tensor:
+        """Return the points (C, D) of parameter vectors."""
+        return theta
 
     def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         """Return log likelihood (C,) and gradient (C, D) as estimated by some rows; a plain density has no rows.

@@ -22,6 +22,8 @@ from credibly.core.checks import check_choice, check_integer, check_positive, ch
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.inference.collapsed import to_sampled_target
+from credibly.inference.density import Density
 from credibly.inference.kernels.hmc import integrator
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.hmc_plan import HMCPlan
@@ -30,6 +32,7 @@ from credibly.inference.sampling.starts import check_init
 from credibly.inference.sampling.until import check_until
 from credibly.inference.target import DensityTarget, Target
 from credibly.posterior.base import Posterior
+from credibly.problem import Problem
 
 # Warm-up iterations needed to compare trajectory lengths, and to find a step size.
 LEAST_TRIAL = 60
@@ -62,6 +65,10 @@ class HMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws, such as "float16" to save disk space; None takes the network's.
         compile: True, False or "auto".
+        collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the
+            hidden layers are sampled without it, and its weights are drawn exactly given them. The posterior is the
+            same, with far fewer gradients per draw. "auto" does so where it is possible: Gaussian noise (also
+            heteroscedastic), a Normal prior, stacks of Linear layers; not with a given `step_size`.
         until: "mixed" goes on, with longer trajectories or more draws, until R-hat and the effective sample size of
             predictions reach 1.03 and 400, and the record says whether they did. None stops after `draws` draws.
         budget: the time limit of `until`, in seconds or as "10min"; None sets none.
@@ -87,6 +94,7 @@ class HMC(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    collapse: bool | str = "auto"
     until: str | None = None
     budget: float | str | None = None
 
@@ -114,7 +122,13 @@ class HMC(SamplingMethod):
         integrator(self.integrator)
         check_init(self.init)
         check_draw_dtype(self.draw_dtype)
+        if not isinstance(self.collapse, bool):
+            check_choice("collapse", self.collapse, ("auto",), "Or pass True or False")
         check_until(self.until, self.budget)
+
+    def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
+        """Return the density that is sampled, without the output layer where that applies."""
+        return to_sampled_target(problem, mesh, self.collapse, self.step_size is not None)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""

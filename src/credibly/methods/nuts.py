@@ -18,11 +18,13 @@ from credibly.core.checks import check_integer
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.inference.density import Density
 from credibly.inference.sampling.nuts import NUTSSampler
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.target import Target
 from credibly.methods.hmc import HMC
 from credibly.posterior.base import Posterior
+from credibly.problem import Problem
 
 # Beyond this depth the random numbers of one trajectory alone would fill memory.
 DEEPEST = 16
@@ -42,7 +44,7 @@ class NUTS(SamplingMethod):
         max_depth: most doublings of a trajectory, of 2^max_depth - 1 steps. The record counts the trajectories that
             reached it.
         thin: iterations per draw.
-        init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
+        init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
         trajectory_length: not a setting of NUTS. It raises an error that says so.
     """
 
@@ -62,6 +64,7 @@ class NUTS(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    collapse: bool | str = "auto"
     until: str | None = None
     budget: float | str | None = None
     trajectory_length: InitVar[None] = None
@@ -72,6 +75,10 @@ class NUTS(SamplingMethod):
             raise InputError("trajectory_length", found, "Pass max_depth to bound it, or use HMC")
         check_integer("max_depth", self.max_depth, 1, DEEPEST)
         self._as_hmc()
+
+    def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
+        """Return the density that is sampled, without the output layer where that applies."""
+        return self._as_hmc().target(problem, mesh)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> NUTSSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""

@@ -11,8 +11,10 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(Network);
   SIZE(Data, <float>);
   SIZE(Prior, <float>);
+  SIZE(OutputPrior);
   SIZE(Density, <float>);
   SIZE(Evaluations, <float>);
+  SIZE(Decodings, <float>);
   SIZE(Trajectories, <float>);
   SIZE(Trees, <float>);
   SIZE(MinibatchSteps, <float>);

@@ -41,10 +41,18 @@ template <class T> struct Prior {
   const T* precision;  // [dim], divided by the temperature of the prior
 };
 
+// The normal prior of output weights that are integrated out, or nulls if none are. Features are the units of the last
+// hidden layer and, if the output has a bias, a constant.
+struct OutputPrior {
+  const double* loc;        // [feature]
+  const double* precision;  // [feature], divided by the temperature of the prior
+};
+
 template <class T> struct Density {
   Network network;
   Data<T> data;
   Prior<T> prior;
+  OutputPrior output;
 };
 
 // -- functions on a Density -----------------------------------------------------------------------------------------
@@ -55,6 +63,14 @@ template <class T> struct Evaluations {
   const T* theta;          // [chain][dim]
   T* gradient;             // [chain][dim]
   double* log_likelihood;  // [chain]
+};
+
+// Parameter vectors whose output weights are standardised, and the same with the weights themselves.
+template <class T> struct Decodings {
+  int64_t chains;
+  int64_t threads;
+  const T* standardised;  // [chain][dim]
+  T* theta;               // [chain][dim]
 };
 
 // Trajectories of a symplectic integrator, in place.

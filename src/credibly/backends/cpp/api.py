@@ -62,6 +62,15 @@ class Prior(ctypes.Structure):
     ]
 
 
+class OutputPrior(ctypes.Structure):
+    """The normal prior of output weights that are integrated out."""
+
+    _fields_ = [
+        ("loc", Address),
+        ("precision", Address),
+    ]
+
+
 class Density(ctypes.Structure):
     """The log density of a network on all rows."""
 
@@ -69,6 +78,7 @@ class Density(ctypes.Structure):
         ("network", Network),
         ("data", Data),
         ("prior", Prior),
+        ("output", OutputPrior),
     ]
 
 
@@ -81,6 +91,17 @@ class Evaluations(ctypes.Structure):
         ("theta", Address),
         ("gradient", Address),
         ("log_likelihood", Address),
+    ]
+
+
+class Decodings(ctypes.Structure):
+    """Arguments of `decodings`: output weights from standardised ones."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("standardised", Address),
+        ("theta", Address),
     ]
 
 
@@ -299,6 +320,7 @@ class Normals(ctypes.Structure):
 
 ARGUMENTS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "evaluations": (Density, Evaluations),
+    "decodings": (Density, Decodings),
     "trajectories": (Density, Trajectories),
     "trees": (Density, Trees),
     "minibatch_steps": (Density, MinibatchSteps),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api.h"
+#include "collapsed.h"
 #include "masks.h"
 #include "thread_pool.h"
 #include "workspace.h"
@@ -18,10 +19,14 @@ namespace {
 // One thread processes the tiles in turn, or several share them. Either way tiles are summed in order.
 template <class T> class Chain {
  public:
-  Chain(const Network& net, const Data<T>& data, const Prior<T>& prior, ThreadPool* pool)
+  Chain(const Network& net, const Data<T>& data, const Prior<T>& prior, const OutputPrior& output, ThreadPool* pool)
       : net(net), data(data), prior(prior), pool(pool), length(tile_rows(data.padded)) {
     tiles = (data.padded + length - 1) / length;
     if (tiles == 1 || (pool && pool->size() == 1)) this->pool = nullptr;
+    if (output.precision) {
+      collapsed.reset(new CollapsedOutput<T>(net, data, output, this->pool));
+      return;
+    }
     const int threads = this->pool ? this->pool->size() : 1;
     for (int t = 0; t < threads; ++t) workspaces.emplace_back(new Workspace<T>(net));
     if (this->pool) partial.resize(tiles * net.dim);
@@ -33,7 +38,10 @@ template <class T> class Chain {
   double evaluate(const T* theta, T* gradient, bool value, const Masks<T>* masks = nullptr) {
     for (auto& workspace : workspaces) workspace->masks = masks;
     std::memset(gradient, 0, net.dim * sizeof(T));
-    if (!pool) {
+    double sum = 0;
+    if (collapsed) {
+      sum = collapsed->evaluate(theta, gradient, value);
+    } else if (!pool) {
       for (int64_t t = 0; t < tiles; ++t) sums[t] = evaluate_tile(0, t, theta, value, gradient);
     } else {
       pool->run(tiles, [&](int thread, int64_t t) {
@@ -46,10 +54,12 @@ template <class T> class Chain {
     }
     const T *loc = prior.loc, *precision = prior.precision;
     for (int64_t d = 0; d < net.dim; ++d) gradient[d] -= (theta[d] - loc[d]) * precision[d];
-    double sum = 0;
-    for (int64_t t = 0; t < tiles; ++t) sum += sums[t];
+    for (double part : sums) sum += part;
     return sum;
   }
+
+  // Copies a parameter vector, with output weights in place of standardised ones.
+  void decode(const T* standardised, T* theta) { collapsed->decode(standardised, theta); }
 
   // Moves chain `c` along its trajectory.
   void trajectory(const Trajectories<T>& args, int64_t c) {
@@ -85,6 +95,7 @@ template <class T> class Chain {
   const Prior<T>& prior;
   ThreadPool* pool;
   int64_t length, tiles;
+  std::unique_ptr<CollapsedOutput<T>> collapsed;  // null unless output weights are integrated out
   std::vector<std::unique_ptr<Workspace<T>>> workspaces;
   std::vector<T> partial;
   std::vector<double> sums;
@@ -97,8 +108,8 @@ int64_t for_chains(const Density<T>& density, int64_t chains, int64_t threads, T
   const bool parallel_chains = chains >= pool.size();
   std::vector<std::unique_ptr<Chain<T>>> densities;
   for (int g = 0; g < (parallel_chains ? pool.size() : 1); ++g)
-    densities.emplace_back(
-        new Chain<T>(density.network, density.data, density.prior, parallel_chains ? nullptr : &pool));
+    densities.emplace_back(new Chain<T>(density.network, density.data, density.prior, density.output,
+                                        parallel_chains ? nullptr : &pool));
   if (parallel_chains)
     pool.run(chains, [&](int thread, int64_t c) { task(*densities[thread], c); });
   else

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,18 @@ from credibly.priors.flat import BoundPrior
 LIKELIHOODS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
 MAX_CALL = 5e9  # multiplications per call, about 0.1 s on one core: Ctrl-C is checked between calls
 MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: less does not pay for starting threads
+
+
+class NormalPrior(Protocol):
+    """A Normal prior with independent coordinates."""
+
+    @property
+    def loc(self) -> Tensor:
+        """Mean of every coordinate, (D,)."""
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of every coordinate, (D,)."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +73,20 @@ class DropoutSettings:
     fixed_from: int
 
 
+@dataclass(frozen=True, eq=False)
+class OutputPrior:
+    """The Normal prior of output weights that are integrated out: mean and precision (F,) in float64."""
+
+    loc: Tensor
+    precision: Tensor
+
+
 class CppDensity:
     """log p = weights[0] * log likelihood + weights[1] * log prior of a stack on all rows.
 
     A chain is computed by one thread, or its rows by several. Results are bit-for-bit identical for any number of
-    chains and threads.
+    chains and threads. With `output`, output weights are integrated out and their coordinates hold standardised
+    weights, whose prior is part of `prior`: see `inference.collapsed`.
     """
 
     def __init__(
@@ -75,22 +96,27 @@ class CppDensity:
         x: Tensor,
         y: Tensor,
         likelihood: Likelihood,
-        prior: BoundPrior,
+        prior: NormalPrior,
         weights: tuple[float, float],
         row_weight: Tensor | None = None,
+        output: OutputPrior | None = None,
     ) -> None:
         targets = y.to(stack.dtype)
         targets = targets.unsqueeze(1) if targets.ndim == 1 else targets
         self.stack, self.rows, self.rows_by_dim = stack, len(x), len(x) * stack.dim
+        if output is not None:
+            self.rows_by_dim += len(x) * len(output.loc) ** 2
         inputs, outputs = padded_columns(x.to(stack.dtype)), padded_columns(targets)
         loc = prior.loc.to(stack.dtype).contiguous()
         precision = (weights[1] / prior.std.double() ** 2).to(stack.dtype).contiguous()
         own = None if row_weight is None else padded_columns(row_weight.to(stack.dtype).unsqueeze(1))
-        self._kept = (inputs, outputs, loc, precision, own)  # the struct holds their addresses
+        self._kept = (inputs, outputs, loc, precision, own, output)  # the struct holds their addresses
         data = likelihood_struct(likelihood, layout, stack, targets.shape[1], weights[0])
         data.rows, data.padded = len(x), inputs.shape[1]
         data.x, data.y, data.row_weight = (api.address(column) for column in (inputs, outputs, own))
-        self.struct = api.Density(stack.struct, data, api.Prior(api.address(loc), api.address(precision)))
+        collapsed = (None, None) if output is None else (api.address(output.loc), api.address(output.precision))
+        bound = api.Prior(api.address(loc), api.address(precision))
+        self.struct = api.Density(stack.struct, data, bound, api.OutputPrior(*collapsed))
         self._evaluations = api.function("evaluations", stack.dtype)
         self._trajectories = api.function("trajectories", stack.dtype)
         self._trees = api.function("trees", stack.dtype)
@@ -132,6 +158,19 @@ class CppDensity:
         )
         self._evaluations(self.struct, arguments)
         return log_lik, gradient
+
+    def decode(self, points: Tensor) -> Tensor:
+        """Return the parameter vectors (C, D) of points with standardised output weights."""
+        points = points.detach().contiguous()
+        theta = torch.empty_like(points)
+        arguments = api.Decodings(
+            chains=len(points),
+            threads=self._threads(len(points), 1),
+            standardised=api.address(points),
+            theta=api.address(theta),
+        )
+        api.function("decodings", self.stack.dtype)(self.struct, arguments)
+        return theta
 
     def run(
         self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme

@@ -33,6 +33,13 @@ template <class T> int64_t evaluations(const Density<T>& density, const Evaluati
   });
 }
 
+template <class T> int64_t decodings(const Density<T>& density, const Decodings<T>& args) {
+  const int64_t D = density.network.dim;
+  return for_chains<T>(density, args.chains, args.threads, [&](Chain<T>& chain, int64_t c) {
+    chain.decode(args.standardised + c * D, args.theta + c * D);
+  });
+}
+
 template <class T> int64_t outputs(const Outputs<T>& args) try {
   const Network& net = args.network;
   const int64_t count = args.rows, padded = args.padded, length = tile_rows(padded);
@@ -146,6 +153,9 @@ template <class T> int64_t passes(const Passes<T>& args) try {
 #define EXPORT(T, SUFFIX)                                                                              \
   extern "C" int64_t evaluations_##SUFFIX(const Density<T>* density, const Evaluations<T>* args) {     \
     return evaluations(*density, *args);                                                               \
+  }                                                                                                    \
+  extern "C" int64_t decodings_##SUFFIX(const Density<T>* density, const Decodings<T>* args) {         \
+    return decodings(*density, *args);                                                                 \
   }                                                                                                    \
   extern "C" int64_t trajectories_##SUFFIX(const Density<T>* density, const Trajectories<T>* args) {   \
     return trajectories(*density, *args);                                                              \

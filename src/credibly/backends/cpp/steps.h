@@ -30,7 +30,7 @@ template <class T> class Batch {
       batch.x = x = aligned, batch.y = y = aligned + net.inputs[0] * padded;
       if (all.row_weight) batch.row_weight = weights = y + targets * padded;
     }
-    chain.reset(new Chain<T>(net, batch, density.prior, nullptr));
+    chain.reset(new Chain<T>(net, batch, density.prior, {}, nullptr));
   }
 
   // Writes the gradient of the log density. Returns the log likelihood of these rows if `value` is set.

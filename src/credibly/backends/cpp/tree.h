@@ -157,7 +157,9 @@ template <class T> class Tree {
 
 template <class T> int64_t trees(const Density<T>& density, const Trees<T>& args) {
   return for_chains<T>(density, args.chains, args.threads, [&](Chain<T>& chain, int64_t c) {
-    Tree<T>(chain, args, density.network.dim, density.data.weight, c).grow();
+    // The density without output weights is tempered as a whole.
+    const double weight = density.output.precision ? 1.0 : density.data.weight;
+    Tree<T>(chain, args, density.network.dim, weight, c).grow();
   });
 }
 

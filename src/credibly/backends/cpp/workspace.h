@@ -182,7 +182,13 @@ template <class T> class Workspace {
     const double sum = likelihood<T>(data, theta, upstream, first, rows, value, gradient);
     if (net.activation[last] != NONE)
       for (int64_t k = 0; k < net.outputs[last] * PITCH; ++k) upstream[k] *= derivatives[last][k];
-    for (int64_t l = last; l >= 0; --l) {
+    backward(x, pitch, theta, upstream, rows, gradient);
+    return sum;
+  }
+
+  // Adds to `gradient` what follows from the derivatives `upstream` with respect to the sums of the last layer.
+  void backward(const T* x, int64_t pitch, const T* theta, T* upstream, int64_t rows, T* gradient) {
+    for (int64_t l = net.layers - 1; l >= 0; --l) {
       weight_gradient<T>(upstream, net.outputs[l], l ? values[l - 1] : x, l ? PITCH : pitch, net.inputs[l], rows,
                          gradient + net.weight[l]);
       if (net.bias[l] >= 0) {
@@ -199,7 +205,6 @@ template <class T> class Workspace {
         upstream = next;
       }
     }
-    return sum;
   }
 
   const Network& net;

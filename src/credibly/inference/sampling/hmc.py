@@ -252,6 +252,7 @@ class HMCSampler(Sampler):
             "one_piece": self.target.whole(self.trajectories.largest),
             "compiled": self.trajectories.compiled,
             "native": self.target.backend.fused,
+            "collapsed": self.target.collapsed,
             "cuda_graph": self.trajectories.graphed,
             "plan": f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}",
         }

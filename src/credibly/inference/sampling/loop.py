@@ -68,9 +68,10 @@ def run_loop(
             while sampler.done < sampler.total or _prolonged(sampler, recorder, until, bar):
                 statistics = sampler.advance(stop)
                 if sampler.keeps():
-                    recorder.add(sampler.theta, statistics)
+                    theta = sampler.target.decode(sampler.theta)
+                    recorder.add(theta, statistics)
                     if until is not None:
-                        until.add(sampler.theta)
+                        until.add(theta)
                 expired = world.size == 1 and until is not None and until.expired()
                 last = sampler.done == sampler.total
                 if world.size == 1:
@@ -83,7 +84,7 @@ def run_loop(
                     recorder.checkpoint(sampler, force=True)
                 if bar.show:
                     if sampler.keeps():
-                        monitor.add(sampler.theta, statistics)
+                        monitor.add(theta, statistics)
                     if bar.due() or last:
                         rate = (sampler.done - first) / max(1e-9, time.monotonic() - began)
                         mixing = monitor.live_values() if until is None else until.live_values()

@@ -80,6 +80,10 @@ class SamplingMethod(Method):
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> Sampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
 
+    def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
+        """Return the density that is sampled."""
+        return to_target(problem, mesh)
+
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if these settings do not fit the problem; by default they always do."""
 
@@ -162,7 +166,7 @@ class Run:
         self.world, self.mesh = world, world.mesh(method.chains)
         # What is evaluated; records and folders are about the problem itself.
         self.work = problem.reduced() if isinstance(problem, Problem) else problem
-        self.target = to_target(self.work, self.mesh if method.shards_rows else None)
+        self.target = method.target(self.work, self.mesh if method.shards_rows else None)
         self.sampler = method.sampler(self.target, seed, self.mesh)
         self.folder = folder
         self.until: Until | None = None
@@ -260,9 +264,8 @@ class Run:
         method, own = self.method, self.recorder.own
         try:
             init = method.start_points(self.problem)
-            self.sampler.start(
-                starts(self.work, init, method.chains, self.seed, self.progress, own, method.start_steps)
-            )
+            theta = starts(self.work, init, method.chains, self.seed, self.progress, own, method.start_steps)
+            self.sampler.start(self.target.encode(theta))
         except KeyboardInterrupt:
             if self.folder is None:
                 raise

@@ -95,7 +95,7 @@ class Until:
     """
 
     def __init__(self, target: Target, mesh: Mesh, chains: int, draws: int, budget: float | None) -> None:
-        self.target, self.mesh, self.chains, self.draws, self.budget = target, mesh, chains, draws, budget
+        self.target, self.mesh, self.chains, self.draws, self.budget = target.plain, mesh, chains, draws, budget
         self.values: list[Tensor] = []
         self.rounds: list[Judgement] = []
         self.began, self.before = time.monotonic(), 0.0
