@@ -21,7 +21,9 @@ LIKELIHOODS = {
 }
 
 
-def problem_of(kind: str, *, rows: int = 70, bias: bool = True, weighted: bool = False, **options: object) -> cr.Problem:
+def problem_of(
+    kind: str, *, rows: int = 70, bias: bool = True, weighted: bool = False, **options: object
+) -> cr.Problem:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 3, generator=generator, dtype=torch.float64)
     y = torch.sin(x[:, 0]) + 0.3 * torch.randn(rows, generator=generator, dtype=torch.float64)

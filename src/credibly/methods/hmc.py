@@ -67,7 +67,7 @@ class HMC(SamplingMethod):
         compile: True, False or "auto".
         collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the
             hidden layers are sampled without it, and its weights are drawn exactly given them. The posterior is the
-            same, with far fewer gradients per draw. "auto" does so where it is possible: Gaussian noise (also
+            same, with far fewer gradients per draw. "auto" does so on a CPU where it is possible: Gaussian noise (also
             heteroscedastic), a Normal prior, stacks of Linear layers; not with a given `step_size`.
         until: "mixed" goes on, with longer trajectories or more draws, until R-hat and the effective sample size of
             predictions reach 1.03 and 400, and the record says whether they did. None stops after `draws` draws.
