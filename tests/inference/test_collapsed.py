@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def points_of(problem: cr.Problem, count: int = 3) -> Tensor:
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"weighted": True}, {"temperature": 0.5}], ids=str)
-def test_marginal_times_conditional_is_the_joint_density(kind: str, options: dict[str, object]) -> None:
+def test_marginal_times_conditional_is_the_joint_density(kind: str, options: dict[str, Any]) -> None:
     problem = problem_of(kind, **options)
     target, theta = CollapsedTarget(problem), points_of(problem)
     points = target.encode(theta)
@@ -70,7 +71,7 @@ def test_marginal_times_conditional_is_the_joint_density(kind: str, options: dic
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 @pytest.mark.parametrize("options", [{}, {"weighted": True}, {"temperature": 0.5}], ids=str)
-def test_gradient_against_differences(kind: str, options: dict[str, object]) -> None:
+def test_gradient_against_differences(kind: str, options: dict[str, Any]) -> None:
     problem = problem_of(kind, **options)
     target = CollapsedTarget(problem)
     points = target.encode(points_of(problem))
@@ -86,7 +87,7 @@ def test_gradient_against_differences(kind: str, options: dict[str, object]) -> 
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 @pytest.mark.parametrize("options", [{"rows": 700}, {"bias": False}, {"weighted": True}, {"temperature": 0.5}], ids=str)
-def test_cpp_equals_torch(kind: str, options: dict[str, object]) -> None:
+def test_cpp_equals_torch(kind: str, options: dict[str, Any]) -> None:
     problem = problem_of(kind, **options)
     plain, native = CollapsedTarget(problem), CollapsedTarget(problem)
     if not native.select_backend("auto").fused:
@@ -111,7 +112,7 @@ def test_micro_batches_add_up_to_the_full_batch() -> None:
 
 
 def quadrature(x: Tensor, y: Tensor, x_new: Tensor, noise: float, scale: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance of f(x_new) for y = w tanh(a x + b) + c with Normal priors: w and c in closed form on a grid."""
+    """Mean and variance of f(x_new) for y = w tanh(a x + b) + c: w and c in closed form, a and b on a grid."""
     grid = torch.linspace(-5 * scale, 5 * scale, 301, dtype=torch.float64)
     a, b = (g.flatten() for g in torch.meshgrid(grid, grid, indexing="ij"))
 

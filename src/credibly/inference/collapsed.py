@@ -12,8 +12,8 @@ so they need not be sampled along with the rest. With e = y - Phi alpha, the log
 The directions in which this density is narrow are far less narrow than those of the joint density: the largest
 curvature of a network on a UCI table falls by a factor of 200 to 400, and steps are up to twenty times as long.
 
-The points of `CollapsedTarget` are parameter vectors in which standardised weights xi = A^1/2 (w - alpha) ~ N(0, I) take
-the places of w. `decode` turns them into parameter vectors, `encode` turns those into points.
+The points of `CollapsedTarget` are parameter vectors in which standardised weights xi = A^1/2 (w - alpha) ~ N(0, I)
+take the places of w. `decode` turns them into parameter vectors, `encode` turns those into points.
 """
 
 from __future__ import annotations
