@@ -126,8 +126,11 @@ class CollapsedTarget(ProblemTarget):
         problem, stack = self.problem, self.problem.forward.cpp_stack
         if compile is not False and not self.sharded and stack is not None and problem.micro_batch is None:
             output = OutputPrior(self.output_loc.contiguous(), self.output_precision.contiguous())
-            parts = (problem.x, problem.y, problem.likelihood, self, (self.row_weight, self.weights[1]))
-            density = CppDensity(stack, problem.layout, *parts, problem.sample_weight, output=output)
+            assert isinstance(problem.x, Tensor)
+            rows, weights = (problem.x, problem.y), (self.row_weight, self.weights[1])
+            density = CppDensity(
+                stack, problem.layout, *rows, problem.likelihood, self, weights, problem.sample_weight, output
+            )
             self.backend = Backend("cpp", compile, density)
         return self.backend
 
@@ -156,6 +159,7 @@ class CollapsedTarget(ProblemTarget):
         """Yield features and precisions of the rows of this process, as functions of the points."""
         point = point.requires_grad_()
         for x, y, weight in self.local.blocks(len(point)):
+            assert isinstance(x, Tensor)
             with torch.enable_grad():
                 features, log_variance = self._forward(point, x)
             variance = log_variance.detach().double().clamp(max=LARGEST).exp() + self.floor
@@ -235,7 +239,8 @@ class CollapsedTarget(ProblemTarget):
     def decode(self, points: Tensor) -> Tensor:
         """Return the parameter vectors (C, D) of points."""
         if self.backend.fused:
-            return self.backend.density.decode(points)
+            theta: Tensor = self.backend.density.decode(points)
+            return theta
         with torch.no_grad():
             mean, factor, _ = self._solve(points.detach(), None)[0]
             standardised = points[:, self.output].double().unsqueeze(-1)
