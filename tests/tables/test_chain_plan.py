@@ -244,6 +244,41 @@ class TestRacing:
         assert [one.chosen for one in found] == [True, False]
 
 
+LONG = {"members": 2, "epochs": 30, "schedule": "constant", "validation": 0.1, "patience": 5, "batch_size": 64}
+
+
+class TestSmooth:
+    def test_it_is_trained_for_long_and_only_numbers_have_it(self):
+        x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+        made = []
+        for task, y in (("regression", x[:, 0].astype(np.float64)), ("counts", np.arange(200) % 7)):
+            recipe = Recipe(task=task, hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
+            changes = choosing._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), ("noise", "transform", "inputs"))
+            made.append({name: one for change in changes for name, one in change(recipe)})
+        smooth = made[0]["smooth network, long training"]
+        assert (smooth.hidden, smooth.embedding, smooth.settings["schedule"]) == ((128, 128), False, "cosine")
+        assert (smooth.settings["epochs"], smooth.settings["batch_size"], smooth.settings["members"]) == (400, 64, 2)
+        assert not any("smooth" in name for name in made[1])
+
+    def test_it_has_to_gain_clearly(self, monkeypatch):
+        x = np.random.default_rng(0).normal(size=(2_000, 2)).astype(np.float32)
+        noise = np.random.default_rng(1).normal(size=2_000)
+        fixed = ("noise", "transform", "inputs")
+        recipe = Recipe(hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
+        found = []
+        for gain in (1.0, 3.0):
+
+            def densities(recipe, data, train, test, seed, gain=gain):
+                noisy = noise[test] * (1 + (recipe.hidden == (128, 128)))
+                error = noise[test].std(ddof=1) / math.sqrt(len(test))
+                return noisy - noisy.mean() + gain * error * (recipe.hidden == (128, 128))
+
+            monkeypatch.setattr(choosing, "_densities", densities)
+            best, _ = choose(recipe, Rowset(x, x[:, 0].astype(np.float64), (0, 1), Rows(2_000)), fixed=fixed)
+            found.append(best.hidden)
+        assert found == [(256, 256), (128, 128)]
+
+
 def test_many_rows_may_train_with_a_falling_learning_rate(monkeypatch):
     monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 1, "epochs": 1, "patience": 1})
     monkeypatch.setattr(choosing, "ROWS", 60)

@@ -46,11 +46,16 @@ SCALES = (0.5, 1.0, 2.0, 4.0)
 SMALL_ADDED, LARGE_ADDED = 50, 200
 # A patience that never ends.
 UNSTOPPED = 10_000
-# Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down:
-# a smaller noise floor, a wider prior, or many more inputs.
+# Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
+# smaller noise floor, a wider prior, or many more inputs) or trains for long.
 CLEAR, CLEAR_SLOW = 0.25, 2.0
 # Loss on the folds so far, in standard errors of the difference, from which a candidate is not fitted to the others.
 HOPELESS = 2.0
+# A smooth network for targets with little noise: narrow, without embeddings, and trained for long with large steps, in
+# at most this many steps and epochs, and epochs of its short fits.
+SMOOTH: dict[str, Any] = {"hidden": (128, 128), "activation": "silu", "embedding": False}
+SMOOTH_TRAINING: dict[str, Any] = {"lr": 5e-3, "schedule": "cosine", "patience": UNSTOPPED}
+SMOOTH_BATCH, SMOOTH_STEPS, SMOOTH_EPOCHS, SMOOTH_PILOT = 128, 20_000, 400, 200
 # Noise floors to try after the first.
 FLOORS = (0.03, 0.01)
 
@@ -173,6 +178,8 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
         found.append(
             lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
         )
+    if not small and real and free("embedding", "hidden") and "epochs" in recipe.settings:
+        found.append(lambda best: iter([("smooth network, long training", _smooth(best, data.rows.count))]))
     return found
 
 
@@ -202,11 +209,21 @@ def _decayed(best: Recipe) -> Recipe:
     return dataclasses.replace(best, settings=settings)
 
 
+def _smooth(best: Recipe, rows: int) -> Recipe:
+    """Return a recipe with a smooth network that is trained for long."""
+    batch = min(SMOOTH_BATCH, best.settings["batch_size"])
+    epochs = max(best.settings["epochs"], min(SMOOTH_EPOCHS, SMOOTH_STEPS * batch // rows))
+    settings = {**best.settings, **SMOOTH_TRAINING, "batch_size": batch, "epochs": epochs}
+    return dataclasses.replace(best, **SMOOTH, settings=settings)
+
+
 def _bar(new: Recipe, old: Recipe) -> float:
     """Return the gain, in standard errors, that the new recipe needs."""
     wider = new.noise_floor < old.noise_floor or new.scale > old.scale
     slow = new.method == "hmc" and (wider or new.inputs == "categories")
-    return CLEAR_SLOW if slow else CLEAR
+    # Long training fits noise, too, and more of it than its short fits show.
+    longer = new.method == "ensemble" and new.settings.get("lr") == SMOOTH_TRAINING["lr"] != old.settings.get("lr")
+    return CLEAR_SLOW if slow or longer else CLEAR
 
 
 def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
@@ -244,7 +261,9 @@ def _pilot(recipe: Recipe, rows: int) -> dict[str, Any]:
     if recipe.settings.get("schedule") != "cosine":
         return ENSEMBLE_PILOT
     epochs = ENSEMBLE_PILOT["epochs"]
-    if rows < ROWS:
+    if recipe.hidden == SMOOTH["hidden"]:
+        epochs = min(SMOOTH_PILOT, recipe.settings.get("epochs", epochs))
+    elif rows < ROWS:
         epochs = max(epochs, recipe.settings.get("epochs", epochs) // 2)
     return {**ENSEMBLE_PILOT, "epochs": epochs, "patience": UNSTOPPED}
 
