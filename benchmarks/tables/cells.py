@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -167,11 +168,16 @@ def merge(record: Record, others: list[Record]) -> Record:
 def with_stored(record: Record, stored: Record) -> Record:
     """Return a record with the cells of other models that an earlier page has stored.
 
-    Those have no scores of rows. The standard errors of their differences to `credibly fit` are kept as `errors`.
+    Those have no scores of rows. The standard errors of their differences to `credibly fit` are kept as `errors`, for
+    one split each.
     """
-    cells = dict(record["cells"])
-    for name, cell in stored["cells"].items():
+    cells, old = dict(record["cells"]), stored["cells"]
+    for name, cell in old.items():
         if cell["model"] != "ours" and (name not in cells or "error" in cells[name] or "absent" in cells[name]):
             cells[name] = cell
-    found = {name: gap["standard_error"] for name, gap in stored.get("differences_of_scores", {}).items()}
-    return {"machine": record["machine"], "cells": cells, "errors": found}
+    errors = {}
+    for name, gap in stored.get("differences_of_scores", {}).items():
+        table = name.split("/")[0]
+        both = [c for c in finished(stored) if key(c).startswith(f"{name}/") and f"{table}/ours/{c['split']}" in old]
+        errors[name] = gap["standard_error"] * math.sqrt(max(1, len(both)))
+    return {"machine": record["machine"], "cells": cells, "errors": errors}

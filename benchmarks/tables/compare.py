@@ -41,7 +41,7 @@ class Results:
 
     Args:
         cells: the cells.
-        errors: standard errors of differences of scores by TABLE/MODEL, for cells that have no scores of rows.
+        errors: standard errors of differences of scores of one split, by TABLE/MODEL, for cells without scores of rows.
     """
 
     def __init__(self, cells: Iterable[Record], errors: Mapping[str, float] | None = None) -> None:
@@ -109,7 +109,7 @@ class Results:
         if error is None or not all(name in cell[s] for cell in (mine, theirs) for s in both) or not both:
             return None
         gap = fmean(mine[s][name] - theirs[s][name] for s in both)
-        return Difference(-gap if name == "crps" else gap, error)
+        return Difference(-gap if name == "crps" else gap, error / math.sqrt(len(both)))
 
     def standing(self, table: str) -> tuple[str, Difference] | None:
         """Return the best rival by score, and the difference to it; None while ours or all rivals are missing."""

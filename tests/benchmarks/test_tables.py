@@ -297,6 +297,9 @@ class TestComparisons:
         found = cells.with_stored({"machine": {}, "cells": {"a/hgb/0": new}}, page)
         assert found["cells"] == {"a/hgb/0": new, "a/gp/0": stored["gp"]}
         assert found["errors"] == {"a/gp": 0.3}
+        # Of two splits, the error of one is larger.
+        page["cells"] |= {f"a/{n}/1": cell("a", n, 1, np.zeros(2)) for n in ("ours", "gp")}
+        assert cells.with_stored({"machine": {}, "cells": {}}, page)["errors"]["a/gp"] == pytest.approx(0.3 * 2**0.5)
 
 
 class TestRun:
