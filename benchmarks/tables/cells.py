@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,10 @@ def measure(cache: Path, name: str, model: str, split: int) -> Record:
         return cell | {"absent": str(reason)}
     except Exception as error:  # a cell that fails must not cost the others
         return cell | {"error": f"{type(error).__name__}: {error}"[:400]}
-    scores = metrics.pop("scores", None)
+    scores, notes = metrics.pop("scores", None), metrics.pop("notes", {})
     cell |= {key: float(f"{value:.6g}") for key, value in metrics.items()}
     cell |= {"seconds": round(seconds, 2), "cpu_seconds": round(used, 2)}
-    cell["threads"] = int(os.environ.get("OMP_NUM_THREADS", 0)) or None
+    cell |= {"threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or None} | notes
     return cell if scores is None else cell | {"scores": [round(float(score), 5) for score in scores]}
 
 
@@ -96,31 +97,61 @@ def finished(record: Record) -> Iterator[Record]:
 
 
 def run(
-    cache: Path, site: Path | None, tables: list[Table], models: list[str], splits: int, workers: int, out: Path
+    cache: Path,
+    site: Path | None,
+    tables: list[Table],
+    models: list[str],
+    splits: int,
+    workers: int,
+    out: Path,
+    *,
+    limit: float | None = None,
+    known: Sequence[Path] = (),
 ) -> Record:
-    """Run the cells that are not in the file yet, split by split and large tables first, and return all of them."""
+    """Run the cells that are not in the file yet, split by split and large tables first, and return all of them.
+
+    Args:
+        cache: folder with the tables.
+        site: folder with further packages.
+        tables: the tables.
+        models: names of the models.
+        splits: how many splits of each table.
+        workers: number of processes.
+        out: file of finished cells, written after each.
+        limit: seconds after which cells that are still running are given up; None for none.
+        known: files with cells that are not run again.
+    """
     from benchmarks.timing import machine  # imports torch, which the workers of the peers do not need
 
-    record = read(out)
+    record = merge(read(out), [read(path) for path in known])
     record["machine"] = machine() | {"workers": workers}
-    known = {key(cell) for cell in finished(record)}
+    done = {key(cell) for cell in finished(record)}
     wanted = [
         (table.name, model, split)
         for split in range(splits)
         for table in sorted(tables, key=lambda t: -t.columns.num_rows)
         for model in models
-        if split < len(table.splits) and f"{table.name}/{model}/{split}" not in known
+        if split < len(table.splits) and f"{table.name}/{model}/{split}" not in done
     ]
+    write(out, record)
     started = time.perf_counter()
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=(site,)) as pool:
         futures = [pool.submit(measure, cache, *cell) for cell in wanted]
-        for done, future in enumerate(as_completed(futures), 1):
-            cell = future.result()
-            record["cells"][key(cell)] = cell
-            write(out, record)
-            result = cell.get("error") or cell.get("absent") or f"{cell['seconds']} s"
-            print(f"{done} of {len(wanted)}, {time.perf_counter() - started:.0f} s: {key(cell)}: {result}", flush=True)
+        try:
+            for count, future in enumerate(as_completed(futures, limit), 1):
+                cell = future.result()
+                record["cells"][key(cell)] = cell
+                write(out, record)
+                result = cell.get("error") or cell.get("absent") or f"{cell['seconds']} s"
+                passed = time.perf_counter() - started
+                print(f"{count} of {len(wanted)}, {passed:.0f} s: {key(cell)}: {result}", flush=True)
+        except TimeoutError:
+            left = sum(not future.done() for future in futures)
+            print(f"stopped after {limit:.0f} s with {left} cells left; the same command continues", flush=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
     return record
 
 
@@ -132,3 +163,21 @@ def merge(record: Record, others: list[Record]) -> Record:
             if name not in cells or "error" in cells[name] or "absent" in cells[name]:
                 cells[name] = cell
     return {"machine": record["machine"] or (others[0]["machine"] if others else {}), "cells": cells}
+
+
+def with_stored(record: Record, stored: Record) -> Record:
+    """Return a record with the cells of other models that an earlier page has stored.
+
+    Those have no scores of rows. The standard errors of their differences to `credibly fit` are kept as `errors`, for
+    one split each.
+    """
+    cells, old = dict(record["cells"]), stored["cells"]
+    for name, cell in old.items():
+        if cell["model"] != "ours" and (name not in cells or "error" in cells[name] or "absent" in cells[name]):
+            cells[name] = cell
+    errors = {}
+    for name, gap in stored.get("differences_of_scores", {}).items():
+        table = name.split("/")[0]
+        both = [c for c in finished(stored) if key(c).startswith(f"{name}/") and f"{table}/ours/{c['split']}" in old]
+        errors[name] = gap["standard_error"] * math.sqrt(max(1, len(both)))
+    return {"machine": record["machine"], "cells": cells, "errors": errors}

@@ -7,7 +7,7 @@ CRPS of the quantiles, which both kinds of model have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +80,8 @@ class Classes:
     labels: Array
     probabilities: Array
     sets: Array | None = None
+    randomised: Array | None = None  # sets that may be empty, whose coverage can be exact
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 def normal(mean: Array, std: Array) -> Normal:
@@ -113,7 +115,11 @@ def smallest_sets(probabilities: Array, level: float = LEVEL) -> Array:
 
 
 def evaluate(found: Numbers | Classes | Point, rows: Rows) -> dict[str, Any]:
-    """Return the metrics of the test rows and `scores`, the score of each."""
+    """Return the metrics of the test rows, `scores`, the score of each, and `notes` on the fit, if any.
+
+    `coverage` is that of the intervals or sets which a user gets. `coverage_exact` is that of randomised ones, for
+    classes and counts of models that have such.
+    """
     if isinstance(found, Classes):
         return _evaluate_classes(found, rows.y_test)
     y = rows.y_test
@@ -129,6 +135,8 @@ def evaluate(found: Numbers | Classes | Point, rows: Rows) -> dict[str, Any]:
         "coverage": float(np.mean((found.lower <= y) & (y <= found.upper))),
         "width": float(np.mean(found.upper - found.lower)),
         "scores": scores,
+        **({"coverage_exact": float(found.covered(y).mean())} if counts and hasattr(found, "covered") else {}),
+        **({"notes": found.notes} if hasattr(found, "notes") else {}),
     }
 
 
@@ -139,6 +147,7 @@ def _evaluate_classes(found: Classes, y: Array) -> dict[str, Any]:
     known = at >= 0  # a class without training rows has probability zero
     chance = np.where(known, found.probabilities[rows, at], 0.0)
     sets = smallest_sets(found.probabilities) if found.sets is None else found.sets
+    exact = found.randomised
     right = known & (found.probabilities.argmax(1) == at)
     scores = np.log(np.clip(chance, LOWEST, 1.0))
     return {
@@ -147,4 +156,6 @@ def _evaluate_classes(found: Classes, y: Array) -> dict[str, Any]:
         "coverage": float((known & sets[rows, at]).mean()),
         "width": float(sets.sum(1).mean()),
         "scores": scores,
+        "notes": found.notes,
+        **({} if exact is None else {"coverage_exact": float((known & exact[rows, at]).mean())}),
     }

@@ -272,6 +272,35 @@ class TestComparisons:
         assert cells.merge(one, [two]) == two
         assert cells.merge(two, [one])["cells"]["a/gp/0"] == good
 
+    def test_cells_without_scores_of_rows_are_compared_by_their_means(self):
+        mine, theirs = cell("a", "ours", 0, np.ones(3)), cell("a", "hgb", 0, np.zeros(3))
+        del theirs["scores"]
+        assert Results([mine, theirs]).difference("a", "hgb") is None
+        assert Results([mine, theirs], {"a/hgb": 0.2}).difference("a", "hgb") == Difference(1.0, 0.2)
+        counts = [{**one, "task": "counts", "crps": one["log_likelihood"]} for one in (mine, theirs)]
+        assert Results(counts, {"a/hgb": 0.2}).difference("a", "hgb") == Difference(-1.0, 0.2)
+
+    def test_both_coverages_of_discrete_targets_are_judged(self):
+        base = np.random.default_rng(1).normal(size=40)
+        ours = cell("a", "ours", 0, base, coverage=0.97, coverage_exact=0.91, test_rows=2_000)
+        far = cell("b", "ours", 0, base, coverage=0.95, test_rows=30)
+        found = goals(Results([ours, far, cell("a", "hgb", 0, base - 1), cell("b", "hgb", 0, base - 1)]))
+        given, exact = (value for name, value, _ in found if "0.87" in name or "randomised" in name)
+        assert given == "0.950 to 0.970; outside on a 0.970, b 0.950 (within chance of 0.90)"
+        assert exact == "0.910 to 0.950; outside on b 0.950 (within chance of 0.90)"
+
+    def test_stored_cells_of_peers_fill_gaps_and_never_ours(self):
+        stored = {n: cell("a", n, 0, np.zeros(2), rmse=9.0) for n in ("ours", "gp", "hgb")}
+        gaps = {"a/gp": {"mean": 1.0, "standard_error": 0.3}}
+        page = {"cells": {f"a/{n}/0": one for n, one in stored.items()}, "differences_of_scores": gaps}
+        new = cell("a", "hgb", 0, np.ones(2))
+        found = cells.with_stored({"machine": {}, "cells": {"a/hgb/0": new}}, page)
+        assert found["cells"] == {"a/hgb/0": new, "a/gp/0": stored["gp"]}
+        assert found["errors"] == {"a/gp": 0.3}
+        # Of two splits, the error of one is larger.
+        page["cells"] |= {f"a/{n}/1": cell("a", n, 1, np.zeros(2)) for n in ("ours", "gp")}
+        assert cells.with_stored({"machine": {}, "cells": {}}, page)["errors"]["a/gp"] == pytest.approx(0.3 * 2**0.5)
+
 
 class TestRun:
     def test_run_and_page(self, tmp_path, capsys):
@@ -290,6 +319,18 @@ class TestRun:
         assert "scores" not in json.loads((page / "results.json").read_text())["cells"]["small/hgb/0"]
         assert (page / "tables.svg").read_text().startswith("<?xml")
         capsys.readouterr()
+
+    def test_known_cells_are_not_run_again_and_a_limit_ends_the_run(self, tmp_path, capsys):
+        cache, known, out = tmp_path / "cache", tmp_path / "known.json", tmp_path / "out.json"
+        write_cache(cache, [small(splits=(SPLIT, SPLIT))])
+        done = {"small/hgb/0": cell("small", "hgb", 0, np.zeros(2))}
+        cells.write(known, {"machine": {}, "cells": done})
+        given = ["--cache", str(cache), "--out", str(out), "--known", str(known), "--models", "hgb"]
+        # No worker starts within a millisecond.
+        assert main([*given, "--splits", "2", "--limit", "0.001"]) == 0
+        assert "1 cells left; the same command continues" in capsys.readouterr().out
+        assert json.loads(out.read_text())["cells"] == done
+        assert main([*given, "--splits", "1"]) == 0
 
     def test_unknown_names_are_refused(self, tmp_path, capsys):
         write_cache(tmp_path, [small()])
@@ -330,6 +371,8 @@ class TestOurs:
         assert found["rmse"] < 1.0
         assert 0 < found["width"] < 10
         assert len(found["scores"]) == 20
+        assert found["method"] == "hmc"
+        assert found["sampling"] in ("good", "usable", "not enough draws", "not mixed")
 
     def test_a_command_that_fails_is_reported(self, tmp_path):
         broken = dataclasses.replace(small("regression"), target="x", columns=small("regression").columns.slice(0, 5))

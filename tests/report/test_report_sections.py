@@ -93,6 +93,15 @@ def test_the_guarantee_is_promised_measured_and_qualified():
     assert (low.marks, "outside" in low.findings[0]) == (("warn",), True)
 
 
+def test_intervals_of_counts_have_two_coverages():
+    found = {"level": 0.9, "measured": 0.904, "measured_given": 0.947, "rows": 500, "kind": "cross-conformal"}
+    facts = dataclasses.replace(facts_of("diabetes", "ensemble"), guarantee=found)
+    section = section_of(facts, "The coverage guarantee")
+    assert "exactly what is promised: promised 90%, measured 90.4%" in section.findings[0]
+    assert "cover 94.7%" in section.findings[1]
+    assert section.marks == ("pass", "pass")
+
+
 def test_warnings_and_choices():
     facts = facts_of("diabetes", "ensemble")
     choices = (Candidate("scale 1", -1.2, 0.1), Candidate("scale 3", -1.0, math.nan, chosen=True))

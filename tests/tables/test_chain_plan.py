@@ -16,8 +16,8 @@ from credibly.tables import chain_plan, choosing, table_choice
 from credibly.tables.chain_plan import ChainPlan, plan_chains
 from credibly.tables.choosing import MANY, UNSTOPPED, Rowset, choose
 from credibly.tables.config import Config, read_config, write_config
-from credibly.tables.fallback import Comparison, compare
-from credibly.tables.folds import fold_method
+from credibly.tables.fallback import Comparison, FoldFits, compare
+from credibly.tables.folds import fit_folds, fold_method
 from credibly.tables.prepared import prepare
 from credibly.tables.recipe import Recipe
 from credibly.tables.splitting import Rows
@@ -145,7 +145,7 @@ class TestFallback:
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
-        monkeypatch.setattr(table_choice, "compare", lambda *_: Comparison(difference, 0.06))
+        monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))
         plan = ChainPlan({"thin": 7, "target_accept": 0.95}, effective=5.0, times=times)
         monkeypatch.setattr(table_choice, "plan_chains", lambda prepared: plan)
         given = {"inputs": "standard", "transform": "none", "prior_scale": 1.0, "noise": "learned"} | options
@@ -172,6 +172,12 @@ class TestFallback:
         assert len(best) == 1
         assert ("HMC" in best[0]) == (name == "hmc")
 
+    def test_an_ensemble_that_is_far_behind_on_one_fold_is_not_chosen_any_further(self, table, quick, monkeypatch):
+        found = self.choice(table, monkeypatch, 3.25, -0.3)
+        assert found.method.name == "hmc"
+        assert "-0.300 ± 0.060" in found.why
+        assert not any("ensemble" in one.name for one in found.candidates)
+
     @pytest.mark.parametrize("given", [{"method": "hmc"}, {"settings": {"jitter": 0.1}}])
     def test_hmc_that_was_asked_for_stays(self, table, quick, monkeypatch, given):
         found = self.choice(table, monkeypatch, 3.25, **given)
@@ -185,12 +191,29 @@ class TestFallback:
         chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
         untrained = {"members": 2, "steps": 1, "lr": 1e-6, "prior": False, "anchored": False}
         ensemble = prepare(Config(str(table), "y", method="ensemble", hidden=(), tune="none", settings=untrained))
-        assert compare(chains, chains) == Comparison(0.0, 0.0)
-        worse, better = compare(chains, ensemble), compare(ensemble, chains)
+        ours, theirs = FoldFits(chains), FoldFits(ensemble)
+        assert compare(ours, ours) == Comparison(0.0, 0.0)
+        worse, better = compare(ours, theirs), compare(theirs, ours)
         assert worse.difference < -0.5
         assert not worse.replaces
+        assert worse.hopeless
         assert better.replaces
         assert better == Comparison(-worse.difference, pytest.approx(worse.error))
+        assert sorted(ours.for_final_fit()) == [0, 1, 2]
+        assert not theirs.for_final_fit()
+
+    def test_fits_to_folds_are_those_of_the_final_fit(self, table, tmp_path):
+        chains = prepare(Config(str(table), "y", method="hmc", hidden=(), tune="none", settings=QUICK))
+        fits = FoldFits(chains)
+        fits.densities(1)
+        kept = dataclasses.replace(chains, fold_fits=fits.for_final_fit())
+        for name, one in (("anew", chains), ("kept", kept)):
+            (tmp_path / name).mkdir()
+            fit_folds(one, tmp_path / name, progress=False)
+        x = torch.from_numpy(chains.data.x)
+        for k in range(len(chains.splits)):
+            anew, again = (cr.load(tmp_path / name / "folds" / str(k)).predict(x).mean for name in ("anew", "kept"))
+            assert torch.equal(anew, again)
 
     def test_the_ensemble_keeps_the_choices_of_the_user(self, table):
         prepared = prepare(Config(str(table), "y", hidden=(6,), embedding=False))
@@ -198,6 +221,62 @@ class TestFallback:
         made = small_ensemble(prepared, chosen)
         assert (made.hidden, made.embedding, made.transform, made.noise_floor) == ((6,), False, "log", 0.0)
         assert made.settings["batch_size"] <= 4 * 96 // 5
+
+
+class TestRacing:
+    def test_a_candidate_that_is_clearly_worse_is_not_fitted_to_every_fold(self, monkeypatch):
+        rng = np.random.default_rng(0)
+        fitted = []
+
+        def densities(recipe, data, train, test, seed):
+            fitted.append(recipe.noise)
+            level = {"learned": -5.0, "heteroscedastic": 0.0}[recipe.noise]
+            return level + np.random.default_rng(len(test) + len(fitted) % 4).normal(size=len(test))
+
+        monkeypatch.setattr(choosing, "_densities", densities)
+        x = rng.normal(size=(200, 1)).astype(np.float32)
+        recipe = Recipe(hidden=(), noise="heteroscedastic", method="hmc")
+        fixed = ("prior_scale", "transform", "inputs")
+        best, found = choose(recipe, Rowset(x, x[:, 0].astype(np.float64), (), Rows(200)), fixed=fixed)
+        assert best.noise == "heteroscedastic"
+        assert (fitted.count("heteroscedastic"), fitted.count("learned")) == (4, 1)
+        assert found[1].score == pytest.approx(found[0].score - 5, abs=6 * math.sqrt(2 / 50))
+        assert [one.chosen for one in found] == [True, False]
+
+
+LONG = {"members": 2, "epochs": 30, "schedule": "constant", "validation": 0.1, "patience": 5, "batch_size": 64}
+
+
+class TestSmooth:
+    def test_it_is_trained_for_long_and_only_numbers_have_it(self):
+        x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+        made = []
+        for task, y in (("regression", x[:, 0].astype(np.float64)), ("counts", np.arange(200) % 7)):
+            recipe = Recipe(task=task, hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
+            changes = choosing._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), ("noise", "transform", "inputs"))
+            made.append({name: one for change in changes for name, one in change(recipe)})
+        smooth = made[0]["smooth network, long training"]
+        assert (smooth.hidden, smooth.embedding, smooth.settings["schedule"]) == ((128, 128), False, "cosine")
+        assert (smooth.settings["epochs"], smooth.settings["batch_size"], smooth.settings["members"]) == (400, 64, 2)
+        assert not any("smooth" in name for name in made[1])
+
+    def test_it_has_to_gain_clearly(self, monkeypatch):
+        x = np.random.default_rng(0).normal(size=(2_000, 2)).astype(np.float32)
+        noise = np.random.default_rng(1).normal(size=2_000)
+        fixed = ("noise", "transform", "inputs")
+        recipe = Recipe(hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
+        found = []
+        for gain in (1.0, 3.0):
+
+            def densities(recipe, data, train, test, seed, gain=gain):
+                noisy = noise[test] * (1 + (recipe.hidden == (128, 128)))
+                error = noise[test].std(ddof=1) / math.sqrt(len(test))
+                return noisy - noisy.mean() + gain * error * (recipe.hidden == (128, 128))
+
+            monkeypatch.setattr(choosing, "_densities", densities)
+            best, _ = choose(recipe, Rowset(x, x[:, 0].astype(np.float64), (0, 1), Rows(2_000)), fixed=fixed)
+            found.append(best.hidden)
+        assert found == [(256, 256), (128, 128)]
 
 
 def test_many_rows_may_train_with_a_falling_learning_rate(monkeypatch):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import credibly as cr
 from credibly.cli import app
+from credibly.conformal.counts import covered, randomised_threshold, steps_of
 from credibly.tables import Config, fit_table, prepare
 from credibly.tables.choosing import choose
 from credibly.tables.guarantee import guaranteed
@@ -35,6 +36,8 @@ TABLE = pa.table(
         "visits": RNG.poisson(np.exp(1.5 + 0.5 * X)).astype(float),
     }
 )
+# Nearly always right: a set with a class covers more than 90 %.
+KINDS = TABLE.select(["x", "idle"]).append_column("kind", pa.array(np.where(X + 0.1 * IDLE > 0, "high", "low")))
 TASKS = {
     "survival": {"target": "time", "event": "over", "drop": ("rent", "size", "visits")},
     "several": {"target": "rent,size", "transform": "none", "drop": ("time", "over", "visits")},
@@ -91,6 +94,35 @@ def test_lower_bounds_of_times(runs, tmp_path):
     assert (found["at_least_95"] < found["at_least_80"]).all()
     assert (found["at_least_95"] >= 0).all()
     assert (found["lower_80"] < found["upper_80"]).all()
+
+
+def test_counts_have_an_exact_and_a_given_coverage(runs):
+    """By hand: randomised thresholds from the other folds."""
+    run = runs["poisson"]
+    rows, _ = run.rows()
+    y = run.model.preparation.target_values(rows)
+    predictive, fold = run.predict_rows(run.model.inputs(rows)[0]), np.asarray(run.facts["fold_of_row"])
+    facts = run.facts["guarantee"]
+    ends, inside = steps_of(predictive, y), torch.empty(len(y), dtype=torch.float64)
+    for k in range(5):
+        own, others = (torch.from_numpy(np.flatnonzero(part)) for part in (fold == k, fold != k))
+        inside[own] = covered(ends[:, own], randomised_threshold(ends[:, others], 0.9)).reshape(-1)
+    assert facts["measured"] == pytest.approx(float(inside.mean()), rel=1e-9)
+    assert abs(facts["measured"] - 0.9) < 4 * np.sqrt(0.09 / ROWS)
+    assert facts["measured_given"] >= 0.9 - 4 * np.sqrt(0.09 / ROWS)
+
+
+def test_sets_of_classes_have_an_exact_and_a_given_coverage(tmp_path):
+    pyarrow.parquet.write_table(KINDS, tmp_path / "kinds.parquet")
+    config = Config(str(tmp_path / "kinds.parquet"), "kind", method="map", hidden=(), settings={"steps": 200})
+    run = fit_table(prepare(config), tmp_path / "run", progress=False)
+    rows, _ = run.rows()
+    predictive = run.predict_rows(run.model.inputs(rows)[0])
+    right = predictive.probabilities.argmax(-1).numpy() == run.model.preparation.target_values(rows)
+    facts = run.facts["guarantee"]
+    assert abs(facts["measured"] - 0.9) < 4 * np.sqrt(0.09 / ROWS)
+    # Sets of one or two classes hold the most probable one.
+    assert facts["measured_given"] >= right.mean() > 0.93
 
 
 def test_joint_intervals_of_several_targets(runs, tmp_path):

@@ -44,6 +44,17 @@ def guarantee_section(facts: FitSummary) -> Section | None:
         f"this is {inside} it."
     )
     findings, marks = [finding], ["pass" if inside == "within" else "warn"]
+    if "measured_given" in found:
+        given = float(found["measured_given"])
+        kind = "both ends" if facts.task == "regression" else "at least one class"
+        findings[0] = (
+            f"With randomised {what}, which can cover exactly what is promised: {finding[0].lower()}{finding[1:]}"
+        )
+        findings.append(
+            f"The {what} that `predict` writes have {kind}. They cover {given:.1%}, more than promised by design: "
+            "a single count or class has a probability that is not small."
+        )
+        marks.append("pass" if given >= low else "warn")
     if "measured_jointly" in found:
         together = float(found["measured_jointly"])
         findings[0] = f"Each target alone, on average over them: {finding[0].lower()}{finding[1:]}"

@@ -20,6 +20,7 @@ import torch
 from credibly.core.threads import torch_threads
 from credibly.diagnostics.verdict import ESS_TOTAL
 from credibly.methods import HMC
+from credibly.tables.folds import fold_method
 from credibly.tables.prepared import Prepared
 from credibly.tables.threads import threads_for
 
@@ -89,13 +90,22 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     times = (LEAST * needed + settings["warmup"]) * work / WORK
     affordable = int(WORK / work - settings["warmup"])
     if history["trajectory_shortened"] or affordable < trial.draws:
-        # As many short trajectories as there is time for.
-        affordable = int(WORK / (method.max_steps * method.chains * size) - method.warmup)
+        # As many short trajectories as there is time for, after the trial and beside the fits to folds.
+        spent = iterations * float(history["steps"]) * problem.n * problem.layout.dim + _work_of_folds(prepared, method)
+        affordable = int((WORK - spent) / (method.max_steps * method.chains * size) - method.warmup)
         thin = max(method.thin, affordable // method.draws)
         return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
     settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
     settings["draws"] = min(affordable, settings["draws"])
     return ChainPlan(settings, effective, times)
+
+
+def _work_of_folds(prepared: Prepared, method: HMC) -> float:
+    """Return rows times parameters times gradients of the fits to all folds, with short trajectories."""
+    one = fold_method(dataclasses.replace(method, thin=max(2, method.thin)), len(prepared.splits))
+    assert isinstance(one, HMC)
+    gradients = one.chains * (one.warmup + one.draws * one.thin) * one.max_steps
+    return float(gradients * prepared.problem.layout.dim * sum(len(fitted) for fitted, _ in prepared.splits))
 
 
 def _observed(prepared: Prepared, rows: npt.NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:

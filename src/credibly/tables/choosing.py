@@ -3,7 +3,8 @@
 Candidates are fitted to some of the rows and scored by the mean log predictive density of the others, in the units of
 the target, so that transforms of the target compare. Small tables are fitted by short runs of HMC, larger ones by small
 ensembles of networks with periodic embeddings. The search starts from a default and changes one thing at a time; a
-change is kept if the density rises by more than a quarter of the standard error of the difference.
+change is kept if the density rises by more than a quarter of the standard error of the difference. A candidate that
+is clearly worse on the folds so far is not fitted to the others.
 """
 
 from __future__ import annotations
@@ -45,9 +46,16 @@ SCALES = (0.5, 1.0, 2.0, 4.0)
 SMALL_ADDED, LARGE_ADDED = 50, 200
 # A patience that never ends.
 UNSTOPPED = 10_000
-# Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down:
-# a smaller noise floor, a wider prior, or many more inputs.
+# Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
+# smaller noise floor, a wider prior, or many more inputs) or trains for long.
 CLEAR, CLEAR_SLOW = 0.25, 2.0
+# Loss on the folds so far, in standard errors of the difference, from which a candidate is not fitted to the others.
+HOPELESS = 2.0
+# A smooth network for targets with little noise: narrow, without embeddings, and trained for long with large steps, in
+# at most this many steps and epochs, and epochs of its short fits.
+SMOOTH: dict[str, Any] = {"hidden": (128, 128), "activation": "silu", "embedding": False}
+SMOOTH_TRAINING: dict[str, Any] = {"lr": 5e-3, "schedule": "cosine", "patience": UNSTOPPED}
+SMOOTH_BATCH, SMOOTH_STEPS, SMOOTH_EPOCHS, SMOOTH_PILOT = 128, 20_000, 400, 200
 # Noise floors to try after the first.
 FLOORS = (0.03, 0.01)
 
@@ -104,13 +112,21 @@ def choose(
     used = next((folds for rows, folds in USED if part.rows.count <= rows), 1)
     splits = folds_of(part.rows, seed, FOLDS)[:used]
     tried: dict[Recipe, Array] = {}
-    names: list[str] = []
+    scores: dict[Recipe, Candidate] = {}
     most = _most(recipe, data, fixed)
 
-    def score(candidate: Recipe, name: str) -> Array:
+    def score(candidate: Recipe, name: str, rival: Recipe | None = None) -> Array:
+        """Return the densities of all folds; of fewer if the candidate is clearly worse than its rival on them."""
         if candidate not in tried:
-            tried[candidate] = np.concatenate([_densities(candidate, part, *split, seed) for split in splits])
-            names.append(name)
+            values, known = np.empty(0), np.empty(0) if rival is None else tried[rival]
+            for split in splits:
+                values = np.concatenate([values, _densities(candidate, part, *split, seed)])
+                if rival is not None and _clearly_worse(values, known[: len(values)]):
+                    break
+            tried[candidate] = values
+            # On fewer rows: the score of the rival, and the difference on those rows.
+            others = known.mean() - known[: len(values)].mean() if len(values) < len(known) else 0.0
+            scores[candidate] = Candidate(name, float(values.mean() + others), _error(values))
             if progress is not None:
                 progress(len(tried), most)
         return tried[candidate]
@@ -119,12 +135,9 @@ def choose(
     score(best, _describe(recipe))
     for change in _changes(recipe, data, fixed):
         for name, candidate in change(best):
-            if _clearly_better(score(candidate, name), tried[best], _bar(candidate, best)):
+            if _clearly_better(score(candidate, name, best), tried[best], _bar(candidate, best)):
                 best = candidate
-    found = tuple(
-        Candidate(name, float(values.mean()), _error(values), candidate == best)
-        for name, (candidate, values) in zip(names, tried.items())
-    )
+    found = tuple(dataclasses.replace(one, chosen=tried_one == best) for tried_one, one in scores.items())
     return best, found
 
 
@@ -165,6 +178,8 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
         found.append(
             lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
         )
+    if not small and real and free("embedding", "hidden") and "epochs" in recipe.settings:
+        found.append(lambda best: iter([("smooth network, long training", _smooth(best, data.rows.count))]))
     return found
 
 
@@ -194,11 +209,21 @@ def _decayed(best: Recipe) -> Recipe:
     return dataclasses.replace(best, settings=settings)
 
 
+def _smooth(best: Recipe, rows: int) -> Recipe:
+    """Return a recipe with a smooth network that is trained for long."""
+    batch = min(SMOOTH_BATCH, best.settings["batch_size"])
+    epochs = max(best.settings["epochs"], min(SMOOTH_EPOCHS, SMOOTH_STEPS * batch // rows))
+    settings = {**best.settings, **SMOOTH_TRAINING, "batch_size": batch, "epochs": epochs}
+    return dataclasses.replace(best, **SMOOTH, settings=settings)
+
+
 def _bar(new: Recipe, old: Recipe) -> float:
     """Return the gain, in standard errors, that the new recipe needs."""
     wider = new.noise_floor < old.noise_floor or new.scale > old.scale
     slow = new.method == "hmc" and (wider or new.inputs == "categories")
-    return CLEAR_SLOW if slow else CLEAR
+    # Long training fits noise, too, and more of it than its short fits show.
+    longer = new.method == "ensemble" and new.settings.get("lr") == SMOOTH_TRAINING["lr"] != old.settings.get("lr")
+    return CLEAR_SLOW if slow or longer else CLEAR
 
 
 def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
@@ -236,7 +261,9 @@ def _pilot(recipe: Recipe, rows: int) -> dict[str, Any]:
     if recipe.settings.get("schedule") != "cosine":
         return ENSEMBLE_PILOT
     epochs = ENSEMBLE_PILOT["epochs"]
-    if rows < ROWS:
+    if recipe.hidden == SMOOTH["hidden"]:
+        epochs = min(SMOOTH_PILOT, recipe.settings.get("epochs", epochs))
+    elif rows < ROWS:
         epochs = max(epochs, recipe.settings.get("epochs", epochs) // 2)
     return {**ENSEMBLE_PILOT, "epochs": epochs, "patience": UNSTOPPED}
 
@@ -262,8 +289,17 @@ def _unchanged(predictive: Predictive) -> Predictive:
     return predictive
 
 
-def _clearly_better(new: Array, old: Array, bar: float = CLEAR) -> bool:
+def _clearly_worse(new: Array, old: Array) -> bool:
+    """Return whether the new densities, of the same rows, are so much lower that further rows would not change that."""
     if not np.isfinite(new).all():
+        return True
+    gain = new - old
+    return bool(np.isfinite(old).all() and gain.mean() < -HOPELESS * _error(gain))
+
+
+def _clearly_better(new: Array, old: Array, bar: float = CLEAR) -> bool:
+    # A candidate that was given up has fewer rows.
+    if len(new) < len(old) or not np.isfinite(new).all():
         return False
     if not np.isfinite(old).all():
         return True

@@ -1,14 +1,15 @@
 """Whether an ensemble may replace chains that would not mix in time: only if it predicts unseen rows as well.
 
-Both are fitted to the same folds of the table, the chains as the folds of a final fit would have them. Chains that have
-not mixed are not draws from the posterior, and the report says so; but they may predict better than anything else that
-there is time for.
+Both are fitted to the same folds of the table, the chains as the folds of a final fit would have them, so that these
+fits are kept for it. Chains that have not mixed are not draws from the posterior, and the report says so; but they may
+predict better than anything else that there is time for.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from credibly.core.threads import torch_threads
 from credibly.inference.method import Method
 from credibly.methods import DeepEnsemble
+from credibly.posterior.base import Posterior
 from credibly.tables.folds import fold_method
 from credibly.tables.model import TableModel
 from credibly.tables.prepared import Prepared
@@ -32,6 +34,8 @@ FOLDS = 3
 MEMBERS = 5
 # Standard errors of the mean difference by which an ensemble may be behind.
 TIED = 2.0
+# Standard errors behind on one fold from which no choice of an ensemble's settings would help.
+HOPELESS = 4.0
 # Smallest log density that counts, so that a mean exists.
 LEAST = -1e4
 
@@ -53,14 +57,51 @@ class Comparison:
         """Whether the ensemble is at least as good within two standard errors."""
         return self.difference >= -TIED * self.error
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether the ensemble is so far behind that another one would not make up for it."""
+        return self.difference < -HOPELESS * self.error
 
-def compare(chains: Prepared, ensemble: Prepared) -> Comparison:
-    """Fit both to some folds of the table and compare how they predict the other rows."""
-    gains = []
-    for fitted, predicted in folds_of(chains.data.rows, chains.config.seed)[:FOLDS]:
-        ours, theirs = (_densities(one, _shorter(one.method), fitted, predicted) for one in (chains, ensemble))
-        gains.append(theirs - ours)
-    gain = np.concatenate(gains)
+
+@dataclass(eq=False)
+class FoldFits:
+    """Fits of a prepared table to its folds, made when they are needed and kept.
+
+    Attributes:
+        prepared: the table.
+        posteriors: the fits so far, by fold.
+    """
+
+    prepared: Prepared
+    posteriors: dict[int, Posterior] = field(default_factory=dict)
+
+    def densities(self, fold: int) -> Array:
+        """Return log predictive densities, in the units of the target, of the rows that a fold leaves out."""
+        prepared = self.prepared
+        fitted, predicted = self._splits[fold]
+        if fold not in self.posteriors:
+            problem, method = prepared.problem_of(fitted), _shorter(prepared.method)
+            with torch_threads(threads_for(problem, method)):
+                self.posteriors[fold] = method.fit(problem, seed=prepared.config.seed, progress=False)
+        others, model = prepared.data.at(predicted), TableModel(prepared.preparation, self.posteriors[fold])
+        values = model.predict(others.x).log_prob(torch.from_numpy(others.y)).double().numpy()
+        finite: Array = np.clip(np.nan_to_num(values.reshape(len(predicted), -1).sum(-1), nan=LEAST), LEAST, None)
+        return finite
+
+    def for_final_fit(self) -> dict[int, Posterior]:
+        """Return the fits that those to the folds of the final fit would repeat; none if rows have missing cells."""
+        same = len(self.prepared.splits) > 1 and self.prepared.data.gaps is None
+        return dict(self.posteriors) if same and not isinstance(self.prepared.method, DeepEnsemble) else {}
+
+    @property
+    def _splits(self) -> Sequence[tuple[Array, Array]]:
+        prepared = self.prepared
+        return prepared.splits if len(prepared.splits) > 1 else folds_of(prepared.data.rows, prepared.config.seed)
+
+
+def compare(chains: FoldFits, ensemble: FoldFits, folds: int = FOLDS) -> Comparison:
+    """Compare how fits to some folds of the table predict the other rows."""
+    gain = np.concatenate([ensemble.densities(fold) - chains.densities(fold) for fold in range(folds)])
     error = float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else 0.0
     return Comparison(float(gain.mean()), error)
 
@@ -69,15 +110,3 @@ def _shorter(method: Method) -> Method:
     if isinstance(method, DeepEnsemble):
         return dataclasses.replace(method, members=min(MEMBERS, method.members))
     return fold_method(method, FOLDS)
-
-
-def _densities(prepared: Prepared, method: Method, fitted: Array, predicted: Array) -> Array:
-    """Return log predictive densities, in the units of the target, of rows that the fit does not see."""
-    problem = prepared.problem_of(fitted)
-    with torch_threads(threads_for(problem, method)):
-        posterior = method.fit(problem, seed=prepared.config.seed, progress=False)
-    others = prepared.data.at(predicted)
-    found = TableModel(prepared.preparation, posterior).predict(others.x).log_prob(torch.from_numpy(others.y))
-    values = found.double().numpy().reshape(len(predicted), -1).sum(-1)
-    finite: Array = np.clip(np.nan_to_num(values, nan=LEAST), LEAST, None)
-    return finite

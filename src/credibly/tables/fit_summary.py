@@ -87,7 +87,7 @@ class FitSummary:
         baseline_density: log density of the constant prediction per row, (M,); None if unknown.
         class_weight: weights of the classes in the fit, such as "balanced".
         guarantee: coverage promised and measured, as {"level": 0.9, "measured": 0.904, "rows": n, "kind":
-            "cross-conformal"}; None without a guarantee.
+            "cross-conformal"}, for classes and counts with "measured_given"; None without a guarantee.
         warnings: what was found in the table before the fit, a sentence each.
         choices: candidates that were compared on folds before the fit.
         refitted: whether the rows behind the metrics were held out of other fits only, and the fit itself has all rows.

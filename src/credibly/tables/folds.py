@@ -46,10 +46,11 @@ def fit_folds(prepared: Prepared, folder: Path, progress: bool | None) -> None:
     with Progress("cross-validation" if count > 1 else "fit without the held-out rows", count, progress) as line:
         for k, (fitted, _) in enumerate(prepared.splits):
             line.update(k, final=True)
-            problem = prepared.completed_problem(fitted)
-            method = fold_method(prepared.method, count)
-            with torch_threads(threads_for(problem, method)):
-                posterior = method.fit(problem, seed=prepared.config.seed, progress=False)
+            posterior = prepared.fold_fits.get(k)
+            if posterior is None:
+                problem, method = prepared.completed_problem(fitted), fold_method(prepared.method, count)
+                with torch_threads(threads_for(problem, method)):
+                    posterior = method.fit(problem, seed=prepared.config.seed, progress=False)
             if everyone.leader:
                 (folder / FOLDER).mkdir(exist_ok=True)
                 with world.alone():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from credibly.conformal.calibration import Calibration, calibrate, cross_calibrate
+from credibly.conformal.calibration import Calibration, calibrate, cross_calibrate, has_labels, label_indices
+from credibly.conformal.counts import covered, randomised_threshold, steps_of
 from credibly.conformal.predictive import CalibratedPredictive
 from credibly.conformal.ranks import rank
 from credibly.predictive.base import Predictive
@@ -60,26 +62,62 @@ def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: 
     Without folds the two halves of the rows take their place. Several targets are averaged, or with `joint` counted if
     all of them are inside their joint intervals. A time is inside if it exceeds its lower bound.
     """
+    return float(_inside(calibration, level, joint).double().mean())
+
+
+def _inside(calibration: Calibration, level: float, joint: bool = False) -> torch.Tensor:
+    """Return whether each row is inside, (rows, targets)."""
     scores = calibration.scores_at(level).reshape(calibration.rows, -1)
     scores = scores.amax(1, keepdim=True) if joint else scores
-    fold = calibration.fold if calibration.fold is not None else torch.arange(calibration.rows) % 2
     inside = torch.empty_like(scores, dtype=torch.bool)
-    for k in fold.unique():
-        own, others = fold == k, scores[fold != k]
-        limit = others.sort(0).values[rank(len(others), level) - 1]
+    for own, others in _parts(calibration):
+        limit = scores[others].sort(0).values[rank(int(others.sum()), level) - 1]
         inside[own] = scores[own] <= limit
-    return float(inside.double().mean())
+    return inside
 
 
-def guarantee_facts(calibration: Calibration | None, level: float = LEVEL) -> dict[str, Any] | None:
-    """Return what a report says on the guarantee; None if there is none."""
+def _parts(calibration: Calibration) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the rows of each fold, or of each half, and the others, as masks."""
+    fold = calibration.fold if calibration.fold is not None else torch.arange(calibration.rows) % 2
+    yield from ((fold == k, fold != k) for k in fold.unique())
+
+
+def guarantee_facts(
+    calibration: Calibration | None, predictive: Predictive, y: Array, fold: Array, level: float = LEVEL
+) -> dict[str, Any] | None:
+    """Return what a report says on the guarantee; None if there is none.
+
+    Classes and counts have two values. `measured` is of sets and intervals that are randomised, which can cover exactly
+    what is promised. `measured_given` is of those that `predict` writes: sets with at least one class, intervals with
+    both ends. They cover at least as much, by construction.
+
+    Args:
+        calibration: scores of the rows, fold by fold.
+        predictive: predictions of the rows by the fits that have not seen them, in the order of the table.
+        y: their targets.
+        fold: the fold of each row.
+        level: the coverage promised.
+    """
     if calibration is None:
         return None
     several = calibration.settings.score == "pit" and calibration.scores.ndim > 1
-    return {
+    found = {
         "level": level,
         "measured": measured_coverage(calibration, level),
         "rows": calibration.rows,
         "kind": "cross-conformal" if calibration.folds else "split conformal",
         **({"measured_jointly": measured_coverage(calibration, level, joint=True)} if several else {}),
     }
+    order = torch.from_numpy(np.argsort(fold, kind="stable"))
+    if has_labels(predictive):
+        right = label_indices(predictive, predictive.prepared(y)) == predictive.probabilities.argmax(-1).cpu()
+        # An empty set is given the most probable class.
+        given = _inside(calibration, level) | right[order].reshape(calibration.rows, -1)
+        found["measured_given"] = float(given.double().mean())
+    elif predictive.likelihood.support == "count" and not several:
+        steps = steps_of(predictive, y)[:, order]
+        parts = [
+            covered(steps[:, own], randomised_threshold(steps[:, rest], level)) for own, rest in _parts(calibration)
+        ]
+        found |= {"measured_given": found["measured"], "measured": float(torch.cat(parts).mean())}
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import torch
 from credibly.core.specs import to_spec
 from credibly.errors import InputError
 from credibly.inference.method import Method
+from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 from credibly.storage.manifest import sha256
 from credibly.tables.arrays import weights_by_class
@@ -66,6 +68,7 @@ class Prepared:
         warnings: remarks on the table that may invalidate the fit.
         candidates: candidates that were tried to choose the recipe.
         requested: the configuration before anything was chosen.
+        fold_fits: fits to the first parts of `splits` that the choice of the method has made already, by position.
     """
 
     config: Config
@@ -82,6 +85,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     requested: Config | None = None
+    fold_fits: Mapping[int, Posterior] = field(default_factory=dict)
 
     def with_recipe(self, recipe: Recipe, candidates: tuple[Candidate, ...] = ()) -> Prepared:
         """Return the table with another recipe, and the preparation and the problem that follow from it."""
@@ -102,7 +106,9 @@ class Prepared:
         preparation = _preparation(config, self.table, self.preparation.task, self.train)
         preparation = dataclasses.replace(preparation, task_reason=self.preparation.task_reason)
         preparation = preparation.with_scaling(recipe.inputs, self.data.x)
-        made = dataclasses.replace(self, config=config, preparation=preparation, recipe=recipe, candidates=candidates)
+        made = dataclasses.replace(
+            self, config=config, preparation=preparation, recipe=recipe, candidates=candidates, fold_fits={}
+        )
         problem = made.problem_of(np.arange(len(self.train)))
         size = problem.n, problem.layout.dim
         return dataclasses.replace(made, problem=problem, method=fitter_of(recipe, *size))

@@ -238,7 +238,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
         "figures": metrics,
         "ood_levels": None if levels is None else levels.tolist(),
         "calibration": None if calibration is None else calibration.to_dict(),
-        "guarantee": guarantee_facts(calibration),
+        "guarantee": guarantee_facts(calibration, predictive, y, fold),
     }
     write_facts(folder, facts)
     return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels, calibration=calibration))

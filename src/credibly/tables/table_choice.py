@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from credibly.tables.array_table import ArrayTable
-from credibly.tables.chain_plan import LENGTHS, plan_chains
+from credibly.tables.chain_plan import LENGTHS, ChainPlan, plan_chains
 from credibly.tables.choosing import MANY, UNSTOPPED, choose
-from credibly.tables.fallback import compare
+from credibly.tables.fallback import FoldFits, compare
+from credibly.tables.fit_summary import Candidate
 from credibly.tables.prepared import Prepared
 from credibly.tables.recipe import Recipe
 from credibly.tables.tuning import RULES, tune
@@ -61,23 +62,40 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
     found = found.with_recipe(dataclasses.replace(best, settings=settings), candidates)
     if plan.attainable or config.method == "hmc" or config.settings:
         return dataclasses.replace(found, why=why)
-    other, others = choose(
-        small_ensemble(prepared, best), prepared.data, fixed=fixed, seed=config.seed, progress=progress
-    )
-    ensemble = prepared.with_recipe(other)
+    return _chains_or_ensemble(prepared, found, plan, fixed, progress)
+
+
+def _chains_or_ensemble(
+    prepared: Prepared, chains: Prepared, plan: ChainPlan, fixed: list[str], progress: Progress | None
+) -> Prepared:
+    """Return chains that would not mix in time, or an ensemble that predicts as well as they do."""
+    start = small_ensemble(prepared, chains.recipe)
+    ours, others = FoldFits(chains), tuple[Candidate, ...]()
+    ensemble = prepared.with_recipe(start)
+    # One fold first: most of the time goes into the choice of an ensemble, which is not worth it if none is needed.
+    result = compare(ours, FoldFits(ensemble), folds=1)
+    if not result.hopeless:
+        other, others = choose(start, prepared.data, fixed=fixed, seed=prepared.config.seed, progress=progress)
+        ensemble = prepared.with_recipe(other)
+        result = compare(ours, FoldFits(ensemble))
     why = (
         f"HMC would not mix in time: a trial of it gave {plan.effective:,.0f} effective draws, and enough of them would"
         f" take {plan.times:,.1f} times as long as there is time for"
     )
-    result = compare(found, ensemble)
     density = f"{result.difference:+.3f} ± {result.error:.3f} in log density per row that neither has seen"
+    candidates: tuple[Candidate, ...]
     if result.replaces:
         chosen, why = ensemble, f"{why}; a deep ensemble is the best of the fast methods ({density})"
-        candidates = tuple(dataclasses.replace(one, chosen=False) for one in candidates)
+        candidates = (*_not_chosen(chains.candidates), *others)
     else:
-        chosen, why = found, f"{why}; it is kept because a deep ensemble would predict worse ({density})"
-        others = tuple(dataclasses.replace(one, chosen=False) for one in others)
-    return dataclasses.replace(chosen, candidates=(*candidates, *others), why=why)
+        chosen = dataclasses.replace(chains, fold_fits=ours.for_final_fit())
+        why = f"{why}; it is kept because a deep ensemble would predict worse ({density})"
+        candidates = (*chains.candidates, *_not_chosen(others))
+    return dataclasses.replace(chosen, candidates=candidates, why=why)
+
+
+def _not_chosen(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    return tuple(dataclasses.replace(one, chosen=False) for one in candidates)
 
 
 def small_ensemble(prepared: Prepared, chosen: Recipe) -> Recipe:
