@@ -116,6 +116,11 @@ class Layout:
         self._sizes = [e.stop - e.start for e in entries]
         self.whole: Layout | None = None
 
+    @property
+    def has_fixed(self) -> bool:
+        """Whether the network has parameters that are not random; what is run of it may then only be a part."""
+        return self.network_dim < sum(p.numel() for p in self.module.parameters())
+
     def on(self, head: nn.Module) -> Layout:
         """Return this layout for a part of the network that has all random parameters, under the same names."""
         part = copy.copy(self)
