@@ -230,4 +230,4 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
         )
         for entry, parameter in zip(entries, parameters)
     ]
-    return torch.cat([network, *extras], -1).clone()
+    return torch.cat([network, *extras], -1) if extras else network.contiguous()
