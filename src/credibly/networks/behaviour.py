@@ -49,7 +49,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
         return True
     gap, size = _gap(first, second)
     # Sums on a GPU may be taken in any order.
-    return gap <= torch.finfo(first.dtype).eps ** 0.5 * size
+    return bool(gap <= torch.finfo(first.dtype).eps ** 0.5 * size)
 
 
 def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
