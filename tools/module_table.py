@@ -22,6 +22,9 @@ is copied; sparse gradients, compiled calls and the checkpointing switches of ti
 Whether several parameter vectors are evaluated together or in turn is decided by a trial of what the fit will run: two
 vectors, on shared rows and on rows of their own, with gradients. `problem.forward.reason` reports the choice.
 
+Dropout layers are off in the density: every method but MC-Dropout fits the network in evaluation mode. The repr of a
+problem lists them, and so does `record.history["dropout_off"]`.
+
 """
 TAIL = """
 ## What to do about a refusal
@@ -36,7 +39,6 @@ TAIL = """
 | ScriptModule, torch.export | pass the Python module that was scripted, traced or exported |
 | complex parameters | real and imaginary parts as two real parameters, joined in forward |
 | quantised layers after random ones | `random=` selects layers after them; or the network before quantisation |
-| dropout, with a sampler | set its rate to 0: a sampler explores the posterior of the weights |
 | classes on axis 1 | `Categorical(axis=1)` |
 | rows of different lengths | pad them and pass lengths or a mask as a second input: `data=((padded, lengths), y)` |
 """

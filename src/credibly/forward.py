@@ -24,8 +24,7 @@ from credibly.networks.calling import call_with, find_ties
 from credibly.networks.channels_last import (
     channels_last,
     default_layout,
-    takes_channels_last,
-    uses_group_norm,
+    find_arrangement,
     with_paired_pools,
 )
 from credibly.networks.fused_unit import fuses
@@ -56,6 +55,7 @@ class Forward:
         varied: example tensors (2, *shape) of what differs between the C; the layout's random parameters by default.
         precision: "bf16" or "fp16" runs the network under autocast to that dtype; weights, outputs and gradients keep
             the layout's dtype.
+        deferred: whether "auto" decides when its choice is first needed: never, if only a part of the network is run.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Forward:
         module: nn.Module | None = None,
         varied: dict[str, Tensor] | None = None,
         precision: str | None = None,
+        deferred: bool = False,
     ) -> None:
         check_choice("plan", plan, get_args(Plan))
         if precision is not None:
@@ -76,18 +77,36 @@ class Forward:
         self.module = layout.module if module is None else module
         self.ties = find_ties(self.module)
         self.stack = stacked_forward(self.module, layout.aliases) if isinstance(trial, Tensor) else None
-        self.looped, self.reason = self._choose(plan, trial, varied)
+        self._decision: tuple[bool, str] | None = None
+        self._pending: tuple[Any, ...] = (plan, trial, varied)
+        if not deferred or plan == "batched":
+            self._decide()
+        self.group_norm, self.channels_last, self.row_width = find_arrangement(
+            self.module, trial, layout.device, layout.dtype
+        )
         on_cpu = layout.device.type == "cpu"
-        self.group_norm = on_cpu and uses_group_norm(self.module, trial)
         if self.group_norm:
             # Convolutions follow the layout of their weights, too. Only fixed ones can have another.
             self.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        preferred = not on_cpu or (layout.dtype == torch.float32 and not self.group_norm)
-        self.channels_last = preferred and takes_channels_last(self.module, trial)
         if self.channels_last and on_cpu:
             self.module = with_paired_pools(self.module)
-        self.row_width = _row_width(self.module, trial)
-        log.debug("plan %s: %s", "looped" if self.looped else "batched", self.reason)
+
+    @property
+    def looped(self) -> bool:
+        """Whether parameter vectors are evaluated one at a time."""
+        return self._decide()[0]
+
+    @property
+    def reason(self) -> str:
+        """Why they are, or are not."""
+        return self._decide()[1]
+
+    def _decide(self) -> tuple[bool, str]:
+        if self._decision is None:
+            looped, reason = self._decision = self._choose(*self._pending)
+            self._pending = ()
+            log.debug("plan %s: %s", "looped" if looped else "batched", reason)
+        return self._decision
 
     def __call__(self, theta: Tensor, x: Inputs, *, shared: bool = True) -> Tensor:
         """Return outputs (C, N, ...) for theta (C, D) and x (N, ...), or x (C, N, ...) with shared=False."""
@@ -143,12 +162,11 @@ class Forward:
 
     def fuses(self, trial: Inputs) -> bool:
         """Return whether first derivatives in eager mode use the Triton kernels of `fused_unit`."""
-        if not self.looped or not isinstance(trial, Tensor):
+        if not isinstance(trial, Tensor):
             return False
-        if self.precision is None:
-            return fuses(self.module, trial)
-        with torch.autocast(self.layout.device.type, PRECISIONS[self.precision], cache_enabled=False):
-            return fuses(self.module, trial)
+        cast_to = None if self.precision is None else PRECISIONS[self.precision]
+        with torch.autocast(self.layout.device.type, cast_to, enabled=cast_to is not None, cache_enabled=False):
+            return fuses(self.module, trial) and self.looped
 
     def arranged(self, x: Inputs) -> Inputs:
         """Return the inputs in the memory format that the network runs fastest in: channels last for most images."""
@@ -204,27 +222,6 @@ def _no_silent_fallback() -> Iterator[None]:
         yield
     finally:
         functorch._set_vmap_fallback_enabled(before)
-
-
-def _row_width(module: nn.Module, trial: Inputs) -> int:
-    """Return the number of activations in a forward pass of one row, a measure of its memory."""
-    sizes: list[int] = [t[0].numel() for _, t in tensors_of(trial)]
-    rows = tensors_of(trial)[0][1].shape[0]
-
-    def record(_module: nn.Module, _args: object, output: object) -> None:
-        outputs = output if isinstance(output, (tuple, list)) else (output,)
-        sizes.extend(o.numel() // rows for o in outputs if isinstance(o, Tensor))
-
-    leaves = [m for m in module.modules() if not any(True for _ in m.children())]
-    handles = [m.register_forward_hook(record) for m in leaves]
-    try:
-        with torch.no_grad():
-            args, kwargs = arguments(trial)
-            module(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return max(1, sum(sizes))
 
 
 def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:

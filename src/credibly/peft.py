@@ -48,7 +48,7 @@ def problem(
             several labels, Bernoulli for `multi_label_classification`, Gaussian for regression (`num_labels=1`).
         prior: Normal(1.0, fan_in=True) by default.
         dropout: whether the rates of dropout layers are kept, for `MCDropout`. By default they are set to zero:
-            samplers reject active dropout, and no other method uses it.
+            no other method uses them.
         options: further arguments of `Problem`, such as `temperature`, `sample_weight` or `device`.
     """
     adapter_parameters(model)

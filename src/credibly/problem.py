@@ -33,7 +33,7 @@ from credibly.networks.gradient_trial import refuse_without_gradient
 from credibly.networks.layout import Layout
 from credibly.networks.nodes import attach_graph
 from credibly.networks.problem_rows import read_rows
-from credibly.networks.refusals import admit, refuse_changing_buffers
+from credibly.networks.refusals import admit
 from credibly.networks.selection import Patterns
 from credibly.priors.elementwise import Prior
 from credibly.priors.gaussian import GaussianPrior
@@ -99,9 +99,9 @@ class Problem(Reducible):
         (self.x, y, self.sample_weight), found, likelihood = read_rows(layout, data, sample_weight, convert, bind)
         # A copy: a network that edits its input must not reach the caller's.
         trial = map_inputs(lambda t: t[:2].clone(), self.x)
-        self.likelihood = likelihood.bind(try_network(layout, trial, heads=isinstance(likelihood, Heads)), y)
-        refuse_changing_buffers(layout.module, trial)
-        check_behaviour(layout, map_inputs(lambda t: t[:2], self.x))
+        output = try_network(layout, trial, heads=isinstance(likelihood, Heads))
+        self.likelihood = likelihood.bind(output, y)
+        check_behaviour(layout, map_inputs(lambda t: t[:2], self.x), output.detach().clone())
         self.y = self.likelihood.prepare(y, layout.dtype)
         held = leave_out(Rows(self.x, self.y, self.sample_weight), self.likelihood.counted(self.y))
         self.x, self.y, self.sample_weight = held
@@ -110,10 +110,10 @@ class Problem(Reducible):
         own = {f"likelihood.{k}": p for k, p in self.likelihood.parameters().items()} | scale_parameters(prior, layout)
         self.layout = Layout(net, random, {k: p.shape for k, p in own.items()}) if own else layout
         self.layout.input_dtype = layout.input_dtype
-        self.settle_statistics(net, trial)
         self.prior_spec = prior
         self.prior = bind_prior(prior, self.layout, {k: p.prior for k, p in own.items()})
-        self.forward = Forward(self.layout, plan, trial, precision=precision)
+        self.forward = Forward(self.layout, plan, trial, precision=precision, deferred=self.layout.has_fixed)
+        self.settle_statistics(net, trial)
         if self.device.type == "cuda":
             # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)

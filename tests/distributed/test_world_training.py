@@ -27,7 +27,7 @@ LIMIT = 180  # seconds for a launch on a loaded machine; on an idle one it takes
 # Rounding errors, relative to the largest value. The sums over rows differ by about 1e-16 per step, which 50 steps of
 # training on a smooth loss amplify to 1e-13. SWAG's rate comes from a difference quotient with steps of 1e-6, and
 # Laplace inverts a matrix: both may lose six digits.
-TOLERANCE = {"swag": 1e-7, "laplace": 1e-7}
+TOLERANCE = {"swag": 1e-7, "laplace": 1e-7, "frozen laplace": 1e-7}
 
 
 def launch(*arguments):
@@ -82,6 +82,12 @@ def test_both_processes_have_the_same(two, name):
     for key, values in first[name].items():
         assert torch.equal(values, second[name][key])
     assert history[name] == other[name]
+
+
+@pytest.mark.parametrize("name", [name for name in [*fits.BIT_FOR_BIT, *fits.TO_ROUNDING] if name.startswith("frozen")])
+def test_the_body_is_cut_in_both_processes(two, name):
+    for _, history in two:
+        assert history[name]["frozen_body"]["boundary"] == "input of 4 (5 values per row)"
 
 
 @pytest.mark.parametrize("name", fits.BIT_FOR_BIT)

@@ -21,6 +21,7 @@ from credibly.priors.elementwise import Normal
 
 ROWS, STEPS = 37, 50
 PLAIN = {"steps": STEPS, "compile": False}
+CHAINS = {"warmup": 20, "draws": 3}
 
 BIT_FOR_BIT = {
     "ensemble": cr.DeepEnsemble(members=3, batch_size=8, **PLAIN),
@@ -29,6 +30,9 @@ BIT_FOR_BIT = {
     "stopped early": cr.DeepEnsemble(
         members=3, validation=0.3, patience=1, lr=0.1, steps=400, batch_size=8, compile=False
     ),
+    "frozen ensemble": cr.DeepEnsemble(members=3, batch_size=8, **PLAIN),
+    "frozen hmc": cr.HMC(chains=2, init="prior", compile=False, **CHAINS),
+    "frozen sghmc": cr.SGHMC(chains=2, init="network", batch_size=8, thin=2, compile=False, **CHAINS),
 }
 TO_ROUNDING = {
     "mle on all rows": cr.MLE(**PLAIN),
@@ -42,6 +46,9 @@ TO_ROUNDING = {
     "dropout concrete": cr.MCDropout(insert="*", concrete=True, **PLAIN),
     "swag": cr.SWAG(rank=2, iterates=4, every=5, batch_size=9, **PLAIN),
     "laplace": cr.Laplace(structure="full", batch_size=8, **PLAIN),
+    "frozen map": cr.MAP(batch_size=5, **PLAIN),
+    "frozen bbb": cr.BayesByBackprop(batch_size=7, **PLAIN),
+    "frozen laplace": cr.Laplace(structure="full", batch_size=8, **PLAIN),
     "weighted map": cr.MAP(batch_size=5, validation=0.2, **PLAIN),
     "weighted dropout": cr.MCDropout(insert="*", rate=0.1, batch_size=7, **PLAIN),
 }
@@ -57,6 +64,15 @@ def problem(seed=0, shift=0.0, weights=None):
     )
 
 
+def with_frozen_body():
+    """Return a regression whose last layer alone is random: the rest is run once per row, in every process."""
+    torch.manual_seed(0)
+    body = [nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 5), nn.Tanh()]
+    given = problem()
+    net = nn.Sequential(*body, nn.Linear(5, 1)).double()
+    return cr.Problem(net, (given.x, given.y), Gaussian(0.3), Normal(1.5), random="4.*")
+
+
 def tensors_and_history(posterior):
     """Return every tensor of a fitted posterior, and its history."""
     tensors = {"draws": posterior.sample(3, seed=1)}
@@ -65,15 +81,18 @@ def tensors_and_history(posterior):
         if isinstance(value, torch.Tensor):
             tensors[name] = value
     history = json.loads(json.dumps(posterior.record.history))
+    # These depend on the processes.
+    for own in ("seconds", "mesh", "chains_at_once"):
+        history.pop(own, None)
     return tensors, history
 
 
 def fit_all(target):
     """Return the tensors and the histories of all fits, by name."""
     every = {**BIT_FOR_BIT, **TO_ROUNDING}
-    weighted = problem(weights=torch.arange(ROWS) % 4)
+    others = {"weighted": problem(weights=torch.arange(ROWS) % 4), "frozen": with_frozen_body()}
     found = {
-        name: tensors_and_history(method.fit(weighted if name.startswith("weighted") else target, seed=3))
+        name: tensors_and_history(method.fit(others.get(name.partition(" ")[0], target), seed=3, progress=False))
         for name, method in every.items()
     }
     return {name: tensors for name, (tensors, _) in found.items()}, {name: past for name, (_, past) in found.items()}

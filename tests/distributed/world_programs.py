@@ -16,6 +16,7 @@ from credibly.inference.sampling.hmc import HMCSampler
 NET = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.SiLU(), torch.nn.Linear(4, 1)).double()
 SAMPLERS = {
     "hmc": cr.HMC(chains=4, draws=8, warmup=25, max_steps=8),
+    "odd": cr.HMC(chains=3, draws=4, warmup=25, max_steps=8, init="prior"),
     "each": cr.HMC(chains=3, draws=5, warmup=25, max_steps=8, pooled=False, mass="diagonal", init="prior"),
     "tuned": cr.HMC(chains=4, draws=4, warmup=60, max_steps=8, init="prior", trajectory_length="tuned"),
     "nuts": cr.NUTS(chains=4, draws=5, warmup=25, max_depth=3, init="prior"),

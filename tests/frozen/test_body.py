@@ -1,6 +1,7 @@
 """Cutting a network where values begin to depend on random parameters."""
 
 import logging
+from typing import ClassVar
 
 import pytest
 import torch
@@ -67,6 +68,40 @@ def test_the_body_is_the_part_before_the_first_random_layer():
     # One row tries the shape, then every row once for all draws.
     assert posterior.predict(X).mean.shape == (30,)
     assert calls == [1, 30]
+
+
+def test_the_cut_costs_few_passes_of_the_body():
+    class Body(nn.Sequential):
+        passes: ClassVar[list[int]] = []
+
+        def forward(self, x):
+            self.passes.append(len(x))
+            return super().forward(x)
+
+    net = nn.Sequential(Body(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()), nn.Linear(16, 1)).eval()
+    images = randn(30, 1, 4, 4)
+    whole = problem(net, images, random="1.*")
+    # It runs, twice with the same result; in which layout; what depends on what; with a gradient.
+    assert Body.passes == [2] * 5
+    Body.passes.clear()
+    part = whole.reduced()
+    # Two passes of three rows show that the parts make the whole. Then every row once, and nothing else.
+    assert Body.passes == [3, 3, 30]
+    with torch.no_grad():
+        assert torch.allclose(part.x, net[0](images), atol=1e-6)
+    # The plan of the whole network is tried out only where it is used.
+    assert whole.forward.reason == "batched by vmap"
+    assert len(Body.passes) > 3
+
+
+def test_activations_of_other_rows_are_compared_with_the_network():
+    whole = problem(stack(), random="4.*")
+    frozen = whole.split()
+    features = frozen.features(whole.x)
+    assert frozen.agrees(whole.x, features)
+    assert frozen.agrees(whole.x.flip(0), features.flip(0))
+    assert not frozen.agrees(whole.x, features.flip(0))
+    assert not frozen.agrees(whole.x.flip(0), features)
 
 
 def test_a_stack_takes_the_backend_of_a_stack():

@@ -103,39 +103,42 @@ class Hidden(nn.Module):
         return self.layer(nn.functional.dropout(x, 0.5, training=True))
 
 
-RANDOM = {
-    "a dropout layer": (
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)),
-        r"net: has active dropout \(1\)",
-    ),
-    "inside an LSTM": (lambda: nn.Sequential(nn.LSTM(3, 4, num_layers=2, dropout=0.3)), "net: has active dropout"),
-    "a function call": (Hidden, "net: is not deterministic: two passes over the same rows differ"),
-}
+def test_a_network_with_dropout_inside_its_forward_raises():
+    with pytest.raises(cr.InputError, match="net: is not deterministic: two passes over the same rows differ"):
+        cr.Problem(Hidden(), data=(randn(6, 3), randn(6)), likelihood=Gaussian(1.0), prior=cr.priors.Normal())
 
 
-@pytest.mark.parametrize("name", RANDOM)
-@pytest.mark.parametrize("method", [cr.HMC, cr.SGLD, cr.SGHMC])
-def test_networks_with_dropout_raise(name, method):
-    make, message = RANDOM[name]
-    x, y = (randn(6, 2, 3), randn(6, 2, 4)) if "LSTM" in name else (randn(6, 3), randn(6))
+class Recurrent(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.out = nn.LSTM(3, 4, num_layers=2, dropout=rate, batch_first=True), nn.Linear(4, 1)
 
-    class First(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = make()
+    def forward(self, x):
+        return self.out(self.inner(x)[0][:, -1])
 
-        def forward(self, x):
-            out = self.inner(x)
-            return out[0] if isinstance(out, tuple) else out
 
-    net = First() if "LSTM" in name else make()
+def layers(rate):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Dropout(rate), nn.Linear(4, 1))
 
-    def fit():
-        p = cr.Problem(net, data=(x, y), likelihood=Gaussian(1.0), prior=cr.priors.Normal())
-        method(chains=2, draws=5, init="prior", compile=False).fit(p, seed=0)
 
-    with pytest.raises(cr.InputError, match=message):
-        fit()
+@pytest.mark.parametrize("build", [layers, Recurrent])
+@pytest.mark.parametrize("method", [cr.HMC, cr.SGLD, cr.SGHMC, cr.MAP])
+def test_dropout_is_off_in_the_density(build, method):
+    x = randn(6, 3) if build is layers else randn(6, 2, 3)
+    settings = {"steps": 5} if method is cr.MAP else {"chains": 2, "warmup": 20, "draws": 3, "init": "prior"}
+    fits = []
+    for rate in (0.5, 0.0):
+        # In training mode, as a user may have left it.
+        net = build(rate).train()
+        p = cr.Problem(net, data=(x, randn(6)), likelihood=Gaussian(1.0), prior=cr.priors.Normal())
+        assert ("dropout off in" in repr(p)) == (rate > 0)
+        fits.append(method(compile=False, **settings).fit(p, seed=0, progress=False))
+    off, without = fits
+    assert torch.equal(off.draws, without.draws)
+    assert off.record.history["dropout_off"] == {"evaluation mode": ["1" if build is layers else "inner"]}
+    assert "dropout_off" not in without.record.history
 
 
 def test_dropout_of_rate_zero_is_accepted():

@@ -11,10 +11,12 @@ import credibly as cr
 from chains import assert_moments, assert_weighted_prior
 from conftest import mlp, randn
 from credibly.backends.cpp import wide
+from credibly.core import chain_noise
 from credibly.core.chain_noise import LargeNoise
 from credibly.core.compilation import compiler_missing
 from credibly.core.rng import fill_normal
 from credibly.inference import backend
+from credibly.inference import target as targets
 from credibly.inference.kernels.langevin import adapted_root
 from credibly.inference.sampling import sgmcmc as sgmcmc_run
 from credibly.inference.sampling import sgmcmc_steps
@@ -143,6 +145,35 @@ def test_chains_one_at_a_time_equal_a_batch(method, monkeypatch):
     assert (single.one_by_one, batched.one_by_one) == (True, False)
     assert torch.equal(batched.noise.at(5)[1:2], single.noise.of(1, 5))
     torch.testing.assert_close(single.theta, batched.theta, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")
+@pytest.mark.parametrize("fill", [fill_normal, wide.fill_normal])
+def test_pieces_of_noise_are_the_noise(fill, monkeypatch):
+    """A large chain adds its noise piece by piece, and never holds all of it."""
+    monkeypatch.setattr(chain_noise, "PIECE", 4096)
+    noise = LargeNoise(3, "noise", range(4, 6), 10_001, one_by_one=True, fill=fill)
+    pieces = [(part, numbers.clone()) for part, numbers in noise.pieces(1, 7)]
+    assert [part for part, _ in pieces] == [slice(0, 4096), slice(4096, 8192), slice(8192, 10_001)]
+    assert "values" not in vars(noise)
+    assert torch.equal(torch.cat([numbers for _, numbers in pieces], 1), noise.of(1, 7))
+
+
+def test_one_scale_of_a_large_prior_takes_no_memory(monkeypatch):
+    def scale(prior):
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        return to_target(cr.Problem(net, (randn(5, 3), randn(5)), cr.likelihoods.Gaussian(0.5), prior)).scale
+
+    priors = [
+        cr.priors.Normal(0.3),
+        cr.priors.Normal(1.0, fan_in=True),
+        {"0.*": cr.priors.Normal(1.0), "*": cr.priors.Normal(0.3)},
+    ]
+    small = [scale(prior) for prior in priors]
+    monkeypatch.setattr(targets, "LARGE", 1)
+    large = [scale(prior) for prior in priors]
+    assert [t.stride() for t in large] == [(0,), (1,), (1,)]
+    assert all(torch.equal(a, b) for a, b in zip(small, large))
 
 
 @pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.networks.module_cases import DROPOUT, ROWS, case, classification, images, noise, regression, tokens
+from tests.networks.module_cases import ROWS, case, classification, images, noise, regression, tokens
 from tests.networks.plain_cases import NO_LINEAR
 
 
@@ -58,14 +58,14 @@ def text(vocabulary: int = 11) -> dict[str, Tensor]:
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-@case("BERT (transformers)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
+@case("BERT (transformers)", settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.BertConfig(vocab_size=11, num_labels=3, max_position_embeddings=8, **SMALL)
     return classification(transformers.BertForSequenceClassification(config), text())
 
 
-@case("DistilBERT (transformers)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
+@case("DistilBERT (transformers)", settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.DistilBertConfig(
@@ -74,7 +74,7 @@ def _():
     return classification(transformers.DistilBertForSequenceClassification(config), text())
 
 
-@case("GPT-2 with LoRA (peft)", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
+@case("GPT-2 with LoRA (peft)", settings={"dropout": {"insert": None}})
 def _():
     transformers = library("transformers")
     config = transformers.GPT2Config(

@@ -33,8 +33,6 @@ QUICK: dict[str, dict[str, Any]] = {
     "sghmc": {**SAMPLING, "thin": 1, "batch_size": 4},
 }
 WORKS = "works"
-# Samplers refuse active dropout.
-DROPOUT = dict.fromkeys(("hmc", "nuts", "mclmc", "sgld", "sghmc"), "has active dropout")
 
 
 @dataclass(frozen=True)

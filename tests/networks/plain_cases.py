@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 import credibly as cr
 from tests.networks.module_cases import (
-    DROPOUT,
     QUICK,
     ROWS,
     WORKS,
@@ -52,7 +51,7 @@ def _():
     return regression(small())
 
 
-@case("MLP with dropout", exceptions=DROPOUT, settings={"dropout": {"insert": None}})
+@case("MLP with dropout", settings={"dropout": {"insert": None}})
 def _():
     return regression(nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(4, 1)))
 
@@ -195,7 +194,7 @@ def _():
     return regression(Packed(), (noise(ROWS, 5, 2), torch.tensor([5, 4, 3, 5, 2, 1])))
 
 
-@case("Transformer encoder", exceptions=DROPOUT)
+@case("Transformer encoder")
 def _():
     class Encoder(nn.Module):
         def __init__(self):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import credibly as cr
 from credibly.core.compilation import compiler_missing
 from credibly.forward import Forward
-from credibly.networks.channels_last import PairedMaxPool2d, channels_last, takes_channels_last, with_paired_pools
+from credibly.networks.channels_last import PairedMaxPool2d, channels_last, find_arrangement, with_paired_pools
 from credibly.networks.layout import Layout
 
 needs_compiler = pytest.mark.skipif(bool(compiler_missing(torch.device("cpu"))), reason="needs a C++ compiler")
@@ -166,7 +166,7 @@ class Viewed(nn.Module):
 
 def test_a_network_that_flattens_by_view_is_left_unchanged():
     net, x, y = Viewed(), torch.randn(6, 1, 12, 12), torch.randint(3, (6,))
-    assert not takes_channels_last(net, x[:1])
+    assert not find_arrangement(net, x[:1], x.device, x.dtype).channels_last
     problem = cr.Problem(net, data=(x, y), likelihood=cr.likelihoods.Categorical(), prior=cr.priors.Normal(1.0))
     assert not problem.forward.channels_last
     with torch.no_grad():

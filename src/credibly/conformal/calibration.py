@@ -71,8 +71,13 @@ class Settings:
         """Return the settings with the score for this kind of target. Raise on one for another kind."""
         support = predictive.likelihood.support
         if support not in SUPPORTS:
-            found = f"has targets of kind {support!r}" + (", one per head" if support == "heads" else "")
-            raise InputError("predictive", found, f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}")
+            advice = f"Coverage is defined for targets of kind {', '.join(SUPPORTS)}"
+            if support == "heads":
+                advice = (
+                    'Calibrate each head: c = conformal.calibrate(posterior.predict(x)["name"], y["name"]), then '
+                    'conformal.CalibratedPredictive(posterior.predict(new)["name"], c)'
+                )
+            raise InputError("predictive", f"has targets of kind {support!r}", advice)
         labels = has_labels(predictive)
         known = LABEL_SCORES if labels else TIME_SCORES if support == "time" else REAL_SCORES
         kind = "labels" if labels else "times" if support == "time" else "real targets and counts"

@@ -5,17 +5,20 @@ The numbers of a chain do not depend on which chains run beside it or where, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from credibly.core.rng import CHUNK, fill_normal, stream, stream_keys
+from credibly.core.rng import CHUNK, fill_normal, keys_from, stream, stream_keys
 
 # Numbers of one chain per stream: seeding a stream costs as much as a thousand of them.
 BLOCK_VALUES = 2**16
+# Numbers of a large chain that are generated at a time where that suffices: 4 MiB, a multiple of CHUNK.
+PIECE = 2**20
 
 Fill = Callable[[Tensor, tuple[int, int]], None]
 
@@ -60,6 +63,10 @@ class ChainNoise:
         """Return the numbers of one iteration for the chain at `index`, (1, D)."""
         return self.at(iteration)[index : index + 1]
 
+    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` by slices of the chain's D numbers: all at once."""
+        yield slice(None), self.of(index, iteration)
+
     def holds(self, iteration: int, count: int) -> bool:
         """Return whether `count` iterations from this one on come from one block."""
         return count <= self.left(iteration)
@@ -92,8 +99,18 @@ class LargeNoise:
         self, seed: int, purpose: str, chains: range, dim: int, *, one_by_one: bool, fill: Fill = fill_normal
     ) -> None:
         self.seed, self.purpose, self.chains, self.dim = seed, purpose, chains, dim
-        self.values = torch.empty(1 if one_by_one else len(chains), -(-dim // CHUNK) * CHUNK)
+        self.rows, self.padded = 1 if one_by_one else len(chains), -(-dim // CHUNK) * CHUNK
         self.fill = fill
+
+    @functools.cached_property
+    def values(self) -> Tensor:
+        """Memory for all numbers of an iteration."""
+        return torch.empty(self.rows, self.padded)
+
+    @functools.cached_property
+    def piece(self) -> Tensor:
+        """Memory for some of the numbers of one chain."""
+        return torch.empty(1, min(PIECE, self.padded))
 
     def at(self, iteration: int) -> Tensor:
         """Return the numbers of one iteration, (C, D): a view that is valid until the next call."""
@@ -108,6 +125,15 @@ class LargeNoise:
         """
         self.fill(self.values[0], self._keys(self.chains[index], iteration))
         return self.values[:1, : self.dim]
+
+    def pieces(self, index: int, iteration: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the numbers of `of` by slices of the chain's D numbers: views that are valid until the next one."""
+        keys = self._keys(self.chains[index], iteration)
+        for start in range(0, self.dim, PIECE):
+            stop = min(start + PIECE, self.dim)
+            padded = -(-(stop - start) // CHUNK) * CHUNK
+            self.fill(self.piece[0, :padded], keys_from(keys, start))
+            yield slice(start, stop), self.piece[:, : stop - start]
 
     def keys(self, iteration: int, count: int) -> Any:
         """Return the keys of `count` iterations from this one on, an array (count, C, 2)."""

@@ -23,6 +23,8 @@ from credibly.errors import InputError
 MANY = 2**15
 # Normal numbers that 16 words of a counter-based stream give.
 CHUNK = 32
+# What the counter of a stream grows by from word to word.
+WORD_STEP = 0x9E3779B97F4A7C15
 
 
 def check_seed(seed: int) -> int:
@@ -50,6 +52,11 @@ def stream_keys(seed: int, purpose: str, *indices: int) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
 
 
+def keys_from(keys: tuple[int, int], position: int) -> tuple[int, int]:
+    """Return keys whose numbers by `fill_normal` are those of the given keys from a position, a multiple of CHUNK."""
+    return (keys[0] + position // 2 * WORD_STEP) % 2**64, keys[1]
+
+
 def stream_words(keys: tuple[int, int], count: int) -> Any:
     """Return the first `count` 64-bit words of a counter-based stream: word w depends on the keys and w only.
 
@@ -57,7 +64,7 @@ def stream_words(keys: tuple[int, int], count: int) -> Any:
     backends/cpp/noise.h.
     """
     z = np.arange(1, count + 1, dtype=np.uint64)
-    z *= np.uint64(0x9E3779B97F4A7C15)
+    z *= np.uint64(WORD_STEP)
     z += np.uint64(keys[0])
     z ^= z >> np.uint64(30)
     z *= np.uint64(0xBF58476D1CE4E5B9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,14 @@ class _Enough(BaseException):
     """Ends a forward pass when everything is stored; no handler of the network's catches it."""
 
 
+class Trial(NamedTuple):
+    """Rows, their activations, and the network's outputs at `moved_values` of the random parameters."""
+
+    x: Inputs
+    features: Inputs
+    output: Tensor
+
+
 class Body:
     """The part of a network that depends on no random parameter.
 
@@ -42,7 +50,10 @@ class Body:
         module: the whole network, of which only the frozen part runs.
         head: the rest, as a module on the activations: of one tensor, or with one keyword per tensor.
         where: the boundary, in words.
+        trial: rows on which head(body(x)) was compared with the network, with the activations and outputs found.
     """
+
+    trial: Trial
 
     def __init__(self, module: nn.Module, head: nn.Module, sites: list[Site], where: str) -> None:
         self.module, self.head, self.sites, self.where = module, head, sites, where
@@ -97,18 +108,20 @@ class Body:
         return values
 
 
-def split(layout: Layout, module: nn.Module, x: Inputs) -> Body:
+def split(layout: Layout, module: nn.Module, x: Inputs, trace: Trace | None = None) -> Body:
     """Return body and head of a network. Raise `NotSplit` if there is nothing to gain, or it cannot be split.
 
     Args:
         layout: the network and which of its parameters are random.
         module: the network as it is run, with the names of the layout's.
-        x: some rows; the first few are tried.
+        x: some rows; the first three are tried.
+        trace: the record of a pass of this module over the first two of them, if there is one.
     """
     try:
         trials = [_first(x, rows) for rows in ROWS]
         names = [e.name for e in layout.entries if e.name not in layout.extra]
-        one, two = (Trace(module, names, trial) for trial in trials)
+        one = Trace(module, names, trials[0]) if trace is None else trace
+        two = Trace(module, names, trials[1], moved_values(layout, module))
         if not one.calls[0].depends:
             raise NotSplit("its output depends on no random parameter")
         if len(one.calls) != len(two.calls) or not all(a.alike(b) for a, b in zip(one.calls, two.calls)):
@@ -120,7 +133,7 @@ def split(layout: Layout, module: nn.Module, x: Inputs) -> Body:
         for make in (_as_chain, _as_replay, _on_device, _thorough):
             try:
                 body = make(layout, module, trials, (one, two))
-                _verify(layout, body, trials[1])
+                _verify(layout, body, trials[1], two.result)
             except Exception as error:
                 reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
                 continue
@@ -208,9 +221,20 @@ def _thorough(layout: Layout, module: nn.Module, trials: list[Inputs], traces: t
     return _as_replay(layout, module, trials, traces, thorough=True)
 
 
-def _verify(layout: Layout, body: Body, trial: Inputs) -> None:
-    """Raise unless head(body(x)) is the network's output, bit for bit, at other values of the random parameters."""
-    parameters = dict(body.module.named_parameters())
+def _verify(layout: Layout, body: Body, x: Inputs, result: Tensor) -> None:
+    """Raise unless head(body(x)) is the network's output, bit for bit, at `moved_values`. Keep the trial."""
+    whole = layout.output(result)
+    with torch.no_grad():
+        body.trial = Trial(x, body(x), whole)
+        moved = moved_values(layout, body.module)
+        again = layout.output(call_with(body.head, moved, *arguments(body.trial.features)))
+    if not torch.equal(whole.nan_to_num(), again.nan_to_num()):
+        raise NotSplit("its head, run on stored activations, gives other outputs")
+
+
+def moved_values(layout: Layout, module: nn.Module) -> dict[str, Tensor]:
+    """Return values of the random parameters near the network's own, the same in every call."""
+    parameters = dict(module.named_parameters())
     generator = stream(0, "frozen body")
     moved = {}
     for entry in layout.entries:
@@ -218,11 +242,7 @@ def _verify(layout: Layout, body: Body, trial: Inputs) -> None:
             own = parameters[entry.name].detach()
             noise = torch.randn(own.shape, generator=generator, dtype=torch.float64).to(own)
             moved[entry.name] = own + (0.1 * entry.fan_in**-0.5) * noise
-    with torch.no_grad():
-        whole = layout.output(call_with(body.module, moved, *arguments(trial)))
-        again = layout.output(call_with(body.head, moved, *arguments(body(trial))))
-    if not torch.equal(whole.nan_to_num(), again.nan_to_num()):
-        raise NotSplit("its head, run on stored activations, gives other outputs")
+    return moved
 
 
 def _first(x: Inputs, rows: int) -> Inputs:

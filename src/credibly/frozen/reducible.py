@@ -44,15 +44,17 @@ class Reducible:
     stream: Any = None
     moving: tuple[str, ...] = ()
     _tried: bool = False
+    _trace: Trace | None = None
 
     def settle_statistics(self, net: nn.Module, trial: Inputs) -> None:
         """Find BatchNorm layers whose inputs depend on random parameters. Raise if the network is in training mode."""
-        layout = self.layout
+        layout, forward = self.layout, self.forward
         if not layout.norms:
             return
         names = [e.name for e in layout.entries if e.name not in layout.extra]
         try:
-            depend = {c.name for c in Trace(layout.module, names, trial).calls if c.depends}
+            self._trace = Trace(forward.module, names, forward.arranged(trial))
+            depend = {c.name for c in self._trace.calls if c.depends}
         except Exception:  # a network that cannot be recorded
             depend = set(layout.norms)
         self.moving = tuple(name for name in layout.norms if name in depend)
@@ -65,8 +67,13 @@ class Reducible:
             return None
         if not self._tried:
             self._tried = True
-            self.frozen = Frozen.of(self.layout, self.forward, self.x, self.plan)
+            trace = self._trace if self.n > 1 else None
+            self.frozen = Frozen.of(self.layout, self.forward, self.x, self.plan, trace)
         return self.frozen
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may have other rows, and what forward passes left cannot be pickled.
+        return {name: value for name, value in vars(self).items() if name != "_trace"}
 
     def reduced(self) -> Self:
         """Return the problem on the activations of its frozen body, computed on first use; itself if it has none."""

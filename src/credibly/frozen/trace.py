@@ -5,6 +5,7 @@ Values are followed by their storage, operation by operation, so functional code
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,9 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from credibly.core.inputs import Inputs, arguments, output_tensor, tensors_of
+from credibly.networks.calling import call_with
 
 # The declaration of an operator.
 _schema_of = attrgetter("_schema")
+
+
+@functools.cache
+def _written(function: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operator writes to."""
+    declared = enumerate(_schema_of(function).arguments)
+    return tuple((i, a.name) for i, a in declared if a.alias_info is not None and a.alias_info.is_write)
 
 
 class Value(NamedTuple):
@@ -85,12 +94,21 @@ class Trace(TorchDispatchMode):
         tensors: names of the parameters and buffers by the number of their storage.
         sizes: number of values of each of them that has more than one axis, 0 for the others.
         inputs: positions of the network's inputs by the number of their storage.
-        output: the tensor that predictions are made of.
+        output, result: the tensor that predictions are made of, as a value and itself.
+
+    Args:
+        module: the network.
+        random: names of its random parameters.
+        x: the rows.
+        values: other values of the random parameters to run it with; its own by default.
     """
 
     output: Value
+    result: Tensor
 
-    def __init__(self, module: nn.Module, random: Iterable[str], x: Inputs) -> None:
+    def __init__(
+        self, module: nn.Module, random: Iterable[str], x: Inputs, values: dict[str, Tensor] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.operations: list[Operation] = []
@@ -98,12 +116,13 @@ class Trace(TorchDispatchMode):
         self._counts: dict[str, int] = {}
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}
         self._next = 0
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        values = values or {}
+        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers()), **values}
         self.tensors = {self.number(t): name for name, t in tensors.items()}
         self.sizes = {self.number(t): t.numel() if t.ndim > 1 else 0 for t in tensors.values()}
         self.inputs = {self.number(t): i for i, (_, t) in enumerate(tensors_of(x))}
         self._dependent = {self.number(tensors[name]) for name in random}
-        self._run(module, x)
+        self._run(module, x, values)
 
     def number(self, tensor: Tensor) -> int:
         """Return the number of a tensor's storage; a new one for a new storage, also at an address used before."""
@@ -127,12 +146,8 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         reads = tuple(self.number(t) for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor))
         result = function(*args, **kwargs)
-        written = [
-            (args[i] if i < len(args) else kwargs.get(a.name))
-            for i, a in enumerate(_schema_of(function).arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        writes = tuple(self.number(t) for t in tree_flatten(written)[0] if isinstance(t, Tensor))
+        written = [(args[i] if i < len(args) else kwargs.get(name)) for i, name in _written(function)]
+        writes = tuple(self.number(t) for t in tree_flatten(written)[0] if isinstance(t, Tensor)) if written else ()
         results = tuple(self.number(t) for t in tree_flatten(result)[0] if isinstance(t, Tensor))
         depends = any(n in self._dependent for n in reads)
         if depends:
@@ -142,7 +157,7 @@ class Trace(TorchDispatchMode):
         self.operations.append(Operation(self._stack[-1], str(function), reads, results, writes, depends))
         return result
 
-    def _run(self, module: nn.Module, x: Inputs) -> None:
+    def _run(self, module: nn.Module, x: Inputs, values: dict[str, Tensor]) -> None:
         def enter(part: nn.Module, args: Any, kwargs: Any, name: str) -> None:
             number = self._counts.get(name, 0)
             self._counts[name] = number + 1
@@ -160,7 +175,8 @@ class Trace(TorchDispatchMode):
             leaves, call.form = tree_flatten(out)
             call.outputs = [self.value(leaf) for leaf in leaves]
             if call.parent is None:
-                self.output = self.value(output_tensor(out))
+                self.result = output_tensor(out)
+                self.output = self.value(self.result)
 
         handles = []
         for name, part in module.named_modules():
@@ -173,7 +189,7 @@ class Trace(TorchDispatchMode):
         args, kwargs = arguments(x)
         try:
             with torch.no_grad(), self:
-                module(*args, **kwargs)
+                call_with(module, values, args, kwargs) if values else module(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()

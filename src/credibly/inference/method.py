@@ -35,6 +35,7 @@ class Method(ABC):
         name: the key in `METHODS` and on the command line.
         label: a short name for pictures and tables; by default the class name.
         infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
+        uses_dropout: whether dropout layers act in its fits; it is off in the density.
         streams: whether it works on data that are read batch by batch.
     """
 
@@ -42,6 +43,7 @@ class Method(ABC):
     name: ClassVar[str]
     label: ClassVar[str] = ""
     infers_scales: ClassVar[bool] = False
+    uses_dropout: ClassVar[bool] = False
 
     @abstractmethod
     def fit(
@@ -68,6 +70,8 @@ class Method(ABC):
             history = {"initialisers": problem.layout.start_rules, **history}
         if problem.stream is not None:
             history = {**history, "stream": problem.stream.stream.describe()}
+        if not self.uses_dropout and problem.layout.dropout_off:
+            history = {**history, "dropout_off": {"evaluation mode": problem.layout.dropout_off}}
         history = {**history, **problem.frozen_facts()}
         return Record(
             method=self.name,
@@ -226,4 +230,4 @@ def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Te
         )
         for entry, parameter in zip(entries, parameters)
     ]
-    return torch.cat([network, *extras], -1).clone()
+    return torch.cat([network, *extras], -1) if extras else network.contiguous()

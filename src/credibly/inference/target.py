@@ -19,7 +19,9 @@ from credibly.distributed.world import Mesh
 from credibly.errors import InputError
 from credibly.inference.backend import Backend, select_for_trajectories
 from credibly.inference.density import Density
+from credibly.inference.module_leaves import LARGE
 from credibly.inference.target_base import FEATURE_ROWS, DensityTarget, Target
+from credibly.priors.flat import BoundPrior
 from credibly.problem import Problem
 
 # Values of one evaluation that stay in the CPU caches: beyond, chains or rows are evaluated in turn.
@@ -189,7 +191,10 @@ class ProblemTarget(Target):
     @property
     def scale(self) -> Tensor:
         """Of the bound prior; where a prior has no standard deviation, the geometric mean of the others, or 1."""
-        std = self.problem.prior.std.double()
+        prior = self.problem.prior
+        if type(prior) is BoundPrior and self.dim >= LARGE and (same := prior.same_std) is not None:
+            return same.double().expand(self.dim)
+        std = prior.std.double()
         known = torch.isfinite(std) & (std > 0)
         other = std[known].log().mean().exp() if bool(known.any()) else torch.ones((), dtype=torch.float64)
         return torch.where(known, std, other.to(std))

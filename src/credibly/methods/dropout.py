@@ -81,6 +81,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
     name: ClassVar[str] = "dropout"
     label: ClassVar[str] = "MC-Dropout"
+    uses_dropout: ClassVar[bool] = True
     rate: Rate | Sequence[Rate] | None = None
     insert: str | Sequence[str] | None = None
     tau: float | Sequence[float] | str | None = None

@@ -188,7 +188,7 @@ class _SGMCMC(SamplingMethod):
             batch_size=self._batch_of(target),
             overdamped=self.overdamped,
             momentum=getattr(self, "momentum", None),
-            unit=1.0 if kind == "prior" else float(torch.square(target.scale).mean().sqrt()),
+            unit=1.0 if kind == "prior" else _mean_scale(target.scale),
             preconditioner=kind,
             root=target.scale.to(target.dtype).contiguous() if kind == "prior" else None,
             control_variate=self.control_variate,
@@ -280,3 +280,8 @@ class SGHMC(_SGMCMC):
         super().__post_init__()
         if self.momentum is not None:
             check_probability("momentum", self.momentum)
+
+
+def _mean_scale(scale: Tensor) -> float:
+    """Return the root mean square of the scales (D,); one number seen as many has no memory to square it in."""
+    return float(scale[0]) if scale.stride() == (0,) else float(torch.square(scale).mean().sqrt())

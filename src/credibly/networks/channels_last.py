@@ -10,54 +10,91 @@ the process there if the weights need one and the images do not.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
-from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, tensors_of
+from credibly.core.inputs import Inputs, arguments, map_inputs, output_tensor, row_count, tensors_of
 from credibly.networks.copying import copy_module
 
 
-def takes_channels_last(module: nn.Module, trial: Inputs) -> bool:
-    """Return whether a network has 2-D convolutions and runs on images in channels-last layout.
+class Arrangement(NamedTuple):
+    """How a network takes its inputs, by one forward pass of a few rows.
 
-    This is tried out, since `x.view(len(x), -1)` after a convolution raises there, unlike flatten and reshape.
+    Attributes:
+        group_norm: whether it normalises groups of channels, by a layer or by a call in its forward; False on a GPU,
+            where that makes no difference.
+        channels_last: whether it runs on images in channels-last layout, and should.
+        row_width: number of activations in a forward pass of one row, a measure of its memory.
     """
-    if not any(isinstance(m, nn.Conv2d) for m in module.modules()) or all(t.ndim != 4 for _, t in tensors_of(trial)):
-        return False
-    try:
-        with torch.no_grad():
-            args, kwargs = arguments(map_inputs(lambda t: channels_last(torch.cat([t, t])), trial))
-            output_tensor(module(*args, **kwargs))
-    except Exception:  # whatever it is, the network runs in the usual layout
-        return False
-    return True
+
+    group_norm: bool
+    channels_last: bool
+    row_width: int
 
 
-def uses_group_norm(module: nn.Module, trial: Inputs) -> bool:
-    """Return whether a network of images normalises groups of channels, by a layer or by a call in its forward."""
-    if all(t.ndim not in (4, 5) for _, t in tensors_of(trial)):
-        return False
-    args, kwargs = arguments(trial)
+def find_arrangement(module: nn.Module, trial: Inputs, device: torch.device, dtype: torch.dtype) -> Arrangement:
+    """Return how the network takes its inputs.
+
+    Channels last is tried out, since `x.view(len(x), -1)` after a convolution raises there, unlike flatten and reshape.
+    """
+    on_cpu = device.type == "cpu"
+    dimensions = {t.ndim for _, t in tensors_of(trial)}
+    has_images = 4 in dimensions and any(isinstance(m, nn.Conv2d) for m in module.modules())
+    look = on_cpu and not dimensions.isdisjoint((4, 5))
+    if has_images and (not on_cpu or dtype == torch.float32):
+        # The layout of a single row is ambiguous.
+        rows = map_inputs(lambda t: channels_last(t if len(t) > 1 else torch.cat([t, t])), trial)
+        try:
+            width, group_norm, output = _measured(module, rows, look)
+            output_tensor(output)
+        except Exception:  # whatever it is, the network runs in the usual layout
+            pass
+        else:
+            return Arrangement(group_norm, not group_norm, width)
+    width, group_norm, _ = _measured(module, trial, look)
+    return Arrangement(group_norm, False, width)
+
+
+def _measured(module: nn.Module, rows: Inputs, look: bool) -> tuple[int, bool, Any]:
+    """Return activations per row, whether groups of channels are normalised (False unless `look`), and the output."""
+    sizes: list[int] = [t[0].numel() for _, t in tensors_of(rows)]
+    count = row_count(rows)
+
+    def record(_module: nn.Module, _args: object, output: object) -> None:
+        outputs = output if isinstance(output, (tuple, list)) else (output,)
+        sizes.extend(o.numel() // count for o in outputs if isinstance(o, Tensor))
+
+    leaves = [m for m in module.modules() if not any(True for _ in m.children())]
+    handles = [m.register_forward_hook(record) for m in leaves]
+    args, kwargs = arguments(rows)
     seen = _GroupNorms()
-    with torch.no_grad(), seen:
-        module(*args, **kwargs)
-    return seen.found
+    try:
+        with torch.no_grad(), seen if look else nullcontext():
+            output = module(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, sum(sizes)), seen.found, output
 
 
-class _GroupNorms(TorchDispatchMode):
-    """Record whether any operation within the context is a group normalisation."""
+class _GroupNorms(TorchFunctionMode):
+    """Record whether any function called within the context is a group normalisation.
+
+    A mode of dispatched operations would see the same, but its first use imports torch's compiler: 77 MB.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found = False
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.found = self.found or function is torch.ops.aten.native_group_norm.default
+        self.found = self.found or "group_norm" in str(getattr(function, "__name__", function))
         return function(*args, **(kwargs or {}))
 
 

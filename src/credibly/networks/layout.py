@@ -116,6 +116,18 @@ class Layout:
         self._sizes = [e.stop - e.start for e in entries]
         self.whole: Layout | None = None
 
+    @property
+    def has_fixed(self) -> bool:
+        """Whether the network has parameters that are not random; what is run of it may then only be a part."""
+        return self.network_dim < sum(p.numel() for p in self.module.parameters())
+
+    @property
+    def dropout_off(self) -> list[str]:
+        """Modules of the network that apply dropout in training mode; it is off in the density."""
+        kind = nn.modules.dropout._DropoutNd
+        named = (self.whole or self).module.named_modules()
+        return [name or type(m).__name__ for name, m in named if isinstance(m, kind) and m.p > 0] + self.silenced
+
     def on(self, head: nn.Module) -> Layout:
         """Return this layout for a part of the network that has all random parameters, under the same names."""
         part = copy.copy(self)
@@ -241,10 +253,12 @@ class Layout:
         """Return what a table shows of the network: its class, its random and fixed tensors, device and dtype."""
         fixed = self.fixed()
         held = f"; fixed: {sum(t.numel() for t in fixed.values()):,} values in {len(fixed)} tensors" if fixed else ""
+        off = {"dropout": _off(self.dropout_off)} if self.dropout_off else {}
         return {
             "network": type(self.module).__name__,
             "random parameters (D)": f"{self.dim:,} in {len(self.entries)} tensors{held}",
             "device, dtype": f"{self.device}, {self.dtype}".replace("torch.", ""),
+            **off,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,9 +270,14 @@ class Layout:
         return f"Layout({len(self.entries)} random tensors, {self.counts()}, {len(self.fixed())} fixed tensors)"
 
     def counts(self) -> str:
-        """Return D and, if there are any, the number of parameters that are not random."""
+        """Return D and, if there are any, the number of parameters that are not random, and where dropout is off."""
         fixed = sum(p.numel() for p in self.module.parameters()) - self.network_dim
-        return f"D = {self.dim:,} random and {fixed:,} fixed parameters" if fixed else f"D = {self.dim}"
+        off = f", dropout {_off(self.dropout_off)}" if self.dropout_off else ""
+        return (f"D = {self.dim:,} random and {fixed:,} fixed parameters" if fixed else f"D = {self.dim}") + off
+
+
+def _off(names: list[str]) -> str:
+    return f"off in {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _deterministic_copy(module: nn.Module) -> nn.Module:

@@ -6,12 +6,13 @@ exchanged from outside. The checks here read the module. `gradient_trial` runs i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from credibly.core.inputs import Inputs, arguments
 from credibly.errors import InputError
 from credibly.networks.copying import copy_module
 
@@ -46,18 +47,15 @@ def settle(net: nn.Module) -> None:
             part._compiled_call_impl = None
 
 
-def refuse_changing_buffers(net: nn.Module, trial: Inputs) -> None:
-    """Raise if a forward pass changes a buffer of the network.
+@contextmanager
+def unchanged_buffers(net: nn.Module) -> Iterator[None]:
+    """Raise if the forward pass within the context changes a buffer of the network.
 
     The network has run before, so a cache that the first pass fills is left alone by this one.
     """
     before = {name: _value(buffer) for name, buffer in net.named_buffers()}
-    if not before:
-        return
-    args, kwargs = arguments(trial)
-    with torch.no_grad():
-        net(*args, **kwargs)
-    for name, buffer in net.named_buffers():
+    yield
+    for name, buffer in net.named_buffers() if before else ():
         old, new = before.get(name), _value(buffer)
         if old is not None and (old.shape != new.shape or old.dtype != new.dtype or not _same(old, new)):
             _put(net, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -88,6 +89,14 @@ class BoundPrior:
         """Standard deviation of every coordinate, (D,)."""
         ones = torch.ones(self.dim, device=self.device, dtype=self.dtype)
         return torch.cat([ones[s.start : s.stop] * s.prior.std * s.shrink for s in self.segments])
+
+    @property
+    def same_std(self) -> Tensor | None:
+        """The standard deviation of all coordinates, (), if it is one positive number; None otherwise."""
+        one = torch.ones((), device=self.device, dtype=self.dtype)
+        values = [one * s.prior.std * s.shrink for s in self.segments]
+        same = all(v.ndim == 0 and bool(v == values[0]) for v in values)
+        return values[0] if same and 0 < float(values[0]) < math.inf else None
 
     @property
     def loc(self) -> Tensor:

@@ -7,7 +7,7 @@ is written to the chain's gradient as soon as autograd has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.starts import check_start
 from credibly.inference.target import ProblemTarget, Target
 from credibly.problem import Problem
+from credibly.runtime import release_freed_memory
 
 # Rows that are evaluated at a time before the first step, where batches are smaller.
 LEAST_ROWS = 32
@@ -47,14 +48,16 @@ class ModuleLangevin:
         anchor: Tensor,
         anchor_gradient: Tensor,
         rows: Tensor | None,
-        noise: Tensor,
+        noise: Iterable[tuple[slice, Tensor]],
         controls: Tensor,
     ) -> None:
-        """Take one step."""
+        """Take one step. The noise comes in pieces, so that all of it is never in memory."""
         size, heat, kept, _ = controls.tolist()
         self._add(momentum, gradient, 0.5 * size)
         self._add(theta, momentum, 0.5 * size)
-        momentum.mul_(kept).add_(noise, alpha=math.sqrt(1 - kept * kept) * heat)
+        momentum.mul_(kept)
+        for part, numbers in noise:
+            momentum[:, part].add_(numbers, alpha=math.sqrt(1 - kept * kept) * heat)
         self._add(theta, momentum, 0.5 * size)
         value.copy_(self._evaluate(theta, gradient, rows))
         self._add(momentum, gradient, 0.5 * size)
@@ -101,6 +104,7 @@ class ModuleLangevin:
             one = slice(c, c + 1)
             for k, block in enumerate(self._blocks(problem, rows)):
                 self._add_rows(theta[one], result[one], block, scale, more=k > 0)
+        release_freed_memory()
         return result
 
     @torch.no_grad()
@@ -119,6 +123,7 @@ class ModuleLangevin:
             log_lik[c] = scale * torch.stack(values).sum()
             log_prior[c] = sum(prior.log_prob(leaf) for prior, leaf in zip(self.priors, self.leaves.leaves))
         check_start({"likelihood": log_lik, "prior": log_prior}, gap.max(), first)
+        release_freed_memory()
         return log_lik
 
     def _log_likelihood(self, rows: Rows) -> Tensor:
@@ -136,4 +141,5 @@ def module_step(target: Target, plan: SGMCMCPlan, scale: float) -> ModuleLangevi
         return None
     if plan.compile is True or plan.preconditioner == "rmsprop" or plan.control_variate:
         return None
+    release_freed_memory()
     return ModuleLangevin(target, plan, scale) if has_leaves(target.problem) else None

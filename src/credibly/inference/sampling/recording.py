@@ -50,7 +50,8 @@ class Recorder:
         self.mesh, self.chains, self.own = mesh, chains, mesh.chains(chains)
         self.total, self.names, self.kept = draws, names, 0
         self.block = min(draws, block or draws)
-        self.draws = torch.zeros(len(self.own), self.block, dim, dtype=dtype, device=device)
+        # Without values, memory is not taken before there are draws.
+        self.draws = torch.empty(len(self.own), self.block, dim, dtype=dtype, device=device)
         self.statistics = torch.zeros(len(self.own), self.block, len(names), dtype=torch.float64, device=device)
         self.filled = 0
         self.before = 0.0

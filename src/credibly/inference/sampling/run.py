@@ -38,7 +38,7 @@ from credibly.inference.sampling.identity import check_same
 from credibly.inference.sampling.loop import run_loop
 from credibly.inference.sampling.recording import FolderRecorder, Recorder
 from credibly.inference.sampling.sampler import Sampler, Stopped
-from credibly.inference.sampling.starts import describe_starts, refuse_random_layers, starts
+from credibly.inference.sampling.starts import describe_starts, starts
 from credibly.inference.sampling.until import Until
 from credibly.inference.streaming import check_streamable
 from credibly.inference.target import Target, to_target
@@ -116,7 +116,6 @@ class SamplingMethod(Method):
                     check_not_unfinished(out)
                 check_run(seed, out)
             if isinstance(problem, Problem):
-                refuse_random_layers(problem)
                 refuse_moving(problem.moving)
             if world.size > 1:
                 check_same_everywhere(world, problem, self, seed)

@@ -248,7 +248,11 @@ class SGMCMCSampler(Sampler):
         for c in range(self.chains):
             one = slice(c, c + 1)
             own = rows[one] if rows is not None else None
-            self.step(*(b[one] for b in buffers), own, self.noise.of(c, t), controls)
+            self.step(*(b[one] for b in buffers), own, self._noise_of(c, t), controls)
+
+    def _noise_of(self, c: int, t: int) -> Any:
+        """Return the noise of one chain's step, in pieces for a step on the module."""
+        return self.noise.pieces(c, t) if isinstance(self.step, ModuleLangevin) else self.noise.of(c, t)
 
     def prolong(self, draws: int, *, anew: bool) -> None:
         """Add draws; anew, with twice as many steps per draw."""
@@ -276,9 +280,10 @@ class SGMCMCSampler(Sampler):
                 if self.adapts_root:
                     self.squares += torch.square(gradient) / FIRST_GRADIENTS
             self.gradient.copy_(gradient)
+            del gradient
             streams = [stream(self.seed, "first momentum", c, device=device) for c in self.own]
             for own, momentum in zip(streams, self.momentum):
-                momentum.copy_(torch.randn(theta.shape[1], generator=own, device=device, dtype=theta.dtype))
+                momentum.normal_(generator=own)
             self.warm.begin(theta, self._root())
 
     # -- state and reporting -------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class StreamSampler(SGMCMCSampler):
             self.step.scale, rows = self.scale, None  # type: ignore[assignment]
         for c in range(self.chains):
             one = slice(c, c + 1)
-            self.step(*(b[one] for b in self._buffers()), rows, self.noise.of(c, t), controls)
+            self.step(*(b[one] for b in self._buffers()), rows, self._noise_of(c, t), controls)
 
     @property
     def gradients(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from credibly.core.rng import stream
 from credibly.errors import InputError
@@ -124,20 +124,4 @@ def check_start(parts: dict[str, Tensor], gap: Tensor, first: int = 0) -> None:
             "net",
             f"its log likelihood changed by {float(gap):.3g} between two evaluations at one point",
             "The density must be deterministic: remove random layers (such as dropout inside forward) from the network",
-        )
-
-
-def refuse_random_layers(problem: Problem) -> None:
-    """Raise if the network has active dropout: a sampler needs one density of the weights."""
-    kinds = (nn.modules.dropout._DropoutNd,)
-    active = [
-        n or type(m).__name__ for n, m in problem.layout.module.named_modules() if isinstance(m, kinds) and m.p > 0
-    ]
-    active += problem.layout.silenced
-    if active:
-        raise InputError(
-            "net",
-            f"has active dropout ({', '.join(active[:5])})",
-            "Remove it or set its rate to 0: a sampler explores the posterior of the weights. "
-            "MCDropout is the method that uses dropout",
         )

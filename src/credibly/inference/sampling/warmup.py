@@ -73,6 +73,8 @@ class Warmup:
         self.common_from = plan.warmup + 1
         if plan.pooled:
             self.common_from = self.phases[-1][1] if len(self.phases) > 1 else plan.warmup // 3
+        # Whether they do. A process may hold a single chain of several, so the length of a tensor cannot tell.
+        self.common = False
         self.length, self.inverse_mass = plan.length, plan.inverse_mass
         self.size = torch.full((self.chains,), plan.step_size or 0.0, dtype=torch.float64)
         self.dual = DualAveraging(torch.ones(self.chains), plan.target_accept)
@@ -109,11 +111,10 @@ class Warmup:
 
         def acceptance(sizes: Tensor, trial: int) -> Tensor:
             own = self.one_step(sizes.expand(self.chains), trial)
-            return harmonic_mean(self._of_all(own)) if common else own
+            return harmonic_mean(self._of_all(own)) if self.common else own
 
-        common = len(size) < self.chains
         found = search_step_size(acceptance, size, self.plan.target_accept)
-        return usable_step_sizes(found, found if common else self._of_all(found))
+        return usable_step_sizes(found, found if self.common else self._of_all(found))
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
         """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
@@ -133,6 +134,7 @@ class Warmup:
                 self._set_mass()
         if self.plan.step_size is None:
             if t + 1 == self.common_from:
+                self.common = self.plan.chains > 1
                 # What every chain accepts is known by now: larger steps would lose the worst of them.
                 self._restart_step_size(harmonic_mean(self._of_all(self.dual.final)), optimism=1.0)
             elif name == "mass" and t + 1 == end:
@@ -220,6 +222,7 @@ class Warmup:
         self.size, self.rejected = tensors["size"], tensors["rejected"].to(device)
         self.pool.recent, self.pool.limited = tensors["pool.recent"], tensors["pool.limited"]
         self.restarts = [Restart(*map(int, row)) for row in tensors["restarts"].tolist()]
+        self.common = self.common_from <= done and self.plan.chains > 1
         kept = 1 if self.common_from <= done else self.chains
         self.dual.restore({k: v[:kept] if v.ndim else v for k, v in below("dual.").items()})
         if "inverse_mass" in tensors:
