@@ -96,7 +96,10 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
     Raise if the density is not finite or not deterministic there.
     """
     with torch.no_grad():
-        parts = [target.likelihood_and_grad(theta[part]) for part in slices]
+        parts = []
+        for part in slices:
+            target.select_rows(part)
+            parts.append(target.likelihood_and_grad(theta[part]))
         log_lik, gradient = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         log_prior = target.log_prior(theta)
         again = target.likelihood_and_grad(theta[slices[0]])[0]
