@@ -29,12 +29,13 @@ QUICK: dict[str, dict[str, Any]] = {
     "hmc": {**SAMPLING, "trajectory_length": 2e-4},
     "nuts": {**SAMPLING, "max_depth": 1},
     "mclmc": {**SAMPLING, "trajectory_length": 2e-4},
+    "tempering": {**SAMPLING, "temperatures": 2, "trajectory_length": 2e-4},
     "sgld": {**SAMPLING, "thin": 1, "batch_size": 4},
     "sghmc": {**SAMPLING, "thin": 1, "batch_size": 4},
 }
 WORKS = "works"
 # Samplers refuse active dropout.
-DROPOUT = dict.fromkeys(("hmc", "nuts", "mclmc", "sgld", "sghmc"), "has active dropout")
+DROPOUT = dict.fromkeys(("hmc", "nuts", "mclmc", "tempering", "sgld", "sghmc"), "has active dropout")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from credibly.errors import InputError
 from credibly.inference.kernels.tempering import geometric_ladder
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.sampling.tempering import TemperingSampler
+from credibly.inference.sampling.tempering_warmup import Spacing
 from credibly.inference.target import Target
 from credibly.methods.hmc import HMC
 from credibly.posterior.base import Posterior
@@ -42,7 +43,8 @@ class ParallelTempering(SamplingMethod):
         temperatures: how many temperatures from 1 to `hottest`, spaced in warm-up for equal swap acceptance; or the
             temperatures themselves, increasing from 1. They multiply the problem's own temperature of the likelihood.
             A `Density` is tempered as a whole.
-        hottest: the highest temperature, if `temperatures` is a number of them.
+        hottest: the highest temperature, if `temperatures` is a number of them. None takes the highest, up to 10, at
+            which that many temperatures still exchange 40 % of the time.
         trajectory_length: at the lowest temperature; None takes pi/2 times the prior's scale. The others take as many
             steps, of their own size.
         target_accept: acceptance that the step size of each temperature is adapted to.
@@ -107,9 +109,11 @@ class ParallelTempering(SamplingMethod):
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> TemperingSampler:
         """Return the sampler of all ladders, or of those that a mesh assigns to this process."""
-        adapted = not isinstance(self.temperatures, tuple) and self.temperatures > 2
+        spacing: Spacing = "free" if self.hottest is None else "between"
+        if isinstance(self.temperatures, tuple):
+            spacing = "given"
         plan = self._as_hmc().plan(target)
-        return TemperingSampler(target, plan, self.ladder, adapted, seed, mesh or Mesh(World()))
+        return TemperingSampler(target, plan, self.ladder, spacing, seed, mesh or Mesh(World()))
 
     def _as_hmc(self) -> HMC:
         """Return HMC with the settings that both share. It checks them, and its plan is that of the trajectories."""
@@ -129,7 +133,7 @@ class ParallelTempering(SamplingMethod):
         return {"chains": 8, "temperatures": 4, "warmup": 80, "draws": 80, "thin": 2, **_SHORT}
 
 
-# The highest temperature by default.
+# The highest temperature that is chosen.
 HOTTEST = 10.0
 _SHORT: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh"}
 

@@ -19,11 +19,16 @@ distances of Lambda have equal rejections, which makes round trips as frequent a
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 # Least rejection of a pair when temperatures are respaced, so that Lambda increases.
 LEAST = 1e-3
+# Mean rejection beyond which a ladder should not reach higher: with half of the exchanges rejected the number of
+# temperatures is optimal (Syed et al. 2021), and with nearly all of them nothing travels.
+MOST = 0.6
 
 
 def geometric_ladder(count: int, hottest: float) -> Tensor:
@@ -62,18 +67,29 @@ def exchange(probability: Tensor, uniform: Tensor, iteration: int) -> Tensor:
     return order
 
 
-def respace(beta: Tensor, rejection: Tensor) -> Tensor:
-    """Return as many inverse temperatures (K,), with the same ends, at equal distances of the communication barrier.
+def respace(beta: Tensor, rejection: Tensor, least: float | None = None) -> Tensor:
+    """Return as many inverse temperatures (K,) at equal distances of the communication barrier.
 
     Args:
         beta: the inverse temperatures (K,) that the rejections were measured with.
         rejection: mean rejection of every pair of neighbours, (K-1,).
+        least: None keeps both ends. Otherwise the last one is the smallest, from `least` on, for which neighbours are
+            rejected no more often than `MOST`; beyond the present one the barrier is extrapolated.
     """
     rejection = rejection.double().clamp(min=LEAST)
-    barrier = torch.cat([rejection.new_zeros(1), rejection.cumsum(0)])
-    wanted = barrier[-1] * torch.linspace(0, 1, len(beta), dtype=torch.float64)
-    spaced = interpolate(wanted, barrier, beta.log()).exp()
-    spaced[0], spaced[-1] = beta[0], beta[-1]
+    barrier, logs = torch.cat([rejection.new_zeros(1), rejection.cumsum(0)]), beta.log()
+    reach = barrier[-1]
+    if least is not None:
+        slope = rejection[-1] / (logs[-2] - logs[-1])
+        further = (logs[-1] - math.log(least)).clamp(min=0)
+        if further > 0:
+            barrier, logs = torch.cat([barrier, barrier[-1:] + slope * further]), torch.cat([logs, logs[-1:] - further])
+        reach = barrier[-1].clamp(max=MOST * len(rejection))
+    wanted = reach * torch.linspace(0, 1, len(beta), dtype=torch.float64)
+    spaced = interpolate(wanted, barrier, logs).exp()
+    spaced[0] = beta[0]
+    if least is None:
+        spaced[-1] = beta[-1]
     return spaced
 
 

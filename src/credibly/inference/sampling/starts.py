@@ -96,10 +96,7 @@ def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: in
     Raise if the density is not finite or not deterministic there.
     """
     with torch.no_grad():
-        parts = []
-        for part in slices:
-            target.select_rows(part)
-            parts.append(target.likelihood_and_grad(theta[part]))
+        parts = [target.likelihood_and_grad(theta[part]) for part in slices]
         log_lik, gradient = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
         log_prior = target.log_prior(theta)
         again = target.likelihood_and_grad(theta[slices[0]])[0]

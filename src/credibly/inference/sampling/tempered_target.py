@@ -42,11 +42,10 @@ class TemperedTarget(Target):
 
     def select_rows(self, part: slice) -> None:
         """Set which rows are evaluated from here on."""
-        factors = self.beta[part].to(self.dtype).unsqueeze(1)
-        if len(factors) in self._factors:
-            self._factors[len(factors)].copy_(factors)
-        else:
-            self._factors[len(factors)] = factors
+        beta = self.beta[part].unsqueeze(1)
+        if len(beta) not in self._factors:
+            self._factors[len(beta)] = torch.empty_like(beta, dtype=self.dtype)
+        self._factors[len(beta)].copy_(beta)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log likelihood (C,), not tempered, and the gradient of the tempered log density (C, D)."""

@@ -26,7 +26,7 @@ from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.sampling.starts import evaluate_start
 from credibly.inference.sampling.tempered_target import TemperedTarget
-from credibly.inference.sampling.tempering_warmup import TemperingWarmup
+from credibly.inference.sampling.tempering_warmup import Spacing, TemperingWarmup
 from credibly.inference.sampling.trajectory import ChunkedTrajectories
 from credibly.inference.sampling.warmup import UNSCALED_STEPS
 from credibly.inference.target import Target
@@ -39,13 +39,13 @@ class TemperingSampler(Sampler):
         target: the density at the problem's own temperature.
         plan: of the trajectories; its chains are the ladders.
         beta: inverse temperatures (K,), decreasing from 1.
-        adapted: whether warm-up spaces them anew.
+        spacing: whether and how warm-up spaces them anew.
         seed, mesh: of the run.
     """
 
     names = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior", "swapped")
 
-    def __init__(self, target: Target, plan: HMCPlan, beta: Tensor, adapted: bool, seed: int, mesh: Mesh) -> None:
+    def __init__(self, target: Target, plan: HMCPlan, beta: Tensor, spacing: Spacing, seed: int, mesh: Mesh) -> None:
         self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh
         self.own, self.warmup, self.count = mesh.chains(plan.chains), plan.warmup, len(beta)
         self.chains = len(self.own)
@@ -62,7 +62,7 @@ class TemperingSampler(Sampler):
         self.coins = ChainNoise(
             seed, "swap", self.own, self.count - 1, device=device, dtype=torch.float64, uniform=True
         )
-        self.adaptation = TemperingWarmup(target, plan, mesh, beta, adapted, self._one_step)
+        self.adaptation = TemperingWarmup(target, plan, mesh, beta, spacing, self._one_step)
         self.tempered.set_beta(beta.repeat(self.chains))
         self.state: State
         # Whether a position has been at the highest temperature since it was last at the lowest, (C, K).
@@ -86,12 +86,13 @@ class TemperingSampler(Sampler):
 
     def start(self, theta: Tensor) -> None:
         """Start all replicas of a ladder at its starting point, and search for rough step sizes."""
-        everywhere = theta.repeat_interleave(self.count, 0)
-        log_lik, gradient, log_prior = evaluate_start(
-            self.tempered, everywhere, self.trajectories.slices, self.rows.start
-        )
-        self.state = State(everywhere, gradient, log_lik, log_prior, torch.zeros_like(everywhere))
-        self.gradients += 1
+        most = self.target.at_once(self.chains)
+        slices = [slice(a, min(a + most, self.chains)) for a in range(0, self.chains, most)]
+        log_lik, gradient, log_prior = evaluate_start(self.target, theta, slices, self.own.start)
+        found = (theta, gradient, log_lik, log_prior, torch.zeros_like(theta))
+        state = State(*(part.repeat_interleave(self.count, 0) for part in found))
+        gradient = self.tempered.at_other_beta(state.theta, state.gradient, self.tempered.beta)
+        self.state = state._replace(gradient=gradient)
         self.adaptation.begin()
 
     def tensors(self) -> dict[str, Tensor]:
@@ -305,7 +306,8 @@ class TemperingSampler(Sampler):
             "divergences": [int(d) for d in divergent[:, 0].tolist()],
             "divergences_by_temperature": [int(d) for d in divergent.sum(0).tolist()],
             "warmup_divergences": [int(d) for d in self._of_all(self.early).tolist()],
-            "gradients": self.gradients * self.count * self.plan.chains,
+            # All replicas of a ladder share the one at their starting point.
+            "gradients": (self.gradients * self.count + 1) * self.plan.chains,
             "chains_at_once": self.trajectories.largest,
             "mesh": list(self.mesh.shape),
             "one_piece": self.target.whole(self.trajectories.largest),

@@ -8,6 +8,7 @@ old ones, and a diagonal mass is set to the variances that the coldest replicas 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from credibly.inference.target import Target
 
 # Without evidence, step sizes drift towards this multiple of the last ones after a change of ladder or mass.
 OPTIMISM = 2.0
+# Temperatures as given; between given ends; or up to where neighbours still exchange, at most to the given end.
+Spacing = Literal["given", "between", "free"]
 
 
 class TemperingWarmup:
@@ -36,7 +39,7 @@ class TemperingWarmup:
     Args:
         target, plan, mesh: of the run; `plan.chains` counts the ladders.
         beta: the first inverse temperatures (K,).
-        adapted: whether they are spaced anew; the ends stay.
+        spacing: whether and how they are spaced anew.
         one_step: `one_step(sizes, trial)` returns the acceptance (C, K) of one integrator step of the sizes (K,) from
             the current positions; `trial` tells apart the momenta of repeated calls.
 
@@ -53,16 +56,17 @@ class TemperingWarmup:
         plan: HMCPlan,
         mesh: Mesh,
         beta: Tensor,
-        adapted: bool,
+        spacing: Spacing,
         one_step: Callable[[Tensor, int], Tensor],
     ) -> None:
         self.target, self.plan, self.mesh, self.one_step = target, plan, mesh, one_step
-        self.beta, self.adapted, self.inverse_mass = beta, adapted, plan.inverse_mass
-        self.learns_mass = plan.mass == "diagonal"
+        self.beta, self.spacing, self.inverse_mass = beta, spacing, plan.inverse_mass
+        # The inverse of the highest temperature that a ladder may reach.
+        self.least, self.learns_mass = float(beta[-1]), plan.mass == "diagonal"
         self.ladders = len(mesh.chains(plan.chains))
         self.phases = [
             ("ladder" if name == "mass" else name, first, end)
-            for name, first, end in windows(plan.warmup, adapted or self.learns_mass)
+            for name, first, end in windows(plan.warmup, spacing != "given" or self.learns_mass)
         ]
         self.dual = DualAveraging(torch.ones(len(beta)), plan.target_accept)
         self.size = self.dual.size
@@ -126,14 +130,14 @@ class TemperingWarmup:
             self.inverse_mass = variance.to(self.target.dtype)
             self.draws, self.gradients = self._empty(), self._empty()
             sizes = self._search(sizes)
-        if self.adapted:
-            before = self.beta
-            self.beta = respace(before, self.rejected / self.counted)
+        if self.spacing != "given":
+            before, least = self.beta, self.least if self.spacing == "free" else None
+            self.beta = respace(before, self.rejected / self.counted, least)
             sizes = interpolate(-self.beta.log(), -before.log(), sizes.log()).exp()
         self.rejected, self.counted = torch.zeros_like(self.rejected), 0
         self.dual.restart(sizes, OPTIMISM)
         self.size = self.dual.size
-        return self.adapted
+        return self.spacing != "given"
 
     # -- state ---------------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:
