@@ -56,9 +56,7 @@ def main() -> None:
         chains, times = args.ladders, args.temperatures
         short, length = {"warmup": args.warmup, "draws": args.draws}, {"warmup": times * args.warmup}
         runs = {
-            "tempering": cr.ParallelTempering(
-                chains=chains, temperatures=times, hottest=args.hottest, **short, **PATH
-            ),
+            "tempering": cr.ParallelTempering(chains=chains, temperatures=times, hottest=args.hottest, **short, **PATH),
             f"HMC, {chains * times} chains": cr.HMC(chains=chains * times, **short, **PATH),
             f"HMC, {chains} chains": cr.HMC(chains=chains, draws=args.draws, thin=times, **length, **PATH),
         }

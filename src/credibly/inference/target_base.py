@@ -57,7 +57,8 @@ class Target(ABC):
         return torch.zeros_like(theta)
 
     def select_rows(self, part: slice) -> None:
-        """Prepare to evaluate the chains in `part`. Only a target that differs between chains has something to do."""
+        """Prepare to evaluate the chains in `part`; only targets that differ between chains have something to do."""
+        return None
 
     @abstractmethod
     def features(self, theta: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ The exchanges are in `credibly.inference.kernels.tempering`, the sampler in `cre
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import InitVar, dataclass
+import itertools
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -47,13 +48,14 @@ class ParallelTempering(SamplingMethod):
             which that many temperatures still exchange 40 % of the time.
         trajectory_length: at the lowest temperature; None takes pi/2 times the prior's scale. The others take as many
             steps, of their own size.
+        step_size: at the lowest temperature; at T it is sqrt(T) times as large. None finds one for every temperature
+            during warm-up.
         target_accept: acceptance that the step size of each temperature is adapted to.
         mass: "identity", "prior", "diagonal" or "auto", as in `HMC`; the same at all temperatures.
         jitter, refresh, integrator, max_steps: of the trajectories, as in `HMC`.
         thin: iterations per draw.
         init, start_steps: of the ladders, as in `HMC`; all replicas of a ladder start at the same point.
         draw_dtype, compile, until, budget: as in `HMC`.
-        step_size: not a setting of ParallelTempering. It raises an error that says so.
     """
 
     name: ClassVar[str] = "tempering"
@@ -65,6 +67,7 @@ class ParallelTempering(SamplingMethod):
     temperatures: int | tuple[float, ...] = 8
     hottest: float | None = None
     trajectory_length: float | None = None
+    step_size: float | None = None
     target_accept: float = 0.8
     mass: str = "auto"
     jitter: float | None = None
@@ -78,12 +81,8 @@ class ParallelTempering(SamplingMethod):
     compile: Compile = "auto"
     until: str | None = None
     budget: float | str | None = None
-    step_size: InitVar[None] = None
 
-    def __post_init__(self, step_size: None) -> None:
-        if step_size is not None:
-            found = f"must not be passed to ParallelTempering, which finds one per temperature, got {step_size!r}"
-            raise InputError("step_size", found, "Pass target_accept for smaller or larger steps")
+    def __post_init__(self) -> None:
         if isinstance(self.temperatures, (list, tuple)):
             _check_ladder(self.temperatures)
             object.__setattr__(self, "temperatures", tuple(float(t) for t in self.temperatures))
@@ -150,5 +149,5 @@ def _check_ladder(temperatures: list[float] | tuple[float, ...]) -> None:
         raise InputError("temperatures", found, "For a cold posterior pass temperature= to the Problem")
     if temperatures[0] != 1:
         raise InputError("temperatures", f"must begin with 1, the problem's own temperature, got {temperatures[0]!r}")
-    if any(b <= a for a, b in zip(temperatures, temperatures[1:])):
+    if any(b <= a for a, b in itertools.pairwise(temperatures)):
         raise InputError("temperatures", f"must increase, got {tuple(temperatures)!r}")

@@ -192,7 +192,7 @@ class TemperingSampler(Sampler):
 
     def _steps(self, t: int) -> int:
         """Return the steps of this trajectory: those that the lowest temperature needs for the trajectory length."""
-        length, most = self.plan.length, self.max_steps
+        length, most = self.plan.length, self._most_steps
         if self.plan.jitter:
             uniform = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length *= 1 + self.plan.jitter * (2 * float(uniform) - 1)
@@ -228,8 +228,9 @@ class TemperingSampler(Sampler):
         self.lost = self.lost + 1 if bool(self._of_all(divergent).all()) else 0
         if self.lost == PATIENCE:
             raise SamplingError(
-                f"warmup: every trajectory diverged in the first {PATIENCE} iterations after it, with step size "
-                f"{float(self.adaptation.size[0]):.3g}. Pass more than {self.warmup} iterations or another init"
+                f"step_size: every trajectory diverged in the first {PATIENCE} iterations after warm-up with step size "
+                f"{float(self.adaptation.size[0]):.3g}. Pass a smaller step_size, or None and more than {self.warmup} "
+                "iterations, or another init"
             )
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -241,11 +242,16 @@ class TemperingSampler(Sampler):
         """Add draws. Anew, trajectories that `max_steps` cuts become longer; else there are more of them per draw."""
         if anew:
             self.begun = self.total = self.done
-            if self._wanted > self.max_steps:
+            if self._wanted > self._most_steps:
                 self.max_steps *= 2
             else:
                 self.thin *= 2
         self.total += draws * self.thin
+
+    @property
+    def _most_steps(self) -> float:
+        """Most steps of a trajectory: no limit if the step size is given."""
+        return self.max_steps if self.plan.step_size is None else math.inf
 
     @property
     def _wanted(self) -> int:
@@ -297,8 +303,8 @@ class TemperingSampler(Sampler):
             "iterations": self.counted,
             "step_size": self.adaptation.size.tolist(),
             "trajectory_length": self.plan.length,
-            "steps": min(self._wanted, self.max_steps),
-            "trajectory_shortened": self._wanted > self.max_steps,
+            "steps": int(min(self._wanted, self._most_steps)),
+            "trajectory_shortened": self._wanted > self._most_steps,
             "mass": self.plan.mass,
             "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
             "acceptance": (accepted[:, 0] / count).tolist(),

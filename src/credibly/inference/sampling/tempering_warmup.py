@@ -1,8 +1,8 @@
 """What parallel tempering adapts during warm-up and then freezes: temperatures, a step size for each, and the mass.
 
-Step sizes follow dual averaging of the mean acceptance of all ladders at a temperature. At the end of each window (of
-doubling length) the temperatures are spaced anew for equal swap acceptance, with step sizes interpolated between the
-old ones, and a diagonal mass is set to the variances that the coldest replicas have had.
+Step sizes follow dual averaging of the mean acceptance of all ladders at a temperature, unless they are given. At the
+end of each window (of doubling length) the temperatures are spaced anew for equal swap acceptance, with step sizes
+interpolated between the old ones, and a diagonal mass is set to the variances that the coldest replicas have had.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TemperingWarmup:
             for name, first, end in windows(plan.warmup, spacing != "given" or self.learns_mass)
         ]
         self.dual = DualAveraging(torch.ones(len(beta)), plan.target_accept)
-        self.size = self.dual.size
+        self.size = self.dual.size if plan.step_size is None else plan.step_size * beta.rsqrt()
         # Rejections of the pairs in this window, summed, and their number.
         self.rejected = torch.zeros(len(beta) - 1, dtype=torch.float64)
         self.counted = 0
@@ -80,7 +80,9 @@ class TemperingWarmup:
         return next(phase for phase in self.phases if phase[1] <= t < phase[2])
 
     def begin(self) -> None:
-        """Search for rough step sizes from the starting points."""
+        """Search for rough step sizes from the starting points, unless they are given."""
+        if self.plan.step_size is not None:
+            return
         self.dual.restart(self._search(torch.full_like(self.dual.log_size, self.plan.first_step_size)))
         self.size = self.dual.size
 
@@ -102,8 +104,10 @@ class TemperingWarmup:
             acceptance: of the trajectories, (C, K).
             rejection: of exchanges of neighbours, (C, K-1).
         """
-        self.dual.update(self._of_all(acceptance).double().mean(0))
-        self.size, moved = self.dual.size, False
+        given, moved = self.plan.step_size is not None, False
+        if not given:
+            self.dual.update(self._of_all(acceptance).double().mean(0))
+            self.size = self.dual.size
         name, _, end = self.phase(t)
         if name == "ladder":
             self.rejected = self.rejected + self._of_all(rejection).mean(0).cpu()
@@ -113,7 +117,7 @@ class TemperingWarmup:
                 self.gradients.update(gradient)
             if t + 1 == end:
                 moved = self._renew()
-        if t + 1 == self.plan.warmup:
+        if t + 1 == self.plan.warmup and not given:
             self.size = self.dual.final
         return moved
 
@@ -129,14 +133,14 @@ class TemperingWarmup:
             )
             self.inverse_mass = variance.to(self.target.dtype)
             self.draws, self.gradients = self._empty(), self._empty()
-            sizes = self._search(sizes)
+            sizes = sizes if self.plan.step_size is not None else self._search(sizes)
         if self.spacing != "given":
             before, least = self.beta, self.least if self.spacing == "free" else None
             self.beta = respace(before, self.rejected / self.counted, least)
             sizes = interpolate(-self.beta.log(), -before.log(), sizes.log()).exp()
         self.rejected, self.counted = torch.zeros_like(self.rejected), 0
         self.dual.restart(sizes, OPTIMISM)
-        self.size = self.dual.size
+        self.size = self.dual.size if self.plan.step_size is None else self.plan.step_size * self.beta.rsqrt()
         return self.spacing != "given"
 
     # -- state ---------------------------------------------------------------------------------------------------------
