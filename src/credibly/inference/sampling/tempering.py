@@ -123,7 +123,7 @@ class TemperingSampler(Sampler):
 
     def _by_ladder(self, values: Tensor) -> Tensor:
         """Return what rows have, (C K, ...), as (C, K, ...)."""
-        return values.unflatten(0, (self.chains, self.count))
+        return values.reshape(self.chains, self.count, *values.shape[1:])
 
     def _of_all(self, own: Tensor) -> Tensor:
         return self.mesh.all_chains(own, self.plan.chains)
