@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         DeepEnsemble,
         Laplace,
         MCDropout,
+        ParallelTempering,
     )
     from credibly.methods.resuming import resume
     from credibly.metrics import evaluation, information
@@ -93,6 +94,7 @@ __all__ = [
     "LaplacePosterior",
     "Layout",
     "MCDropout",
+    "ParallelTempering",
     "PeerError",
     "Posterior",
     "Predictive",
@@ -145,6 +147,7 @@ _HOMES = {
         "DeepEnsemble",
         "Laplace",
         "MCDropout",
+        "ParallelTempering",
     ),
     "credibly.methods.resuming": ("resume",),
     "credibly.metrics.evaluation": ("evaluate",),

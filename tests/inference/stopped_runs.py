@@ -75,6 +75,11 @@ def mclmc(**settings):
     return cr.MCLMC(**{**given, **settings})
 
 
+def tempering(**settings):
+    given = {"chains": 2, "draws": 8, "warmup": 20, "temperatures": 3, "trajectory_length": 0.3, "max_steps": 4}
+    return cr.ParallelTempering(**{**given, "init": "prior", "compile": False, **settings})
+
+
 def quick(**settings):
     return hmc(**{"warmup": 2, "step_size": 0.05, "trajectory_length": 0.1, "draws": 5, "chains": 2, **settings})
 

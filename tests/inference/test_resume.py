@@ -5,7 +5,22 @@ import time
 
 import pytest
 import torch
-from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, mclmc, nuts, quick, same, sg, tidy
+from stopped_runs import (
+    Crash,
+    StoppedRuns,
+    begin,
+    density,
+    hmc,
+    make,
+    manifest_of,
+    mclmc,
+    nuts,
+    quick,
+    same,
+    sg,
+    tempering,
+    tidy,
+)
 
 import credibly as cr
 from conftest import mlp
@@ -45,6 +60,8 @@ RUNS = {
     "nuts, a density": (nuts(thin=2), lambda seed=0: density()),
     "mclmc": (mclmc(), make),
     "mclmc, adjusted": (mclmc(adjusted=True, thin=2), make),
+    "tempering": (tempering(), make),
+    "tempering, a density": (tempering(mass="diagonal", refresh=0.4, thin=2), lambda seed=0: density()),
     "sgld": (sg(cr.SGLD), make),
     "sgld, polynomial and preconditioned": (sg(cr.SGLD, schedule="polynomial", preconditioner="rmsprop"), make),
     "sghmc": (sg(cr.SGHMC), make),

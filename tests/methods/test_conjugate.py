@@ -117,6 +117,15 @@ def test_adjusted_mclmc_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
     assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
 
 
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.2, 4.0)])
+def test_tempering_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
+    """The draws are those of the problem's own temperatures, whatever the ladder above them."""
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    settings = {"chains": 32, "temperatures": 3, "warmup": 80, "draws": 100, "mass": "diagonal"}
+    method = cr.ParallelTempering(**settings, init="prior", compile=False)
+    assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
+
+
 def exact_draws(conjugate, count):
     mean, covariance = conjugate.exact()
     return mean + randn(count, len(mean), dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T

@@ -37,6 +37,7 @@ QUICK = {
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
     "nuts": {**SAMPLING, "max_depth": 3},
     "mclmc": {**SAMPLING, "warmup": 40, "max_steps": 4},
+    "tempering": {**SAMPLING, "temperatures": 2, "trajectory_length": 0.2},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},
 }
@@ -45,6 +46,7 @@ LONGER = {
     "hmc": {"warmup": 40},
     "nuts": {"warmup": 40, "max_depth": 6},
     "mclmc": {"warmup": 80, "max_steps": 20},
+    "tempering": {"warmup": 40},
     "sgld": {"warmup": 400, "step_size": 2e-4},
     "sghmc": {"warmup": 400, "step_size": 5e-3},
 }

@@ -117,6 +117,12 @@ def test_the_step_size_rule():
     given = plan(batch_size=8, momentum=0.9)
     some = Estimate(100.0, 5.0)
     assert momentum_step(some, given, even) == pytest.approx(math.sqrt(0.1 * -math.log(0.9) / 5))
+    # With a control variate the mean over the three steps of an epoch counts: V' (3 h)^2 / 3, or V' 3 eps / 2.
+    variate = plan(batch_size=8, control_variate=True)
+    size = momentum_step(noisy, variate, even)
+    assert size * 1e6 * (3 * size) ** 2 / 3 / (2 * 1.4) == pytest.approx(0.05)
+    size = overdamped_step(noisy, variate, even)
+    assert size * 1e6 * 3 * size / 2 / 4 == pytest.approx(0.05)
 
 
 # -- control variates --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "hmc": {**SAMPLING, "trajectory_length": 2e-4},
     "nuts": {**SAMPLING, "max_depth": 1},
     "mclmc": {**SAMPLING, "trajectory_length": 2e-4},
+    "tempering": {**SAMPLING, "temperatures": 2, "trajectory_length": 2e-4},
     "sgld": {**SAMPLING, "thin": 1, "batch_size": 4},
     "sghmc": {**SAMPLING, "thin": 1, "batch_size": 4},
 }

@@ -106,7 +106,7 @@ class ProblemTarget(Target):
             return self.backend.trajectories.likelihood_and_grad(theta)
         if self.whole(len(theta)):
             return self._in_strips(theta, self.problem.rows, self.weights[1])
-        prior, _ = grad_and_aux(self._prior_term, theta)
+        prior = self.prior_gradient(theta)
         gradient = torch.zeros_like(prior) if self.sharded else prior
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         for block in self.local.blocks(len(theta)):
@@ -173,6 +173,10 @@ class ProblemTarget(Target):
         gradient, lik = grad_and_aux(total, theta)
         return lik.detach(), gradient
 
+    def prior_gradient(self, theta: Tensor) -> Tensor:
+        """Return the gradient (C, D) of the tempered log prior."""
+        return grad_and_aux(self._prior_term, theta)[0]
+
     def _prior_term(self, theta: Tensor) -> tuple[Tensor, None]:
         return (self.problem.prior.log_prob(theta) * self.weights[1]).sum(), None
 
@@ -225,7 +229,7 @@ class StreamTarget(ProblemTarget):
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Return log likelihood and gradient as estimated by the rows at hand, scaled to N."""
-        gradient, _ = grad_and_aux(self._prior_term, theta)
+        gradient = self.prior_gradient(theta)
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         scale = self.problem.n / len(self.problem.y)
         for block in self.problem.blocks(len(theta)):

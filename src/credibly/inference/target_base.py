@@ -55,6 +55,14 @@ class Target(ABC):
     def log_prior(self, theta: Tensor) -> Tensor:
         """Return the log prior (C,) in float64."""
 
+    def prior_gradient(self, theta: Tensor) -> Tensor:
+        """Return the gradient (C, D) of weights[1] * log prior; zeros where all of the density is likelihood."""
+        return torch.zeros_like(theta)
+
+    def select_rows(self, part: slice) -> None:
+        """Prepare to evaluate the chains in `part`; only targets that differ between chains have something to do."""
+        return None
+
     @abstractmethod
     def features(self, theta: Tensor) -> Tensor:
         """Return the quantities (C, F) in float64 that mixing is judged by: predictions, or coordinates."""

@@ -14,10 +14,14 @@ from credibly.methods.nuts import NUTS
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
 from credibly.methods.swag import SWAG
+from credibly.methods.tempering import ParallelTempering
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
-    for method in (MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG, HMC, NUTS, MCLMC, SGLD, SGHMC)
+    for method in (
+        *(MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG),
+        *(HMC, NUTS, MCLMC, ParallelTempering, SGLD, SGHMC),
+    )
 }
 
 __all__ = [
@@ -35,4 +39,5 @@ __all__ = [
     "Laplace",
     "MCDropout",
     "Method",
+    "ParallelTempering",
 ]

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.checks import check_choice
+from credibly.core.tempering import weighted_sum
 
 # theta (C, D) -> log likelihood (C,), gradient of log p (C, D).
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -127,11 +128,16 @@ def refresh(momentum: Tensor, noise: Tensor, inverse_mass: Tensor | None, fracti
 
 
 def metropolis(
-    state: State, proposal: State, inverse_mass: Tensor | None, uniform: Tensor, weights: tuple[float, float]
+    state: State,
+    proposal: State,
+    inverse_mass: Tensor | None,
+    uniform: Tensor,
+    weights: tuple[float | Tensor, float],
 ) -> tuple[State, Info]:
     """Return the next state: the proposal if it is accepted, else the current state with its momentum reversed.
 
-    `state.momentum` is the momentum at the start of the trajectory; uniform (C,) lies in [0, 1).
+    `state.momentum` is the momentum at the start of the trajectory; uniform (C,) lies in [0, 1). The weight of the
+    likelihood may differ between chains, (C,).
     """
     before, after = kinetic(state.momentum, inverse_mass), kinetic(proposal.momentum, inverse_mass)
     potential = _potential(state, weights)
@@ -154,14 +160,11 @@ def metropolis(
     return chosen, Info(acceptance, accepted, error > DIVERGENT, torch.where(accepted, energy + error, energy), error)
 
 
-def _potential(state: State, weights: tuple[float, float]) -> Tensor:
+def _potential(state: State, weights: tuple[float | Tensor, float]) -> Tensor:
     """Return -log p, (C,)."""
-    likelihood, prior = (
-        part if w == 1 else w * part for w, part in zip(weights, (state.log_likelihood, state.log_prior))
-    )
-    return -(likelihood + prior)
+    return -weighted_sum(state.log_likelihood, weights[0], state.log_prior, weights[1])
 
 
-def _change(after: Tensor, before: Tensor, weight: float) -> Tensor:
+def _change(after: Tensor, before: Tensor, weight: float | Tensor) -> Tensor:
     """Return what one part of the density adds to the energy difference."""
-    return before - after if weight == 1 else weight * (before - after)
+    return weight * (before - after) if isinstance(weight, Tensor) or weight != 1 else before - after

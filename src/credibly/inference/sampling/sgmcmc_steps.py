@@ -15,7 +15,8 @@ h is the step of SGHMC, eps = h^2 that of SGLD:
 A step satisfies the first, and either of the other two. Minibatches of an epoch are disjoint, so their errors cancel
 over it, if it is short against the fastest motion; what remains is the heat of the N mod B rows that an epoch leaves
 out, which is limited to 5 % as well. With a control variate V grows with the distance from the anchor during the steps
-of an epoch, as V(h) = V' (h steps)^2 for SGHMC and V' eps steps for SGLD, and the heat is that of V(h).
+of an epoch, as V' (h k)^2 after k steps of SGHMC and V' eps k for SGLD. Motion is slow against an epoch, so the heat is
+that of its mean: a third and a half of the value at the end.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def overdamped_step(found: Estimate, plan: SGMCMCPlan, batches: Batches | None) 
     if batches is None or batches.whole or found.noise == 0:
         return stable
     if plan.control_variate:
-        return min(stable, math.sqrt(4 * HEAT / (found.noise * batches.per_epoch)))
+        return min(stable, math.sqrt(4 * HEAT / (found.noise * batches.per_epoch / 2)))
     left_out = _left_out(found.noise, batches)
     limit = 4 * HEAT / left_out if left_out else math.inf
     epoch = min(EPOCH_OVERDAMPED / (batches.per_epoch * found.curvature), limit)
@@ -193,11 +194,12 @@ def _left_out(noise: float, batches: Batches) -> float:
 
 
 def _heat_limit(noise: float, plan: SGMCMCPlan, steps: int = 0) -> float:
-    """Return the largest h with h V / (2 friction) = HEAT, for V = V' (h steps)^2 if there are steps since an anchor.
+    """Return the largest h with h V / (2 friction) = HEAT, for V = V' (h steps)^2 / 3 if an anchor moves every `steps`.
 
     A given momentum c has the friction ln(1/c) / h.
     """
     if noise == 0:
         return math.inf
     power = (1 if plan.momentum is None else 2) + (2 if steps else 0)
-    return float((2 * HEAT * plan.friction(1.0) / (noise * max(1, steps) ** 2)) ** (1 / power))
+    growth = steps**2 / 3 if steps else 1.0
+    return float((2 * HEAT * plan.friction(1.0) / (noise * growth)) ** (1 / power))

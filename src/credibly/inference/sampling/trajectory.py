@@ -206,6 +206,7 @@ class ChunkedTrajectories:
         """Return the end points of trajectories from `current`: steps[c] steps of size[c] for chain c."""
         proposals = []
         for part in self.slices:
+            self.target.select_rows(part)
             path = self.by_size[part.stop - part.start]
             start = (current.theta[part], current.momentum[part], current.gradient[part])
             path.run_each(start, size[part], inverse_mass, steps[part], stop)
@@ -228,6 +229,7 @@ class ChunkedTrajectories:
         stop: Stop | None,
     ) -> State:
         """Return where one step of the signed sizes leads the chains of a chunk; those with 0 steps rest."""
+        self.target.select_rows(part)
         path = self.by_size[part.stop - part.start]
         if not path.backend.fused:
             size = size * torch.tensor(steps, device=size.device, dtype=size.dtype)
