@@ -1,0 +1,92 @@
+"""nutpie on the same density: its Rust sampler calls a gradient that JAX has compiled, a thread per chain.
+
+The sampler runs in the background until the time is out and is then stopped. Its chains do not wait for one another;
+draws beyond the shortest chain are dropped.
+"""
+
+import itertools
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import nutpie
+from nutpie.compiled_pyfunc import from_pyfunc
+
+from flat import log_density_of, predictor
+
+# Draws that no budget reaches, and draws whose predictions are computed together.
+ENDLESS, BLOCK = 1_000_000, 256
+
+
+def nutpie_nuts(case, arrays):
+    """Run nutpie's NUTS with the mass adaptation of the case, "diagonal" or "low-rank"."""
+    theta = np.asarray(arrays["theta"], np.float64)
+    function = log_density_of(case, arrays)
+    start = time.perf_counter()
+    gradient = jax.jit(jax.value_and_grad(lambda x: function(x.astype(jnp.float32))))
+    jax.block_until_ready(gradient(theta[0].astype(np.float32)))
+    compile_seconds = time.perf_counter() - start
+    model = _model(gradient, theta)
+    start = time.perf_counter()
+    sampler = nutpie.sample(
+        model,
+        draws=ENDLESS,
+        tune=case["warmup"],
+        chains=len(theta),
+        cores=len(theta),
+        seed=case["seed"],
+        progress_bar=False,
+        blocking=False,
+        low_rank_modified_mass_matrix=case["mass"] == "low-rank",
+        target_accept=case["target"],
+        maxdepth=case["depth"],
+    )
+    time.sleep(case["budget"])
+    trace = sampler.abort()
+    seconds = time.perf_counter() - start
+    draws, counts = _draws(trace)
+    predict, found = predictor(case, arrays), []
+    for first in range(0, draws.shape[1], BLOCK):
+        found.append([np.asarray(part) for part in predict(jnp.asarray(draws[:, first : first + BLOCK], jnp.float32))])
+    functions, noise = (np.concatenate(parts, 1) for parts in zip(*found))
+    info = {"compile": compile_seconds, "seconds": seconds, **counts, "parallel": "a thread per chain"}
+    return {"functions": functions, "log_noise": noise}, info
+
+
+def _model(gradient, theta):
+    """Return nutpie's form of the density; chains start at the given points, in the order in which they ask."""
+    order, lock = itertools.cycle(theta), threading.Lock()
+
+    def initial(seed):
+        with lock:
+            return next(order).copy()
+
+    def make_density():
+        def density(x, **_):
+            value, slope = gradient(x.astype(np.float32))
+            return float(value), np.asarray(slope, np.float64)
+
+        return density
+
+    def make_expand(*_):
+        return lambda x, **_: {"theta": np.asarray(x, np.float64)}
+
+    dim = theta.shape[1]
+    return from_pyfunc(
+        dim, make_density, make_expand, [np.dtype("float64")], [(dim,)], ["theta"], make_initial_point_fn=initial
+    )
+
+
+def _draws(trace):
+    """Return the draws (C, n, D) of the shortest chain's length, and counts over warm-up and draws."""
+    warm, stats = trace.warmup_sample_stats, trace.sample_stats
+    draws = np.asarray(trace.posterior["theta"], np.float64)
+    lengths = np.isfinite(draws[..., 0]).sum(1)
+    shortest = int(lengths.min()) if lengths.size else 0
+    if not shortest:
+        raise RuntimeError("nutpie: the time was out before every chain had a draw")
+    steps = sum(float(np.nansum(np.asarray(one["n_steps"], np.float64))) for one in (warm, stats))
+    divergences = float(np.nansum(np.asarray(stats["diverging"], np.float64)))
+    return draws[:, :shortest], {"gradients": steps, "divergences": divergences}

@@ -1,0 +1,2 @@
+def summary(record): return ""
+def write_page(*a, **k): pass
