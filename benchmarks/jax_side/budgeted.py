@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from blackjax.mcmc import adjusted_mclmc_dynamic, mclmc
-
 from flat import log_density_of, predictor
 
 # Compiled functions and their compile seconds: repetitions on the same data share them.
@@ -118,7 +117,9 @@ def blackjax_mclmc(case, function):
         algorithm = blackjax.mclmc(function, L=length, step_size=size, inverse_mass_matrix=inverse_mass)
 
         def one(state, key):
-            state, _ = jax.lax.scan(lambda s, k: (algorithm.step(k, s)[0], None), state, jax.random.split(key, case["thin"]))
+            state, _ = jax.lax.scan(
+                lambda s, k: (algorithm.step(k, s)[0], None), state, jax.random.split(key, case["thin"])
+            )
             return state, state.position
 
         state, draws = jax.lax.scan(one, state, jax.random.split(key, case["chunk"]))
@@ -218,8 +219,7 @@ def blackjax_chees(case, function):
 
 TOGETHER = ("blackjax_chees",)
 SAMPLERS = {
-    one.__name__: one
-    for one in (blackjax_nuts, numpyro_nuts, blackjax_mclmc, blackjax_adjusted_mclmc, blackjax_chees)
+    one.__name__: one for one in (blackjax_nuts, numpyro_nuts, blackjax_mclmc, blackjax_adjusted_mclmc, blackjax_chees)
 }
 
 

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import nutpie
-from nutpie.compiled_pyfunc import from_pyfunc
-
 from flat import log_density_of, predictor
+from nutpie.compiled_pyfunc import from_pyfunc
 
 # Draws that no budget reaches, and draws whose predictions are computed together.
 ENDLESS, BLOCK = 1_000_000, 256

@@ -34,7 +34,7 @@ def measured(
     if draws < MIN_DRAWS or not bool(torch.isfinite(values).all()):
         return {**found, "ess_worst": None, "ess_median": None, "rhat_worst": None, "rhat_median": None, "trace": None}
     mixing = measure(values)
-    bulk, rhat = torch.nan_to_num(mixing.bulk, nan=0.0), torch.nan_to_num(mixing.rhat, nan=math.inf)
+    bulk, rhat = torch.nan_to_num(mixing.bulk, nan=0.0), torch.nan_to_num(mixing.rhat, nan=math.inf, posinf=math.inf)
     worst = int(rhat.argmax())
     found |= {
         "ess_worst": float(bulk.min()),

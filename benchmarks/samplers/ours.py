@@ -42,9 +42,7 @@ def method_of(entry: dict[str, Any], posterior: Posterior) -> SamplingMethod:
     return method
 
 
-def run(
-    entry: dict[str, Any], posterior: Posterior, seed: int, budget: float
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def run(entry: dict[str, Any], posterior: Posterior, seed: int, budget: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return predictions of the draws, and durations and counts, of one run of `budget` seconds."""
     method = method_of(entry, posterior)
     began = time.perf_counter()
