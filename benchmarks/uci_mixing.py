@@ -81,7 +81,8 @@ def run_split(job: Job) -> Split:
         "prior_scale": job.prior_scale,
         "noise": job.noise,
     }
-    method = cr.METHODS[job.method](until="mixed", budget=job.budget, **job.settings)
+    kind: Any = cr.METHODS[job.method]
+    method = kind(until="mixed", budget=job.budget, **job.settings)
     assert isinstance(method, SamplingMethod)
     began = time.perf_counter()
     try:

@@ -37,7 +37,8 @@ def method_of(entry: dict[str, Any], posterior: Posterior) -> SamplingMethod:
         chosen = recipe.fitter(posterior.problem.n, posterior.problem.dim)
         assert isinstance(chosen, SamplingMethod)
         return dataclasses.replace(chosen, **{**settings, "chains": chains})  # type: ignore[type-var]
-    method = cr.METHODS[entry["method"]](chains=chains, **settings)
+    kind: Any = cr.METHODS[entry["method"]]
+    method = kind(chains=chains, **settings)
     assert isinstance(method, SamplingMethod)
     return method
 
@@ -60,7 +61,7 @@ def run(entry: dict[str, Any], posterior: Posterior, seed: int, budget: float) -
 def _sample(
     method: SamplingMethod, posterior: Posterior, seed: int, more: Callable[[int, float, int], bool]
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Advance the chains while `more(iterations, seconds, draws)` holds; return draws (C, n, D), durations and counts."""
+    """Advance the chains while `more(iterations, seconds, draws)` holds. Return draws (C, n, D), durations, counts."""
     target = to_target(posterior.problem.reduced())
     sampler = method.sampler(target, seed)
     draws: list[Tensor] = []

@@ -52,6 +52,7 @@ class Posterior:
     def arrays(self) -> dict[str, Tensor]:
         """Return what the JAX side needs to build the density and the predictions."""
         loc, scale = self.prior()
+        assert isinstance(self.problem.x, Tensor)
         return {"x": self.problem.x, "y": self.problem.y, "loc": loc, "scale": scale, "x_test": self.x_test}
 
     def check(self, side: JaxSide, seed: int = 0) -> None:
