@@ -61,8 +61,8 @@ def goal_line(one: Comparison) -> str:
     mine, theirs = (_number(e.median("rhat_worst"), ".3f") or "infinite" for e in (one.ours, one.peer))
     return (
         f"- {one.data}, {where}, {one.chains} chains, {ROWS[one.row]}: {one.ours.sampler} has {one.ratio:.2g} times "
-        f"the effective samples per second of the best peer, {one.peer.sampler} (goal {GOALS[one.device]:g}: {verdict}); "
-        f"R-hat of the worst row {mine} and {theirs}"
+        f"the effective samples per second of the best peer, {one.peer.sampler} (goal {GOALS[one.device]:g}: "
+        f"{verdict}); R-hat of the worst row {mine} and {theirs}"
     )
 
 

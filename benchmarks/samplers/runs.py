@@ -67,13 +67,17 @@ def merge(paths: list[Path]) -> Record:
 
 
 def run_all(plan: Plan, record: Record, peers: Peers) -> None:
-    """Run everything that the record does not have yet. A sampler that fails leaves the reason and is tried again."""
+    """Run everything that the record does not have yet with these settings.
+
+    A sampler that fails leaves the reason and is tried again.
+    """
     for name in plan.sets:
         posterior = load(plan.root, name, plan.chains, init=plan.init, device=plan.device)
         for seed in range(plan.repeats):
             for sampler in (*plan.ours, *plan.peers):
-                key = plan.key(name, sampler, seed)
-                if "seconds" in record["runs"].get(key, {}):
+                key, entry = plan.key(name, sampler, seed), {**plan.ours, **plan.peers}[sampler]
+                known = record["runs"].get(key, {})
+                if "seconds" in known and known["entry"] == entry:
                     continue
                 record["runs"][key] = one_run(plan, posterior, sampler, seed, peers)
                 record["versions"] |= peers.versions
@@ -88,6 +92,7 @@ def one_run(plan: Plan, posterior: Posterior, sampler: str, seed: int, peers: Pe
         "data": posterior.name,
         "sampler": sampler,
         "side": "credibly" if mine else settings.library(sampler),
+        "entry": {**plan.ours, **plan.peers}[sampler],
         "seed": seed,
         "device": plan.device,
         "chains": plan.chains,
