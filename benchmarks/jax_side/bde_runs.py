@@ -43,7 +43,7 @@ def bde_regressor(case, arrays):
             n_samples=case["draws"],
             n_thinning=case["thin"],
         )
-        model.fit(x=x, y=y.reshape(-1, 1))
+        model.fit(x=x, y=y.reshape(-1))
         return model, time.perf_counter() - start
 
     _, first = fit(case["seed"])
