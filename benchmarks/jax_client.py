@@ -22,13 +22,35 @@ class PeerError(RuntimeError):
 
 
 class JaxSide:
-    """The JAX process; `close` ends it. `Setting.jax_side` provides one for the duration of a block."""
+    """The JAX process; `close` ends it. `Setting.jax_side` provides one for the duration of a block.
 
-    def __init__(self, python: str | Path, *, devices: int = 1, threads: int | None = None) -> None:
+    Args:
+        python: its interpreter.
+        devices: devices that XLA shall make of the processor.
+        threads: cores that it may use; None for all.
+        wheels: a folder of unpacked packages that the interpreter lacks.
+        platform: "cpu" or "cuda"; None leaves the choice to JAX.
+    """
+
+    def __init__(
+        self,
+        python: str | Path,
+        *,
+        devices: int = 1,
+        threads: int | None = None,
+        wheels: str | Path | None = None,
+        platform: str | None = None,
+    ) -> None:
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
         environment.pop("PYTHONPATH", None)
         if threads is not None:
             environment["BENCHMARK_THREADS"] = str(threads)
+        if wheels is not None:
+            environment["BENCHMARK_WHEELS"] = str(Path(wheels).resolve())
+        if platform is not None:
+            environment["JAX_PLATFORMS"] = platform
+            # By default JAX takes most of the memory of a GPU, which torch and a second process share with it.
+            environment.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
         if devices > 1:
             environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
         self.folder = tempfile.TemporaryDirectory()
@@ -108,10 +130,15 @@ def _to_numpy(value: Any) -> np.ndarray[Any, Any]:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
-def check_density(side: JaxSide, case: Mapping[str, Any], problem: Any, theta: Tensor) -> None:
-    """Exit unless both sides give the same gradient and the same differences of the log density at the given points."""
+def check_density(
+    side: JaxSide, case: Mapping[str, Any], problem: Any, theta: Tensor, *, module: str = "networks", **arrays: Tensor
+) -> None:
+    """Exit unless both sides give the same gradient and the same differences of the log density at the given points.
+
+    `module` is the one of the JAX side that defines the density, `arrays` are what it needs beside the data.
+    """
     theta = torch.cat([theta, 0.5 * theta])
-    _, found = side.fetch(density="networks", **case, x=problem.x, y=problem.y, theta=theta)
+    _, found = side.fetch(density=module, **case, x=problem.x, y=problem.y, theta=theta, **arrays)
     ours = problem.log_density_and_grad(theta)
     value, gradient = ours.log_density, ours.gradient
     theirs = torch.from_numpy(found["gradient"].astype(np.float64))

@@ -18,6 +18,9 @@ _threads = os.environ.get("BENCHMARK_THREADS")
 if _threads and hasattr(os, "sched_setaffinity"):  # XLA starts one thread per core of the process
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(_threads)])
 
+# Packages that this interpreter lacks; they come after its own.
+sys.path += [folder for folder in os.environ.get("BENCHMARK_WHEELS", "").split(os.pathsep) if folder]
+
 import importlib  # noqa: E402
 import importlib.metadata  # noqa: E402
 
@@ -36,13 +39,16 @@ MODULES = {
     "blackjax_nuts": "runs",
     "numpyro_nuts": "runs",
     "blackjax_mclmc": "runs",
+    "budgeted": "budgeted",
+    "nutpie_nuts": "nutpie_runs",
+    "bde_regressor": "bde_runs",
 }
 
 
 def versions():
     """Return the version of each installed peer by name."""
     found = {"jax": jax.__version__, "device": jax.devices()[0].platform}
-    for name in ("blackjax", "numpyro"):
+    for name in ("blackjax", "numpyro", "nutpie", "sklearn-contrib-bde"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
