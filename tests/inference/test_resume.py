@@ -5,7 +5,23 @@ import time
 
 import pytest
 import torch
-from stopped_runs import Crash, StoppedRuns, begin, density, hmc, make, manifest_of, mclmc, nuts, quick, same, sg, tidy
+from stopped_runs import (
+    Crash,
+    StoppedRuns,
+    begin,
+    chees,
+    density,
+    hmc,
+    make,
+    manifest_of,
+    mclmc,
+    mile,
+    nuts,
+    quick,
+    same,
+    sg,
+    tidy,
+)
 
 import credibly as cr
 from conftest import mlp
@@ -43,8 +59,12 @@ RUNS = {
     "nuts": (nuts(), make),
     "nuts, diagonal mass, separate step sizes": (nuts(mass="diagonal", pooled=False), make),
     "nuts, a density": (nuts(thin=2), lambda seed=0: density()),
+    "chees": (chees(), make),
+    "chees, diagonal mass, separate step sizes": (chees(mass="diagonal", pooled=False, warmup=40), make),
+    "chees, a density": (chees(thin=2), lambda seed=0: density()),
     "mclmc": (mclmc(), make),
     "mclmc, adjusted": (mclmc(adjusted=True, thin=2), make),
+    "mile": (mile(), make),
     "sgld": (sg(cr.SGLD), make),
     "sgld, polynomial and preconditioned": (sg(cr.SGLD, schedule="polynomial", preconditioner="rmsprop"), make),
     "sghmc": (sg(cr.SGHMC), make),

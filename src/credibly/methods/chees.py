@@ -23,8 +23,8 @@ from credibly.inference.target import Target
 from credibly.methods.hmc import HMC
 from credibly.posterior.base import Posterior
 
-# Iterations that the trajectory length takes to grow a few dozen times.
-LEAST_WARMUP = 40
+# Iterations in which the trajectory length can grow about ten times.
+LEAST_WARMUP = 20
 
 
 @dataclass(frozen=True, kw_only=True)

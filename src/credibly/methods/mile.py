@@ -38,12 +38,12 @@ class MILE(MCLMC):
 
     name: ClassVar[str] = "mile"
     label: ClassVar[str] = "MILE"
-    chains: int = 12
-    draws: int = 100
-    warmup: int = 100
+    chains: int = 8
+    draws: int = 200
+    warmup: int = 200
     max_steps: int = 50
     init: str | Tensor | Posterior = "ensemble"
-    start_steps: int = 2000
+    start_steps: int = 1000
 
     def __post_init__(self, mass: None) -> None:
         advice = "A member without others is no ensemble; use MCLMC or NUTS for a single chain"

@@ -39,6 +39,6 @@ def use_heteroscedastic_noise(facts: FitSummary) -> tuple[Recommendation, ...]:
 
 def use_sampling(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend HMC for a fit that was not made by a sampler."""
-    if facts.diagnostics is not None or facts.method in ("hmc", "nuts", "mclmc", "sgld", "sghmc"):
+    if facts.diagnostics is not None or facts.method in ("hmc", "nuts", "chees", "mclmc", "mile", "sgld", "sghmc"):
         return ()
     return (Recommendation("Sample the posterior with HMC.", refit_command(facts, method="hmc")),)
