@@ -68,13 +68,23 @@ def test_the_length_neither_leaves_the_range_of_steps_nor_is_pulled_back_into_it
     assert ascent.count == 601
 
 
+def test_an_outlier_does_not_stop_the_ascent():
+    """The criterion of a far start is many orders of magnitude larger than that of the rest of the run."""
+    ascent = LengthAscent()
+    ascent.begin(1.0)
+    ascent.update(1e12, -1e13, least=1e-3, most=1e3)
+    for _ in range(100):
+        ascent.update(1.0, 2.0, least=1e-3, most=1e3)
+    assert ascent.length > 10
+
+
 # -- the learned length ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["density", "network"])
 def test_a_gaussian_has_the_length_of_the_closed_form(kind):
     """C per unit of T is largest at T = pi/2 for lengths spread over (0, T).
 
     Steps are rounded up, by half a step of 0.1 on average, so mean lengths are 0.05 longer and T is up to 0.1 shorter.
-    Learned lengths vary from run to run by about a twelfth.
+    Learned lengths vary from run to run by less than a tenth.
     """
     if kind == "density":
         target = cr.Density(lambda w: -0.5 * w.square().sum(-1), 20, batched=True)
@@ -83,12 +93,8 @@ def test_a_gaussian_has_the_length_of_the_closed_form(kind):
         data = randn(2, 19, dtype=DOUBLE), randn(2, dtype=DOUBLE)
         net = torch.nn.Linear(19, 1).double()
         target = cr.Problem(net, data, Gaussian(1e3), cr.priors.Normal(1.0))
-    found = [
-        sample(target, chains=16, draws=1, warmup=200, step_size=0.1, mass="identity", init="prior", seed=s)
-        for s in range(3)
-    ]
-    lengths = [p.record.history["trajectory_length"] for p in found]
-    assert sum(lengths) / 3 == pytest.approx(math.pi / 2 - 0.05, rel=0.15)
+    posterior = sample(target, chains=16, draws=1, warmup=120, step_size=0.1, mass="identity", init="prior")
+    assert posterior.record.history["trajectory_length"] == pytest.approx(math.pi / 2 - 0.05, rel=0.25)
 
 
 def test_lengths_are_in_units_of_the_mass():
@@ -124,7 +130,7 @@ def test_proposals_that_leave_the_density_do_not_spoil_the_length():
 # -- known posteriors --------------------------------------------------------------------------------------------------
 VARIANTS = {
     "defaults": {},
-    "step size per chain": {"pooled": False},
+    "step size per chain, short trajectories": {"pooled": False, "max_steps": 8},
     "unit mass, thinned": {"mass": "identity", "thin": 2, "draws": 100},
     "fixed step size": {"step_size": 0.4, "mass": "prior"},
     "float32, minimum error": {"integrator": "minimum-error"},
@@ -172,7 +178,7 @@ def test_simulation_based_calibration_of_a_tiny_network():
 
 
 def test_until_mixed_adds_rounds():
-    posterior = sample(density(), chains=4, draws=40, warmup=60, until="mixed")
+    posterior = sample(density(), chains=4, draws=60, warmup=60, until="mixed")
     found = posterior.record.history["until"]
     assert found["met"]
     assert len(found["rounds"]) > 1

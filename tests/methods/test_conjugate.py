@@ -126,7 +126,7 @@ def test_chees_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
 
 def test_mile_has_the_exact_moments_where_there_is_one_mode(conjugate):
     """From a fit of its own, every adjusted chain reaches the only mode, so their mixture is the posterior."""
-    method = cr.MILE(chains=32, draws=100, warmup=80, adjusted=True, start_steps=200, compile=False)
+    method = cr.MILE(chains=24, draws=60, warmup=60, adjusted=True, start_steps=100, compile=False)
     assert_moments(method.fit(conjugate.problem(), seed=0).draws, *conjugate.exact())
 
 

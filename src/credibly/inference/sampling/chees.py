@@ -30,30 +30,36 @@ FIRST_STEPS = 3
 class LengthAscent:
     """Adam (Kingma & Ba 2015) on log T, up the slope of C(T) / T, which is the criterion per gradient.
 
-        g = (dC / d log T - C),    s <- b s + (1 - b) g^2,    log T <- log T + RATE / sqrt(k) g / sqrt(s)
+        g = (dC / d log T - C) / c,    s <- b s + (1 - b) g^2,    log T <- log T + RATE / sqrt(k) g / sqrt(s)
 
+    c is a running geometric mean of C, and g is clipped: the criterion spans many orders of magnitude before chains
+    have reached the bulk of the density, and a single outlier would otherwise stop Adam for the rest of the warm-up.
     `length` is the trajectory length to use next, `final` an average that forgets the first ones.
     """
 
     RATE, DECAY, KAPPA = 0.3, 0.95, 0.75
+    # Decay of the geometric mean, and the largest g.
+    MEMORY, CLIP = 0.8, 10.0
 
     def __init__(self) -> None:
-        self.log_length = self.log_mean = self.squares = 0.0
+        self.log_length = self.log_mean = self.squares = self.log_scale = 0.0
         self.count = 0
 
     def begin(self, length: float) -> None:
         """Start at a length, with large steps."""
         self.log_length = self.log_mean = math.log(length)
-        self.squares, self.count = 0.0, 0
+        self.squares, self.log_scale, self.count = 0.0, 0.0, 0
 
     def update(self, criterion: float, slope: float, least: float, most: float) -> None:
         """Take a step, but neither down from `least`, a single step, nor up from `most`, where trajectories are cut."""
-        gradient = slope - criterion
-        if gradient == 0:
+        if criterion <= 0:
             return
         self.count += 1
+        kept = self.MEMORY if self.count > 1 else 0.0
+        self.log_scale = kept * self.log_scale + (1 - kept) * math.log(criterion)
+        gradient = min(self.CLIP, max(-self.CLIP, (slope - criterion) / math.exp(self.log_scale)))
         self.squares = self.DECAY * self.squares + (1 - self.DECAY) * gradient**2
-        size = math.sqrt(self.squares / (1 - self.DECAY**self.count))
+        size = math.sqrt(self.squares / (1 - self.DECAY**self.count)) or 1.0
         moved = self.log_length + self.RATE / math.sqrt(self.count) * gradient / size
         low, high = min(self.log_length, math.log(least)), max(self.log_length, math.log(most))
         self.log_length = min(high, max(low, moved))
@@ -76,11 +82,13 @@ class LengthAscent:
 
     def tensor(self) -> Tensor:
         """Return the whole state."""
-        return torch.tensor([self.log_length, self.log_mean, self.squares, float(self.count)], dtype=torch.float64)
+        return torch.tensor(
+            [self.log_length, self.log_mean, self.squares, self.log_scale, float(self.count)], dtype=torch.float64
+        )
 
     def restore(self, tensor: Tensor) -> None:
         """Restore the state that `tensor` returned."""
-        self.log_length, self.log_mean, self.squares, count = tensor.tolist()
+        self.log_length, self.log_mean, self.squares, self.log_scale, count = tensor.tolist()
         self.count = int(count)
 
 
