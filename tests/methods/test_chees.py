@@ -1,4 +1,4 @@
-"""ChEES-HMC: its criterion against autograd, the learned length against closed forms, its draws against known moments."""
+"""ChEES-HMC: its criterion against autograd, its length against closed forms, its draws against known moments."""
 
 import dataclasses
 import math
@@ -188,7 +188,10 @@ def test_until_mixed_adds_rounds():
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"trajectory_length": 1.0}, "trajectory_length must not be passed to ChEES, which learns it in warm-up, got 1.0"),
+        (
+            {"trajectory_length": 1.0},
+            "trajectory_length must not be passed to ChEES, which learns it in warm-up, got 1.0",
+        ),
         ({"chains": 1}, "chains must be an integer of at least 2, got 1.*use NUTS or HMC for a single one"),
         ({"warmup": 0, "step_size": 0.1}, "warmup must be an integer of at least 20, got 0"),
         ({"max_steps": 0}, "max_steps must be a positive integer, got 0"),

@@ -25,8 +25,8 @@ class LocalPosteriors:
 
     Attributes:
         within: mixing of the predictions after each chain has been shifted to mean 0 and scaled to variance 1: whether
-            every chain has settled, wherever it is. Its ESS is the sum over the chains. The halves of a centred chain lie
-            opposite each other, so R-hat - 1 is about half of what it would be for halves of separate chains.
+            every chain has settled, wherever it is. Its ESS is the sum over the chains. The halves of a centred chain
+            lie opposite each other, so R-hat - 1 is about half of what it would be for halves of separate chains.
         between: fraction of the variance of a prediction that lies between chains, the median over predictions.
         between_most: the largest of them.
     """
@@ -63,18 +63,19 @@ def judge_local(chains: int, parts: LocalPosteriors, divergences: int | None = N
         return False, "Broken: NaN or infinite predictions. Lower the step size, standardise the data, and run again."
     if not within.moving:
         return False, "Nothing to judge: the predictions of every chain are constant."
-    share = (
+    fraction = (
         f"{parts.between:.0%} of the variance of a prediction lies between the chains (median; up to"
         f" {parts.between_most:.0%}), the rest within them"
     )
     if within.rhat_most > RHAT_USABLE:
         return False, (
             f"Not settled: the chains still move away from where they started (R-hat within chains up to"
-            f" {within.rhat_most:.2f}), so not even the local posteriors are known. {share}. Run more warm-up and draws."
+            f" {within.rhat_most:.2f}), so not even the local posteriors are known. {fraction}."
+            f" Run more warm-up and draws.{lost}"
         )
     return not divergences, (
         f"An ensemble of local posteriors: each of the {chains} chains has settled (R-hat within chains up to"
-        f" {within.rhat_most:.3f}, ESS {within.ess_bulk_median:,.0f} in the median), and {share}. The chains are not meant"
-        " to meet: the draws are their mixture with equal weights, not draws from the posterior."
+        f" {within.rhat_most:.3f}, ESS {within.ess_bulk_median:,.0f} in the median), and {fraction}. The chains are not"
+        " meant to meet: the draws are their mixture with equal weights, not draws from the posterior."
         f"{lost}"
     )

@@ -38,7 +38,7 @@ from credibly.core.html import fact_table
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
 from credibly.diagnostics.local import LocalPosteriors, judge_local, local_posteriors
-from credibly.diagnostics.verdict import Mixing, judge, mixing
+from credibly.diagnostics.verdict import RHAT_USABLE, Mixing, judge, mixing
 from credibly.distributed.world import World, shard
 from credibly.errors import InputError
 
@@ -231,8 +231,9 @@ def diagnose(
     if local and functions is not None:
         gathered = together.gather(_to_numpy(functions).reshape(*functions.shape[:2], -1))
         parts = local_posteriors(np.concatenate(gathered, 2))
-        # A chain that stands still or broke is a fault of any method.
-        if not ok and not still and not weights.nonfinite:
+        # A chain that stands still or broke, or too few draws of chains that agree, are faults of any method.
+        apart = any(space.rhat_most > RHAT_USABLE for space in (outputs, *others.values()) if space is not None)
+        if not ok and apart and not still and not weights.nonfinite:
             ok, verdict = judge_local(chains, parts, diverged)
     return Diagnostics(
         chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict, others, one_start, parts

@@ -74,9 +74,10 @@ class MCLMC(SamplingMethod):
 
     def __post_init__(self, mass: None) -> None:
         if mass is not None:
+            own = type(self).__name__
             raise InputError(
                 "mass",
-                f"must not be passed to {type(self).__name__}, which has a direction instead of a momentum, got {mass!r}",
+                f"must not be passed to {own}, which has a direction instead of a momentum, got {mass!r}",
                 "Coordinates are measured in the prior's scale; use HMC or NUTS for another mass",
             )
         for name in ("chains", "draws", "max_steps", "thin", "start_steps"):

@@ -132,8 +132,9 @@ class ChEESWarmup(Warmup):
             taken.unsqueeze(1) * velocity * unit,
         )
         means = weighted_mean(self._of_all(torch.stack(values), 1), self._of_all(info.acceptance))
+        criterion, slope = means.tolist()
         size = self._mean_size()
-        self.ascent.update(*means.tolist(), least=size, most=size * self.most_steps(t))
+        self.ascent.update(criterion, slope, least=size, most=size * self.most_steps(t))
         self.length = self.ascent.length
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
