@@ -229,8 +229,11 @@ def diagnose(
     )
     parts = None
     if local and functions is not None:
-        gathered = together.gather(_to_numpy(functions).reshape(*functions.shape[:2], -1))
-        parts = local_posteriors(np.concatenate(gathered, 2))
+        flat = _to_numpy(functions).reshape(*functions.shape[:2], -1)
+        flat = flat[..., np.linspace(0, flat.shape[2] - 1, min(flat.shape[2], each)).round().astype(np.int64)]
+        if together.size > 1:
+            flat = np.concatenate([np.asarray(part) for part in together.gather(flat.tolist())], 2)
+        parts = local_posteriors(flat)
         # A chain that stands still or broke, or too few draws of chains that agree, are faults of any method.
         apart = any(space.rhat_most > RHAT_USABLE for space in (outputs, *others.values()) if space is not None)
         if not ok and apart and not still and not weights.nonfinite:
