@@ -20,7 +20,7 @@ from credibly.methods import METHODS
 from credibly.metrics import evaluation
 from html_page import check_self_contained
 
-SAMPLERS = {"hmc", "nuts", "mclmc", "tempering", "sgld", "sghmc"}
+SAMPLERS = {"hmc", "nuts", "chees", "mclmc", "mile", "tempering", "sgld", "sghmc"}
 
 
 @pytest.fixture(scope="module")

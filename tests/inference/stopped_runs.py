@@ -70,6 +70,16 @@ def nuts(**settings):
     return cr.NUTS(**{**given, **settings})
 
 
+def chees(**settings):
+    given = {"chains": 3, "draws": 8, "warmup": 20, "max_steps": 8, "init": "prior", "compile": False}
+    return cr.ChEES(**{**given, **settings})
+
+
+def mile(**settings):
+    given = {"chains": 3, "draws": 8, "warmup": 40, "max_steps": 3, "start_steps": 10, "compile": False}
+    return cr.MILE(**{**given, **settings})
+
+
 def mclmc(**settings):
     given = {"chains": 3, "draws": 8, "warmup": 40, "max_steps": 3, "init": "prior", "compile": False}
     return cr.MCLMC(**{**given, **settings})

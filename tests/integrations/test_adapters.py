@@ -60,8 +60,10 @@ def test_every_method_fits_the_adapter(name):
         "dropout": {"insert": None, "rate": 0.1},
         "hmc": {"trajectory_length": 0.02, "max_steps": 3},
         "nuts": {"max_depth": 2},
+        "chees": {"max_steps": 2},
         "mclmc": {"warmup": 40, "max_steps": 2},
         "tempering": {"trajectory_length": 0.02, "max_steps": 3},
+        "mile": {"warmup": 40, "max_steps": 2, "start_steps": 4},
     }
     settings |= own.get(name, {})
     posterior = cr.METHODS[name](**settings).fit(problem(adapted(0.1 if name == "dropout" else 0.0)), seed=0)

@@ -126,6 +126,19 @@ def test_tempering_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
     assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
 
 
+@pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.2, 1.0)])
+def test_chees_draws_have_the_exact_moments(conjugate, t_lik, t_prior):
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    method = cr.ChEES(chains=32, draws=100, warmup=80, mass="diagonal", init="prior", compile=False)
+    assert_moments(method.fit(problem, seed=0).draws, *conjugate.exact(t_lik, t_prior))
+
+
+def test_mile_has_the_exact_moments_where_there_is_one_mode(conjugate):
+    """From a fit of its own, every adjusted chain reaches the only mode, so their mixture is the posterior."""
+    method = cr.MILE(chains=24, draws=60, warmup=60, adjusted=True, start_steps=100, compile=False)
+    assert_moments(method.fit(conjugate.problem(), seed=0).draws, *conjugate.exact())
+
+
 def exact_draws(conjugate, count):
     mean, covariance = conjugate.exact()
     return mean + randn(count, len(mean), dtype=mean.dtype) @ torch.linalg.cholesky(covariance).T

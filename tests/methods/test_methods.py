@@ -36,8 +36,10 @@ QUICK = {
     "swag": {"steps": 60, "rank": 3, "iterates": 6, "every": 5},
     "hmc": {**SAMPLING, "trajectory_length": 0.2},
     "nuts": {**SAMPLING, "max_depth": 3},
+    "chees": {**SAMPLING, "max_steps": 8},
     "mclmc": {**SAMPLING, "warmup": 40, "max_steps": 4},
     "tempering": {**SAMPLING, "temperatures": 2, "trajectory_length": 0.2},
+    "mile": {**SAMPLING, "warmup": 40, "max_steps": 4, "init": "ensemble", "start_steps": 60},
     "sgld": {**SAMPLING, "thin": 3},
     "sghmc": {**SAMPLING, "thin": 3},
 }
@@ -45,8 +47,10 @@ LONGER = {
     **{name: {"steps": 400} for name in QUICK},
     "hmc": {"warmup": 40},
     "nuts": {"warmup": 40, "max_depth": 6},
+    "chees": {"warmup": 60, "max_steps": 60},
     "mclmc": {"warmup": 80, "max_steps": 20},
     "tempering": {"warmup": 40},
+    "mile": {"start_steps": 400},
     "sgld": {"warmup": 400, "step_size": 2e-4},
     "sghmc": {"warmup": 400, "step_size": 5e-3},
 }

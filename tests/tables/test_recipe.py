@@ -18,8 +18,10 @@ Y = (Z - Z.mean()) / Z.std()
 
 SAMPLING = {"chains": 2, "warmup": 20, "draws": 4, "thin": 1}
 QUICK = {name: {"steps": 40} for name in cr.METHODS} | dict.fromkeys(("hmc", "nuts", "sgld", "sghmc"), SAMPLING)
+QUICK["chees"] = {**SAMPLING, "max_steps": 10}
 QUICK["mclmc"] = {**SAMPLING, "warmup": 40, "max_steps": 10}
 QUICK["tempering"] = {**SAMPLING, "temperatures": 2, "max_steps": 10}
+QUICK["mile"] = {**QUICK["mclmc"], "start_steps": 40}
 
 
 @pytest.mark.parametrize("task", ["regression", "two classes", "three classes"])

@@ -16,6 +16,7 @@ worst of thousands exceeds any limit by chance. The worst is shown as well.
 | divergences | none |
 | acceptance of every chain | below 0.3 it is mentioned |
 | chains that never moved | none |
+| chains that are not meant to meet (MILE) | R-hat within chains up to 1.05, see `credibly.diagnostics.local` |
 | starting points of the chains | if all are the same, a good or usable verdict is qualified |
 """
 
@@ -36,7 +37,8 @@ from credibly.core.checks import check_integer
 from credibly.core.html import fact_table
 from credibly.diagnostics.arviz_export import to_arviz
 from credibly.diagnostics.convergence import MIN_DRAWS, Measures, e_bfmi, ess, mcse, measure, rhat
-from credibly.diagnostics.verdict import Mixing, judge, mixing
+from credibly.diagnostics.local import LocalPosteriors, judge_local, local_posteriors
+from credibly.diagnostics.verdict import RHAT_USABLE, Mixing, judge, mixing
 from credibly.distributed.world import World, shard
 from credibly.errors import InputError
 
@@ -75,6 +77,7 @@ class Diagnostics:
         verdict: what is wrong and what to do next.
         quantities: mixing of further functions of the draws, by name, such as variances and log densities.
         one_start: whether all chains are known to have started at the same point.
+        local: the parts of predictions within and between chains, of a method whose chains are not meant to meet.
     """
 
     chains: int
@@ -89,6 +92,7 @@ class Diagnostics:
     verdict: str
     quantities: dict[str, Mixing] = field(default_factory=dict)
     one_start: bool = False
+    local: LocalPosteriors | None = None
 
     @property
     def judged(self) -> dict[str, Mixing]:
@@ -99,7 +103,8 @@ class Diagnostics:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with None for NaN and infinity."""
         found = asdict(self)
-        for space in (found["weights"], found["functions"], *found["quantities"].values()):
+        within = None if self.local is None else found["local"]["within"]
+        for space in (found["weights"], found["functions"], within, *found["quantities"].values()):
             if space is not None:
                 del space["rhat"]
         return {name: _plain(value) for name, value in found.items()}
@@ -119,6 +124,8 @@ class Diagnostics:
                 lines.append(f"{label:<22}{np.mean(values):>18.3f}{lowest}")
         if self.divergences is not None:
             lines.append(f"{'divergences':<22}{self.divergences:>18,}")
+        if self.local is not None:
+            lines.append(f"{'between chains':<22}{self.local.between:>18.1%}   most {self.local.between_most:.1%}")
         return "\n".join([*lines, "", *textwrap.wrap(self.verdict, 100)])
 
     def _repr_html_(self) -> str:
@@ -131,6 +138,8 @@ class Diagnostics:
                 facts[label] = f"{np.mean(values):.3f} (lowest chain {np.min(values):.3f})"
         if self.divergences is not None:
             facts["divergences"] = f"{self.divergences:,}"
+        if self.local is not None:
+            facts["variance between chains"] = f"{self.local.between:.1%} (most {self.local.between_most:.1%})"
         facts["verdict"] = "usable" if self.ok else "not to be trusted"
         return fact_table("Diagnostics", facts, head=["", *spaces], rows=rows, note=self.verdict)
 
@@ -164,6 +173,7 @@ def diagnose(
     coordinates: int = COORDINATES,
     network: bool = True,
     one_start: bool = False,
+    local: bool = False,
     world: World | None = None,
 ) -> Diagnostics:
     """Return R-hat, ESS and MCSE of weights and predictions, with a verdict.
@@ -179,6 +189,7 @@ def diagnose(
         coordinates: how many of the D weights, of the predictions and of each quantity to check, evenly spaced.
         network: False for draws from a density that is not a network's, whose coordinates are of interest themselves.
         one_start: whether all chains started at the same point, which the verdict then points out.
+        local: whether chains are not meant to meet. If they disagree, each is then judged by itself.
         world: processes that call this together. Each checks some of the coordinates, of all chains, and passes its own
             part of the predictions and quantities. The results are gathered, the draws are not.
     """
@@ -216,8 +227,19 @@ def diagnose(
         network=network,
         one_start=one_start,
     )
+    parts = None
+    if local and functions is not None:
+        flat = _to_numpy(functions).reshape(*functions.shape[:2], -1)
+        flat = flat[..., np.linspace(0, flat.shape[2] - 1, min(flat.shape[2], each)).round().astype(np.int64)]
+        if together.size > 1:
+            flat = np.concatenate([np.asarray(part) for part in together.gather(flat.tolist())], 2)
+        parts = local_posteriors(flat)
+        # A chain that stands still or broke, or too few draws of chains that agree, are faults of any method.
+        apart = any(space.rhat_most > RHAT_USABLE for space in (outputs, *others.values()) if space is not None)
+        if not ok and apart and not still and not weights.nonfinite:
+            ok, verdict = judge_local(chains, parts, diverged)
     return Diagnostics(
-        chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict, others, one_start
+        chains, count, weights, outputs, accepted, diverged, missing, still, ok, verdict, others, one_start, parts
     )
 
 

@@ -5,11 +5,13 @@ METHODS names those that the demo, the command line and the tests use.
 
 from credibly.inference.method import Method
 from credibly.methods.bbb import BayesByBackprop
+from credibly.methods.chees import ChEES
 from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
 from credibly.methods.laplace import Laplace
 from credibly.methods.mclmc import MCLMC
+from credibly.methods.mile import MILE
 from credibly.methods.nuts import NUTS
 from credibly.methods.point import MAP, MLE
 from credibly.methods.sgmcmc import SGHMC, SGLD
@@ -19,8 +21,21 @@ from credibly.methods.tempering import ParallelTempering
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(MLE, MAP, DeepEnsemble, MCDropout, BayesByBackprop, Laplace, SWAG),
-        *(HMC, NUTS, MCLMC, ParallelTempering, SGLD, SGHMC),
+        MLE,
+        MAP,
+        DeepEnsemble,
+        MCDropout,
+        BayesByBackprop,
+        Laplace,
+        SWAG,
+        HMC,
+        NUTS,
+        ChEES,
+        MCLMC,
+        MILE,
+        ParallelTempering,
+        SGLD,
+        SGHMC,
     )
 }
 
@@ -29,12 +44,14 @@ __all__ = [
     "MAP",
     "MCLMC",
     "METHODS",
+    "MILE",
     "MLE",
     "NUTS",
     "SGHMC",
     "SGLD",
     "SWAG",
     "BayesByBackprop",
+    "ChEES",
     "DeepEnsemble",
     "Laplace",
     "MCDropout",

@@ -74,9 +74,10 @@ class MCLMC(SamplingMethod):
 
     def __post_init__(self, mass: None) -> None:
         if mass is not None:
+            own = type(self).__name__
             raise InputError(
                 "mass",
-                f"must not be passed to MCLMC, which has a direction instead of a momentum, got {mass!r}",
+                f"must not be passed to {own}, which has a direction instead of a momentum, got {mass!r}",
                 "Coordinates are measured in the prior's scale; use HMC or NUTS for another mass",
             )
         for name in ("chains", "draws", "max_steps", "thin", "start_steps"):
@@ -99,10 +100,15 @@ class MCLMC(SamplingMethod):
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> MCLMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
+        return MCLMCSampler(target, self.plan(target), seed, mesh or Mesh(World()))
+
+    def plan(self, target: Target) -> MCLMCPlan:
+        """Resolve the settings for a target."""
         # A direction needs two dimensions.
         if target.dim < 2:
-            raise InputError("problem", "must have at least two parameters for MCLMC, got 1", "Use HMC or NUTS")
-        plan = MCLMCPlan(
+            found = f"must have at least two parameters for {type(self).__name__}, got 1"
+            raise InputError("problem", found, "Use HMC or NUTS")
+        return MCLMCPlan(
             chains=self.chains,
             draws=self.draws,
             warmup=self.warmup,
@@ -117,7 +123,6 @@ class MCLMC(SamplingMethod):
             scale=target.scale.to(target.device, target.dtype),
             compile=self.compile,
         )
-        return MCLMCSampler(target, plan, seed, mesh or Mesh(World()))
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class SampledPosterior(Posterior):
             quantities=quantities,
             network=self._model is not None,
             one_start=bool((self.record.history.get("starts") or {}).get("identical")),
+            local=bool(self.record.history.get("local")),
             world=world,
         )
 

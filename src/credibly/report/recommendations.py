@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shlex
 
+from credibly.inference.sampling.run import SamplingMethod
+from credibly.methods import METHODS, Method
 from credibly.report.page import Recommendation
 from credibly.tables.fit_summary import FitSummary
 
@@ -39,6 +41,6 @@ def use_heteroscedastic_noise(facts: FitSummary) -> tuple[Recommendation, ...]:
 
 def use_sampling(facts: FitSummary) -> tuple[Recommendation, ...]:
     """Recommend HMC for a fit that was not made by a sampler."""
-    if facts.diagnostics is not None or facts.method in ("hmc", "nuts", "mclmc", "tempering", "sgld", "sghmc"):
+    if facts.diagnostics is not None or issubclass(METHODS.get(facts.method, Method), SamplingMethod):
         return ()
     return (Recommendation("Sample the posterior with HMC.", refit_command(facts, method="hmc")),)

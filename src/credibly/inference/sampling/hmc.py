@@ -31,6 +31,8 @@ class HMCSampler(Sampler):
     """C chains of HMC on one target, in chunks of chains where they do not fit into memory together."""
 
     names: tuple[str, ...] = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
+    # What adapts it.
+    warmup_kind: type[Warmup] = Warmup
 
     def __init__(self, target: Target, plan: HMCPlan, seed: int, mesh: Mesh) -> None:
         self.target, self.plan, self.seed, self.mesh = target, plan, seed, mesh
@@ -44,7 +46,7 @@ class HMCSampler(Sampler):
         self.trajectories = ChunkedTrajectories(target, plan.integrator, self.chains, plan.chains, self.total * steps)
         self.noise = ChainNoise(seed, "momentum", self.own, target.dim, device=target.device, dtype=target.dtype)
         self.uniform = ChainNoise(seed, "accept", self.own, 1, device=target.device, dtype=torch.float64, uniform=True)
-        self.adaptation = Warmup(target, plan, seed, mesh, self._one_step)
+        self.adaptation = self.warmup_kind(target, plan, seed, mesh, self._one_step)
         self.state: State
         self._placed = (self.adaptation.size, self.adaptation.size.to(target.device, target.dtype))
         # Per chain: acceptance, divergences, divergences in warm-up, iterations.
@@ -59,6 +61,11 @@ class HMCSampler(Sampler):
     def theta(self) -> Tensor:  # type: ignore[override]
         """Current positions (C, D)."""
         return self.state.theta
+
+    @property
+    def cut(self) -> bool:
+        """Whether `max_steps` cuts long trajectories: not those that the settings determine."""
+        return self.plan.step_size is None
 
     def start(self, theta: Tensor) -> None:
         """Evaluate the starting points and, unless the step size is given, search for a rough one."""
@@ -116,6 +123,7 @@ class HMCSampler(Sampler):
         self._check_divergence(info.divergent, info.energy_error)
         if t < self.warmup:
             self.sums[2] += info.divergent
+            self.adaptation.observe(t, current, proposal, info, steps)
             self.state = self.adaptation.update(t, current.theta, self.state, info)
         else:
             self.sums[0] += info.acceptance
@@ -137,7 +145,7 @@ class HMCSampler(Sampler):
         """Add draws. Anew, trajectories that `max_steps` cuts become longer; else there are more of them per draw."""
         if anew:
             self.begun = self.total = self.done
-            if self.plan.step_size is None and self._shortened(self.adaptation.size):
+            if self.cut and self._shortened(self.adaptation.size):
                 self.max_steps *= 2
             else:
                 self.thin *= 2
@@ -147,16 +155,21 @@ class HMCSampler(Sampler):
         """Return whether `max_steps` cuts the trajectories of some chain."""
         return bool((torch.ceil(self.adaptation.length / sizes - 1e-9) > self.max_steps).any())
 
-    def _steps(self, t: int) -> list[int]:
-        """Return the steps of this trajectory per chain; the jitter is the same for all chains."""
+    def _length(self, t: int) -> float:
+        """Return the length of this trajectory; the jitter is the same for all chains."""
         length = self.adaptation.length
         if t < self.warmup:
             length *= self.adaptation.part
         if self.plan.jitter:
             uniform = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             length = length * (1 + self.plan.jitter * (2 * float(uniform) - 1))
+        return length
+
+    def _steps(self, t: int) -> list[int]:
+        """Return the steps of this trajectory per chain."""
+        length = self._length(t)
         most: float = self.adaptation.most_steps(t) if t < self.warmup else self.max_steps
-        if self.plan.step_size is not None:
+        if not self.cut:
             most = math.inf
         return [int(min(most, max(1, math.ceil(length / size - 1e-9)))) for size in self.adaptation.size.tolist()]
 
@@ -230,7 +243,7 @@ class HMCSampler(Sampler):
     def history(self) -> dict[str, Any]:
         """Return phases, step sizes, acceptance, divergences and how the chains were evaluated."""
         sums, sizes = self.of_all(self.sums, 1), self.of_all(self.adaptation.size)
-        adapted, most = self.plan.step_size is None, self.max_steps
+        most = self.max_steps
         wanted = torch.ceil(self.adaptation.length / sizes - 1e-9)
         mass = self.adaptation.inverse_mass
         phases = [*self.adaptation.phases, ("sampling", self.warmup, self.total)]
@@ -238,8 +251,8 @@ class HMCSampler(Sampler):
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             "step_size": sizes.tolist(),
             "trajectory_length": self.adaptation.length,
-            "steps": int(wanted.clamp(max=most).max()) if adapted else int(wanted.max()),
-            "trajectory_shortened": adapted and bool((wanted > most).any()),
+            "steps": int(wanted.clamp(max=most).max()) if self.cut else int(wanted.max()),
+            "trajectory_shortened": self.cut and bool((wanted > most).any()),
             "mass": self.plan.mass,
             "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
             "acceptance": (sums[0] / sums[3].clamp(min=1)).tolist(),

@@ -116,6 +116,9 @@ class Warmup:
         found = search_step_size(acceptance, size, self.plan.target_accept)
         return usable_step_sizes(found, found if self.common else self._of_all(found))
 
+    def observe(self, t: int, current: State, proposal: State, info: Info, steps: list[int]) -> None:
+        """Use the whole trajectories of iteration t, of the given steps, before `update`; HMC does not need them."""
+
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
         """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
         name, _, end = self.phase(t)

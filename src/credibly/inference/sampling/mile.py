@@ -1,0 +1,15 @@
+"""The sampler of MILE: MCLMC whose record marks the chains as local posteriors, which the verdict then judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credibly.inference.sampling.mclmc import MCLMCSampler
+
+
+class MILESampler(MCLMCSampler):
+    """MCLMC from the members of an ensemble."""
+
+    def history(self) -> dict[str, Any]:
+        """Return what MCLMC records, and that every chain is a local posterior of its own."""
+        return {**super().history(), "local": True}
