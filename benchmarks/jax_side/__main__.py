@@ -36,6 +36,7 @@ MODULES = {
     "blackjax_nuts": "runs",
     "numpyro_nuts": "runs",
     "blackjax_mclmc": "runs",
+    "posterior_nuts": "posteriors",
 }
 
 
