@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.jax_client import JaxSide
 from benchmarks.posteriordb import page
-from benchmarks.posteriordb.models import POSTERIORS
+from benchmarks.posteriordb.reference import referenced
 from benchmarks.posteriordb.run import Outcome, run_blackjax, run_ours
 
 
@@ -26,7 +26,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m benchmarks.posteriordb", description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("--posteriors", default=None, help="names, separated by commas (default: all)")
+    add("--posteriors", default=None, help="names, separated by commas (default: all with a reference)")
     add("--samplers", default=None, help=f"of {', '.join(page.SAMPLERS)}, separated by commas (default: all)")
     add("--jax", default=None, help="interpreter with jax and blackjax; without it BlackJAX is left out")
     add("--seed", type=int, default=0, help="seed of all runs (default 0)")
@@ -51,10 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.page is not None:
         page.write(args.page, read(args.out))
         return 0
-    posteriors = args.posteriors.split(",") if args.posteriors else list(POSTERIORS)
+    available = referenced()
+    posteriors = args.posteriors.split(",") if args.posteriors else available
     samplers = args.samplers.split(",") if args.samplers else list(page.SAMPLERS)
-    for name in [p for p in posteriors if p not in POSTERIORS] + [s for s in samplers if s not in page.SAMPLERS]:
-        known = f"Posteriors: {', '.join(POSTERIORS)}. Samplers: {', '.join(page.SAMPLERS)}"
+    for name in [p for p in posteriors if p not in available] + [s for s in samplers if s not in page.SAMPLERS]:
+        known = f"Posteriors: {', '.join(available)}. Samplers: {', '.join(page.SAMPLERS)}"
         print(f"unknown: {name!r}. {known}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)

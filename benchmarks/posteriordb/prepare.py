@@ -42,7 +42,7 @@ def data_of(folder: Path, posterior: str) -> dict[str, np.ndarray[Any, Any]]:
     if posterior.startswith("diamonds"):
         x = np.asarray(raw["X"], float)[:, 1:]
         rows = np.column_stack([x - x.mean(0), np.ones(len(x)), raw["Y"]])
-        return {"rows": np.linalg.qr(rows, mode="r"), "N": np.asarray(len(x))}
+        return {"rows": np.asarray(np.linalg.qr(rows, mode="r")), "N": np.asarray(len(x))}
     return {k: _small(np.asarray(v)) for k, v in raw.items()}
 
 

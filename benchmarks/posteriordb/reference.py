@@ -98,6 +98,11 @@ def _summaries() -> dict[str, Any]:
     return found
 
 
+def referenced() -> list[str]:
+    """Return the posteriors that have a summary of reference draws."""
+    return list(_summaries())
+
+
 def read_reference(posterior: str) -> Reference:
     """Return the stored summary of a posterior."""
     found = dict(_summaries()[posterior])

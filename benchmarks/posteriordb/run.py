@@ -39,6 +39,7 @@ class Outcome:
         steps: leapfrog steps per draw, a gradient each, averaged over draws and chains.
         warmup_gradients: gradients per chain before the first draw, including those of chains that wait for others.
         divergent: fraction of the draws whose trajectory diverged.
+        count: draws of all chains.
         failure: why there are no draws; empty if there are.
     """
 
@@ -53,12 +54,13 @@ class Outcome:
     steps: float = math.nan
     warmup_gradients: float = math.nan
     divergent: float = math.nan
+    count: int = CHAINS * DRAWS
     failure: str = ""
 
     @property
     def per_gradient(self) -> float:
         """ESS of the worst parameter per gradient, warm-up left out."""
-        return self.ess / (CHAINS * DRAWS * self.steps)
+        return self.ess / (self.count * self.steps)
 
     @property
     def verdict(self) -> str:
@@ -87,16 +89,16 @@ def density_of(posterior: str) -> cr.Density:
     return cr.Density(model.log_prob, model.dim, batched=True, name=posterior)
 
 
-def nuts(density: cr.Density, seed: int) -> tuple[Tensor, dict[str, float]]:
-    """Run the defaults of NUTS."""
-    posterior = cr.NUTS(compile=False).fit(density, seed=seed, progress=False)
+def nuts(density: cr.Density, seed: int, **settings: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Run NUTS."""
+    posterior = cr.NUTS(compile=False, **settings).fit(density, seed=seed, progress=False)
     steps = float(posterior.statistics["steps"].double().mean())
     return posterior.draws, _costs(posterior, steps, float(posterior.statistics["steps"].amax(0).sum()))
 
 
-def hmc(density: cr.Density, seed: int) -> tuple[Tensor, dict[str, float]]:
-    """Run the defaults of HMC. The steps of a trajectory are averaged over the jitter of its length."""
-    method = cr.HMC(compile=False)
+def hmc(density: cr.Density, seed: int, **settings: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Run HMC. The steps of a trajectory are averaged over the jitter of its length."""
+    method = cr.HMC(compile=False, **settings)
     posterior = method.fit(density, seed=seed, progress=False)
     history = posterior.record.history
     lengths = history["trajectory_length"] * (1 + method.jitter_fraction * torch.linspace(-1, 1, 1001))
@@ -105,21 +107,21 @@ def hmc(density: cr.Density, seed: int) -> tuple[Tensor, dict[str, float]]:
     return posterior.draws, _costs(posterior, steps, steps * posterior.draws.shape[1])
 
 
-def _costs(posterior: Any, steps: float, sampling: float) -> dict[str, float]:
+def _costs(posterior: Any, steps: float, sampling: float) -> dict[str, Any]:
     """Return steps per draw, gradients per chain of the warm-up, and the fraction of divergent draws."""
     total = posterior.record.history["gradients"] / len(posterior.draws)
     divergent = float(posterior.statistics["divergent"].double().mean())
     return {"steps": steps, "warmup_gradients": total - sampling, "divergent": divergent}
 
 
-OURS: dict[str, Callable[[cr.Density, int], tuple[Tensor, dict[str, float]]]] = {"NUTS": nuts, "HMC": hmc}
+OURS: dict[str, Callable[..., tuple[Tensor, dict[str, Any]]]] = {"NUTS": nuts, "HMC": hmc}
 
 
-def run_ours(posterior: str, sampler: str, seed: int) -> Outcome:
-    """Run one of our samplers and compare."""
+def run_ours(posterior: str, sampler: str, seed: int, **settings: Any) -> Outcome:
+    """Run one of our samplers, with its defaults unless there are settings, and compare."""
     model, density = model_of(posterior), density_of(posterior)
     try:
-        draws, costs = OURS[sampler](density, seed)
+        draws, costs = OURS[sampler](density, seed, **settings)
     except (InputError, SamplingError) as error:
         return Outcome(posterior, sampler, model.dim, seed, failure=str(error))
     with torch.no_grad():
@@ -134,7 +136,7 @@ def run_blackjax(posterior: str, seed: int, side: JaxSide) -> Outcome:
     case = {"posterior": posterior, "library": "blackjax", "seed": seed, "target_accept": 0.8}
     lengths = {"warmup": WARMUP, "draws": DRAWS, "thin": 1}
     _, found = side.fetch(sample="posterior_nuts", **case, **lengths, theta=start, **data)
-    costs = {
+    costs: dict[str, Any] = {
         "steps": float(found["steps"].mean()),
         "warmup_gradients": float(found["warmup_steps"].mean()),
         "divergent": float(found["divergent"].mean()),
@@ -160,5 +162,5 @@ def compare(outcome: Outcome, draws: Tensor) -> Outcome:
     reference: Reference = read_reference(outcome.posterior)
     z = reference.scores(draws).abs().amax(-1)
     quality = measure(draws)
-    found = {"z": tuple(z.tolist()), "limit": reference.limit}
+    found = {"z": tuple(z.tolist()), "limit": reference.limit, "count": draws.shape[0] * draws.shape[1]}
     return Outcome(**{**asdict(outcome), **found, "rhat": float(quality.rhat.max()), "ess": float(quality.bulk.min())})

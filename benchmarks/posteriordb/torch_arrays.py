@@ -31,7 +31,8 @@ class TorchArrays:
         return torch.where((failed == 0)[..., None, None], factor, torch.nan)
 
     def solve_lower(self, factor: Tensor, vector: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False).squeeze(-1)
+        solution: Tensor = torch.linalg.solve_triangular(factor, vector.unsqueeze(-1), upper=False)
+        return solution.squeeze(-1)
 
     def scan(self, step: Callable[[Tensor, Any], Tensor], state: Tensor, inputs: Any) -> list[Tensor]:
         """Return the states after each of the inputs."""

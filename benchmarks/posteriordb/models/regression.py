@@ -119,7 +119,7 @@ def _log_earn(d: Data) -> npt.NDArray[Any]:
 
 
 def _score(d: Data) -> npt.NDArray[Any]:
-    return d["kid_score"]
+    return np.asarray(d["kid_score"])
 
 
 def _log_weight(d: Data) -> npt.NDArray[Any]:
@@ -131,11 +131,11 @@ def _height_z(d: Data) -> npt.NDArray[Any]:
 
 
 def _area(d: Data) -> npt.NDArray[Any]:
-    return np.log(d["diam1"] * d["diam2"])
+    return np.asarray(np.log(d["diam1"] * d["diam2"]))
 
 
 def _volume(d: Data) -> npt.NDArray[Any]:
-    return np.log(d["diam1"] * d["diam2"] * d["canopy_height"])
+    return np.asarray(np.log(d["diam1"] * d["diam2"] * d["canopy_height"]))
 
 
 def _shape(d: Data) -> npt.NDArray[Any]:
