@@ -94,7 +94,7 @@ def _cells(posterior: str, found: list[Outcome | None]) -> list[str]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.1f}" if 0.1 <= value < 100 else f"{value:.2g}"
+    return f"{value:.0f}" if 100 <= value < 1e6 else f"{value:.1f}" if 0.1 <= value < 100 else f"{value:.2g}"
 
 
 def write(folder: Path, outcomes: list[Outcome]) -> None:
