@@ -1,7 +1,7 @@
 """Server of the JAX peers: reads requests as JSON lines, responds with seconds. Started by `benchmarks.jax_client`.
 
-It runs in its own environment (jax, blackjax, numpyro) without torch, so it imports nothing of this project. Arrays
-travel as npz files. Requests:
+It runs in its own environment (jax, blackjax, numpyro) without torch, so it imports nothing of this project but the
+densities of posteriordb, which need numpy alone. Arrays travel as npz files. Requests:
 
     {"build": KIND, "name": NAME, "arrays": PATH, ...}  build an implementation, call it once: seconds with compilation
     {"run": NAME, "calls": N}                           seconds of N calls
@@ -42,6 +42,7 @@ MODULES = {
     "budgeted": "budgeted",
     "nutpie_nuts": "nutpie_runs",
     "bde_regressor": "bde_runs",
+    "posterior_nuts": "posteriors",
 }
 
 
