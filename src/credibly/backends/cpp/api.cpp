@@ -13,6 +13,7 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(Prior, <float>);
   SIZE(Density, <float>);
   SIZE(Evaluations, <float>);
+  SIZE(InverseMass, <float>);
   SIZE(Trajectories, <float>);
   SIZE(Trees, <float>);
   SIZE(MinibatchSteps, <float>);
