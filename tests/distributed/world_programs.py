@@ -19,6 +19,7 @@ SAMPLERS = {
     "each": cr.HMC(chains=3, draws=5, warmup=25, max_steps=8, pooled=False, mass="diagonal", init="prior"),
     "tuned": cr.HMC(chains=4, draws=4, warmup=60, max_steps=8, init="prior", trajectory_length="tuned"),
     "nuts": cr.NUTS(chains=4, draws=5, warmup=25, max_depth=3, init="prior"),
+    "low-rank": cr.HMC(chains=4, draws=5, warmup=40, max_steps=8, mass="low-rank", init="prior"),
     "mclmc": cr.MCLMC(chains=4, draws=5, warmup=40, max_steps=4, init="prior"),
     "sgld": cr.SGLD(chains=3, draws=5, thin=2, warmup=10, batch_size=8),
     "variate": cr.SGHMC(chains=4, draws=5, thin=2, max_steps=40, batch_size=8, control_variate=True, init="prior"),

@@ -12,7 +12,7 @@ eigenvalues that differ clearly from the usual one are kept.
 A chain that is far from the others must not decide what all of them get:
 
 - chains whose density is far below that of the others are left out of a window (`far_chains`);
-- s is the median over the chains, and the weight of a chain is bounded by what is usual (`spectral_estimate`).
+- s is the median over the chains, and no chain counts for more than the median chain does (`spectral_estimate`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from credibly.gaussians.mass import Factor, most_extreme
 
 # Eigenvalues within this factor of the usual one are not worth an eigenvector.
 CUTOFF = 2.0
-# The estimate is shrunk as if there were this many draws more of unit variance in every direction.
-MORE_DRAWS = 0.1
-# A chain counts for at most this many times the usual sum of squares.
-HEAVY = 4.0
+# The estimate is shrunk as if there were this many more draws and gradients, of unit variance in every direction.
+MORE_DRAWS = 1.0
 # Log densities further below the median than this many standard deviations, sqrt(D/2) or as the chains show it.
 FAR = 5.0
 
@@ -54,8 +52,8 @@ def spectral_estimate(draws: Tensor, gradients: Tensor, otherwise: Tensor, rank:
         rank: most eigenvectors.
     """
     x, g = (part.double() - part.double().mean(1, keepdim=True) for part in (draws, gradients))
-    scale = _median_scale(x, g, otherwise.double())
-    x, g = x / scale, g * scale
+    scale, known = _median_scale(x, g, otherwise.double())
+    x, g = x / scale * known, g * scale * known
     weight = _weights(x, g)
     x, g = ((weight * part).flatten(0, 1) for part in (x, g))
     rows = torch.square(weight).sum() * draws.shape[1]
@@ -80,13 +78,13 @@ def geometric_mean(draws: Tensor, gradients: Tensor) -> Tensor:
     return 0.5 * (found + found.mT)
 
 
-def _median_scale(x: Tensor, g: Tensor, otherwise: Tensor) -> Tensor:
-    """Return the median over chains of (Var x / Var g)^(1/4), (d,)."""
+def _median_scale(x: Tensor, g: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the median over chains of (Var x / Var g)^(1/4), (d,), and where there is one."""
     squares, slopes = torch.square(x).mean(1), torch.square(g).mean(1)
     known = (squares > 0) & (slopes > 0)
     each = torch.where(known, 0.25 * (squares / slopes).log(), torch.nan)
-    found = torch.nanquantile(each, 0.5, dim=0).exp()
-    return torch.where(known.any(0), found, otherwise)
+    found, anywhere = torch.nanquantile(each, 0.5, dim=0).exp(), known.any(0)
+    return torch.where(anywhere, found, otherwise), anywhere
 
 
 def _weights(x: Tensor, g: Tensor) -> Tensor:
@@ -95,5 +93,5 @@ def _weights(x: Tensor, g: Tensor) -> Tensor:
     for part in (x, g):
         total = torch.square(part).sum((1, 2))
         usual = torch.quantile(total, 0.5)
-        weight = torch.minimum(weight, HEAVY * usual / total.clamp(min=1e-300))
+        weight = torch.minimum(weight, usual / total.clamp(min=1e-300))
     return weight.clamp(max=1).sqrt().reshape(-1, 1, 1)

@@ -63,7 +63,7 @@ def check_mass(mass: object, start: object, rank: object) -> None:
         raise InputError("mass_start", f"must be a posterior of the same problem or None, got {start!r}")
     if mass not in ADAPTED:
         known = ", ".join(repr(kind) for kind in ADAPTED)
-        raise InputError("mass_start", f"needs a mass that adapts ({known}), got mass={mass!r}")
+        raise InputError("mass_start", f"must be None unless mass is one of {known}, got mass={mass!r}")
 
 
 def given_mass(name: str, given: GivenMass, target: Target) -> Tensor | CorrelatedMass:
@@ -79,17 +79,18 @@ def given_mass(name: str, given: GivenMass, target: Target) -> Tensor | Correlat
             raise InputError(name, f"must be {target.dim} positive variances, got a tensor of shape {shape}")
         return given.to(target.device, target.dtype)
     if not isinstance(target, ProblemTarget):
-        raise InputError(name, "is a posterior, which a density has none of", 'Use "low-rank" or "diagonal"')
+        found = f"must not be a posterior for a density, which has no network, got {given!r}"
+        raise InputError(name, found, 'Use "low-rank" or "diagonal"')
     try:
         gaussian = given.as_prior()
     except InputError as error:
-        raise InputError(name, f"is {given!r}, whose covariance is not that of one Gaussian: {error}") from error
+        raise InputError(name, f"must have the covariance of one Gaussian, got {given!r} ({error})") from error
     mine, theirs = signature(target.problem.layout), gaussian.names
     if mine != theirs:
         other = next((pair for pair in zip(theirs, mine) if pair[0] != pair[1]), (f"{len(theirs)} tensors", len(mine)))
         raise InputError(
             name,
-            f"is a posterior of another network: it has {other[0]} where this problem has {other[1]}",
+            f"must be a posterior of this network, got one with {other[0]} where the problem has {other[1]}",
             "Network, random parameters and likelihood must be those of this problem",
         )
     return covariance_mass(gaussian.precision).to(target.device, target.dtype)
@@ -102,7 +103,7 @@ def mass_blocks(kind: str, target: Target, rank: int) -> tuple[MassBlock, ...]:
     if kind != "block":
         return ()
     if not isinstance(target, ProblemTarget):
-        raise InputError("mass", '"block" is by the layers of a network, which a density has none of', 'Use "low-rank"')
+        raise InputError("mass", 'must not be "block" for a density, which has no layers', 'Use "low-rank"')
     return layer_blocks(target.problem.layout, rank)
 
 
