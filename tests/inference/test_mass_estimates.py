@@ -35,16 +35,19 @@ def test_the_geometric_mean_solves_its_equation():
     torch.testing.assert_close(found, found.mT)
 
 
-@pytest.mark.parametrize("reach", [1.0, 0.05], ids=["everywhere", "in a corner"])
-def test_a_gaussian_is_found_wherever_the_draws_are(reach, monkeypatch):
-    """The draws cover a fraction of the density; their gradients tell the rest."""
+@pytest.mark.parametrize("reach, most", [(1.0, 1.5), (0.05, 1.001)], ids=["everywhere", "in a corner"])
+def test_a_gaussian_is_found_wherever_the_draws_are(reach, most, monkeypatch):
+    """The draws cover a fraction of the density; their gradients tell the rest.
+
+    Where they cover all of it, their own variances, which 20 draws of a chain know to about 30 %, may be larger.
+    """
     monkeypatch.setattr(mass_estimates, "MORE_DRAWS", 1e-9)
     monkeypatch.setattr(mass_estimates, "CUTOFF", 1.0)
     dim, sigma = 12, covariance(12)
     draws = reach * randn(3, 20, dim, dtype=DOUBLE) @ torch.linalg.cholesky(sigma).mT + 5
     gradients = -(draws - 1) @ torch.linalg.inv(sigma)
     found = spectral_estimate(draws, gradients, torch.ones(dim), dim)
-    assert condition(sigma, *found) == pytest.approx(1, abs=1e-3)
+    assert condition(sigma, *found) < most
 
 
 @pytest.mark.parametrize("rank, most", [(1, 7000), (12, 500), (30, 6)])

@@ -6,8 +6,10 @@ C_x and C_g of draws and gradients then satisfy
     A C_g A = C_x   for   A = Sigma
 
 so the geometric mean A of C_x and C_g^-1 is the covariance, long before chains have travelled along it (as nutpie has
-it). It is found in the space that draws and gradients span together, in units of s = (Var x / Var g)^(1/4), and its
-eigenvalues that differ clearly from the usual one are kept.
+it). It is found in the space that draws and gradients span together, in units of s = (Var x / Var g)^(1/4). Along each
+of its eigenvectors the variance is the eigenvalue or that of the median chain, if larger, as for a diagonal mass:
+densities of networks are curved, and A alone makes trajectories too short. Those that differ clearly from the usual one
+are kept.
 
 A chain that is far from the others must not decide what all of them get:
 
@@ -55,17 +57,18 @@ def spectral_estimate(draws: Tensor, gradients: Tensor, otherwise: Tensor, rank:
     scale, known = _median_scale(x, g, otherwise.double())
     x, g = x / scale * known, g * scale * known
     weight = _weights(x, g)
-    x, g = ((weight * part).flatten(0, 1) for part in (x, g))
     rows = torch.square(weight).sum() * draws.shape[1]
+    every = torch.cat([(weight * part).flatten(0, 1) for part in (x, g)])
     basis = None
-    if 2 * len(x) < x.shape[1]:
-        basis = torch.linalg.qr(torch.cat([x, g]).mT).Q
-        x, g = x @ basis, g @ basis
-    eye = MORE_DRAWS * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    mean = geometric_mean((x.mT @ x + eye) / (rows + MORE_DRAWS), (g.mT @ g + eye) / (rows + MORE_DRAWS))
-    values, vectors = torch.linalg.eigh(mean)
-    vectors = vectors if basis is None else basis @ vectors
-    return most_extreme(scale, vectors, values.clamp(min=1e-12), rank, CUTOFF)
+    if len(every) < x.shape[2]:
+        basis = torch.linalg.qr(every.mT).Q
+        x, every = x @ basis, every @ basis
+    eye = MORE_DRAWS * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
+    covariances = ((part.mT @ part + eye) / (rows + MORE_DRAWS) for part in every.chunk(2))
+    values, vectors = torch.linalg.eigh(geometric_mean(*covariances))
+    # Where the density is curved, gradients vary more than its width says: the larger of the two counts.
+    values = torch.maximum(values, torch.quantile(torch.square(x @ vectors).mean(1), 0.5, dim=0)).clamp(min=1e-12)
+    return most_extreme(scale, vectors if basis is None else basis @ vectors, values, rank, CUTOFF)
 
 
 def geometric_mean(draws: Tensor, gradients: Tensor) -> Tensor:
