@@ -21,6 +21,7 @@ SAMPLERS = {
     "tuned": cr.HMC(chains=4, draws=4, warmup=60, max_steps=8, init="prior", trajectory_length="tuned"),
     "nuts": cr.NUTS(chains=4, draws=5, warmup=25, max_depth=3, init="prior"),
     "chees": cr.ChEES(chains=4, draws=5, warmup=40, max_steps=8, mass="diagonal", init="prior"),
+    "low-rank": cr.HMC(chains=4, draws=5, warmup=40, max_steps=8, mass="low-rank", init="prior"),
     "mclmc": cr.MCLMC(chains=4, draws=5, warmup=40, max_steps=4, init="prior"),
     "tempering": cr.ParallelTempering(
         chains=4, draws=5, warmup=25, temperatures=3, max_steps=4, mass="diagonal", init="prior"

@@ -46,6 +46,7 @@ def frozen_body(seed=0):
 RUNS = {
     "hmc": (hmc(), make),
     "hmc, diagonal mass": (hmc(mass="diagonal", warmup=40), make),
+    "hmc, low-rank mass": (hmc(mass="low-rank", warmup=40, refresh=0.5), make),
     "hmc, tuned length": (hmc(trajectory_length="tuned", warmup=60, chains=2, draws=3, max_steps=4), make),
     "hmc, separate step sizes": (hmc(pooled=False), make),
     "hmc, persistent momentum": (hmc(refresh=0.4, jitter=0.3), make),
@@ -59,6 +60,7 @@ RUNS = {
     "hmc, a frozen body": (hmc(), frozen_body),
     "nuts": (nuts(), make),
     "nuts, diagonal mass, separate step sizes": (nuts(mass="diagonal", pooled=False), make),
+    "nuts, blocks": (nuts(mass="block", warmup=30), make),
     "nuts, a density": (nuts(thin=2), lambda seed=0: density()),
     "chees": (chees(), make),
     "chees, diagonal mass, separate step sizes": (chees(mass="diagonal", pooled=False, warmup=40), make),
@@ -84,7 +86,9 @@ class TestSameBits(StoppedRuns):
     def test_a_run_that_stops_after_every_iteration(self, tmp_path, tight, crash, name):
         """Each iteration (or three) runs in a new process: all state has been on disk."""
         method, problem = RUNS[name]
-        each = 1 if name in ("hmc, diagonal mass", "sghmc, preconditioned", "sghmc, cyclical") else 3
+        each = (
+            1 if name in ("hmc, diagonal mass", "hmc, low-rank mass", "sghmc, preconditioned", "sghmc, cyclical") else 3
+        )
         path = tmp_path / "run"
         known = method.fit(problem(), seed=1)
         begin(method, problem(), path, crash, 1)
@@ -128,6 +132,21 @@ class TestSameBits(StoppedRuns):
         for after in (2, 9):
             begin(method, make(), tmp_path / str(after), crash, after)
             same(cr.resume(tmp_path / str(after)), known)
+
+    @pytest.mark.parametrize("start", [False, True], ids=["fixed", "as a start"])
+    def test_a_posterior_as_mass_is_in_the_folder(self, tmp_path, tight, crash, start):
+        """Also before the first checkpoint, from the folder alone; a finished run does not keep it."""
+        q = cr.Laplace(structure="full", steps=50).fit(make(), progress=False)
+        given = {"mass": "diagonal", "mass_start": q} if start else {"mass": q}
+        for method in (hmc(**given), nuts(**given)):
+            known = method.fit(make(), seed=1)
+            for after in (0, 5, 25):
+                path = tmp_path / f"{type(method).__name__} {after}"
+                begin(method, make(), path, crash, after)
+                assert (path / "mass.safetensors").exists()
+                same(cr.resume(path), known)
+                assert not (path / "mass.safetensors").exists()
+                tidy(path)
 
     def test_a_run_has_several_shards_and_a_remainder(self, tmp_path, tight):
         counts = RUNS["hmc"][0].fit(make(), seed=1, out=tmp_path / "run")._draws.counts

@@ -160,7 +160,7 @@ def test_the_record_describes_the_run():
     assert all(0 < a <= 1 for a in history["acceptance"])
     assert history["trajectory_length"] == pytest.approx(math.pi / 2)
     assert history["steps"] == math.ceil(math.pi / 2 / history["step_size"][0])
-    assert history["mass"] == "diagonal"
+    assert history["mass"]["kind"] == "diagonal"
     assert history["gradients"] > 140 * 3
     assert history["seconds"] > 0
     assert not history["trajectory_shortened"]

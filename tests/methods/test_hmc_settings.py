@@ -49,7 +49,11 @@ from credibly.likelihoods import Gaussian
         ({"jitter": -0.1}, "jitter must be a fraction from 0 to below 1 or None, got -0.1"),
         ({"refresh": 0.0}, "refresh must be a fraction above 0 and at most 1, got 0.0"),
         ({"refresh": 1.1}, "refresh must be a fraction above 0 and at most 1, got 1.1"),
-        ({"mass": "dense"}, "mass must be one of 'auto', 'identity', 'prior', 'diagonal', got 'dense'"),
+        (
+            {"mass": "dense"},
+            "mass must be one of 'auto', 'identity', 'prior', 'diagonal', 'low-rank', 'block', got 'dense'. Or pass a "
+            "posterior of the same problem",
+        ),
         ({"integrator": "yoshida"}, "integrator must be one of 'leapfrog', 'minimum-error', got 'yoshida'"),
         (
             {"init": "zeros"},

@@ -33,6 +33,7 @@ from credibly.core.chain_noise import ChainNoise, LargeNoise
 from credibly.core.compilation import Compile, compiled
 from credibly.core.inputs import Tensors
 from credibly.core.rng import MANY, fill_normal
+from credibly.gaussians.mass import InverseMass
 from credibly.problem import Problem
 
 # Rows of a batch times parameters that one thread still processes sooner than several threads share.
@@ -48,7 +49,7 @@ class FusedDensity(Protocol):
         """Return log likelihood (C,) and gradient of the log density (C, D)."""
 
     def run(
-        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
+        self, state: Tensors, size: Tensor, inverse_mass: InverseMass, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take each chain through its number of integrator steps, in place."""
 

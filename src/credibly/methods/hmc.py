@@ -22,11 +22,13 @@ from credibly.core.checks import check_choice, check_integer, check_positive, ch
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.gaussians.mass import InverseMass, mass_tensors
 from credibly.inference.collapsed import to_sampled_target
 from credibly.inference.density import Density
 from credibly.inference.kernels.hmc import integrator
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.inference.sampling.hmc_plan import HMCPlan
+from credibly.inference.sampling.mass import check_mass, given_mass, mass_blocks
 from credibly.inference.sampling.run import SamplingMethod, check_draw_dtype
 from credibly.inference.sampling.starts import check_init
 from credibly.inference.sampling.until import check_until
@@ -53,8 +55,11 @@ class HMC(SamplingMethod):
         target_accept: acceptance that the step size is adapted to.
         pooled: one step size for all chains at the end of warm-up, such that the worst of them moves; False gives each
             its own throughout (chains then wait for the one with the most steps).
-        mass: "identity", "prior" (M = 1/prior variance), "diagonal" (adapted during warm-up), or
+        mass: "identity", "prior" (M = 1/prior variance), adapted during warm-up ("diagonal", "low-rank", or "block":
+            correlations within layers), a posterior of the same problem, whose covariance is M^-1, or
             "auto": identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
+        mass_rank: most eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
+        mass_start: a posterior whose covariance is M^-1 until the first window of an adapted mass has ended.
         jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
             the trajectory length is given.
         refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
@@ -84,7 +89,9 @@ class HMC(SamplingMethod):
     trajectory_length: float | str | None = None
     target_accept: float = 0.8
     pooled: bool = True
-    mass: str = "auto"
+    mass: str | Posterior = "auto"
+    mass_rank: int = 64
+    mass_start: Posterior | None = None
     jitter: float | None = None
     refresh: float = 1.0
     integrator: str = "leapfrog"
@@ -115,7 +122,7 @@ class HMC(SamplingMethod):
             raise InputError("jitter", f"must be a fraction from 0 to below 1 or None, got {self.jitter!r}")
         if not (is_real(self.refresh) and 0 < self.refresh <= 1):
             raise InputError("refresh", f"must be a fraction above 0 and at most 1, got {self.refresh!r}")
-        check_choice("mass", self.mass, ("auto", "identity", "prior", "diagonal"))
+        check_mass(self.mass, self.mass_start, self.mass_rank)
         if self.step_size is None:
             advice = "The step size is found during warm-up; pass more iterations or a step_size"
             check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
@@ -149,6 +156,7 @@ class HMC(SamplingMethod):
             pooled=self.pooled,
             mass=self.mass_kind(target),
             inverse_mass=self.inverse_mass(target),
+            mass_blocks=mass_blocks(self.mass_kind(target), target, self.mass_rank),
             jitter=self.jitter_fraction,
             refresh=self.refresh,
             integrator=integrator(self.integrator),
@@ -157,7 +165,9 @@ class HMC(SamplingMethod):
         )
 
     def mass_kind(self, target: Target) -> str:
-        """Return the kind of mass matrix that "auto" resolves to."""
+        """Return the kind of mass matrix: what "auto" resolves to, "posterior" for a given one."""
+        if not isinstance(self.mass, str):
+            return "posterior"
         if self.mass != "auto":
             return self.mass
         if isinstance(target, DensityTarget):
@@ -165,9 +175,18 @@ class HMC(SamplingMethod):
         low, high = float(target.scale.min()), float(target.scale.max())
         return "identity" if high <= low * (1 + 1e-6) else "prior"
 
-    def inverse_mass(self, target: Target) -> Tensor | None:
-        """Return the initial M^-1, (D,), or None for the identity."""
+    def inverse_mass(self, target: Target) -> InverseMass:
+        """Return the initial M^-1: one that is given, or the prior's variance."""
+        if not isinstance(self.mass, str):
+            return given_mass("mass", self.mass, target)
+        if self.mass_start is not None:
+            return given_mass("mass_start", self.mass_start, target)
         return None if self.mass_kind(target) == "identity" else torch.square(target.scale).to(target.dtype)
+
+    def given_mass(self, target: Target) -> dict[str, Tensor]:
+        """Return the tensors of M^-1 if `mass` or `mass_start` is a posterior."""
+        given = not isinstance(self.mass, str) or self.mass_start is not None
+        return mass_tensors(self.inverse_mass(target)) if given else {}
 
     @property
     def jitter_fraction(self) -> float:

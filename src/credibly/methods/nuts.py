@@ -40,7 +40,7 @@ class NUTS(SamplingMethod):
         step_size: of the leapfrog integrator; None finds it during warm-up.
         target_accept: mean acceptance over the points of a trajectory that the step size is adapted to.
         pooled: one step size for all chains at the end of warm-up; False gives each its own.
-        mass: "identity", "prior", "diagonal" or "auto", as in `HMC`.
+        mass, mass_rank, mass_start: as in `HMC`.
         max_depth: most doublings of a trajectory, of 2^max_depth - 1 steps. The record counts the trajectories that
             reached it.
         thin: iterations per draw.
@@ -57,7 +57,9 @@ class NUTS(SamplingMethod):
     step_size: float | None = None
     target_accept: float = 0.8
     pooled: bool = True
-    mass: str = "auto"
+    mass: str | Posterior = "auto"
+    mass_rank: int = 64
+    mass_start: Posterior | None = None
     max_depth: int = 10
     thin: int = 1
     init: str | Tensor | Posterior = "ensemble"
@@ -83,6 +85,10 @@ class NUTS(SamplingMethod):
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> NUTSSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
         return NUTSSampler(target, self._as_hmc().plan(target), seed, mesh or Mesh(World()), self.max_depth)
+
+    def given_mass(self, target: Target) -> dict[str, Tensor]:
+        """Return the tensors of M^-1 if `mass` or `mass_start` is a posterior."""
+        return self._as_hmc().given_mass(target)
 
     def _as_hmc(self) -> HMC:
         """Return HMC with the settings that both share. It checks them, and its plan is the one of the warm-up."""

@@ -13,9 +13,11 @@ import torch
 from credibly.core.specs import from_spec, kinds_of, to_spec
 from credibly.distributed.world import current
 from credibly.errors import InputError, StoreError
+from credibly.gaussians.mass import mass_of_tensors
 from credibly.inference.density import Density
 from credibly.inference.sampling.folder import open_folder
 from credibly.inference.sampling.identity import arithmetic, check_fixed, check_same
+from credibly.inference.sampling.mass import ADAPTED
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.target import to_target
 from credibly.likelihoods import LIKELIHOODS
@@ -104,10 +106,17 @@ def _method(folder: Path, manifest: dict[str, Any]) -> SamplingMethod:
     # Starting points that were a tensor or a posterior are in a file of their own.
     stored = "start.safetensors" in manifest["files"]
     settings = {**manifest["record"]["settings"], **({"init": "prior"} if stored else {})}
+    # So is a mass that was a posterior.
+    given = "mass_start" if settings.get("mass") in ADAPTED else "mass"
+    if "mass.safetensors" in manifest["files"]:
+        settings[given] = None if given == "mass_start" else "prior"
     samplers = (method for method in METHODS.values() if issubclass(method, SamplingMethod))
     method: SamplingMethod = from_spec(settings, kinds_of(*samplers))
     if stored:
         object.__setattr__(method, "init", load_tensors(folder / "start.safetensors")["start"])
+    if "mass.safetensors" in manifest["files"]:
+        mass = mass_of_tensors(load_tensors(folder / "mass.safetensors"), torch.device("cpu"))
+        object.__setattr__(method, given, mass)
     return method
 
 

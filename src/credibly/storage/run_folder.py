@@ -33,10 +33,10 @@ log = logging.getLogger("credibly")
 LOCK = "lock"
 MANIFEST = "manifest.json"
 # Prefixes of files that are needed to resume a run, and removed when it is complete.
-RESUME_FILES = ("state-", "data.", "initial.", "start.")
+RESUME_FILES = ("state-", "data.", "initial.", "start.", "mass.")
 # The files of a run and their drafts. Nothing else in a folder is ever removed.
 OWN_FILES = re.compile(
-    r"((draws|stats|state)-\d+(-c\d+)?|data|initial|start|fixed)\.safetensors(\.part)?|"
+    r"((draws|stats|state)-\d+(-c\d+)?|data|initial|start|mass|fixed)\.safetensors(\.part)?|"
     + re.escape(MANIFEST)
     + r"\.part"
 )

@@ -15,6 +15,7 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(Density, <float>);
   SIZE(Evaluations, <float>);
   SIZE(Decodings, <float>);
+  SIZE(InverseMass, <float>);
   SIZE(Trajectories, <float>);
   SIZE(Trees, <float>);
   SIZE(MinibatchSteps, <float>);

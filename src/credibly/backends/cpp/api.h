@@ -73,6 +73,21 @@ template <class T> struct Decodings {
   T* theta;               // [chain][dim]
 };
 
+// Ranks of the factors of a mass are multiples of this, padded with zeros.
+constexpr int64_t RANK_MULTIPLE = 16;
+
+// M^-1 = diag(s) (I + sum over factors of U diag(gain) U') diag(s), or diagonal without factors.
+template <class T> struct InverseMass {
+  const T* diagonal;     // [dim] without factors, or null for ones
+  const T* scale;        // [dim], s with factors
+  int64_t factors;
+  const int64_t* start;  // [factor], the first coordinate
+  const int64_t* rows;   // [factor], coordinates
+  const int64_t* rank;   // [factor]
+  const T* vectors;      // [factor][row][rank], U
+  const T* gain;         // [factor][rank]
+};
+
 // Trajectories of a symplectic integrator, in place.
 template <class T> struct Trajectories {
   int64_t chains;
@@ -82,7 +97,7 @@ template <class T> struct Trajectories {
   T* gradient;             // [chain][dim]
   double* log_likelihood;  // [chain]
   const T* step_size;      // [chain]
-  const T* inverse_mass;   // [dim], or null for ones
+  InverseMass<T> inverse_mass;
   const int64_t* steps;    // [chain]
   int64_t drifts;          // per step
   const double* kick;      // [drifts + 1]
@@ -98,7 +113,7 @@ template <class T> struct Trees {
   T* gradient;             // [chain][dim]
   double* log_likelihood;  // [chain]
   const T* step_size;      // [chain]
-  const T* inverse_mass;   // [dim], or null for ones
+  InverseMass<T> inverse_mass;
   const double* loc;       // [dim], of the prior
   const double* precision; // [dim], of the prior, divided by its temperature
   const double* uniform;   // [chain][uniform_pitch]: direction and choice per doubling, then one number per point

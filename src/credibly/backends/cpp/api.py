@@ -105,6 +105,21 @@ class Decodings(ctypes.Structure):
     ]
 
 
+class InverseMass(ctypes.Structure):
+    """The inverse mass of a momentum: diagonal, or with the factors of `gaussians.mass.CorrelatedMass`."""
+
+    _fields_ = [
+        ("diagonal", Address),
+        ("scale", Address),
+        ("factors", Int),
+        ("start", Ints),
+        ("rows", Ints),
+        ("rank", Ints),
+        ("vectors", Address),
+        ("gain", Address),
+    ]
+
+
 class Trajectories(ctypes.Structure):
     """Arguments of `trajectories`: steps of a symplectic integrator."""
 
@@ -116,7 +131,7 @@ class Trajectories(ctypes.Structure):
         ("gradient", Address),
         ("log_likelihood", Address),
         ("step_size", Address),
-        ("inverse_mass", Address),
+        ("inverse_mass", InverseMass),
         ("steps", Ints),
         ("drifts", Int),
         ("kick", Reals),
@@ -135,7 +150,7 @@ class Trees(ctypes.Structure):
         ("gradient", Address),
         ("log_likelihood", Address),
         ("step_size", Address),
-        ("inverse_mass", Address),
+        ("inverse_mass", InverseMass),
         ("loc", Address),
         ("precision", Address),
         ("uniform", Address),

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from credibly.backends.cpp import api
 from credibly.backends.cpp.api import Scheme
+from credibly.backends.cpp.mass import MassStructs
 from credibly.backends.cpp.stack import Stack, padded_columns
 from credibly.core.inputs import Tensors
+from credibly.gaussians.mass import InverseMass
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from credibly.networks.layout import Layout
 from credibly.priors.flat import BoundPrior
@@ -120,6 +122,7 @@ class CppDensity:
         self._evaluations = api.function("evaluations", stack.dtype)
         self._trajectories = api.function("trajectories", stack.dtype)
         self._trees = api.function("trees", stack.dtype)
+        self._masses = MassStructs()
         # Energies of the prior are differences of large sums.
         self._prior = prior.loc.double().contiguous(), (weights[1] / prior.std.double() ** 2).contiguous()
         self._minibatch_steps = api.function("minibatch_steps", stack.dtype)
@@ -173,7 +176,7 @@ class CppDensity:
         return theta
 
     def run(
-        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
+        self, state: Tensors, size: Tensor, inverse_mass: InverseMass, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take `steps[c]` integrator steps of chain c in place.
 
@@ -189,7 +192,7 @@ class CppDensity:
             gradient=api.address(gradient),
             log_likelihood=api.address(log_likelihood),
             step_size=api.address(size),
-            inverse_mass=api.address(inverse_mass),
+            inverse_mass=self._masses.of(inverse_mass),
             steps=(api.Int * len(steps))(*steps),
             drifts=len(drifts),
             kick=(api.Real * len(kicks))(*kicks),
@@ -198,7 +201,7 @@ class CppDensity:
         self._trajectories(self.struct, arguments)
 
     def trees(
-        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, uniform: Tensor, depth: int, divergent: float
+        self, state: Tensors, size: Tensor, inverse_mass: InverseMass, uniform: Tensor, depth: int, divergent: float
     ) -> Tensor:
         """Take a transition of NUTS for every chain, in place. See `kernels.nuts`.
 
@@ -217,7 +220,7 @@ class CppDensity:
             gradient=api.address(gradient),
             log_likelihood=api.address(log_likelihood),
             step_size=api.address(size),
-            inverse_mass=api.address(inverse_mass),
+            inverse_mass=self._masses.of(inverse_mass),
             loc=api.address(self._prior[0]),
             precision=api.address(self._prior[1]),
             uniform=uniform.data_ptr(),

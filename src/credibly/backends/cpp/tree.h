@@ -9,6 +9,7 @@
 
 #include "api.h"
 #include "chain.h"
+#include "mass.h"
 
 namespace {
 
@@ -26,7 +27,8 @@ template <class T> struct Segment {
 template <class T> class Tree {
  public:
   Tree(Chain<T>& chain, const Trees<T>& args, int64_t dim, double weight, int64_t c)
-      : chain(chain), args(args), D(dim), weight(weight), c(c) {}
+      : chain(chain), args(args), D(dim), weight(weight), c(c), correlated(args.inverse_mass.factors > 0),
+        velocity(args.inverse_mass, correlated ? dim : 0) {}
 
   void grow() {
     const double* uniform = args.uniform + c * args.uniform_pitch;
@@ -95,10 +97,13 @@ template <class T> class Tree {
   void step(Point<T>& point, T size) {
     const T half = T(0.5) * size;
     T *theta = point.theta.data(), *momentum = point.momentum.data(), *gradient = point.gradient.data();
-    const T* inverse_mass = args.inverse_mass;
+    const T* diagonal = args.inverse_mass.diagonal;
     for (int64_t d = 0; d < D; ++d) momentum[d] += half * gradient[d];
-    if (inverse_mass)
-      for (int64_t d = 0; d < D; ++d) theta[d] += size * (momentum[d] * inverse_mass[d]);
+    if (correlated) {
+      const T* speed = velocity(momentum);
+      for (int64_t d = 0; d < D; ++d) theta[d] += size * speed[d];
+    } else if (diagonal)
+      for (int64_t d = 0; d < D; ++d) theta[d] += size * (momentum[d] * diagonal[d]);
     else
       for (int64_t d = 0; d < D; ++d) theta[d] += size * momentum[d];
     point.log_likelihood = chain.evaluate(theta, gradient, true);
@@ -110,10 +115,15 @@ template <class T> class Tree {
     point.error = error <= most && error >= -most ? error : std::numeric_limits<double>::infinity();
   }
 
-  double kinetic(const std::vector<T>& momentum) const {
+  double kinetic(const std::vector<T>& momentum) {
     double sum = 0;
-    for (int64_t d = 0; d < D; ++d)
-      sum += momentum[d] * momentum[d] * (args.inverse_mass ? args.inverse_mass[d] : T(1));
+    if (correlated) {
+      const T* speed = velocity(momentum.data());
+      for (int64_t d = 0; d < D; ++d) sum += momentum[d] * speed[d];
+      return 0.5 * sum;
+    }
+    const T* diagonal = args.inverse_mass.diagonal;
+    for (int64_t d = 0; d < D; ++d) sum += momentum[d] * momentum[d] * (diagonal ? diagonal[d] : T(1));
     return 0.5 * sum;
   }
   // Tempered negative log density of the prior, up to a constant.
@@ -126,10 +136,14 @@ template <class T> class Tree {
     return 0.5 * sum;
   }
 
-  bool turns(const Segment<T>& a, const Segment<T>& b) const {
+  bool turns(const Segment<T>& a, const Segment<T>& b) {
+    if (correlated)
+      return turns(a.first, b.last, a.total, b.total) || turns(a.first, b.first, a.total, b.first) ||
+             turns(a.last, b.last, a.last, b.total);
+    const T* diagonal = args.inverse_mass.diagonal;
     double sums[6] = {0, 0, 0, 0, 0, 0};
     for (int64_t d = 0; d < D; ++d) {
-      const T mass = args.inverse_mass ? args.inverse_mass[d] : T(1);
+      const T mass = diagonal ? diagonal[d] : T(1);
       const T whole = (a.total[d] + b.total[d]) * mass, front = (a.total[d] + b.first[d]) * mass;
       const T back = (a.last[d] + b.total[d]) * mass;
       sums[0] += a.first[d] * whole, sums[1] += b.last[d] * whole;
@@ -139,6 +153,17 @@ template <class T> class Tree {
     for (double sum : sums)
       if (sum <= 0) return true;
     return false;
+  }
+
+  // Whether a run turns whose momenta sum to one + two.
+  bool turns(const std::vector<T>& first, const std::vector<T>& last, const std::vector<T>& one,
+             const std::vector<T>& two) {
+    sum.resize(D);
+    for (int64_t d = 0; d < D; ++d) sum[d] = one[d] + two[d];
+    const T* speed = velocity(sum.data());
+    double at_first = 0, at_last = 0;
+    for (int64_t d = 0; d < D; ++d) at_first += first[d] * speed[d], at_last += last[d] * speed[d];
+    return at_first <= 0 || at_last <= 0;
   }
 
   // log(exp(a) + exp(b)); b is finite.
@@ -152,6 +177,9 @@ template <class T> class Tree {
   const int64_t D;
   const double weight;
   const int64_t c;
+  const bool correlated;
+  Velocity<T> velocity;
+  std::vector<T> sum;
   double kinetic_before = 0, prior_before = 0, value_before = 0;
 };
 

@@ -18,6 +18,7 @@ from credibly.backends.cuda.api import arguments_struct
 from credibly.backends.cuda.driver import CudaError, Kernel, compile_kernel
 from credibly.backends.cuda.spec import MAX_WARPS, KernelSpec, block_warps, kernel_spec
 from credibly.core.inputs import Tensors
+from credibly.gaussians.mass import CorrelatedMass, InverseMass
 from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
 from credibly.priors.flat import BoundPrior
@@ -144,7 +145,7 @@ class CudaDensity:
         return log_lik, gradient
 
     def run(
-        self, state: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], scheme: Scheme
+        self, state: Tensors, size: Tensor, inverse_mass: InverseMass, steps: Sequence[int], scheme: Scheme
     ) -> None:
         """Take `steps[c]` integrator steps of chain c in place.
 
@@ -160,6 +161,7 @@ class CudaDensity:
             "step_size": size,
             "steps": self._steps_tensor(steps, theta.device),
         }
+        assert not isinstance(inverse_mass, CorrelatedMass)
         if inverse_mass is not None:
             arrays["inverse_mass"] = inverse_mass
         self._launch(arrays, kicks, drifts)

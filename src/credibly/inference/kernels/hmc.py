@@ -27,6 +27,7 @@ from torch import Tensor
 
 from credibly.core.checks import check_choice
 from credibly.core.tempering import weighted_sum
+from credibly.gaussians.mass import InverseMass, fresh_momentum, velocity
 
 # theta (C, D) -> log likelihood (C,), gradient of log p (C, D).
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -60,18 +61,17 @@ class Integrator:
         momentum: Tensor,
         gradient: Tensor,
         size: Tensor,
-        inverse_mass: Tensor | None,
+        inverse_mass: InverseMass,
         evaluate: Evaluate,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Take one step from theta, momentum (C, D) and the gradient at theta.
 
-        `size` is (C, 1), `inverse_mass` (D,) or None for 1. Returns theta, momentum, gradient and log likelihood (C,)
-        at the end.
+        `size` is (C, 1), `inverse_mass` is M^-1 (`gaussians.mass`). Returns theta, momentum, gradient and log
+        likelihood (C,) at the end.
         """
         momentum = momentum + (self.kicks[0] * size) * gradient
         for drift, kick in zip(self.drifts, self.kicks[1:]):
-            velocity = momentum if inverse_mass is None else momentum * inverse_mass
-            theta = theta + (drift * size) * velocity
+            theta = theta + (drift * size) * velocity(momentum, inverse_mass)
             log_likelihood, gradient = evaluate(theta)
             momentum = momentum + (kick * size) * gradient
         return theta, momentum, gradient, log_likelihood
@@ -112,25 +112,28 @@ class Info(NamedTuple):
     energy_error: Tensor
 
 
-def kinetic(momentum: Tensor, inverse_mass: Tensor | None) -> Tensor:
+def kinetic(momentum: Tensor, inverse_mass: InverseMass) -> Tensor:
     """Return 1/2 m' M^-1 m, (C,) in float64."""
-    squares = torch.square(momentum) if inverse_mass is None else torch.square(momentum) * inverse_mass
+    if isinstance(inverse_mass, Tensor):
+        squares = torch.square(momentum) * inverse_mass
+    else:
+        squares = momentum * velocity(momentum, inverse_mass)
     return 0.5 * squares.sum(-1, dtype=torch.float64)
 
 
-def refresh(momentum: Tensor, noise: Tensor, inverse_mass: Tensor | None, fraction: float) -> Tensor:
+def refresh(momentum: Tensor, noise: Tensor, inverse_mass: InverseMass, fraction: float) -> Tensor:
     """Return sqrt(1 - fraction) of the old momentum plus noise ~ N(0, M) for the rest.
 
     Fraction 1 forgets the old one.
     """
-    fresh = noise if inverse_mass is None else noise * inverse_mass.rsqrt()
+    fresh = fresh_momentum(noise, inverse_mass)
     return fresh if fraction >= 1 else (1 - fraction) ** 0.5 * momentum + fraction**0.5 * fresh
 
 
 def metropolis(
     state: State,
     proposal: State,
-    inverse_mass: Tensor | None,
+    inverse_mass: InverseMass,
     uniform: Tensor,
     weights: tuple[float | Tensor, float],
 ) -> tuple[State, Info]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.inputs import Tensors
+from credibly.gaussians.mass import InverseMass, velocity
 from credibly.inference.kernels.hmc import DIVERGENT, Info, State, kinetic
 
 # One integrator step of the signed sizes (C,) from theta, momentum and gradient. Chains that are not marked (C,) rest.
@@ -59,7 +60,7 @@ def join(a: Segment, b: Segment) -> Segment:
     return Segment(a.first, b.last, a.total + b.total)
 
 
-def turns(a: Segment, b: Segment, inverse_mass: Tensor | None) -> Tensor:
+def turns(a: Segment, b: Segment, inverse_mass: InverseMass) -> Tensor:
     """Return whether a followed by b turns back, as a whole or across the halves, (C,)."""
     turned = torch.zeros(len(a.total), dtype=torch.bool, device=a.total.device)
     for first, last, total in (
@@ -67,12 +68,12 @@ def turns(a: Segment, b: Segment, inverse_mass: Tensor | None) -> Tensor:
         (a.first, b.first, a.total + b.first),
         (a.last, b.last, a.last + b.total),
     ):
-        velocity = total if inverse_mass is None else total * inverse_mass
-        turned |= ((first * velocity).sum(-1) <= 0) | ((last * velocity).sum(-1) <= 0)
+        speed = velocity(total, inverse_mass)
+        turned |= ((first * speed).sum(-1) <= 0) | ((last * speed).sum(-1) <= 0)
     return turned
 
 
-def energy_change(start: State, point: State, inverse_mass: Tensor | None, weights: tuple[float, float]) -> Tensor:
+def energy_change(start: State, point: State, inverse_mass: InverseMass, weights: tuple[float, float]) -> Tensor:
     """Return H(point) - H(start), (C,), infinite where it is not a number."""
     error = kinetic(point.momentum, inverse_mass) - kinetic(start.momentum, inverse_mass)
     error = error + weights[0] * (start.log_likelihood - point.log_likelihood)
@@ -84,7 +85,7 @@ def transition(
     start: State,
     take_step: TakeStep,
     size: Tensor,
-    inverse_mass: Tensor | None,
+    inverse_mass: InverseMass,
     uniform: Tensor,
     weights: tuple[float, float],
     depth: int,
@@ -97,7 +98,7 @@ def transition(
         start: the states, with fresh momenta.
         take_step: see `TakeStep`.
         size: step sizes (C,).
-        inverse_mass: M^-1 (D,), or None for the identity.
+        inverse_mass: M^-1.
         uniform: numbers in [0, 1), (C, `uniforms(depth)`).
         weights: inverse temperatures of likelihood and prior.
         depth: most doublings.

@@ -16,6 +16,7 @@ from credibly.inference.sampling.identity import identity
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.sampling.starts import starts
+from credibly.inference.target import Target
 from credibly.posterior.base import Posterior
 from credibly.posterior.model import Model
 from credibly.posterior.saving import header
@@ -29,8 +30,8 @@ SHARED = "Put the run folder on storage that all hosts share"
 KEPT_DATA = 2**28
 
 
-class Starts(Protocol):
-    """What decides the starting points of a run."""
+class Given(Protocol):
+    """What a run is given beside plain values: starting points, and a mass."""
 
     @property
     def init(self) -> str | Tensor | Posterior:
@@ -40,9 +41,12 @@ class Starts(Protocol):
     def chains(self) -> int:
         """The number of chains."""
 
+    def given_mass(self, target: Target) -> dict[str, Tensor]:
+        """Return the tensors of a mass that was given."""
+
 
 def create_folder(
-    method: Starts,
+    method: Given,
     problem: Problem | Density,
     seed: int,
     out: str | os.PathLike[str],
@@ -130,7 +134,7 @@ def own_state(parts: list[dict[str, Tensor]], sampler: Sampler, recorder: Folder
 
 
 def _create(
-    method: Starts,
+    method: Given,
     problem: Problem | Density,
     seed: int,
     out: str | os.PathLike[str],
@@ -160,4 +164,6 @@ def _create(
             files["data.safetensors"] = data
     if not isinstance(method.init, str):
         files["start.safetensors"] = {"start": starts(problem, method.init, method.chains, seed, False)}
+    if mass := method.given_mass(sampler.target):
+        files["mass.safetensors"] = mass
     return RunFolder.create(out, entries, files)

@@ -13,6 +13,8 @@ from credibly.core.chain_noise import ChainNoise
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
+from credibly.gaussians.mass import CorrelatedMass
+from credibly.inference.backend import Backend
 from credibly.inference.kernels.hmc import State, metropolis, refresh
 from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.sampler import Sampler
@@ -42,6 +44,9 @@ class HMCSampler(Sampler):
         self.begun, self.thin, self.max_steps = self.warmup, plan.thin, plan.max_steps
         self.total = self.begun + plan.draws * self.thin
         target.select_backend(plan.compile)
+        if target.backend.name == "cuda" and (plan.mass_blocks or isinstance(plan.inverse_mass, CorrelatedMass)):
+            # The CUDA kernel has a diagonal mass only.
+            target.backend = Backend("torch", plan.compile)
         steps = GUESSED_STEPS if plan.step_size is None else math.ceil(plan.length / plan.step_size)
         self.trajectories = ChunkedTrajectories(target, plan.integrator, self.chains, plan.chains, self.total * steps)
         self.noise = ChainNoise(seed, "momentum", self.own, target.dim, device=target.device, dtype=target.dtype)
@@ -245,7 +250,6 @@ class HMCSampler(Sampler):
         sums, sizes = self.of_all(self.sums, 1), self.of_all(self.adaptation.size)
         most = self.max_steps
         wanted = torch.ceil(self.adaptation.length / sizes - 1e-9)
-        mass = self.adaptation.inverse_mass
         phases = [*self.adaptation.phases, ("sampling", self.warmup, self.total)]
         return {
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
@@ -253,8 +257,8 @@ class HMCSampler(Sampler):
             "trajectory_length": self.adaptation.length,
             "steps": int(wanted.clamp(max=most).max()) if self.cut else int(wanted.max()),
             "trajectory_shortened": self.cut and bool((wanted > most).any()),
-            "mass": self.plan.mass,
-            "inverse_mass_range": None if mass is None else [float(mass.min()), float(mass.max())],
+            "mass": self.adaptation.mass.history(),
+            "inverse_mass_range": self.adaptation.mass.range(),
             "acceptance": (sums[0] / sums[3].clamp(min=1)).tolist(),
             "divergences": [int(d) for d in sums[1].tolist()],
             "warmup_divergences": [int(d) for d in sums[2].tolist()],

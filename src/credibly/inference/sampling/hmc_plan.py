@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import NamedTuple
 
 from credibly.core.compilation import Compile
+from credibly.gaussians.mass import InverseMass
 from credibly.inference.kernels.hmc import Integrator
+
+
+class MassBlock(NamedTuple):
+    """Consecutive coordinates whose correlations are estimated together, and the most eigenvectors to keep."""
+
+    start: int
+    size: int
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +25,8 @@ class HMCPlan:
     Attributes:
         length: trajectory length tau; if `tuned`, the longest that warm-up tries.
         step_size: None if warm-up finds it, starting at `first_step_size`.
-        mass: "identity", "prior" or "diagonal", and `inverse_mass` the initial M^-1 (D,), None for the identity.
+        mass: the kind, "posterior" for a given one, and `inverse_mass` the initial M^-1.
+        mass_blocks: the blocks of a mass with correlations that warm-up adapts, none for other kinds.
         jitter: relative variation of the trajectory length.
     """
 
@@ -32,7 +41,8 @@ class HMCPlan:
     target_accept: float
     pooled: bool
     mass: str
-    inverse_mass: Tensor | None
+    inverse_mass: InverseMass
+    mass_blocks: tuple[MassBlock, ...]
     jitter: float
     refresh: float
     integrator: Integrator

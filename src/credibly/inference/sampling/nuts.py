@@ -131,7 +131,7 @@ class NUTSSampler(HMCSampler):
         start = (current.theta, current.momentum, current.gradient, current.log_likelihood)
         state = tuple(part.clone(memory_format=torch.contiguous_format) for part in start)
         size, mass = self._placed[1].contiguous(), self.adaptation.inverse_mass
-        mass = None if mass is None else mass.to(size).contiguous()
+        mass = mass.to(size).contiguous() if isinstance(mass, Tensor) else mass
         columns = self.target.backend.density.trees(state, size, mass, uniform, depth, DIVERGENT).T
         acceptance, moved, divergent, error, worst, doublings, steps, capped = columns.contiguous()
         theta, momentum, gradient, log_likelihood = state

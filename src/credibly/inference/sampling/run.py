@@ -87,6 +87,10 @@ class SamplingMethod(Method):
     def check_problem(self, problem: Problem | Density) -> None:
         """Raise if these settings do not fit the problem; by default they always do."""
 
+    def given_mass(self, target: Target) -> dict[str, Tensor]:
+        """Return the tensors of a mass that was given as a posterior, which a run folder keeps; by default none."""
+        return {}
+
     def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
         """Return `init` as it applies to the problem."""
         return self.init

@@ -12,6 +12,7 @@ from torch import Tensor
 from credibly.core.cuda_graphs import capture
 from credibly.core.inputs import Tensors
 from credibly.core.threads import one_thread
+from credibly.gaussians.mass import CorrelatedMass, Factor, InverseMass
 from credibly.inference.kernels.hmc import Integrator, State
 from credibly.inference.sampling.sampler import Stopped
 from credibly.inference.target import Target
@@ -24,6 +25,9 @@ WORTH_SHARING = 2**17
 FEW_VALUES = 2**20
 # Parameters of all chains together up to which a problem counts as small.
 SMALL = 50_000
+
+# Ranks of a mass are padded to multiples: compiled code and CUDA graphs are for fixed shapes.
+RANK_MULTIPLE = 16
 
 Stop = Callable[[], bool]
 
@@ -52,7 +56,10 @@ class Trajectory:
         self.momentum, self.gradient = torch.zeros_like(self.theta), torch.zeros_like(self.theta)
         self.log_likelihood = torch.zeros(chains, dtype=torch.float64, device=target.device)
         self.size = torch.zeros(chains, 1, dtype=target.dtype, device=target.device)
-        self.inverse_mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
+        # A diagonal M^-1, or s of a correlated one with the starts and tensors of its factors.
+        self.mass = torch.ones(target.dim, dtype=target.dtype, device=target.device)
+        self.factor_starts: tuple[int, ...] = ()
+        self.factors: Tensors = ()
         self.single_thread = target.device.type == "cpu" and target.work(chains) < WORTH_SHARING
         self.graphs: dict[int, Any] = {}
         self.compiled, self.graphed = self.backend.fused, False
@@ -77,7 +84,7 @@ class Trajectory:
         self.graphed = whole and device.type == "cuda"
 
     def run_each(
-        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: Sequence[int], stop: Stop | None = None
+        self, start: Tensors, size: Tensor, inverse_mass: InverseMass, steps: Sequence[int], stop: Stop | None = None
     ) -> None:
         """Take chain c from `start` (theta, momentum, gradient) through steps[c] steps of size[c], into the buffers."""
         if self.backend.fused:
@@ -93,14 +100,13 @@ class Trajectory:
             start, done = (self.theta, self.momentum, self.gradient), upto
 
     def run(
-        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, steps: int, stop: Stop | None = None
+        self, start: Tensors, size: Tensor, inverse_mass: InverseMass, steps: int, stop: Stop | None = None
     ) -> None:
         """Take all chains from `start` (theta, momentum, gradient) through `steps` steps of the sizes (C,)."""
         with torch.no_grad(), one_thread(self.single_thread):
             self._load(start)
             self.size.copy_(size.unsqueeze(1))
-            if inverse_mass is not None:
-                self.inverse_mass.copy_(inverse_mass)
+            self._load_mass(inverse_mass)
             left = steps
             while left:
                 if stop is not None and stop():
@@ -115,12 +121,12 @@ class Trajectory:
                     left -= 1
 
     def _run_fused(
-        self, start: Tensors, size: Tensor, inverse_mass: Tensor | None, left: list[int], stop: Stop | None
+        self, start: Tensors, size: Tensor, inverse_mass: InverseMass, left: list[int], stop: Stop | None
     ) -> None:
         density = self.backend.trajectories
         self._load(start)
         size = size.to(self.theta).contiguous()
-        mass = None if inverse_mass is None else inverse_mass.to(self.theta).contiguous()
+        mass = inverse_mass.to(self.theta).contiguous() if isinstance(inverse_mass, Tensor) else inverse_mass
         most = density.steps_per_call(self.chains)
         while any(left):
             if stop is not None and stop():
@@ -133,21 +139,45 @@ class Trajectory:
         for buffer, value in zip((self.theta, self.momentum, self.gradient), start, strict=True):
             buffer.copy_(value)
 
+    def _load_mass(self, inverse_mass: InverseMass) -> None:
+        """Copy M^-1 into the buffers; factors of new shapes get new ones, which no graph knows yet."""
+        factors: list[Tensor] = []
+        starts: tuple[int, ...] = ()
+        if isinstance(inverse_mass, CorrelatedMass):
+            padded = inverse_mass.padded(RANK_MULTIPLE)
+            starts = tuple(factor.start for factor in padded.factors)
+            factors = [tensor for factor in padded.factors for tensor in (factor.vectors, factor.values)]
+        if starts != self.factor_starts or [f.shape for f in factors] != [f.shape for f in self.factors]:
+            self.factor_starts, self.factors = starts, tuple(torch.empty_like(f) for f in factors)
+            self.graphs.clear()
+        if inverse_mass is not None:
+            self.mass.copy_(inverse_mass if isinstance(inverse_mass, Tensor) else inverse_mass.scale)
+        for buffer, factor in zip(self.factors, factors):
+            buffer.copy_(factor)
+
     def _buffers(self) -> Tensors:
-        return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.inverse_mass
+        return self.theta, self.momentum, self.gradient, self.log_likelihood, self.size, self.mass, *self.factors
+
+    def _inverse_mass(self, mass: Tensor, factors: Tensors) -> InverseMass:
+        if not factors:
+            return mass
+        parts = zip(self.factor_starts, factors[::2], factors[1::2])
+        return CorrelatedMass(mass, tuple(Factor(*part) for part in parts))
 
     def _step(self, *buffers: Tensor) -> None:
         """Take one step in place on theta, momentum, gradient and log likelihood, with step sizes and mass."""
-        theta, momentum, gradient, _, size, inverse_mass = buffers
-        after = self.scheme.step(theta, momentum, gradient, size, inverse_mass, self.target.likelihood_and_grad)
+        theta, momentum, gradient, _, size, mass, *factors = buffers
+        inverse = self._inverse_mass(mass, tuple(factors))
+        after = self.scheme.step(theta, momentum, gradient, size, inverse, self.target.likelihood_and_grad)
         for buffer, value in zip(buffers, after):
             buffer.copy_(value)
 
     def _unrolled(self, *buffers: Tensor) -> None:
         """Take a fixed number of steps in one call."""
-        after, (size, inverse_mass) = buffers[:4], buffers[4:]
+        after, (size, mass, *factors) = buffers[:4], buffers[4:]
+        inverse = self._inverse_mass(mass, tuple(factors))
         for _ in range(UNROLLED):
-            after = self.scheme.step(after[0], after[1], after[2], size, inverse_mass, self.target.likelihood_and_grad)
+            after = self.scheme.step(after[0], after[1], after[2], size, inverse, self.target.likelihood_and_grad)
         for buffer, value in zip(buffers, after):
             buffer.copy_(value)
 
@@ -201,7 +231,7 @@ class ChunkedTrajectories:
         return next(iter(self.by_size.values())).graphed
 
     def propose(
-        self, current: State, size: Tensor, inverse_mass: Tensor | None, steps: list[int], stop: Stop | None
+        self, current: State, size: Tensor, inverse_mass: InverseMass, steps: list[int], stop: Stop | None
     ) -> State:
         """Return the end points of trajectories from `current`: steps[c] steps of size[c] for chain c."""
         proposals = []
@@ -224,7 +254,7 @@ class ChunkedTrajectories:
         part: slice,
         start: Tensors,
         size: Tensor,
-        inverse_mass: Tensor | None,
+        inverse_mass: InverseMass,
         steps: list[int],
         stop: Stop | None,
     ) -> State:

@@ -1,4 +1,4 @@
-"""What HMC adapts during warm-up and then freezes: step size, diagonal mass, trajectory length, chains that are stuck.
+"""What HMC adapts during warm-up and then freezes: step size, mass, trajectory length, chains that are stuck.
 
 A chain that no proposal has moved for a third of the warm-up is restarted from the position of another chain: it would
 otherwise stay where it is, and its draws would be copies of its starting point. The record lists such chains. With a
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
+from credibly.gaussians.mass import InverseMass
 from credibly.inference.adaptation import (
     DualAveraging,
     LengthTrial,
     PooledAcceptance,
-    Welford,
     harmonic_mean,
     search_step_size,
     usable_step_sizes,
-    variance_with_gradients,
     windows,
 )
 from credibly.inference.kernels.hmc import Info, State
 from credibly.inference.sampling.hmc_plan import HMCPlan
+from credibly.inference.sampling.mass import MassAdaptation
 from credibly.inference.target import Target
 
 # Most steps per trajectory while the mass is a guess: long ones with the steps that the narrowest direction allows cost
@@ -58,7 +58,7 @@ class Warmup:
     Attributes:
         size: step size of every chain (C,), in float64 on the CPU; a new tensor whenever it changes.
         length: trajectory length, and `part` the fraction of it to use next.
-        inverse_mass: M^-1 (D,), or None for the identity.
+        mass: M^-1 and its adaptation.
         restarts: the chains that were stuck.
     """
 
@@ -68,22 +68,27 @@ class Warmup:
         self.target, self.plan, self.seed, self.mesh, self.one_step = target, plan, seed, mesh, one_step
         self.own = mesh.chains(plan.chains)
         self.chains, self.end = len(self.own), plan.warmup
-        self.phases = windows(plan.warmup, plan.mass == "diagonal")
+        self.mass = MassAdaptation(target, plan, mesh)
+        self.phases = windows(plan.warmup, self.mass.adapts)
         # The iteration from which all chains have one step size, if ever.
         self.common_from = plan.warmup + 1
         if plan.pooled:
             self.common_from = self.phases[-1][1] if len(self.phases) > 1 else plan.warmup // 3
         # Whether they do. A process may hold a single chain of several, so the length of a tensor cannot tell.
         self.common = False
-        self.length, self.inverse_mass = plan.length, plan.inverse_mass
+        self.length = plan.length
         self.size = torch.full((self.chains,), plan.step_size or 0.0, dtype=torch.float64)
         self.dual = DualAveraging(torch.ones(self.chains), plan.target_accept)
         self.pool = PooledAcceptance(plan.chains, plan.target_accept)
-        self.draws, self.gradients = self._empty(), self._empty()
         self.trial: LengthTrial | None = None
         # Iterations in a row that rejected the proposal, (C,).
         self.rejected = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.restarts: list[Restart] = []
+
+    @property
+    def inverse_mass(self) -> InverseMass:
+        """M^-1."""
+        return self.mass.inverse
 
     @property
     def part(self) -> float:
@@ -121,7 +126,7 @@ class Warmup:
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
         """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
-        name, _, end = self.phase(t)
+        name, first, end = self.phase(t)
         if self.plan.tuned:
             self._try_lengths(t, before, state.theta)
         if self.plan.step_size is None:
@@ -131,10 +136,7 @@ class Warmup:
             self.rejected = torch.where(info.accepted, 0.0, self.rejected + 1)
             state = self._free_stuck_chains(t, state)
         if name == "mass":
-            self.draws.update(state.theta)
-            self.gradients.update(state.gradient)
-            if t + 1 == end:
-                self._set_mass()
+            self.mass.update(state, first, t, end)
         if self.plan.step_size is None:
             if t + 1 == self.common_from:
                 self.common = self.plan.chains > 1
@@ -149,16 +151,6 @@ class Warmup:
     def _restart_step_size(self, near: Tensor, optimism: float = 10.0) -> None:
         self.dual.restart(self.search(near), optimism)
         self.size = self.dual.size.expand(self.chains).clone()
-
-    def _set_mass(self) -> None:
-        draws, gradients = self._of_all(self.draws.squares), self._of_all(self.gradients.squares)
-        variance = variance_with_gradients(
-            self.draws.unshrunk(draws),
-            self.gradients.unshrunk(gradients),
-            self.draws.variance(self.target.scale**2, draws),
-        )
-        self.inverse_mass = variance.to(self.target.dtype)
-        self.draws, self.gradients = self._empty(), self._empty()
 
     def _try_lengths(self, t: int, before: Tensor, after: Tensor) -> None:
         """Try trajectory lengths in turn once the mass is final; the last iteration of warm-up chooses."""
@@ -204,15 +196,11 @@ class Warmup:
         found["restarts"] = torch.tensor(self.restarts, dtype=torch.float64).reshape(-1, len(Restart._fields))
         # Always one value per chain, so that a run can resume with other chains per process.
         found |= {f"dual.{k}": v.expand(self.chains) if v.ndim else v for k, v in self.dual.tensors().items()}
-        if self.inverse_mass is not None:
-            found["inverse_mass"] = self.inverse_mass
+        found |= self.mass.tensors()
         if self.plan.tuned:
             found["length"] = torch.tensor(self.length, dtype=torch.float64)
         if self.trial is not None:
             found |= {f"trial.{k}": v for k, v in self.trial.tensors().items()}
-        if self.draws.count:
-            found |= {f"draws.{k}": v for k, v in self.draws.tensors().items()}
-            found |= {f"gradients.{k}": v for k, v in self.gradients.tensors().items()}
         return found
 
     def restore(self, tensors: dict[str, Tensor], done: int) -> None:
@@ -228,16 +216,12 @@ class Warmup:
         self.common = self.common_from <= done and self.plan.chains > 1
         kept = 1 if self.common_from <= done else self.chains
         self.dual.restore({k: v[:kept] if v.ndim else v for k, v in below("dual.").items()})
-        if "inverse_mass" in tensors:
-            self.inverse_mass = tensors["inverse_mass"].to(device)
+        self.mass.restore(tensors)
         if "length" in tensors:
             self.length = float(tensors["length"])
         if trial := below("trial."):
             self.trial = LengthTrial(self.chains, trial["jumps"].shape[-1], device)
             self.trial.restore(trial)
-        if draws := below("draws."):
-            self.draws.restore(draws)
-            self.gradients.restore(below("gradients."))
 
     def chain_axis(self, name: str) -> int | None:
         """Return the axis of a state tensor that runs over the chains."""
@@ -245,10 +229,7 @@ class Warmup:
             return 0
         if name.startswith("dual.") and name != "dual.count":
             return 0
-        return 1 if name == "trial.jumps" else None
-
-    def _empty(self) -> Welford:
-        return Welford(self.chains, self.target.dim, self.target.device)
+        return 1 if name == "trial.jumps" else self.mass.chain_axis(name)
 
     def _of_all(self, own: Tensor, axis: int = 0) -> Tensor:
         return self.mesh.all_chains(own, self.plan.chains, axis)
