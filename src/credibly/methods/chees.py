@@ -13,15 +13,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from credibly.core.checks import check_integer
+from credibly.core.checks import check_choice, check_integer
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
+from credibly.inference.density import Density
 from credibly.inference.sampling.chees import ChEESSampler
+from credibly.inference.sampling.mass import DIAGONAL
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.target import Target
 from credibly.methods.hmc import HMC
 from credibly.posterior.base import Posterior
+from credibly.problem import Problem
 
 # Iterations in which the trajectory length can grow about ten times.
 LEAST_WARMUP = 20
@@ -42,7 +45,7 @@ class ChEES(SamplingMethod):
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
         max_steps: most steps per trajectory; T does not grow beyond, and the record says so.
         thin: iterations per draw.
-        init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
+        init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
         trajectory_length: not a setting of ChEES. It raises an error that says so.
     """
 
@@ -63,6 +66,7 @@ class ChEES(SamplingMethod):
     start_steps: int = 1000
     draw_dtype: str | None = None
     compile: Compile = "auto"
+    collapse: bool | str = "auto"
     until: str | None = None
     budget: float | str | None = None
     trajectory_length: InitVar[None] = None
@@ -75,7 +79,12 @@ class ChEES(SamplingMethod):
         check_integer("chains", self.chains, 2, advice=advice)
         advice = "The trajectory length is learned during warm-up; use HMC to choose it yourself"
         check_integer("warmup", self.warmup, LEAST_WARMUP, advice=advice)
+        check_choice("mass", self.mass, DIAGONAL)
         self._as_hmc()
+
+    def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
+        """Return the density that is sampled, without the output layer where that applies."""
+        return self._as_hmc().target(problem, mesh)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> ChEESSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""

@@ -57,7 +57,8 @@ class HMC(SamplingMethod):
             its own throughout (chains then wait for the one with the most steps).
         mass: "identity", "prior" (M = 1/prior variance), adapted during warm-up ("diagonal", "low-rank", or "block":
             correlations within layers), a posterior of the same problem, whose covariance is M^-1, or
-            "auto": identity if all prior scales are equal, prior if they differ, diagonal for a `Density`.
+            "auto": diagonal for a `Density` and if the output layer is integrated out; else identity if all prior scales
+            are equal, and prior if they differ.
         mass_rank: most eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
         mass_start: a posterior whose covariance is M^-1 until the first window of an adapted mass has ended.
         jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
@@ -131,11 +132,14 @@ class HMC(SamplingMethod):
         check_draw_dtype(self.draw_dtype)
         if not isinstance(self.collapse, bool):
             check_choice("collapse", self.collapse, ("auto",), "Or pass True or False")
+        elif self.collapse and self._about_weights:
+            found = "must be False or 'auto' with a given step_size, or a posterior as mass or mass_start, got True"
+            raise InputError("collapse", found)
         check_until(self.until, self.budget)
 
     def target(self, problem: Problem | Density, mesh: Mesh | None) -> Target:
         """Return the density that is sampled, without the output layer where that applies."""
-        return to_sampled_target(problem, mesh, self.collapse, self.step_size is not None)
+        return to_sampled_target(problem, mesh, self.collapse, plain=self._about_weights)
 
     def sampler(self, target: Target, seed: int, mesh: Mesh | None = None) -> HMCSampler:
         """Return the sampler of all chains, or of those that a mesh assigns to this process."""
@@ -164,13 +168,18 @@ class HMC(SamplingMethod):
             compile=self.compile,
         )
 
+    @property
+    def _about_weights(self) -> bool:
+        """Whether a setting is in units of the weights, which a collapsed density does not have for its output layer."""
+        return self.step_size is not None or not isinstance(self.mass, str) or self.mass_start is not None
+
     def mass_kind(self, target: Target) -> str:
         """Return the kind of mass matrix: what "auto" resolves to, "posterior" for a given one."""
         if not isinstance(self.mass, str):
             return "posterior"
         if self.mass != "auto":
             return self.mass
-        if isinstance(target, DensityTarget):
+        if isinstance(target, DensityTarget) or target.collapsed:
             return "diagonal"
         low, high = float(target.scale.min()), float(target.scale.max())
         return "identity" if high <= low * (1 + 1e-6) else "prior"

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from credibly.core.checks import check_integer, check_positive, is_real
+from credibly.core.checks import check_choice, check_integer, check_positive, is_real
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh, World
 from credibly.errors import InputError
 from credibly.inference.kernels.tempering import geometric_ladder
+from credibly.inference.sampling.mass import DIAGONAL
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.sampling.tempering import TemperingSampler
 from credibly.inference.sampling.tempering_warmup import Spacing
@@ -97,6 +98,7 @@ class ParallelTempering(SamplingMethod):
             raise InputError("hottest", found)
         if self.trajectory_length is not None:
             check_positive("trajectory_length", self.trajectory_length)
+        check_choice("mass", self.mass, DIAGONAL)
         self._as_hmc()
 
     @property

@@ -120,6 +120,8 @@ class ChEESWarmup(Warmup):
         unit: Tensor | float = 1.0
         velocity = proposal.momentum.double()
         if self.inverse_mass is not None:
+            # The method offers no other mass.
+            assert isinstance(self.inverse_mass, Tensor)
             unit = self.inverse_mass.double().rsqrt()
             velocity = velocity * self.inverse_mass
         taken = (self.size * torch.tensor(steps, dtype=torch.float64)).to(velocity.device)

@@ -38,6 +38,7 @@ from credibly.posterior.base import Posterior
 from credibly.priors.gaussian import signature
 
 KINDS = ("auto", "identity", "prior", "diagonal", "low-rank", "block")
+DIAGONAL = ("auto", "identity", "prior", "diagonal")
 ADAPTED = ("diagonal", "low-rank", "block")
 # Parameters of a layer up to which "block" keeps every eigenvector that matters.
 DENSE_BLOCK = 512

@@ -60,6 +60,8 @@ class TemperingWarmup:
         one_step: Callable[[Tensor, int], Tensor],
     ) -> None:
         self.target, self.plan, self.mesh, self.one_step = target, plan, mesh, one_step
+        # The method offers no other mass.
+        assert plan.inverse_mass is None or isinstance(plan.inverse_mass, Tensor)
         self.beta, self.spacing, self.inverse_mass = beta, spacing, plan.inverse_mass
         # The inverse of the highest temperature that a ladder may reach.
         self.least, self.learns_mass = float(beta[-1]), plan.mass == "diagonal"
