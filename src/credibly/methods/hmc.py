@@ -57,8 +57,8 @@ class HMC(SamplingMethod):
             its own throughout (chains then wait for the one with the most steps).
         mass: "identity", "prior" (M = 1/prior variance), adapted during warm-up ("diagonal", "low-rank", or "block":
             correlations within layers), a posterior of the same problem, whose covariance is M^-1, or
-            "auto": diagonal for a `Density` and if the output layer is integrated out; else identity if all prior scales
-            are equal, and prior if they differ.
+            "auto": diagonal for a `Density` and where the output layer is integrated out; else identity if all prior
+            scales are equal, and prior if they differ.
         mass_rank: most eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
         mass_start: a posterior whose covariance is M^-1 until the first window of an adapted mass has ended.
         jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
@@ -170,7 +170,7 @@ class HMC(SamplingMethod):
 
     @property
     def _about_weights(self) -> bool:
-        """Whether a setting is in units of the weights, which a collapsed density does not have for its output layer."""
+        """Whether a setting is in units of the weights; a collapsed density has none of the output layer."""
         return self.step_size is not None or not isinstance(self.mass, str) or self.mass_start is not None
 
     def mass_kind(self, target: Target) -> str:
