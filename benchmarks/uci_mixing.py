@@ -58,6 +58,7 @@ class Job:
     budget: float
     prior_scale: float
     noise: str
+    noise_floor: float = 0.0
     seed: int = 0
     device: str = "cpu"
 
@@ -70,7 +71,9 @@ class Job:
 def run_split(job: Job) -> Split:
     """Sample one split until it is mixed or the time is out, and measure its predictions; plain values."""
     known = cr.data.uci(job.root, FILES.get(job.data, job.data), job.split)
-    recipe = Recipe(hidden=(known.n_hidden or 50,), prior_scale=job.prior_scale, noise=job.noise)
+    floor = job.noise_floor if job.noise == "heteroscedastic" else 0.0
+    hidden = (known.n_hidden or 50,)
+    recipe = Recipe(hidden=hidden, prior_scale=job.prior_scale, noise=job.noise, noise_floor=floor)
     problem = recipe.problem(known.x_train.numpy(), known.y_train.numpy()[:, 0], seed=job.seed, device=job.device)
     about = {
         "data": job.data,
@@ -80,6 +83,7 @@ def run_split(job: Job) -> Split:
         "budget": job.budget,
         "prior_scale": job.prior_scale,
         "noise": job.noise,
+        "noise_floor": floor,
     }
     kind: Any = cr.METHODS[job.method]
     method = kind(until="mixed", budget=job.budget, **job.settings)
@@ -245,9 +249,8 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
             if split >= there:
                 continue
             scale, noise = choices.get((name, split), (1.0, "learned"))
-            found.append(
-                Job(args.root, name, split, args.method, args.settings, budget, scale, noise, device=args.device)
-            )
+            parts = (args.method, args.settings, budget, scale, noise, args.noise_floor)
+            found.append(Job(args.root, name, split, *parts, device=args.device))
     return found
 
 
@@ -308,6 +311,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--method", default="hmc", choices=sorted(cr.METHODS), help="a sampler (default: %(default)s)")
     found.add_argument("--settings", type=json.loads, default={}, metavar="JSON", help="settings of the method")
     found.add_argument("--choices", type=Path, default=CHOICES, metavar="CSV", help="results of the UCI study")
+    found.add_argument(
+        "--noise-floor",
+        type=float,
+        default=0.03,
+        help="least noise of heteroscedastic rows, in units of the standardised target (default 0.03; study: none)",
+    )
     found.add_argument("--device", default="cpu")
     found.add_argument("--jobs", type=int, default=1, help="splits at a time (default 1)")
     found.add_argument("--threads", type=int, default=None, help="threads of each (default: cores over --jobs)")

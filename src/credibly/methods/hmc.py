@@ -236,4 +236,11 @@ class HMC(SamplingMethod):
         return {"chains": 16, "warmup": 80, "draws": 80, "thin": 2, **_SHORT}
 
 
-_SHORT: dict[str, Any] = {"trajectory_length": 0.5, "refresh": 0.3, "jitter": 0.2, "init": "fresh"}
+# Their length suits the scales of the weights.
+_SHORT: dict[str, Any] = {
+    "trajectory_length": 0.5,
+    "refresh": 0.3,
+    "jitter": 0.2,
+    "init": "fresh",
+    "collapse": False,
+}
