@@ -138,7 +138,7 @@ class Until:
         found = measure(values)
         # A prediction that never changes has no R-hat, and nothing to mix.
         moving = ~found.constant
-        rhat = torch.nan_to_num(found.rhat, nan=math.inf)[moving]
+        rhat = torch.nan_to_num(found.rhat, nan=math.inf, posinf=math.inf)[moving]
         ess = torch.nan_to_num(found.bulk, nan=0.0)[moving]
         if not len(rhat):
             return Judgement(math.inf, 0.0, count, self.seconds)
