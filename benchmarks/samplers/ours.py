@@ -19,7 +19,6 @@ from benchmarks.efficiency import compile_clock
 from benchmarks.samplers.posterior import HIDDEN, Posterior, predictions
 from credibly.inference.sampling.loop import never
 from credibly.inference.sampling.run import SamplingMethod
-from credibly.inference.target import to_target
 from credibly.tables.recipe import Recipe
 
 # Iterations between two looks at the clock, which wait for a GPU, and those of the run that compiles everything.
@@ -62,11 +61,11 @@ def _sample(
     method: SamplingMethod, posterior: Posterior, seed: int, more: Callable[[int, float, int], bool]
 ) -> tuple[Tensor, dict[str, Any]]:
     """Advance the chains while `more(iterations, seconds, draws)` holds. Return draws (C, n, D), durations, counts."""
-    target = to_target(posterior.problem.reduced())
+    target = method.target(posterior.problem.reduced(), None)
     sampler = method.sampler(target, seed)
     draws: list[Tensor] = []
     began = time.perf_counter()
-    sampler.start(posterior.start.to(target.device, target.dtype).clone())
+    sampler.start(target.encode(posterior.start.to(target.device, target.dtype).clone()))
     warmup_seconds = 0.0
     while sampler.done % EVERY or more(sampler.done, _seconds(began, target.device), len(draws)):
         if sampler.done >= sampler.total:
@@ -74,7 +73,7 @@ def _sample(
         sampler.advance(never)
         if sampler.keeps():
             warmup_seconds = warmup_seconds or _seconds(began, target.device)
-            draws.append(sampler.theta.clone())
+            draws.append(sampler.target.decode(sampler.theta).clone())
     seconds = _seconds(began, target.device)
     history = sampler.history()
     info = {

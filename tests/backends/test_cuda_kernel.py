@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import credibly as cr
-from credibly.backends.cpp.density import noise_scales
+from credibly.backends.cpp.likelihood import noise_scales
 from credibly.backends.cuda import api, spec
 from credibly.backends.cuda.density import CudaDensity
 from credibly.inference.kernels.hmc import INTEGRATORS

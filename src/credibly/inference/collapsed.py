@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from credibly.backends.cpp.density import CppDensity, OutputPrior, noise_scales, supports
+from credibly.backends.cpp.density import CppDensity, OutputPrior
+from credibly.backends.cpp.likelihood import noise_scales, supports
 from credibly.backends.cpp.stack import Stack
 from credibly.core.compilation import Compile
 from credibly.distributed.world import Mesh
@@ -123,6 +124,7 @@ class CollapsedTarget(ProblemTarget):
     def select_backend(self, compile: Compile) -> Backend:
         """Select C++ on a CPU if all rows are here, torch otherwise."""
         self.backend = Backend("torch", False)
+        self._plain.select_backend(compile)
         problem, stack = self.problem, self.problem.forward.cpp_stack
         if compile is not False and not self.sharded and stack is not None and problem.micro_batch is None:
             output = OutputPrior(self.output_loc.contiguous(), self.output_precision.contiguous())
@@ -253,6 +255,12 @@ class CollapsedTarget(ProblemTarget):
             mean, factor, _ = self._solve(theta.detach(), None)[0]
             gap = (theta[:, self.output].double() - mean).unsqueeze(-1)
             return theta.detach().index_copy(1, self.output, (factor.mT @ gap).squeeze(-1).to(theta.dtype))
+
+    def recorded(self, theta: Tensor, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the statistics with likelihood and prior of the parameter vectors instead of the marginal ones."""
+        with torch.no_grad():
+            likelihood, _ = self._plain.likelihood_and_grad(theta)
+            return {**statistics, "log_likelihood": likelihood, "log_prior": self._plain.log_prior(theta)}
 
     def features(self, theta: Tensor) -> Tensor:
         """Return the outputs at a few rows of the parameter vectors of the points."""

@@ -89,6 +89,10 @@ class Target(ABC):
         """Return the points (C, D) of parameter vectors."""
         return theta
 
+    def recorded(self, theta: Tensor, statistics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the statistics of a draw, parameter vectors (C, D), from those of its points."""
+        return statistics
+
     def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
         """Return log likelihood (C,) and gradient (C, D) as estimated by some rows; a plain density has no rows.
 

@@ -56,30 +56,19 @@ class Data(ctypes.Structure):
 class Prior(ctypes.Structure):
     """A normal prior."""
 
-    _fields_ = [
-        ("loc", Address),
-        ("precision", Address),
-    ]
+    _fields_ = [("loc", Address), ("precision", Address)]
 
 
 class OutputPrior(ctypes.Structure):
     """The normal prior of output weights that are integrated out."""
 
-    _fields_ = [
-        ("loc", Address),
-        ("precision", Address),
-    ]
+    _fields_ = [("loc", Address), ("precision", Address)]
 
 
 class Density(ctypes.Structure):
     """The log density of a network on all rows."""
 
-    _fields_ = [
-        ("network", Network),
-        ("data", Data),
-        ("prior", Prior),
-        ("output", OutputPrior),
-    ]
+    _fields_ = [("network", Network), ("data", Data), ("prior", Prior), ("output", OutputPrior)]
 
 
 class Evaluations(ctypes.Structure):
@@ -97,12 +86,7 @@ class Evaluations(ctypes.Structure):
 class Decodings(ctypes.Structure):
     """Arguments of `decodings`: output weights from standardised ones."""
 
-    _fields_ = [
-        ("chains", Int),
-        ("threads", Int),
-        ("standardised", Address),
-        ("theta", Address),
-    ]
+    _fields_ = [("chains", Int), ("threads", Int), ("standardised", Address), ("theta", Address)]
 
 
 class InverseMass(ctypes.Structure):
@@ -263,42 +247,25 @@ class Moments(ctypes.Structure):
 class Table(ctypes.Structure):
     """Data in rows."""
 
-    _fields_ = [
-        ("x", Address),
-        ("y", Address),
-        ("columns", Int),
-    ]
+    _fields_ = [("x", Address), ("y", Address), ("columns", Int)]
 
 
 class ChunkedPrior(ctypes.Structure):
     """A normal prior, by coordinate and by chunk."""
 
-    _fields_ = [
-        ("loc", Address),
-        ("precision", Address),
-        ("chunk_loc", Address),
-        ("chunk_precision", Address),
-    ]
+    _fields_ = [("loc", Address), ("precision", Address), ("chunk_loc", Address), ("chunk_precision", Address)]
 
 
 class WideDensity(ctypes.Structure):
     """The log density of a wide network on minibatches."""
 
-    _fields_ = [
-        ("network", Network),
-        ("data", Data),
-        ("table", Table),
-        ("prior", ChunkedPrior),
-    ]
+    _fields_ = [("network", Network), ("data", Data), ("table", Table), ("prior", ChunkedPrior)]
 
 
 class Keys(ctypes.Structure):
     """Keys of a stream of normal numbers."""
 
-    _fields_ = [
-        ("first", UInt),
-        ("second", UInt),
-    ]
+    _fields_ = [("first", UInt), ("second", UInt)]
 
 
 class WideSteps(ctypes.Structure):
@@ -325,12 +292,7 @@ class WideSteps(ctypes.Structure):
 class Normals(ctypes.Structure):
     """Arguments of `fill_normal`: normal numbers of one stream."""
 
-    _fields_ = [
-        ("keys", Keys),
-        ("count", Int),
-        ("threads", Int),
-        ("out", Address),
-    ]
+    _fields_ = [("keys", Keys), ("count", Int), ("threads", Int), ("out", Address)]
 
 
 ARGUMENTS: dict[str, tuple[type[ctypes.Structure], ...]] = {

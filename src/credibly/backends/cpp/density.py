@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,15 +11,14 @@ from torch import Tensor
 
 from credibly.backends.cpp import api
 from credibly.backends.cpp.api import Scheme
+from credibly.backends.cpp.likelihood import likelihood_struct, supports
 from credibly.backends.cpp.mass import MassStructs
 from credibly.backends.cpp.stack import Stack, padded_columns
 from credibly.core.inputs import Tensors
 from credibly.gaussians.mass import InverseMass
-from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from credibly.likelihoods import Likelihood
 from credibly.networks.layout import Layout
-from credibly.priors.flat import BoundPrior
 
-LIKELIHOODS: dict[type[Likelihood], int] = {Gaussian: 0, HeteroscedasticGaussian: 1, Categorical: 2, Bernoulli: 3}
 MAX_CALL = 5e9  # multiplications per call, about 0.1 s on one core: Ctrl-C is checked between calls
 MIN_THREADED = 2e6  # rows times parameters per call, about 0.1 ms: less does not pay for starting threads
 
@@ -327,42 +325,3 @@ class CppDensity:
 
     def _threads(self, chains: int, evaluations: int) -> int:
         return torch.get_num_threads() if chains * evaluations * self.rows_by_dim > MIN_THREADED else 1
-
-
-def supports(x: Any, y: Tensor, likelihood: Likelihood, prior: Any) -> bool:
-    """Return whether the C++ and CUDA backends support the likelihood, the prior and the shape of the data."""
-    if type(likelihood) not in LIKELIHOODS or not isinstance(prior, BoundPrior) or not prior.is_normal:
-        return False
-    if likelihood.counted(y) is not None:
-        return False
-    return isinstance(x, Tensor) and x.ndim == 2 and y.ndim <= 2 and likelihood.axis in (-1, 1)
-
-
-def likelihood_struct(likelihood: Likelihood, layout: Layout, stack: Stack, columns: int, weight: float) -> api.Data:
-    """Return the struct of a likelihood on targets with the given number of columns, without the rows."""
-    targets = stack.outputs if isinstance(likelihood, Categorical) else columns
-    scales, offset, per_target = noise_scales(likelihood, layout, targets)
-    return api.Data(
-        kind=LIKELIHOODS[type(likelihood)],
-        targets=targets,
-        scale=(ctypes.c_double * targets)(*scales),
-        log_scale=offset,
-        per_target=per_target,
-        weight=weight,
-    )
-
-
-def noise_scales(likelihood: Likelihood, layout: Layout, targets: int) -> tuple[list[float], int, int]:
-    """Return the fixed scales, the offset of a learned log scale or -1, and whether there is one per target.
-
-    The scales of heteroscedastic noise are its floor.
-    """
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        return [float(likelihood.floor)] * targets, -1, 0
-    if not isinstance(likelihood, Gaussian):
-        return [1.0] * targets, -1, 0
-    given = likelihood.scale
-    if isinstance(given, str):
-        offset = next(e.start for e in layout.entries if e.name == "likelihood.log_scale")
-        return [1.0] * targets, offset, int(likelihood.per_target)
-    return ([float(v) for v in given] if isinstance(given, (tuple, list)) else [float(given)] * targets), -1, 0

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp import api
-from credibly.backends.cpp.density import MIN_THREADED, likelihood_struct, supports
+from credibly.backends.cpp.density import MIN_THREADED
+from credibly.backends.cpp.likelihood import likelihood_struct, supports
 from credibly.backends.cpp.stack import Stack
 from credibly.core.rng import CHUNK
 from credibly.likelihoods import Likelihood

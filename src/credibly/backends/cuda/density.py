@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp.api import Scheme
-from credibly.backends.cpp.density import noise_scales
+from credibly.backends.cpp.likelihood import noise_scales
 from credibly.backends.cpp.stack import Stack
 from credibly.backends.cuda.api import arguments_struct
 from credibly.backends.cuda.driver import CudaError, Kernel, compile_kernel

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.density import LIKELIHOODS, noise_scales, supports
+from credibly.backends.cpp.likelihood import LIKELIHOODS, noise_scales, supports
 from credibly.backends.cpp.stack import Stack
 from credibly.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from credibly.networks.layout import Layout

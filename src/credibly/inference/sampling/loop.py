@@ -69,6 +69,7 @@ def run_loop(
                 statistics = sampler.advance(stop)
                 if sampler.keeps():
                     theta = sampler.target.decode(sampler.theta)
+                    statistics = sampler.target.recorded(theta, statistics)
                     recorder.add(theta, statistics)
                     if until is not None:
                         until.add(theta)

@@ -65,6 +65,7 @@ class Trajectory:
         self.compiled, self.graphed = self.backend.fused, False
         if self.backend.name == "cuda":
             self.backend.density.planned_chains = batch
+        self.planned = calls, batch
         if not self.backend.fused:
             self._compile(calls, batch)
 
@@ -150,6 +151,8 @@ class Trajectory:
         if starts != self.factor_starts or [f.shape for f in factors] != [f.shape for f in self.factors]:
             self.factor_starts, self.factors = starts, tuple(torch.empty_like(f) for f in factors)
             self.graphs.clear()
+            # Compiled code has no guards: it would go on with the number of factors that it was compiled for.
+            self._compile(*self.planned)
         if inverse_mass is not None:
             self.mass.copy_(inverse_mass if isinstance(inverse_mass, Tensor) else inverse_mass.scale)
         for buffer, factor in zip(self.factors, factors):
