@@ -70,12 +70,24 @@ class ChainPlan:
 
 
 def plan_chains(prepared: Prepared) -> ChainPlan:
-    """Run short chains on the rows of the first fold and plan the chains of the final fit."""
+    """Run short chains on the rows of the first fold and plan the chains of the final fit.
+
+    Networks are tried without their output layer first, where that applies. If such chains would not mix in time, those
+    of all weights may: their gradients are cheaper, and need not be many more where the noise is large.
+    """
     method = prepared.method
     assert isinstance(method, HMC)
     rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
     problem = prepared.problem_of(rows)
-    trial = dataclasses.replace(method, **TRIAL)
+    plan = _plan(prepared, method, rows, problem, dataclasses.replace(method, **TRIAL))
+    if plan.attainable or not dataclasses.replace(method, **TRIAL).target(problem, None).collapsed:
+        return plan
+    plain = _plan(prepared, method, rows, problem, dataclasses.replace(method, **TRIAL | {"collapse": False}))
+    return plain if plain.times < plan.times else plan
+
+
+def _plan(prepared: Prepared, method: HMC, rows: npt.NDArray[Any], problem: Problem, trial: HMC) -> ChainPlan:
+    """Run a trial on some of the rows and plan chains of its kind."""
     iterations = trial.chains * (trial.warmup + trial.draws)
     most = int(TRIAL_WORK * WORK / (iterations * _gradient_work(trial, problem)))
     trial = dataclasses.replace(trial, max_steps=max(TRIAL_STEPS[0], min(TRIAL_STEPS[1], most)))
@@ -85,7 +97,8 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     effective = min(space.ess_most for space in found.judged.values())
     effective = max(1.0, effective) if math.isfinite(effective) else 1.0
     history = posterior.record.history
-    steps, settings = float(history["steps"]), {**WHOLE, "max_steps": 2 * trial.max_steps}
+    whole = {**WHOLE, "collapse": trial.collapse, "max_steps": 2 * trial.max_steps}
+    steps, settings = float(history["steps"]), whole
     if sum(history["divergences"]) > DIVERGENT * trial.chains * trial.draws:
         steps, settings["target_accept"] = SMALLER * steps, CAREFUL
     size = _gradient_work(trial, prepared.problem)
