@@ -19,9 +19,7 @@ import torch
 
 from credibly.core.threads import torch_threads
 from credibly.diagnostics.verdict import ESS_TOTAL
-from credibly.inference.collapsed import CollapsedTarget
 from credibly.methods import HMC
-from credibly.problem import Problem
 from credibly.tables.folds import fold_method
 from credibly.tables.prepared import Prepared
 from credibly.tables.threads import threads_for
@@ -33,7 +31,7 @@ LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "traje
 # Whole trajectories. Cut ones walk at random where the posterior is narrow.
 WHOLE: dict[str, Any] = {
     "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
-    "mass": "diagonal", "collapse": "auto",
+    "mass": "diagonal",
 }  # fmt: skip
 TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
@@ -43,8 +41,6 @@ TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
 WANTED, LEAST = 2.0, 1.5
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
 DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.6
-# What a product of two features costs in a gradient without the output layer, in units of a parameter.
-PRODUCT = 0.7
 # Rows at which the trial is diagnosed.
 ROWS = 200
 
@@ -70,26 +66,14 @@ class ChainPlan:
 
 
 def plan_chains(prepared: Prepared) -> ChainPlan:
-    """Run short chains on the rows of the first fold and plan the chains of the final fit.
-
-    Networks are tried without their output layer first, where that applies. If such chains would not mix in time, those
-    of all weights may: their gradients are cheaper, and need not be many more where the noise is large.
-    """
+    """Run short chains on the rows of the first fold and plan the chains of the final fit."""
     method = prepared.method
     assert isinstance(method, HMC)
     rows = prepared.splits[0][0] if prepared.splits else np.arange(len(prepared.train))
     problem = prepared.problem_of(rows)
-    plan = _plan(prepared, method, rows, problem, dataclasses.replace(method, **TRIAL))
-    if plan.attainable or not dataclasses.replace(method, **TRIAL).target(problem, None).collapsed:
-        return plan
-    plain = _plan(prepared, method, rows, problem, dataclasses.replace(method, **TRIAL | {"collapse": False}))
-    return plain if plain.times < plan.times else plan
-
-
-def _plan(prepared: Prepared, method: HMC, rows: npt.NDArray[Any], problem: Problem, trial: HMC) -> ChainPlan:
-    """Run a trial on some of the rows and plan chains of its kind."""
+    trial = dataclasses.replace(method, **TRIAL)
     iterations = trial.chains * (trial.warmup + trial.draws)
-    most = int(TRIAL_WORK * WORK / (iterations * _gradient_work(trial, problem)))
+    most = int(TRIAL_WORK * WORK / (iterations * problem.n * problem.layout.dim))
     trial = dataclasses.replace(trial, max_steps=max(TRIAL_STEPS[0], min(TRIAL_STEPS[1], most)))
     with torch_threads(threads_for(problem, trial)):
         posterior = trial.fit(problem, seed=prepared.config.seed, progress=False)
@@ -97,32 +81,23 @@ def _plan(prepared: Prepared, method: HMC, rows: npt.NDArray[Any], problem: Prob
     effective = min(space.ess_most for space in found.judged.values())
     effective = max(1.0, effective) if math.isfinite(effective) else 1.0
     history = posterior.record.history
-    whole = {**WHOLE, "collapse": trial.collapse, "max_steps": 2 * trial.max_steps}
-    steps, settings = float(history["steps"]), whole
+    steps, settings = float(history["steps"]), {**WHOLE, "max_steps": 2 * trial.max_steps}
     if sum(history["divergences"]) > DIVERGENT * trial.chains * trial.draws:
         steps, settings["target_accept"] = SMALLER * steps, CAREFUL
-    size = _gradient_work(trial, prepared.problem)
+    size = prepared.problem.n * prepared.problem.layout.dim
     needed = trial.draws * trial.chains / settings["chains"] * ESS_TOTAL / effective
     work = steps * settings["chains"] * size
     times = (LEAST * needed + settings["warmup"]) * work / WORK
     affordable = int(WORK / work - settings["warmup"])
     if history["trajectory_shortened"] or affordable < trial.draws:
         # As many short trajectories as there is time for, after the trial and beside the fits to folds.
-        spent = iterations * float(history["steps"]) * _gradient_work(trial, problem) + _work_of_folds(prepared, method)
-        size = _gradient_work(method, prepared.problem)
+        spent = iterations * float(history["steps"]) * problem.n * problem.layout.dim + _work_of_folds(prepared, method)
         affordable = int((WORK - spent) / (method.max_steps * method.chains * size) - method.warmup)
         thin = max(method.thin, affordable // method.draws)
         return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
     settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
     settings["draws"] = min(affordable, settings["draws"])
     return ChainPlan(settings, effective, times)
-
-
-def _gradient_work(method: HMC, problem: Problem) -> float:
-    """Return the cost of a gradient in units of rows times parameters."""
-    target = method.target(problem, None)
-    features = len(target.output) if isinstance(target, CollapsedTarget) else 0
-    return problem.n * (problem.layout.dim + PRODUCT * features**2)
 
 
 def _work_of_folds(prepared: Prepared, method: HMC) -> float:
