@@ -210,3 +210,18 @@ def test_what_is_not_collapsed() -> None:
     density = cr.Density(lambda t: -t.square().sum(), dim=2)
     with pytest.raises(cr.InputError, match="collapse"):
         cr.HMC(collapse=True).fit(density)
+
+
+def test_a_checkpoint_knows_whether_it_is_collapsed() -> None:
+    problem = problem_of("learned", rows=20)
+    method = cr.HMC(chains=2, warmup=20, draws=2, init="prior")
+    samplers = [method.sampler(target, 0) for target in (CollapsedTarget(problem), CollapsedTarget(problem).plain)]
+    for sampler in samplers:
+        sampler.start(points_of(problem, 2))
+    states = [sampler.tensors() for sampler in samplers]
+    for sampler, state in zip(samplers, reversed(states)):
+        with pytest.raises(cr.StoreError, match="the run was sampling with"):
+            sampler.restore(state)
+    del states[0]["collapsed"]
+    with pytest.raises(KeyError, match="collapsed"):
+        samplers[0].restore(states[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from credibly.core.chain_noise import ChainNoise
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
-from credibly.errors import SamplingError
+from credibly.errors import SamplingError, StoreError
 from credibly.gaussians.mass import CorrelatedMass
 from credibly.inference.backend import Backend
 from credibly.inference.kernels.hmc import State, metropolis, refresh
@@ -84,6 +84,7 @@ class HMCSampler(Sampler):
         found = {f"state.{k}": v for k, v in self.state._asdict().items()}
         found |= {"sums": self.sums, "evaluations": self.gradients}
         found["counts"] = torch.tensor([self.done, self.lost], dtype=torch.float64)
+        found["collapsed"] = torch.tensor(float(self.target.collapsed), dtype=torch.float64)
         planned = [self.begun, self.thin, self.max_steps, self.total]
         found["planned"] = torch.tensor(planned, dtype=torch.float64)
         return {**found, **self.adaptation.tensors()}
@@ -91,6 +92,12 @@ class HMCSampler(Sampler):
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore the state that `tensors` returned."""
         device = self.target.device
+        if bool(tensors["collapsed"]) != self.target.collapsed:
+            kind = "without the output layer" if tensors["collapsed"] else "with all weights"
+            raise StoreError(
+                f"collapse: the run was sampling {kind}, which it would not do here. Resume it on the kind of device "
+                "that it began on"
+            )
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
         self.done, self.lost = (int(count) for count in tensors["counts"].tolist())
