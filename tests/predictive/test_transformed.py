@@ -1,5 +1,7 @@
 """Predictions of a transformed target: densities integrate to one, and every quantity agrees with that density."""
 
+import dataclasses
+import json
 from itertools import pairwise
 
 import numpy as np
@@ -125,6 +127,63 @@ def test_student_noise_on_a_log_scale_has_no_mean():
     assert np.isfinite(float(p.variance))
 
 
+@pytest.mark.parametrize("name", ["log", "shifted log", "square root", "yeo-johnson", "logit"])
+@pytest.mark.parametrize("noise", [0.5, 3.0])
+def test_means_count_values_beyond_the_limits_as_those(name, noise):
+    """By integration over the noise on the transformed scale."""
+    limits = (0.2, 0.7) if name == "logit" else (0.4, 9.0)
+    transform = dataclasses.replace(TRANSFORMS[name], limits=limits)
+    p = predictive(transform, Gaussian(noise, squeeze=True))
+    parts = []
+    for output in (0.2, -0.4, 0.5):
+
+        def value(z, centre=0.3 + 0.6 * output):
+            u = torch.tensor(centre + 0.6 * noise * z, dtype=f64)
+            return float(transform.inverse(u).clamp(*limits))
+
+        edges = transform.forward(torch.tensor(limits, dtype=f64)).numpy()
+        cuts = np.sort(np.clip([-9, *((edges - 0.3 - 0.6 * output) / (0.6 * noise)), 9], -9, 9))
+        parts.append(
+            [
+                sum(
+                    integrate.quad(lambda z, k=k: value(z) ** k * stats.norm.pdf(z), a, b)[0] for a, b in pairwise(cuts)
+                )
+                for k in (1, 2)
+            ]
+        )
+    mean, square = np.mean(parts, axis=0)
+    # Logarithms are closed forms; quadrature has a kink at each limit.
+    tolerance = 1e-7 if "log" in name and name != "logit" else 0.02
+    assert float(p.mean) == pytest.approx(mean, rel=tolerance)
+    assert float(p.variance) == pytest.approx(square - mean**2, rel=2 * tolerance)
+
+
+def test_one_draw_far_out_does_not_determine_the_mean():
+    rng = np.random.default_rng(0)
+    transform = fit_transform("log", rng.lognormal(size=100))
+    source = Draws(HeteroscedasticGaussian(squeeze=True), [0.2, -1.0, 0.4, 0.3, -0.7, 12.0])
+    p = in_original_units(Predictive(source, torch.zeros(1, 1, dtype=f64)), (transform,), (0.0,), (1.0,))
+    assert 0 < float(p.mean) < transform.limits[1]
+    assert 0 < float(p.variance) < transform.limits[1] ** 2
+    # Without limits its mean is e to the power of half its variance.
+    free = in_original_units(Predictive(source, torch.zeros(1, 1, dtype=f64)), (Transform("log"),), (0.0,), (1.0,))
+    assert float(free.mean) > 1e20
+    # Quantiles and densities do not depend on limits.
+    torch.testing.assert_close(p.quantile(0.9), free.quantile(0.9))
+    # Student noise on a log scale has a mean within limits.
+    p = predictive(transform, StudentT(0.5, df=4.0, squeeze=True), 0.0, 1.0)
+    assert float(p.mean) > np.mean(np.exp([0.2, -0.4, 0.5]))
+    assert np.isfinite(float(p.variance))
+
+
+def test_limits_are_checked_and_stored():
+    transform = Transform("log", limits=(-1.0, 5.0))
+    assert Transform(**json.loads(json.dumps(transform.to_dict()))) == transform
+    for wrong in [(1.0, 1.0), (2.0,), ("a", "b")]:
+        with pytest.raises(cr.InputError, match="limits must be two increasing numbers, got"):
+            Transform("log", limits=wrong)
+
+
 def test_values_outside_the_domain_have_no_density():
     p = predictive(Transform("log"))
     assert float(p.log_prob(torch.tensor([-1.0], dtype=f64))) == -np.inf
@@ -154,7 +213,10 @@ def test_several_targets_have_a_transform_each():
 def test_fitted_transforms():
     rng = np.random.default_rng(0)
     skewed = rng.lognormal(10, 1, 5000)
-    assert fit_transform("log", skewed) == Transform("log")
+    found = fit_transform("log", skewed)
+    low, high = skewed.min(), skewed.max()
+    assert found == Transform("log", limits=(11 * low - 10 * high, 11 * high - 10 * low))
+    assert fit_transform("none", skewed).limits is None
     assert fit_transform("power", skewed).kind == "log"
     squares = rng.normal(10, 1, 2000) ** 2
     found = fit_transform("power", squares)

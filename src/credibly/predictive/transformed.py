@@ -37,8 +37,9 @@ FARTHEST = 1e100  # values outside the domain of a transform are moved here
 class Transformed(IndependentTargets):
     """The likelihood of y with T(y) = location + scale * z, given that of a real target z. Results are float64.
 
-    Noise whose tails are too heavy for the mean of y to exist (Student-t noise on a log scale) counts by its location,
-    the median, and has an infinite variance; quantiles and densities are exact all the same.
+    Means and variances count values beyond the limits of a transform as those. Without limits, noise whose tails are
+    too heavy for the mean of y to exist (Student-t noise on a log scale) counts by its location, the median, and has an
+    infinite variance. Quantiles and densities are exact all the same.
     """
 
     inner: LocationScale
@@ -98,19 +99,21 @@ class Transformed(IndependentTargets):
         tail = self.inner.df if isinstance(self.inner, StudentT) else math.inf
         normal = type(self.inner).standard_log_prob is LocationScale.standard_log_prob
         if transform.kind in ("log", "shifted_log") and normal:
+            if transform.limits is not None:
+                return _lognormal_within(transform, centre, width)
             # Clipped like the exponents of `Transform.inverse`.
             square = (width**2).clamp_max(100.0)
             mean = torch.exp((centre + square / 2).clamp_max(300.0))
             return (mean - transform.shift).clamp_min(0), mean**2 * torch.expm1(square)
-        middle = transform.inverse(centre)
-        if tail < math.inf and tail <= transform.growth:
+        middle, bounded = transform.within(transform.inverse(centre)), transform.limits is not None
+        if not bounded and tail < math.inf and tail <= transform.growth:
             return middle, torch.full_like(middle, math.inf)
         first, second = torch.zeros_like(middle), torch.zeros_like(middle)
         for node, weight in self._nodes():
-            difference = transform.inverse(centre + width * node) - middle
+            difference = transform.within(transform.inverse(centre + width * node)) - middle
             first += weight * difference
             second += weight * difference**2
-        finite = tail == math.inf or tail > 2 * transform.growth
+        finite = bounded or tail == math.inf or tail > 2 * transform.growth
         variance = (second - first**2).clamp_min(0) if finite else torch.full_like(middle, math.inf)
         return middle + first, variance
 
@@ -151,6 +154,36 @@ class Transformed(IndependentTargets):
     def increasing(self) -> tuple[Likelihood, Callable[[Tensor], Tensor]]:
         """Return the likelihood of z and the map from z to y."""
         return self.inner, self._restore
+
+
+def _lognormal_within(transform: Transform, centre: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of exp(u) - shift for normal u, where values beyond the limits count as those.
+
+    With V = exp(u) and limits a < V < b, E V^k = exp(k m + k^2 s^2 / 2) [F(b_k) - F(a_k)] + a^k F(a_0) + b^k F(-b_0),
+    where a_k = (log a - m) / s - k s and F is the normal CDF.
+    """
+    assert transform.limits is not None
+    low = max(transform.limits[0], 0.0) + transform.shift
+    high = transform.limits[1] + transform.shift
+    width = width.clamp_min(1e-12)
+    below = (math.log(low) - centre) / width if low > 0 else torch.full_like(centre, -math.inf)
+    above = (math.log(high) - centre) / width
+    first, second = (
+        _inside(k * centre + (k * width) ** 2 / 2, below - k * width, above - k * width)
+        + low**k * torch.special.ndtr(below)
+        + high**k * torch.special.ndtr(-above)
+        for k in (1, 2)
+    )
+    return first - transform.shift, (second - first**2).clamp_min(0)
+
+
+def _inside(exponent: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """Return exp(exponent) times the normal probability between two values, by logarithms: either may overflow."""
+    # The probability of the side on which both values lie, where a difference of two close to 1 would lose digits.
+    flip = below > 0
+    low, high = torch.where(flip, -above, below), torch.where(flip, -below, above)
+    larger, smaller = torch.special.log_ndtr(high), torch.special.log_ndtr(low)
+    return torch.exp(exponent + larger + torch.log1p(-torch.exp(smaller - larger).clamp_max(1.0)))
 
 
 def in_original_units(

@@ -6,7 +6,7 @@ The fit sees u = T(y). A density of u becomes one of y by the change of variable
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ LARGEST = 300.0  # exponents are clipped here: squares of exp(300) still fit a f
 SKEWED = 0.75
 # A fitted power up to this is taken to be 0, the logarithm.
 SMALLEST_POWER = 0.05
+# Limits of a fitted transform: this many ranges of the training targets beyond them.
+FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,22 @@ class Transform:
             "logit": log(y / (1 - y)), for 0 < y < 1.
         power: from 0 to 2, for the two power transforms.
         shift, unit: as above.
+        limits: values of y beyond these count as the nearer one in means and variances. A single draw that is far out
+            on a logarithmic scale would otherwise determine the mean over all of them. None for no limits.
     """
 
     kind: str = "none"
     power: float = 1.0
     shift: float = 0.0
     unit: float = 1.0
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
+        if self.limits is not None:
+            object.__setattr__(self, "limits", tuple(self.limits))
+            if not (len(self.limits) == 2 and all(map(is_real, self.limits)) and self.limits[0] < self.limits[1]):
+                raise InputError("limits", f"must be two increasing numbers, got {self.limits!r}")
         if not all(is_real(v) and math.isfinite(v) for v in (self.power, self.shift, self.unit)) or self.unit <= 0:
             raise InputError("transform", f"must have finite numbers and a positive unit, got {self}")
         least = SMALLEST_POWER if self.kind == "box_cox" else 0.0
@@ -98,6 +107,10 @@ class Transform:
             return self.shift + self.unit * torch.where(u >= 0, above, -below)
         return torch.sigmoid(u) if self.kind == "logit" else u
 
+    def within(self, y: Tensor) -> Tensor:
+        """Return y, or the nearer limit beyond the limits."""
+        return y if self.limits is None else y.clamp(*self.limits)
+
     def log_slope(self, y: Tensor) -> Tensor:
         """Return log |du/dy|; -inf outside the domain, where the density is 0."""
         if self.kind in ("log", "shifted_log"):
@@ -123,6 +136,8 @@ class Transform:
 def fit_transform(kind: str, y: Array) -> Transform:
     """Return a transform fitted to the training targets (N,). Raise if they lie outside its domain.
 
+    Its limits are ten times the range of the targets beyond the smallest and the largest of them.
+
     Args:
         kind: "none"; "log"; "log1p", a logarithm shifted by the 5 % quantile of the positive targets; "power", which
             maximises the likelihood of normal noise over the powers from 0 to 2; or "logit".
@@ -130,6 +145,14 @@ def fit_transform(kind: str, y: Array) -> Transform:
     """
     check_choice("transform", kind, CHOICES)
     y = np.asarray(y, dtype=np.float64)
+    made = _fitted(kind, y)
+    low, high = float(y.min()), float(y.max())
+    if made.kind == "none" or not low < high:
+        return made
+    return replace(made, limits=(low - FAR * (high - low), high + FAR * (high - low)))
+
+
+def _fitted(kind: str, y: Array) -> Transform:
     low, high = float(y.min()), float(y.max())
     if kind == "log":
         if low <= 0:
