@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
-import hypothesis
-import pytest
-import torch
-from torch import Tensor, nn
+# The problems are small, so threads cost more than they gain, here and in processes that tests start. OpenMP and
+# OpenBLAS read these when they are loaded; with two threads each, two workers on two cores wait for one another.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
 
-import credibly as cr
-from tests import torchvision_operators
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import credibly as cr  # noqa: E402
+from tests import torchvision_operators  # noqa: E402
+
+torch.set_num_threads(1)
 
 # The same examples in every run, so that results depend on the code only.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-
-# The problems are small, so threads cost more than they gain, here and in processes that tests start.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
 
 torchvision_operators.declare()
 
