@@ -10,6 +10,7 @@ import os
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
+from collections.abc import Iterator  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -84,6 +85,17 @@ def conjugate() -> Conjugate:
 def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate small networks in torch, without the C++ backend."""
     monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
+
+
+@pytest.fixture(scope="class")
+def no_drawing() -> Iterator[None]:
+    """Put an empty SVG in place of every picture of a page, since matplotlib takes nine tenths of a small fit.
+
+    For tests of everything but pictures, such as files and messages.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
+        yield
 
 
 @pytest.fixture(scope="session")
