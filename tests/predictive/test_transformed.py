@@ -1,5 +1,6 @@
 """Predictions of a transformed target: densities integrate to one, and every quantity agrees with that density."""
 
+import functools
 from itertools import pairwise
 
 import numpy as np
@@ -72,6 +73,7 @@ def test_the_density_has_the_moments_and_quantiles(name):
     p = predictive(transform)
     low, high = DOMAINS.get(transform.kind, (-np.inf, np.inf))
 
+    @functools.cache  # the three integrals share most points
     def density(y):
         return float(p.log_prob(torch.tensor([y], dtype=f64)).exp())
 

@@ -10,6 +10,7 @@ Mean and variance of y are closed forms for logarithms, and Gauss-Hermite quadra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,8 +118,7 @@ class Transformed(IndependentTargets):
     def _nodes(self) -> list[tuple[float, float]]:
         """Return nodes and weights of an average over the standardised noise."""
         if type(self.inner).standard_log_prob is LocationScale.standard_log_prob:
-            nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-            return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()))
+            return _normal_nodes()
         t = torch.linspace(-TAIL, TAIL, TAIL_NODES, dtype=torch.float64)
         noise = torch.sinh(t)
         weight = torch.exp(self.inner.standard_log_prob(noise)) * torch.cosh(t) * (t[1] - t[0])
@@ -151,6 +151,13 @@ class Transformed(IndependentTargets):
     def increasing(self) -> tuple[Likelihood, Callable[[Tensor], Tensor]]:
         """Return the likelihood of z and the map from z to y."""
         return self.inner, self._restore
+
+
+@functools.cache
+def _normal_nodes() -> list[tuple[float, float]]:
+    """Return nodes and weights of Gauss-Hermite quadrature for a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()))
 
 
 def in_original_units(
