@@ -9,6 +9,8 @@ import os
 # OpenBLAS read these when they are loaded; with two threads each, two workers on two cores wait for one another.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
+# torch's compiler takes the instruction sets that the processor reports, without compiling a program for each.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 from collections.abc import Iterator  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
