@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
-from pathlib import Path
 
-import hypothesis
-import pytest
-import torch
-from torch import Tensor, nn
+# The problems are small, so threads cost more than they gain, here and in processes that tests start. OpenMP and
+# OpenBLAS read these when they are loaded; with two threads each, two workers on two cores wait for one another.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+# torch's compiler takes the instruction sets that the processor reports, without compiling a program for each.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-import credibly as cr
-from tests import torchvision_operators
+from collections.abc import Iterator  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import credibly as cr  # noqa: E402
+from tests import torchvision_operators  # noqa: E402
+
+torch.set_num_threads(1)
 
 # The same examples in every run, so that results depend on the code only.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-
-# The problems are small, so threads cost more than they gain, here and in processes that tests start.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
 
 torchvision_operators.declare()
 
@@ -80,6 +87,17 @@ def conjugate() -> Conjugate:
 def no_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluate small networks in torch, without the C++ backend."""
     monkeypatch.setattr("credibly.backends.cpp.stack.library", lambda: None)
+
+
+@pytest.fixture(scope="class")
+def no_drawing() -> Iterator[None]:
+    """Put an empty SVG in place of every picture of a page, since matplotlib takes nine tenths of a small fit.
+
+    For tests of everything but pictures, such as files and messages.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
+        yield
 
 
 @pytest.fixture(scope="session")

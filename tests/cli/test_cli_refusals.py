@@ -16,6 +16,8 @@ from credibly.methods import METHODS
 from credibly.tables import TableRun
 from own_tables import ENSEMBLE, MAP, RUN_FILES, call, diabetes, names, refused, wine, write
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture(scope="module")
 def cellar(tmp_path_factory):

@@ -39,6 +39,8 @@ from own_tables import (
     write,
 )
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 LONG = (
     *QUICK,
     "--method",

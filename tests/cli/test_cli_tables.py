@@ -31,6 +31,8 @@ from own_tables import (
     write,
 )
 
+NO_DRAWING = pytest.mark.usefixtures("no_drawing")
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
@@ -52,6 +54,7 @@ def cellar(tmp_path_factory):
     return place, found
 
 
+@NO_DRAWING
 class TestFit:
     def test_describes_the_table_and_the_fit(self, house):
         place, found = house
@@ -134,6 +137,7 @@ class TestFit:
         assert found.exit_code == 0, found.output
 
 
+@NO_DRAWING
 class TestConfig:
     def test_the_stored_file_gives_the_same_run(self, house):
         place, _ = house
@@ -219,6 +223,7 @@ class TestConfig:
         assert not (tmp_path / "r").exists()
 
 
+@NO_DRAWING
 class TestPredict:
     def test_a_regression(self, house):
         place, _ = house
@@ -339,6 +344,7 @@ def test_columns_and_classes_are_in_the_results_and_on_the_page(house, cellar):
         assert ("Each class" in page) == ("by_class" in results and results["by_class"] is not None)
 
 
+@NO_DRAWING
 class TestClassWeight:
     def test_balanced_classes_raise_the_probability_of_the_rare_one(self, tmp_path):
         known = cancer(300)
@@ -367,6 +373,7 @@ class TestClassWeight:
         assert not (tmp_path / "run").exists()
 
 
+@NO_DRAWING
 class TestEvaluate:
     def test_metrics_beside_the_baseline(self, house):
         place, _ = house
@@ -435,6 +442,7 @@ class TestEvaluate:
         refused(call("evaluate", place / "run", tmp_path / "new.csv"), "Merlot")
 
 
+@NO_DRAWING
 class TestReport:
     def test_writes_the_same_page_again(self, cellar):
         place, _ = cellar
@@ -488,6 +496,7 @@ def compare(place, *words):
     )
 
 
+@NO_DRAWING
 class TestCompare:
     def test_one_table_one_page_one_run_for_each_method(self, comparison):
         place, found = comparison

@@ -16,6 +16,8 @@ from credibly.tables.prediction_columns import prediction_names
 from credibly.tables.reading import read_table, verbatim_batches
 from own_tables import REGRESSION, call, diabetes, names, read, refused, wine, write
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 # Settings that finish quickly; the intervals of these tests are the Bayesian ones.
 PLAIN = ("--hidden", "6", "--holdout", "0.2", "--tune", "none", "--no-conformal", "--quiet")
 ENSEMBLE = ("--method", "ensemble", "--set", "epochs=20", "--set", "members=3", *PLAIN)

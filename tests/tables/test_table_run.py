@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import credibly as cr
 from credibly.errors import InputError, StoreError
-from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table
+from credibly.tables import Config, TableRun, fit_table, model, prepare, recipe, resume_table, training_gaps
 from credibly.tables.config import parse_settings, read_config, write_config
 from credibly.tables.fit_summary import FitSummary
 from credibly.tables.model import OOD_POINTS, fraction_below, quantile_levels
@@ -277,7 +277,9 @@ class TestFractionBelow:
 
 class TestUnits:
     @pytest.mark.parametrize("noise", ["learned", "student", "heteroscedastic"])
-    def test_another_unit_of_the_target_changes_nothing_else(self, tmp_path, noise):
+    def test_another_unit_of_the_target_changes_nothing_else(self, tmp_path, noise, monkeypatch):
+        # Student noise has no compiled sampler; an ensemble completes its gaps, here a small one.
+        monkeypatch.setattr(training_gaps, "ENSEMBLE_PILOT", {"members": 2, "steps": 60})
         for name, scale, shift in (("a", 1.0, 0.0), ("b", 1000.0, 5.0)):
             (tmp_path / name).mkdir()
             fitted(tmp_path / name, diabetes(100, scale, shift), "progress", noise=noise)
@@ -399,7 +401,7 @@ class TestStreams:
         """Compares the peak memory of processes that predict many and few rows."""
         block = pa.table(diabetes())
         peaks = {}
-        for rows in (2_000, 100_000, 400_000):
+        for rows in (100_000, 400_000):
             table = pa.concat_tables([block] * (rows // len(block) + 1)).slice(0, rows)
             pa.csv.write_csv(table, tmp_path / f"{rows}.csv")
             code = (
@@ -414,7 +416,7 @@ class TestStreams:
             ).stdout.split()
             assert int(out[0]) == rows
             peaks[rows] = int(out[1]) / 1024
-        # The first two show what a full block takes; beyond that four times the rows take no more.
+        # The first shows what a full block takes; beyond that four times the rows take no more.
         assert peaks[400_000] - peaks[100_000] < 60, peaks
 
 

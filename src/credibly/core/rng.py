@@ -124,5 +124,10 @@ def global_stream(seed: int, purpose: str, *indices: int, device: torch.device |
     """
     own = torch.device(device)
     with torch.random.fork_rng(devices=[own] if own.type == "cuda" else []):
-        torch.manual_seed(stream_seed(seed, purpose, *indices))
+        # torch.manual_seed formats the call stack for devices that are not there, which takes a millisecond.
+        number = stream_seed(seed, purpose, *indices)
+        torch.default_generator.manual_seed(number)
+        if own.type == "cuda":
+            with torch.cuda.device(own):
+                torch.cuda.manual_seed(number)
         yield

@@ -10,6 +10,7 @@ Mean and variance of y are closed forms for logarithms, and Gauss-Hermite quadra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,8 +121,7 @@ class Transformed(IndependentTargets):
     def _nodes(self) -> list[tuple[float, float]]:
         """Return nodes and weights of an average over the standardised noise."""
         if type(self.inner).standard_log_prob is LocationScale.standard_log_prob:
-            nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-            return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()))
+            return _normal_nodes()
         t = torch.linspace(-TAIL, TAIL, TAIL_NODES, dtype=torch.float64)
         noise = torch.sinh(t)
         weight = torch.exp(self.inner.standard_log_prob(noise)) * torch.cosh(t) * (t[1] - t[0])
@@ -184,6 +184,13 @@ def _inside(exponent: Tensor, below: Tensor, above: Tensor) -> Tensor:
     low, high = torch.where(flip, -above, below), torch.where(flip, -below, above)
     larger, smaller = torch.special.log_ndtr(high), torch.special.log_ndtr(low)
     return torch.exp(exponent + larger + torch.log1p(-torch.exp(smaller - larger).clamp_max(1.0)))
+
+
+@functools.cache
+def _normal_nodes() -> list[tuple[float, float]]:
+    """Return nodes and weights of Gauss-Hermite quadrature for a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    return list(zip(nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()))
 
 
 def in_original_units(
