@@ -24,7 +24,6 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.floors import Floor
-from credibly.backends.cpp.library import library
 
 Times = list[float]  # seconds per call, one entry per repetition
 
@@ -225,11 +224,10 @@ def cold_compiler() -> Iterator[float]:
 
     Loading the compiler and using it once takes some seconds regardless of the function, so a trivial one goes first.
     """
-    names = ("TORCHINDUCTOR_CACHE_DIR", "CREDIBLY_CACHE")
+    names = ("TORCHINDUCTOR_CACHE_DIR",)
     with tempfile.TemporaryDirectory() as folder:
         before = {name: os.environ.get(name) for name in names}
         os.environ.update(dict.fromkeys(names, folder))
-        library.cache_clear()
         try:
             start = time.perf_counter()
             torch.compile(lambda t: t.sin() + 1)(torch.zeros(8))

@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import os
-import subprocess
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch import nn
 
 import credibly as cr
 from credibly.backends.cpp import density
-from credibly.backends.cpp.library import _folder, library
+from credibly.backends.cpp.library import library
 from credibly.backends.cpp.moments import mean_of_draws, moments_of_draws
 from credibly.backends.cpp.stack import Stack
 from credibly.inference.kernels.hmc import LEAPFROG, MINIMUM_ERROR
@@ -25,7 +23,6 @@ from credibly.inference.training.objectives import NegativeLogDensity, Perturbat
 from credibly.inference.training.settings import Training
 from credibly.posterior.model import Model
 from credibly.storage.record import Record
-from warm_python import warm_python
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DOUBLE = torch.float64
@@ -463,64 +460,6 @@ class TestSupport:
         x = torch.zeros(5, 3)
         net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
         assert not ProblemTarget(cr.Problem(net, (x, x[:, :1]), likelihood, prior)).select_backend("auto").fused
-
-
-CODE = """
-import torch, credibly as cr
-from credibly.backends.cpp import density
-from credibly.backends.cpp.library import _folder, library
-print("library", library() is not None)
-"""
-
-
-class TestLibrary:
-    def run(self, **environment):
-        done = subprocess.run(
-            [warm_python(), "-c", CODE], capture_output=True, text=True, check=True, env={**os.environ, **environment}
-        )
-        return "library True" in done.stdout
-
-    def test_is_built_once_and_reused(self, tmp_path):
-        assert self.run(CREDIBLY_CACHE=str(tmp_path))
-        (made,) = tmp_path.iterdir()
-        stamp = made.stat().st_mtime_ns
-        assert self.run(CREDIBLY_CACHE=str(tmp_path))
-        assert made.stat().st_mtime_ns == stamp
-
-    def test_can_be_switched_off(self, tmp_path):
-        assert not self.run(CREDIBLY_CACHE=str(tmp_path), CREDIBLY_NATIVE="0")
-        assert not list(tmp_path.iterdir())
-
-    def test_is_optional_without_a_compiler(self, tmp_path):
-        assert not self.run(CREDIBLY_CACHE=str(tmp_path), PATH=str(tmp_path), CXX="")
-
-    def test_a_compiler_that_fails_leaves_nothing(self, tmp_path):
-        false = tmp_path / "false"
-        false.write_text("#!/bin/sh\nexit 1\n")
-        false.chmod(0o755)
-        cache = tmp_path / "cache"
-        assert not self.run(CREDIBLY_CACHE=str(cache), CXX=str(false))
-        assert not list(cache.iterdir())
-
-    def test_a_user_without_a_home_gets_a_temporary_folder(self, tmp_path, monkeypatch):
-        monkeypatch.delenv("CREDIBLY_CACHE", raising=False)
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setenv("TMPDIR", str(tmp_path))
-        monkeypatch.setattr("tempfile.tempdir", None)
-
-        def no_home():
-            raise RuntimeError("Could not determine home directory.")
-
-        monkeypatch.setattr("pathlib.Path.home", no_home)
-        assert _folder().parent == tmp_path
-
-    def test_a_folder_that_others_can_write_to_is_not_used(self, tmp_path, tmp_path_factory):
-        tmp_path.chmod(0o777)
-        quick = tmp_path_factory.mktemp("compiler") / "quick"
-        quick.write_text('#!/bin/sh\nexec c++ "$@" -O0\n')  # where the library goes does not depend on optimisation
-        quick.chmod(0o755)
-        assert self.run(CREDIBLY_CACHE=str(tmp_path), CXX=str(quick))
-        assert not list(tmp_path.iterdir())
 
 
 def test_layers_are_described_in_order():

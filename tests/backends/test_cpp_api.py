@@ -9,12 +9,15 @@ import torch
 from torch import nn
 
 import credibly as cr
-from credibly.backends.cpp import api
-from credibly.backends.cpp.library import FOLDER, library
+from credibly.backends.cpp import api, api_wide
+from credibly.backends.cpp.build import SOURCES
+from credibly.backends.cpp.library import library
 from credibly.backends.cpp.stack import Stack
 
 STRUCTS = {
-    name: kind for name, kind in vars(api).items() if isinstance(kind, type) and issubclass(kind, ctypes.Structure)
+    name: kind
+    for name, kind in {**vars(api), **vars(api_wide)}.items()
+    if isinstance(kind, type) and issubclass(kind, ctypes.Structure)
 }
 # What a C++ type may be in Python. Pointers to ctypes arrays have their own types.
 KINDS = {
@@ -29,7 +32,7 @@ KINDS = {
 
 def declared() -> dict[str, list[tuple[str, str]]]:
     """(type, name) of every field of every struct in `api.h`."""
-    text = re.sub(r"//.*", "", (FOLDER / "api.h").read_text())
+    text = re.sub(r"//.*", "", (SOURCES / "api.h").read_text())
     structs = re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL)
     return {name: re.findall(r"^\s*(.*?[ *])\s*(\w+);", body, re.MULTILINE) for name, body in structs}
 
@@ -59,16 +62,17 @@ def test_sizes_agree(name):
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 def test_every_function_is_exported_for_its_dtypes():
     for name in api.ARGUMENTS:
-        single = name in ("wide_steps", "fill_normal")  # in float32 alone
-        for dtype in [None] if single else api.SUFFIX:
+        for dtype in api.SUFFIX:
             assert api.function(name, dtype) is not None
+    for name in api_wide.ARGUMENTS:
+        assert api_wide.function(name) is not None
     assert library().struct_size(b"Unknown") == -1
 
 
 @pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 def test_functions_check_their_arguments():
     with pytest.raises(ctypes.ArgumentError):
-        api.function("moments", torch.float32)(api.Normals())
+        api.function("moments", torch.float32)(api_wide.Normals())
 
 
 def test_nested_structs_keep_their_arrays_alive():

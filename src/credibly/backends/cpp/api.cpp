@@ -5,7 +5,7 @@
 #include <cstring>
 
 // Returns the size in bytes of the struct with the given name, or -1 if there is none.
-extern "C" int64_t struct_size(const char* name) {
+EXPORTED int64_t struct_size(const char* name) {
 #define SIZE(NAME, ...) \
   if (!std::strcmp(name, #NAME)) return int64_t(sizeof(NAME __VA_ARGS__))
   SIZE(Network);
@@ -18,6 +18,7 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(InverseMass, <float>);
   SIZE(Trajectories, <float>);
   SIZE(Trees, <float>);
+  SIZE(Paths, <float>);
   SIZE(MinibatchSteps, <float>);
   SIZE(TrainingSteps, <float>);
   SIZE(Outputs, <float>);
@@ -29,6 +30,8 @@ extern "C" int64_t struct_size(const char* name) {
   SIZE(Keys);
   SIZE(WideSteps);
   SIZE(Normals);
+  SIZE(GaussianDraw);
+  SIZE(GaussianUpdate);
 #undef SIZE
   return -1;
 }

@@ -6,6 +6,13 @@
 
 #include <cstdint>
 
+// Linkage of the exported functions.
+#if defined(_WIN32)
+#define EXPORTED extern "C" __declspec(dllexport)
+#else
+#define EXPORTED extern "C"
+#endif
+
 enum Activation { NONE, RELU, TANH, SILU, SIGMOID };
 enum Likelihood { GAUSSIAN, HETEROSCEDASTIC, CATEGORICAL, BERNOULLI };
 
@@ -122,6 +129,28 @@ template <class T> struct Trees {
   double divergent;        // growth of the energy that ends a trajectory
   double* outcome;         // [chain][8]: acceptance, moved, divergent, energy error of the draw and largest one,
                            // doublings, steps, whether the depth ended the trajectory
+};
+
+// Paths of microcanonical Langevin dynamics, in place.
+template <class T> struct Paths {
+  int64_t chains;
+  int64_t threads;
+  T* theta;                // [chain][dim]
+  T* direction;            // [chain][dim], of unit length
+  T* gradient;             // [chain][dim]
+  double* log_likelihood;  // [chain]
+  double step_size;
+  const T* scale;          // [dim], of the coordinates, or null for ones
+  const double* loc;       // [dim], of the prior
+  const double* precision; // [dim], of the prior, divided by its temperature
+  int64_t steps;
+  int64_t drifts;          // per step
+  const double* kick;      // [drifts + 1]
+  const double* drift;     // [drifts]
+  const T* noise;          // [chain][step][dim], standard normal, or null for paths without noise
+  int64_t noise_pitch;     // from one chain to the next
+  double strength;         // of the noise
+  double* outcome;         // [chain][2]: sums of the energy errors and of their squares over the steps
 };
 
 // Steps of SGHMC, or of SGLD with a momentum decay of zero, on minibatches, in place.
@@ -262,4 +291,35 @@ struct Normals {
   int64_t count;    // a multiple of CHUNK
   int64_t threads;
   float* out;       // [count]
+};
+
+// A draw w = m + e / sqrt(n (h + delta)) of independent Gaussians, e from the keys.
+struct GaussianDraw {
+  Keys keys;
+  int64_t count;
+  int64_t threads;
+  const float* mean;       // [count]
+  const float* curvature;  // [count]
+  const float* deltas;     // [count], or null for `delta` everywhere
+  double delta;
+  double n;
+  float* out;              // [count]
+};
+
+// One update of IVON for one parameter, given the gradient at a draw.
+struct GaussianUpdate {
+  int64_t count;
+  int64_t threads;
+  float* mean;             // [count], as all others
+  float* curvature;
+  float* momentum;
+  const float* gradient;
+  const float* drawn;
+  double n;
+  double delta;            // curvature of the prior
+  double loc;              // its mean
+  double beta1;
+  double rate;             // 1 - b2
+  double lr;
+  double correction;       // of the mean gradient, which starts at zero
 };

@@ -16,7 +16,6 @@ Int, UInt, Real, Address = ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, cty
 Ints, Reals, Addresses = (ctypes.POINTER(kind) for kind in (Int, Real, Address))
 SUFFIX = {torch.float32: "f32", torch.float64: "f64"}
 
-
 # Kicks and drifts of an integrator, as fractions of a step.
 Scheme = tuple[Sequence[float], Sequence[float]]
 
@@ -104,43 +103,61 @@ class InverseMass(ctypes.Structure):
     ]
 
 
+# The first fields of trajectories and trees.
+STATE: list[tuple[str, Any]] = [
+    ("chains", Int),
+    ("threads", Int),
+    ("theta", Address),
+    ("momentum", Address),
+    ("gradient", Address),
+    ("log_likelihood", Address),
+    ("step_size", Address),
+    ("inverse_mass", InverseMass),
+]
+
+
 class Trajectories(ctypes.Structure):
     """Arguments of `trajectories`: steps of a symplectic integrator."""
 
-    _fields_ = [
-        ("chains", Int),
-        ("threads", Int),
-        ("theta", Address),
-        ("momentum", Address),
-        ("gradient", Address),
-        ("log_likelihood", Address),
-        ("step_size", Address),
-        ("inverse_mass", InverseMass),
-        ("steps", Ints),
-        ("drifts", Int),
-        ("kick", Reals),
-        ("drift", Reals),
-    ]
+    _fields_ = [*STATE, ("steps", Ints), ("drifts", Int), ("kick", Reals), ("drift", Reals)]
 
 
 class Trees(ctypes.Structure):
     """Arguments of `trees`: transitions of the No-U-Turn sampler."""
 
     _fields_ = [
-        ("chains", Int),
-        ("threads", Int),
-        ("theta", Address),
-        ("momentum", Address),
-        ("gradient", Address),
-        ("log_likelihood", Address),
-        ("step_size", Address),
-        ("inverse_mass", InverseMass),
+        *STATE,
         ("loc", Address),
         ("precision", Address),
         ("uniform", Address),
         ("uniform_pitch", Int),
         ("depth", Int),
         ("divergent", Real),
+        ("outcome", Address),
+    ]
+
+
+class Paths(ctypes.Structure):
+    """Arguments of `paths`: microcanonical Langevin dynamics."""
+
+    _fields_ = [
+        ("chains", Int),
+        ("threads", Int),
+        ("theta", Address),
+        ("direction", Address),
+        ("gradient", Address),
+        ("log_likelihood", Address),
+        ("step_size", Real),
+        ("scale", Address),
+        ("loc", Address),
+        ("precision", Address),
+        ("steps", Int),
+        ("drifts", Int),
+        ("kick", Reals),
+        ("drift", Reals),
+        ("noise", Address),
+        ("noise_pitch", Int),
+        ("strength", Real),
         ("outcome", Address),
     ]
 
@@ -244,81 +261,29 @@ class Moments(ctypes.Structure):
     ]
 
 
-class Table(ctypes.Structure):
-    """Data in rows."""
-
-    _fields_ = [("x", Address), ("y", Address), ("columns", Int)]
-
-
-class ChunkedPrior(ctypes.Structure):
-    """A normal prior, by coordinate and by chunk."""
-
-    _fields_ = [("loc", Address), ("precision", Address), ("chunk_loc", Address), ("chunk_precision", Address)]
-
-
-class WideDensity(ctypes.Structure):
-    """The log density of a wide network on minibatches."""
-
-    _fields_ = [("network", Network), ("data", Data), ("table", Table), ("prior", ChunkedPrior)]
-
-
-class Keys(ctypes.Structure):
-    """Keys of a stream of normal numbers."""
-
-    _fields_ = [("first", UInt), ("second", UInt)]
-
-
-class WideSteps(ctypes.Structure):
-    """Arguments of `wide_steps`: SGHMC or SGLD with noise generated from keys."""
-
-    _fields_ = [
-        ("chains", Int),
-        ("threads", Int),
-        ("count", Int),
-        ("single_thread", Int),
-        ("theta", Address),
-        ("momentum", Address),
-        ("gradient", Address),
-        ("root", Address),
-        ("log_likelihood", Address),
-        ("rows", Address),
-        ("batch", Int),
-        ("scale", Real),
-        ("keys", Address),
-        ("schedule", Address),
-    ]
-
-
-class Normals(ctypes.Structure):
-    """Arguments of `fill_normal`: normal numbers of one stream."""
-
-    _fields_ = [("keys", Keys), ("count", Int), ("threads", Int), ("out", Address)]
-
-
 ARGUMENTS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "evaluations": (Density, Evaluations),
     "decodings": (Density, Decodings),
     "trajectories": (Density, Trajectories),
     "trees": (Density, Trees),
+    "paths": (Density, Paths),
     "minibatch_steps": (Density, MinibatchSteps),
     "training_steps": (Density, TrainingSteps),
     "outputs": (Outputs,),
     "passes": (Passes,),
     "moments": (Moments,),
-    "wide_steps": (WideDensity, WideSteps),
-    "fill_normal": (Normals,),
 }
 
 
-def function(name: str, dtype: torch.dtype | None = None) -> Any:
-    """Return an exported function. It takes the structs in `ARGUMENTS` and raises MemoryError if it fails.
+def function(name: str, dtype: torch.dtype) -> Any:
+    """Return a function for networks of the given dtype, by its name in `ARGUMENTS`."""
+    return exported(f"{name}_{SUFFIX[dtype]}", ARGUMENTS[name])
 
-    Args:
-        name: key of `ARGUMENTS`.
-        dtype: of the network; None for functions that exist in float32 alone.
-    """
-    found = getattr(library(), name if dtype is None else f"{name}_{SUFFIX[dtype]}")
-    found.argtypes = [ctypes.POINTER(struct) for struct in ARGUMENTS[name]]
+
+def exported(name: str, arguments: tuple[type[ctypes.Structure], ...]) -> Any:
+    """Return an exported function. It takes these structs and raises MemoryError if it fails."""
+    found = getattr(library(), name)
+    found.argtypes = [ctypes.POINTER(struct) for struct in arguments]
     found.restype, found.errcheck = Int, _check
     return found
 

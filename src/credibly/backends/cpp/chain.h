@@ -10,8 +10,8 @@
 #include "api.h"
 #include "collapsed.h"
 #include "masks.h"
-#include "mass.h"
 #include "thread_pool.h"
+#include "trajectory.h"
 #include "workspace.h"
 
 namespace {
@@ -64,31 +64,8 @@ template <class T> class Chain {
 
   // Moves chain `c` along its trajectory.
   void trajectory(const Trajectories<T>& args, int64_t c) {
-    const int64_t D = net.dim, steps = args.steps[c], drifts = args.drifts;
-    T *theta = args.theta + c * D, *momentum = args.momentum + c * D, *gradient = args.gradient + c * D;
-    const T *diagonal = args.inverse_mass.diagonal, size = args.step_size[c];
-    const bool correlated = args.inverse_mass.factors > 0;
-    Velocity<T> velocity(args.inverse_mass, correlated ? D : 0);
-    const double *kick = args.kick, *drift = args.drift;
-    for (int64_t s = 0; s < steps; ++s) {
-      for (int64_t k = 0; k < drifts; ++k) {
-        const T push = T(kick[k]) * size, move = T(drift[k]) * size;
-        if (k == 0)
-          for (int64_t d = 0; d < D; ++d) momentum[d] += push * gradient[d];
-        if (correlated) {
-          const T* speed = velocity(momentum);
-          for (int64_t d = 0; d < D; ++d) theta[d] += move * speed[d];
-        } else if (diagonal)
-          for (int64_t d = 0; d < D; ++d) theta[d] += move * (momentum[d] * diagonal[d]);
-        else
-          for (int64_t d = 0; d < D; ++d) theta[d] += move * momentum[d];
-        const bool value = s + 1 == steps && k + 1 == drifts;
-        const double sum = evaluate(theta, gradient, value);
-        if (value) args.log_likelihood[c] = sum;
-        const T after = T(kick[k + 1]) * size;
-        for (int64_t d = 0; d < D; ++d) momentum[d] += after * gradient[d];
-      }
-    }
+    integrate<T>(args, c, net.dim,
+                 [this](const T* theta, T* gradient, bool value) { return evaluate(theta, gradient, value); });
   }
 
  private:

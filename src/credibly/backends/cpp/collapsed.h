@@ -13,16 +13,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "api.h"
 #include "layout.h"
 #include "likelihood.h"
+#include "memory.h"
 #include "thread_pool.h"
 #include "vectors.h"
 #include "workspace.h"
@@ -89,19 +88,15 @@ template <class T> class CollapsedOutput {
   struct Scratch {
     explicit Scratch(int64_t features) {
       const int64_t size = features * PITCH;
-      wide = static_cast<double*>(std::aligned_alloc(64, (2 * size + PITCH) * sizeof(double)));
-      narrow = static_cast<T*>(std::aligned_alloc(64, 2 * size * sizeof(T)));
-      if (!wide || !narrow) {
-        std::free(wide), std::free(narrow);
-        throw std::bad_alloc();
-      }
-      features_double = wide, weighted = wide + size, y = wide + 2 * size;
-      whitened = narrow, upstream = narrow + size;
+      wide = allocate_aligned<double>(2 * size + PITCH), narrow = allocate_aligned<T>(2 * size);
+      features_double = wide.get(), weighted = features_double + size, y = weighted + size;
+      whitened = narrow.get(), upstream = whitened + size;
     }
-    ~Scratch() { std::free(wide), std::free(narrow); }
     Scratch(const Scratch&) = delete;
-    double *wide, *features_double, *weighted, *y;
-    T *narrow, *whitened, *upstream;
+    Aligned<double> wide;
+    Aligned<T> narrow;
+    double *features_double, *weighted, *y;
+    T *whitened, *upstream;
     alignas(64) T error[PITCH];
     alignas(64) T leverage[PITCH];
   };

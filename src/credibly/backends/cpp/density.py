@@ -122,7 +122,7 @@ class CppDensity:
         self._trees = api.function("trees", stack.dtype)
         self._masses = MassStructs()
         # Energies of the prior are differences of large sums.
-        self._prior = prior.loc.double().contiguous(), (weights[1] / prior.std.double() ** 2).contiguous()
+        self.energy_of_prior = prior.loc.double().contiguous(), (weights[1] / prior.std.double() ** 2).contiguous()
         self._minibatch_steps = api.function("minibatch_steps", stack.dtype)
         self._training_steps = api.function("training_steps", stack.dtype)
 
@@ -152,7 +152,7 @@ class CppDensity:
         log_lik = torch.empty(len(theta), dtype=torch.float64)
         arguments = api.Evaluations(
             chains=len(theta),
-            threads=self._threads(len(theta), 1),
+            threads=self.threads(len(theta), 1),
             theta=api.address(theta),
             gradient=api.address(gradient),
             log_likelihood=api.address(log_lik),
@@ -166,7 +166,7 @@ class CppDensity:
         theta = torch.empty_like(points)
         arguments = api.Decodings(
             chains=len(points),
-            threads=self._threads(len(points), 1),
+            threads=self.threads(len(points), 1),
             standardised=api.address(points),
             theta=api.address(theta),
         )
@@ -184,7 +184,7 @@ class CppDensity:
         kicks, drifts = scheme
         arguments = api.Trajectories(
             chains=len(theta),
-            threads=self._threads(len(theta), max(steps)),
+            threads=self.threads(len(theta), max(steps)),
             theta=api.address(theta),
             momentum=api.address(momentum),
             gradient=api.address(gradient),
@@ -212,15 +212,15 @@ class CppDensity:
         outcome = torch.empty(len(theta), 8, dtype=torch.float64)
         arguments = api.Trees(
             chains=len(theta),
-            threads=self._threads(len(theta), 2**depth),
+            threads=self.threads(len(theta), 2**depth),
             theta=api.address(theta),
             momentum=api.address(momentum),
             gradient=api.address(gradient),
             log_likelihood=api.address(log_likelihood),
             step_size=api.address(size),
             inverse_mass=self._masses.of(inverse_mass),
-            loc=api.address(self._prior[0]),
-            precision=api.address(self._prior[1]),
+            loc=api.address(self.energy_of_prior[0]),
+            precision=api.address(self.energy_of_prior[1]),
             uniform=uniform.data_ptr(),
             uniform_pitch=uniform.stride(0),
             depth=depth,
@@ -252,7 +252,7 @@ class CppDensity:
         assert noise.stride()[1:] == (theta.shape[1], 1)
         arguments = api.MinibatchSteps(
             chains=len(theta),
-            threads=self._threads(len(theta), len(schedule)),
+            threads=self.threads(len(theta), len(schedule)),
             count=len(schedule),
             theta=api.address(theta),
             momentum=api.address(momentum),
@@ -291,7 +291,7 @@ class CppDensity:
         batch = self.rows if rows is None else rows.shape[-1]
         arguments = api.TrainingSteps(
             members=len(theta),
-            threads=self._threads(len(theta), max(1, len(schedule) * batch // self.rows)),
+            threads=self.threads(len(theta), max(1, len(schedule) * batch // self.rows)),
             count=len(schedule),
             active=api.address(active),
             theta=api.address(theta),
@@ -323,5 +323,6 @@ class CppDensity:
         """Return the number of steps per call that keeps Ctrl-C responsive."""
         return max(1, int(MAX_CALL / (3 * chains * self.rows_by_dim)))
 
-    def _threads(self, chains: int, evaluations: int) -> int:
+    def threads(self, chains: int, evaluations: int) -> int:
+        """Return the threads of a call that evaluates the density this often for every chain."""
         return torch.get_num_threads() if chains * evaluations * self.rows_by_dim > MIN_THREADED else 1

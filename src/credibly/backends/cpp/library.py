@@ -1,108 +1,114 @@
-"""The C++ library: compiled on first use with the machine's own compiler, kept in the user's cache."""
+"""The C++ library: compiled with the package by `build.py`, checked, and loaded for the processor at hand."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import hashlib
+import json
 import logging
 import os
-import platform
-import shlex
-import shutil
-import stat
-import subprocess
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from credibly.backends.cpp.build import FOLDER as COMPILED
+from credibly.backends.cpp.build import MANIFEST, PROBE, SOURCES, cpu_level, source_hash, variants
+from credibly.errors import InputError
 
 log = logging.getLogger("credibly")
 
-FOLDER = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fno-math-errno", "-ffp-contract=fast")
-TIMEOUT = 300  # seconds, of a compiler run
+FOLDER = SOURCES / COMPILED
+
+
+class Unusable(Exception):
+    """The library cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded library.
+
+    Attributes:
+        variant: its instruction set: "baseline", "avx2" or "avx512".
+        sha256: of its file. Two machines with the same variant and checksum compute the same bits.
+        functions: the exported functions.
+    """
+
+    variant: str
+    sha256: str
+    functions: ctypes.CDLL
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the library, or None if it was not compiled, is damaged, or is switched off by CREDIBLY_NATIVE=0."""
+    found = loaded()
+    return None if found is None else found.functions
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """Return the library, or None without a compiler or with CREDIBLY_NATIVE=0. Loaded once per process."""
-    if os.environ.get("CREDIBLY_NATIVE", "1") == "0":
+def loaded() -> Loaded | None:
+    """Load the variant that CREDIBLY_NATIVE names, else the fastest that the processor can run. Once per process."""
+    wanted = os.environ.get("CREDIBLY_NATIVE", "1")
+    if wanted == "0":
         return None
-    compiler = next((path for name in _compiler_names() if (path := shutil.which(name))), None)
-    if compiler is None:
+    if wanted not in ("", "1", *variants()):
+        raise InputError("CREDIBLY_NATIVE", f"must be 0, 1 or one of {', '.join(variants())}, got {wanted!r}")
+    try:
+        return load(FOLDER, None if wanted in ("", "1") else wanted)
+    except Unusable as error:
+        log.warning("The C++ backend is not available: %s. Small networks run in torch, several times slower.", error)
         return None
+
+
+def load(folder: Path, variant: str | None = None) -> Loaded:
+    """Load a variant from a folder that `build.py` wrote, None for the fastest that the processor can run.
+
+    Raises:
+        Unusable: if nothing was compiled, or a file does not match its checksum: mapping a file that was cut short
+            would end the process as soon as a missing page is touched.
+    """
+    manifest = _manifest(folder)
+    files = manifest["files"]
+    if not files:
+        raise Unusable(f"{manifest.get('note', 'it was not compiled')}; install a C++ compiler, then credibly again")
+    known = list(variants())
+    runnable = known[: cpu_level(_checked(folder, PROBE, files)) + 1]
+    usable = [name for name in runnable if name in files and variant in (None, name)]
+    if not usable:
+        built = ", ".join(name for name in known if name in files)
+        raise Unusable(
+            f"it was compiled for {built}, and this processor runs {', '.join(runnable)}"
+            + (f", not the requested {variant}" if variant else "; install credibly again on this machine")
+        )
+    path = _checked(folder, usable[-1], files)
     try:
-        return ctypes.CDLL(os.fspath(_build(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        log.info("C++ backend not available: %s", str(error).splitlines()[0][:200])
-        return None
+        return Loaded(usable[-1], files[usable[-1]]["sha256"], ctypes.CDLL(os.fspath(path)))
+    except OSError as error:
+        raise Unusable(f"{path.name} cannot be loaded: {str(error).splitlines()[0][:200]}") from None
 
 
-def _compiler_names() -> list[str]:
-    given = shlex.split(os.environ.get("CXX", ""))
-    return [*given[:1], "g++", "c++", "clang++"]
-
-
-def _build(compiler: str) -> Path:
-    """Return the path of the library, compiled unless the cache has it for these sources, compiler and CPU."""
-    folder = _folder()
-    target = folder / f"mlp-{_key(compiler)}.so"
-    if target.exists():
-        return target
-    # Compiled to a temporary name: other processes may build at the same time and must not find a half-written file.
-    handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
-    os.close(handle)
+def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        _compile(compiler, name)
-        os.replace(name, target)
-    finally:
-        if os.path.exists(name):
-            os.unlink(name)
-    return target
+        manifest = json.loads((folder / MANIFEST).read_text())
+        files, sources = dict(manifest["files"]), manifest["sources"]
+    except FileNotFoundError:
+        raise Unusable("it was not compiled; run `pip install .`, or build.py beside its sources") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unusable(f"its manifest is damaged ({type(error).__name__}); install credibly again") from None
+    if sources != source_hash():
+        raise Unusable("it was compiled from other sources; run `pip install .`, or build.py beside the sources")
+    return {**manifest, "files": files}
 
 
-def _compile(compiler: str, out: str) -> None:
-    """Compile all sources in parallel and link them."""
-    with tempfile.TemporaryDirectory(prefix="credibly-") as folder:
-        objects = {os.path.join(folder, f"{source.stem}.o"): source for source in sorted(FOLDER.glob("*.cpp"))}
-        running: list[subprocess.Popen[bytes]] = []
-        try:
-            for path, source in objects.items():
-                command = [compiler, *FLAGS, "-c", "-o", path, os.fspath(source)]
-                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
-            for process in running:
-                process.wait(TIMEOUT)
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
-        failed = next((process.returncode for process in running if process.returncode), 0)
-        if failed:
-            raise subprocess.CalledProcessError(failed, compiler)
-        subprocess.run([compiler, *FLAGS, "-o", out, *objects], capture_output=True, timeout=TIMEOUT, check=True)
-
-
-def _folder() -> Path:
-    """Return the cache folder, or a temporary one if others can write to it: its files are executed."""
-    given = os.environ.get("CREDIBLY_CACHE")
+def _checked(folder: Path, name: str, files: dict[str, Any]) -> Path:
+    """Return the path of a file whose content matches the manifest."""
+    path = folder / f"{name}.so"
     try:
-        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "credibly"
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # no home, or a read-only one
-        return Path(tempfile.mkdtemp(prefix="credibly-"))
-    status = base.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return Path(tempfile.mkdtemp(prefix="credibly-"))
-    return base
-
-
-def _key(compiler: str) -> str:
-    """Return a hash of the sources, the flags, the compiler's version and the CPU's features."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=TIMEOUT).stdout
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        features = platform.processor()
-    sources = [path.read_text() for ending in ("cpp", "h") for path in sorted(FOLDER.glob(f"*.{ending}"))]
-    text = "\n".join([*sources, *FLAGS, version, platform.machine(), features])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+        content = path.read_bytes()
+        right = hashlib.sha256(content).hexdigest() == files[name]["sha256"]
+    except (OSError, KeyError, TypeError):
+        right = False
+    if not right:
+        raise Unusable(f"{path.name} is missing or damaged (its checksum differs); install credibly again")
+    return path

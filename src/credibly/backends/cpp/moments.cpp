@@ -43,5 +43,5 @@ template <class T> int64_t moments(const Moments<T>& args) try {
 
 }  // namespace
 
-extern "C" int64_t moments_f32(const Moments<float>* args) { return moments(*args); }
-extern "C" int64_t moments_f64(const Moments<double>* args) { return moments(*args); }
+EXPORTED int64_t moments_f32(const Moments<float>* args) { return moments(*args); }
+EXPORTED int64_t moments_f64(const Moments<double>* args) { return moments(*args); }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from credibly.backends.cpp import api
-from credibly.backends.cpp.library import library
+from credibly.backends.cpp.in_use import library
 
 
 def mean_of_draws(values: Tensor) -> Tensor:

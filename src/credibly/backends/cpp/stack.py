@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from credibly.backends.cpp import api
-from credibly.backends.cpp.library import library
+from credibly.backends.cpp.in_use import library
 from credibly.networks.layout import Layout
 
 MAX_WIDTH = 256  # units of a layer, beyond which a BLAS is faster
@@ -55,7 +55,7 @@ class Stack:
         return Stack(layers, layout)
 
     def compiled(self) -> bool:
-        """Return whether the C++ backend is available on the network's device. May compile it, once per machine."""
+        """Return whether the C++ backend is available on the network's device."""
         return self.layout.device.type == "cpu" and library() is not None
 
 

@@ -1,14 +1,31 @@
 // Threads that share jobs.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
+#if !defined(__wasm__)
+#include <atomic>
 #include <system_error>
 #include <thread>
 #include <vector>
+#endif
 
 namespace {
+
+#if defined(__wasm__)
+
+// A web worker is one thread.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int64_t) {}
+  ThreadPool(const ThreadPool&) = delete;
+  int size() const { return 1; }
+  void run(int64_t count, const std::function<void(int, int64_t)>& task) {
+    for (int64_t j = 0; j < count; ++j) task(0, j);
+  }
+};
+
+#else
 
 // Threads for the duration of one call. They yield while waiting, so a loaded machine loses nothing to them, and none
 // outlives the call, so the process may fork.
@@ -63,5 +80,7 @@ class ThreadPool {
   int64_t total = 0;
   const std::function<void(int, int64_t)>* current = nullptr;
 };
+
+#endif
 
 }  // namespace

@@ -46,11 +46,17 @@ inline Vec<float> clamp(Vec<float> x, float low, float high) {
 }
 
 // e^x = 2^n e^r with |r| <= log(2)/2. The polynomial is the minimax one in relative error (9e-8) of degree 5 with
-// p(0) = 1. log(2) as a float has a relative error of 3e-9, so one constant suffices for x - n log(2).
+// p(0) = 1. log(2) as a float has a relative error of 3e-9, so one constant suffices for x - n log(2) where the product
+// is not rounded; elsewhere the first of two has few enough digits for that.
 inline Vec<float> vexp(Vec<float> x) {
   x = clamp(x, -87.0f, 88.0f);
   const Vec<float> shifted = x * 1.44269504f + 12582912.0f;
-  const Vec<float> r = x - (shifted - 12582912.0f) * 0.693147182f;
+  const Vec<float> n = shifted - 12582912.0f;
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  const Vec<float> r = x - n * 0.693147182f;
+#else
+  const Vec<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+#endif
   Vec<float> p = r * 8.28936044e-3f + 4.18981761e-2f;
   p = p * r + 1.66676521e-1f;
   p = p * r + 4.99991477e-1f;
@@ -124,8 +130,10 @@ template <class T> inline T horizontal_sum(const Vec<T>& v) {
   std::memcpy(&low, &held, HALF);
   std::memcpy(&high, reinterpret_cast<const char*>(&held) + HALF, HALF);
   low += high;
+  constexpr unsigned COUNT = HALF / sizeof(T);
+  if (COUNT == 1) return low[0];
   T left = 0, right = 0;
-  for (unsigned k = 0; k < HALF / sizeof(T); k += 2) left += low[k], right += low[k + 1];
+  for (unsigned k = 0; k + 1 < COUNT; k += 2) left += low[k], right += low[k + 1];
   return left + right;
 }
 

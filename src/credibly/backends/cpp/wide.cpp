@@ -107,7 +107,7 @@ class WideChain {
 
 // One thread per chain if chains are small, many or a multiple of the threads; else all threads on one chain after
 // another.
-extern "C" int64_t wide_steps(const WideDensity* density, const WideSteps* args) try {
+EXPORTED int64_t wide_steps(const WideDensity* density, const WideSteps* args) try {
   const int64_t chains = args->chains;
   ThreadPool pool(args->single_thread && chains < args->threads ? chains : args->threads);
   const int64_t D = density->network.dim, threads = pool.size();
@@ -126,7 +126,7 @@ extern "C" int64_t wide_steps(const WideDensity* density, const WideSteps* args)
   return 1;
 }
 
-extern "C" int64_t fill_normal(const Normals* args) {
+EXPORTED int64_t fill_normal(const Normals* args) {
   ThreadPool pool(args->threads);
   const int64_t chunks = args->count / CHUNK, jobs = (chunks + CHUNKS_PER_JOB - 1) / CHUNKS_PER_JOB;
   pool.run(jobs, [&](int, int64_t job) {

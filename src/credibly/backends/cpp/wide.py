@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp import api
+from credibly.backends.cpp import api, api_wide
 from credibly.backends.cpp.density import MIN_THREADED
 from credibly.backends.cpp.likelihood import likelihood_struct, supports
 from credibly.backends.cpp.stack import Stack
@@ -35,9 +35,9 @@ class WideDensity:
         self._kept = (inputs, targets, vectors)  # the struct holds their addresses
         data = likelihood_struct(likelihood, stack.layout, stack, targets.shape[1], weights[0])
         data.rows = len(x)
-        table = api.Table(api.address(inputs), api.address(targets), targets.shape[1])
-        self.struct = api.WideDensity(stack.struct, data, table, api.ChunkedPrior(*map(api.address, vectors)))
-        self._steps = api.function("wide_steps")
+        table = api_wide.Table(api.address(inputs), api.address(targets), targets.shape[1])
+        self.struct = api_wide.WideDensity(stack.struct, data, table, api_wide.ChunkedPrior(*map(api.address, vectors)))
+        self._steps = api_wide.function("wide_steps")
 
     def steps_per_call(self, chains: int, batch: int) -> int:
         """Return the number of steps per call that keeps Ctrl-C responsive."""
@@ -60,7 +60,7 @@ class WideDensity:
         padded = None if root is None else _whole_chunks(root)
         batch = self.n if rows is None else rows.shape[-1]
         work = batch * self.stack.dim
-        arguments = api.WideSteps(
+        arguments = api_wide.WideSteps(
             chains=len(theta),
             threads=torch.get_num_threads() if keys.size // 2 * work > MIN_THREADED else 1,
             count=len(schedule),
@@ -90,8 +90,8 @@ def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
     """Fill out (whole chunks,) with the numbers of `rng.fill_normal`, on all threads."""
     assert len(out) % CHUNK == 0
     threads = torch.get_num_threads() if len(out) >= MIN_THREADED_NORMALS else 1
-    arguments = api.Normals(keys=api.Keys(*keys), count=len(out), threads=threads, out=api.address(out))
-    api.function("fill_normal")(arguments)
+    arguments = api_wide.Normals(keys=api_wide.Keys(*keys), count=len(out), threads=threads, out=api.address(out))
+    api_wide.function("fill_normal")(arguments)
 
 
 def _whole_chunks(values: Tensor) -> Tensor:

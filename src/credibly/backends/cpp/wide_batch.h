@@ -2,16 +2,15 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "api.h"
 #include "layout.h"
 #include "likelihood.h"
+#include "memory.h"
 #include "thread_pool.h"
 #include "vectors.h"
 #include "wide_products.h"
@@ -38,8 +37,7 @@ class WideBatch {
     }
     const int64_t panel = SUM_VECTORS * L * pitch;
     const int64_t wanted = (units + 2 * widest) * pitch + 2 * net.outputs[last] * PITCH + threads * panel;
-    memory.reset(static_cast<float*>(std::aligned_alloc(64, (wanted * sizeof(float) + 63) / 64 * 64)));
-    if (!memory) throw std::bad_alloc();
+    memory = allocate_aligned<float>(wanted);
     std::memset(memory.get(), 0, wanted * sizeof(float));
     float* at = memory.get();
     auto allocate = [&](int64_t count) { return at += count, at - count; };
@@ -147,15 +145,12 @@ class WideBatch {
     }
   }
 
-  struct Free {
-    void operator()(float* at) const { std::free(at); }
-  };
   Data<float> batch_data;
   const Network& net;
   const Table& table;
   int64_t size, pitch;
   ThreadPool* pool;
-  std::unique_ptr<float, Free> memory;
+  Aligned<float> memory;
   std::vector<float*> values, derivatives, panels;
   float *x, *y, *delta[2];
 };

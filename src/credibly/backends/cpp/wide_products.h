@@ -1,6 +1,6 @@
 // Products of wide layers in float32, accumulated in registers.
 //
-// Values of a layer are [unit][row], as in mlp.cpp. The gradient of the weights differs: inputs lie along the vectors,
+// Values of a layer are [unit][row], as in mlp.h. The gradient of the weights differs: inputs lie along the vectors,
 // so a sum over rows stays in its lane. One thread computes a sum from start to end, in the order of its index.
 #pragma once
 

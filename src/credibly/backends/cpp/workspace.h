@@ -3,14 +3,13 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "api.h"
 #include "layout.h"
 #include "likelihood.h"
 #include "masks.h"
+#include "memory.h"
 #include "vectors.h"
 
 namespace {
@@ -129,9 +128,8 @@ template <class T> class Workspace {
       widest = net.outputs[l] > widest ? net.outputs[l] : widest;
       size += 2 * net.outputs[l];
     }
-    memory = static_cast<T*>(std::aligned_alloc(64, (size + 2 * widest) * PITCH * sizeof(T)));
-    if (!memory) throw std::bad_alloc();
-    T* at = memory;
+    memory = allocate_aligned<T>((size + 2 * widest) * PITCH);
+    T* at = memory.get();
     for (int64_t l = 0; l < net.layers; ++l) {
       values[l] = at, at += net.outputs[l] * PITCH;
       derivatives[l] = at, at += net.outputs[l] * PITCH;
@@ -139,7 +137,6 @@ template <class T> class Workspace {
     delta[0] = at, delta[1] = at + widest * PITCH, masked_input = at + 2 * widest * PITCH;
   }
   ~Workspace() {
-    std::free(memory);
     delete[] values;
     delete[] derivatives;
   }
@@ -211,7 +208,7 @@ template <class T> class Workspace {
   const Masks<T>* masks = nullptr;  // dropout on the inputs of layers, in `evaluate`
   T **values, **derivatives;
   T *delta[2], *masked_input;
-  T* memory;
+  Aligned<T> memory;
 
  private:
   bool has_mask(int64_t l) const { return masks && l < net.layers && masks->uniform[l]; }

@@ -1,4 +1,4 @@
-"""CUDA kernels compiled at run time by the NVRTC that comes with torch, and launched on torch's streams."""
+"""CUDA kernels compiled by the NVRTC that comes with torch, kept on disk, and launched on torch's streams."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from credibly.backends.cuda.code_cache import cached_code
 
 DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -39,12 +41,20 @@ def _driver() -> Any:
 
 
 def compile_kernel(source: str, capability: tuple[int, int]) -> bytes:
-    """Return the machine code for GPUs of a compute capability."""
+    """Return the machine code for GPUs of a compute capability, from the cache on disk if it was compiled before."""
+    flags = (f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17")
+    version = (ctypes.c_int(), ctypes.c_int())
+    _check(_compiler().nvrtcVersion(ctypes.byref(version[0]), ctypes.byref(version[1])), "compiler")
+    compiler = f"nvrtc {version[0].value}.{version[1].value}"
+    return cached_code((source, *flags, compiler), lambda: _compile(source, flags))
+
+
+def _compile(source: str, flags: tuple[str, ...]) -> bytes:
     nvrtc, program = _compiler(), ctypes.c_void_p()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"credibly.cu", 0, None, None), "compiler")
     try:
-        flags = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), b"--std=c++17"]
-        failed = nvrtc.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+        given = (ctypes.c_char_p * len(flags))(*(flag.encode() for flag in flags))
+        failed = nvrtc.nvrtcCompileProgram(program, len(flags), given)
         if failed:
             raise CudaError(_text(nvrtc, "ProgramLog", program))
         size = ctypes.c_size_t()

@@ -3,7 +3,8 @@
 // Rows lie along SIMD vectors: values of a layer are [unit][row], so a weight is one number for a whole vector and no
 // number of units has to be a multiple of anything. Rows are processed in tiles whose activations stay in the L2 cache.
 // Gradients are summed in the order of the tiles, so results depend neither on the number of threads nor on other
-// chains.
+// chains. mlp_f32.cpp and mlp_f64.cpp export the functions for their dtypes.
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "chain.h"
 #include "steps.h"
 #include "thread_pool.h"
+#include "paths.h"
 #include "tree.h"
 #include "vectors.h"
 #include "workspace.h"
@@ -150,26 +152,27 @@ template <class T> int64_t passes(const Passes<T>& args) try {
 
 }  // namespace
 
-#define EXPORT(T, SUFFIX)                                                                              \
-  extern "C" int64_t evaluations_##SUFFIX(const Density<T>* density, const Evaluations<T>* args) {     \
-    return evaluations(*density, *args);                                                               \
-  }                                                                                                    \
-  extern "C" int64_t decodings_##SUFFIX(const Density<T>* density, const Decodings<T>* args) {         \
-    return decodings(*density, *args);                                                                 \
-  }                                                                                                    \
-  extern "C" int64_t trajectories_##SUFFIX(const Density<T>* density, const Trajectories<T>* args) {   \
-    return trajectories(*density, *args);                                                              \
-  }                                                                                                    \
-  extern "C" int64_t trees_##SUFFIX(const Density<T>* density, const Trees<T>* args) {                 \
-    return trees(*density, *args);                                                                     \
-  }                                                                                                    \
-  extern "C" int64_t minibatch_steps_##SUFFIX(const Density<T>* density, const MinibatchSteps<T>* args) { \
-    return minibatch_steps(*density, *args);                                                           \
-  }                                                                                                    \
-  extern "C" int64_t training_steps_##SUFFIX(const Density<T>* density, const TrainingSteps<T>* args) { \
-    return training_steps(*density, *args);                                                            \
-  }                                                                                                    \
-  extern "C" int64_t outputs_##SUFFIX(const Outputs<T>* args) { return outputs(*args); }               \
-  extern "C" int64_t passes_##SUFFIX(const Passes<T>* args) { return passes(*args); }
-EXPORT(float, f32)
-EXPORT(double, f64)
+#define EXPORT_MLP(T, SUFFIX)                                                                            \
+  EXPORTED int64_t evaluations_##SUFFIX(const Density<T>* density, const Evaluations<T>* args) {         \
+    return evaluations(*density, *args);                                                                 \
+  }                                                                                                      \
+  EXPORTED int64_t decodings_##SUFFIX(const Density<T>* density, const Decodings<T>* args) {             \
+    return decodings(*density, *args);                                                                   \
+  }                                                                                                      \
+  EXPORTED int64_t trajectories_##SUFFIX(const Density<T>* density, const Trajectories<T>* args) {       \
+    return trajectories(*density, *args);                                                                \
+  }                                                                                                      \
+  EXPORTED int64_t trees_##SUFFIX(const Density<T>* density, const Trees<T>* args) {                     \
+    return trees(*density, *args);                                                                       \
+  }                                                                                                      \
+  EXPORTED int64_t paths_##SUFFIX(const Density<T>* density, const Paths<T>* args) {                     \
+    return paths(*density, *args);                                                                       \
+  }                                                                                                      \
+  EXPORTED int64_t minibatch_steps_##SUFFIX(const Density<T>* density, const MinibatchSteps<T>* args) {  \
+    return minibatch_steps(*density, *args);                                                             \
+  }                                                                                                      \
+  EXPORTED int64_t training_steps_##SUFFIX(const Density<T>* density, const TrainingSteps<T>* args) {    \
+    return training_steps(*density, *args);                                                              \
+  }                                                                                                      \
+  EXPORTED int64_t outputs_##SUFFIX(const Outputs<T>* args) { return outputs(*args); }                   \
+  EXPORTED int64_t passes_##SUFFIX(const Passes<T>* args) { return passes(*args); }

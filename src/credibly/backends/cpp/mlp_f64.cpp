@@ -1,0 +1,3 @@
+#include "mlp.h"
+
+EXPORT_MLP(double, f64)
