@@ -1,8 +1,9 @@
-"""Networks of 11 million weights: a step of credibly, and the memory of a fit, beside plain training loops.
+"""Networks of 11 and 85 million weights: a step of credibly, and the memory of a fit, beside plain training loops.
 
     python -m benchmarks.large_networks                                # CPU, 2 threads: some minutes
     python -m benchmarks.large_networks --device cuda --flat           # and steps on the flat vector, as CUDA graphs
     python -m benchmarks.large_networks --batches 8 --methods map --repeats 3
+    python -m benchmarks.large_networks --networks transformer-large --device cuda    # 85 million weights
     python -m benchmarks.large_networks --json out.json
 
 ResNet-18 (GroupNorm) on images of 3 x 32 x 32 and a transformer encoder on 32 tokens, batches of 8 and 64. The plain
@@ -40,6 +41,8 @@ from credibly.inference.training.steps import Step
 
 METHODS = ("map", "ensemble", "swag", "sghmc")
 NETWORKS = ("resnet18", "transformer")
+# Width, heads and layers of the encoders; the larger one has 85 million weights and is run by name.
+ENCODERS = {"transformer": (384, 6, 6), "transformer-large": (768, 12, 12)}
 ROWS, RATE, RANK, MEMBERS = 256, 1e-4, 20, 2
 TIME, MEMORY = Goal("<=", 1.15), Goal("<=", 1.3)
 # Steps of the fits whose memory is measured, and between two snapshots of SWAG in the timed steps.
@@ -73,14 +76,14 @@ def resnet18() -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """An encoder of six layers and the mean over its positions."""
+    """An encoder and the mean over its positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, depth: int) -> None:
         super().__init__()
-        self.embedding, self.position = nn.Embedding(1000, 384), nn.Parameter(0.02 * torch.randn(32, 384))
-        layer = nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
-        self.head = nn.Linear(384, 10)
+        self.embedding, self.position = nn.Embedding(1000, width), nn.Parameter(0.02 * torch.randn(32, width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
         output: Tensor = self.head(self.body(self.embedding(tokens) + self.position).mean(1))
@@ -89,7 +92,7 @@ class Transformer(nn.Module):
 
 def network(name: str, device: str) -> nn.Module:
     torch.manual_seed(0)
-    return (resnet18() if name == "resnet18" else Transformer()).to(device)
+    return (resnet18() if name == "resnet18" else Transformer(*ENCODERS[name])).to(device)
 
 
 def rows(name: str, device: str) -> tuple[Tensor, Tensor]:
@@ -261,7 +264,7 @@ def main() -> None:
         name, batch, method, side = args.child.split("/")
         print(json.dumps(child(name, args.device, int(batch), method, side, args.threads)))
         return
-    names = [name for name in NETWORKS if name in args.networks.split(",")]
+    names = [name for name in ("resnet18", *ENCODERS) if name in args.networks.split(",")]
     methods = [method for method in METHODS if method in args.methods.split(",")]
     sizes = [(name, int(batch)) for name in names for batch in args.batches.split(",")]
     synchronise = torch.cuda.synchronize if args.device == "cuda" else None

@@ -120,7 +120,7 @@ class Forward:
             return cpp_outputs(self.cpp_stack, theta, x)
         return self.apply(self.layout.split(theta)[0], x, shared=shared)
 
-    @functools.cached_property
+    @property
     def cpp_stack(self) -> Stack | None:
         """The network for the C++ backend, or None if it is not supported. First access may compile the backend."""
         return self.small if self.small is not None and self.small.compiled() else None

@@ -9,7 +9,7 @@ from torch import nn
 
 import credibly as cr
 from conftest import mlp, randn
-from credibly.inference.sampling import folder as folders
+from credibly.inference import run_files
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from credibly.priors.elementwise import Laplace, Normal
 from credibly.storage import run_folder
@@ -98,7 +98,7 @@ class TestProblems(StoppedRuns):
             if after == 1:  # as if stopped before the first checkpoint: the network's initial weights are needed
                 manifest = manifest_of(path)
                 del manifest["files"][manifest.pop("state")]
-                run_folder._write_manifest(path, manifest)
+                run_folder.write_manifest(path, manifest)
             same(cr.resume(path), known)
             tidy(path)
 
@@ -117,7 +117,7 @@ class TestProblems(StoppedRuns):
                 cr.resume(tmp_path / name)
             assert not (tmp_path / name / LOCK).exists()
             same(cr.resume(tmp_path / name, problem), known)
-        monkeypatch.setattr(folders, "KEPT_DATA", 100)
+        monkeypatch.setattr(run_files, "KEPT_DATA", 100)
         begin(quick(), make(), tmp_path / "large", crash, 3)
         with pytest.raises(cr.StoreError, match=f"the data of .* were too large to be stored in it.*{how}"):
             cr.resume(tmp_path / "large")
@@ -184,14 +184,14 @@ class TestProblems(StoppedRuns):
         with caplog.at_level(logging.WARNING, "credibly"):
             manifest = manifest_of(tmp_path / "run")
             manifest["arithmetic"] |= {"torch": "1.0", "threads": 64}
-            run_folder._write_manifest(tmp_path / "run", manifest)
+            run_folder.write_manifest(tmp_path / "run", manifest)
             cr.resume(tmp_path / "run")
         assert f"started with torch 1.0 and resumes with {torch.__version__}" in caplog.text
         assert "started with threads 64 and resumes with 1" in caplog.text
         begin(quick(), make(), tmp_path / "other", crash, 3)
         manifest = manifest_of(tmp_path / "other")
         manifest["arithmetic"]["device"] = "cuda:7"
-        run_folder._write_manifest(tmp_path / "other", manifest)
+        run_folder.write_manifest(tmp_path / "other", manifest)
         with pytest.raises(cr.StoreError, match="was started on cuda:7, which is not available"):
             cr.resume(tmp_path / "other")
         caplog.clear()

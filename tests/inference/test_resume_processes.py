@@ -17,10 +17,10 @@ import torch
 from stopped_runs import Crash, StoppedRuns, attempt, end, hmc, make, manifest_of, quick, same, sg, tidy
 
 import credibly as cr
+from credibly.core.interrupts import polite_interrupt
 from credibly.inference.sampling import recording
 from credibly.inference.sampling import run as sampling_run
 from credibly.inference.sampling.hmc import HMCSampler
-from credibly.inference.sampling.loop import _polite_interrupt
 from credibly.inference.sampling.sgmcmc import SGMCMCSampler
 from credibly.storage import run_folder
 from credibly.storage.manifest import read_manifest
@@ -55,7 +55,7 @@ def killed_at(number, work):
 
     def mortal():
         seen = [0]
-        write, replace, unlink = run_folder._write, os.replace, Path.unlink
+        write, replace, unlink = run_folder.write_bytes, os.replace, Path.unlink
 
         def step():
             seen[0] += 1
@@ -82,7 +82,7 @@ def killed_at(number, work):
                 die()
             unlink(self, **how)
 
-        run_folder._write, os.replace, Path.unlink = half, renamed, removed
+        run_folder.write_bytes, os.replace, Path.unlink = half, renamed, removed
         work()
 
     return in_child(mortal)
@@ -158,7 +158,7 @@ class TestFailures(StoppedRuns):
     def test_a_disk_that_is_full_at_any_write(self, tmp_path, tight, monkeypatch):
         method = quick()
         known = method.fit(make(), seed=1)
-        write = run_folder._write
+        write = run_folder.write_bytes
         for number in range(1, 1000):
             left, path = [number], tmp_path / str(number)
 
@@ -168,13 +168,13 @@ class TestFailures(StoppedRuns):
                     raise OSError(errno.ENOSPC, "No space left on device")
                 write(draft, content)
 
-            monkeypatch.setattr(run_folder, "_write", full)
+            monkeypatch.setattr(run_folder, "write_bytes", full)
             done, error = attempt(partial(method.fit, make(), seed=1, out=path))
             if done is not None:
                 break
             assert re.search(r"cannot write (to )?'.*' \(No space left on device\)", error)
             assert path.exists() == (f"resume it with `credibly resume {path}`" in error)
-            monkeypatch.setattr(run_folder, "_write", write)
+            monkeypatch.setattr(run_folder, "write_bytes", write)
             if path.exists():
                 assert not (path / LOCK).exists()
                 same(cr.resume(path, make()), known)
@@ -300,6 +300,8 @@ class TestProcesses(StoppedRuns):
         with start() as process:
             pid = process.stdout.readline().split()[1]
             wait_for(lambda: iterations(path) > 150)
+            # It waits, so that it cannot end before the signal.
+            process.send_signal(signal.SIGSTOP)
             with pytest.raises(cr.StoreError, match=f"in use by process {pid} on "):
                 cr.resume(path, target)
             with pytest.raises(cr.StoreError, match="holds an unfinished run. Resume it with `credibly resume"):
@@ -307,6 +309,7 @@ class TestProcesses(StoppedRuns):
             with pytest.raises(cr.StoreError, match="in use by process"):
                 known.save(path, overwrite=True)
             process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
             out, err = process.communicate(timeout=60)
         assert process.returncode == 7, err
         assert f"resume with `credibly resume {path}` or credibly.resume({str(path)!r}, problem)" in out
@@ -396,7 +399,7 @@ class TestInterrupted(StoppedRuns):
     def test_ctrl_c_that_is_turned_off_stays_off(self):
         for handler in (signal.SIG_IGN, lambda number, frame: None):
             signal.signal(signal.SIGINT, handler)
-            with _polite_interrupt() as asked:
+            with polite_interrupt() as asked:
                 ours = signal.getsignal(signal.SIGINT) is not handler
                 assert ours == (handler is not signal.SIG_IGN)
                 signal.raise_signal(signal.SIGINT)
@@ -407,7 +410,7 @@ class TestInterrupted(StoppedRuns):
         found = []
 
         def work():
-            with _polite_interrupt() as asked:
+            with polite_interrupt() as asked:
                 found.append((asked(), signal.getsignal(signal.SIGINT)))
 
         thread = threading.Thread(target=work)

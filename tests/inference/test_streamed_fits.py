@@ -49,6 +49,7 @@ QUICK = {
     "ensemble": cr.DeepEnsemble(members=2, steps=9),
     "bbb": cr.BayesByBackprop(steps=9),
     "bbb weights": cr.BayesByBackprop(steps=9, estimator="weights", members=2),
+    "ivon": cr.IVON(steps=9, members=2),
     "dropout": cr.MCDropout(steps=9, insert="*", rate=0.1),
     "swag": cr.SWAG(steps=9, iterates=3, rank=2, sgd_lr=1e-2, every=2),
     "sgld": cr.SGLD(chains=2, draws=3, warmup=5, thin=2, step_size=1e-3, init="fresh"),

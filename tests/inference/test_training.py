@@ -270,7 +270,7 @@ def test_without_a_compiler_training_is_eager_and_logs_one_line(monkeypatch, cap
         ("validation", 1.0, "a fraction from 0 to below 1"),
         ("momentum", 1.0, "a number from 0 to below 1"),
         ("warmup", -1, "a non-negative number of steps"),
-        ("optimiser", "lbfgs", "one of 'adam', 'sgd'"),
+        ("optimiser", "lbfgs", "one of 'adam', 'sgd', 'gauss-newton'"),
         ("schedule", "zigzag", "one of 'constant', 'linear', 'cosine'"),
         ("patience", 0, "a positive integer"),
     ],

@@ -383,6 +383,7 @@ def test_a_failed_map_start_has_no_posterior(tmp_path):
     [{"family": "low-rank", "members": 2, "samples": 2}, {"estimator": "local"}],
     ids=str,
 )
+@pytest.mark.nightly
 def test_compiled_training_equals_eager(options, caplog):
     p = problem(prior=ScaleMixture(0.5, 1.0, 0.1))
     method = {"steps": 40, "batch_size": 8, "kl_weights": "geometric", "kl_warmup": 10, **options}
@@ -393,7 +394,7 @@ def test_compiled_training_equals_eager(options, caplog):
 
 
 @pytest.mark.parametrize("estimator", ["weights", "local", "flipout"])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_noise_of_large_networks_is_drawn_as_random_bits(estimator, compiled):
     """A step on the bits equals a step on the normal noise they encode, and the same seed gives identical fits."""
     torch.manual_seed(0)

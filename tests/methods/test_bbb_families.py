@@ -79,7 +79,7 @@ def test_richer_families_have_no_lower_elbo(name):
     check_order(NETWORKS[name](), samples=500, steps=300, compile=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_richer_families_have_no_lower_elbo_by_default():
     check_order(curve(), samples=2000)
 

@@ -38,6 +38,26 @@ def test_map_with_minibatches_ends_near_the_mean(conjugate):
     assert float(((posterior.draws[0, 0] - mean) / covariance.diagonal().sqrt()).abs().max()) < 0.25
 
 
+@pytest.mark.parametrize("t_lik, t_prior, members", [(1.0, 1.0, 1), (0.2, 4.0, 3)])
+def test_ivon_is_the_best_gaussian_of_independent_weights(conjugate, t_lik, t_prior, members):
+    """Exact mean, variances 1 / diag(precision), within the noise of the estimates."""
+    problem = conjugate.problem(temperature=cr.Tempering(t_lik, t_prior))
+    beta2, samples = 0.996, 4
+    posterior = cr.IVON(steps=2500, batch_size=30, beta2=beta2, samples=samples, members=members).fit(problem, seed=0)
+    mean, covariance = conjugate.exact(t_lik, t_prior)
+    precision = torch.linalg.inv(covariance)
+    width = precision.diagonal().rsqrt()
+    # At rest, h_hat_j = e_j sum_k A_jk s_k e_k / s_j has the variance A_jj^2 (2 + sum of squared correlations), and h
+    # is an exponential average of such estimates.
+    related = torch.square(precision * width * width.unsqueeze(1)).sum(1) + 1
+    error = (related * (1 - beta2) / (1 + beta2) / samples).sqrt()
+    assert posterior.loc.shape == (members, 4)
+    assert float(((posterior.std / width) ** 2 - 1).abs().div(error).max()) < 4
+    # The mean forgets its steps over the last 424, at which the cosine has brought the rate r from 0.1 to 0.007. Steps
+    # at a rate r leave it a variance of r / 2 times that of a Newton step.
+    assert float(((posterior.loc - mean) / width).abs().max()) < 4 * float((0.007 / 2 * related / samples).max().sqrt())
+
+
 @pytest.mark.parametrize("t_lik, t_prior", [(1.0, 1.0), (0.25, 1.0), (0.5, 0.5)])
 def test_anchored_members_are_exact_posterior_draws(conjugate, t_lik, t_prior):
     """Randomised MAP: mean and covariance over M members, within Monte Carlo error."""

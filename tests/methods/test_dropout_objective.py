@@ -333,6 +333,7 @@ def test_looped_equals_batched(options):
 @pytest.mark.parametrize(
     "options", [{"concrete": True}, {"rate": (0.1, 0.3), "tau": (4.0, 9.0)}], ids=["concrete", "grid"]
 )
+@pytest.mark.nightly
 def test_compiled_equals_eager(options, caplog):
     problem = build(dropped_mlp(), likelihood=Gaussian())
     with caplog.at_level("INFO", logger="credibly"):

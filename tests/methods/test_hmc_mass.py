@@ -195,7 +195,7 @@ def test_native_draws_are_those_of_torch(kind, dtype, atol):
         torch.testing.assert_close(native.statistics["energy"], plain.statistics["energy"], rtol=1e-3, atol=10 * atol)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_compiled_steps_are_those_of_eager_code():
     """Windows change the rank, and with it the shapes of compiled code."""
     settings = {"chains": 2, "draws": 4, "warmup": 25, "mass": "low-rank", "max_steps": 9}

@@ -139,6 +139,7 @@ def test_a_shorter_run_is_a_prefix_of_a_longer_one():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_native")
+@pytest.mark.nightly
 def test_compiled_equals_eager():
     """Eleven steps per trajectory: eight in one call and three on their own."""
     settings = {**SHORT, "step_size": 0.05, "trajectory_length": 0.55, "warmup": 0}

@@ -26,13 +26,14 @@ from credibly.likelihoods import (
 )
 
 # One row per method: settings for a quick fit, and those for a longer one that has made progress.
-SAMPLING = {"chains": 2, "draws": 6, "warmup": 20, "init": "fresh", "compile": False}
+SAMPLING = {"chains": 2, "draws": 6, "warmup": 20, "init": "fresh"}
 QUICK = {
     "mle": {"steps": 60},
     "map": {"steps": 60},
     "ensemble": {"members": 3, "steps": 60},
     "dropout": {"steps": 60, "insert": "*"},
     "bbb": {"steps": 60},
+    "ivon": {"steps": 60},
     "laplace": {"steps": 60},
     "swag": {"steps": 60, "rank": 3, "iterates": 6, "every": 5},
     "hmc": {**SAMPLING, "trajectory_length": 0.2, "max_steps": 8},

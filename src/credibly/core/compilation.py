@@ -6,13 +6,17 @@ import logging
 import os
 import shutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 
 log = logging.getLogger("credibly")
 Compile = bool | Literal["auto"]
+
+_EAGER: ContextVar[bool] = ContextVar("eager", default=False)
 
 # A cold compile costs 5 to 18 seconds and saves about a millisecond of dispatch per call: fewer calls do not pay for
 # it.
@@ -28,6 +32,16 @@ def compiler_missing(device: torch.device) -> str | None:
         if not any(name and shutil.which(name) for name in names):
             return "no C++ compiler was found"
     return None
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Run everything that is set up in this block eagerly, as if there were no compiler."""
+    token = _EAGER.set(True)
+    try:
+        yield
+    finally:
+        _EAGER.reset(token)
 
 
 def compiled(
@@ -53,8 +67,8 @@ def compiled(
     if mode is False or (mode == "auto" and calls * (1 + values / VALUES_OF_A_CALL) < CALLS_THAT_PAY):
         return function
     missing = compiler_missing(device)
-    if missing:
-        log.info("running eagerly: %s", missing)
+    if missing or _EAGER.get():
+        log.info("running eagerly: %s", missing or "the run was started without a compiler")
         return function
     return _Fallback(function, {"cpp_wrapper": True} if short and device.type == "cpu" else {})
 

@@ -15,12 +15,22 @@ log = logging.getLogger("credibly")
 WARM = 3
 # Values of a buffer from which a second copy on the device is avoided.
 LARGE = 1_000_000
+# Branches of a graph; more do not run sooner.
+MOST_BRANCHES = 8
+# Share of the free memory that branches may fill.
+MEMORY_SHARE = 0.5
 
 
-def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.device, count: int = 1) -> Any:
+def capture(
+    call: Callable[[], Any],
+    buffers: Sequence[Tensor],
+    device: torch.device,
+    count: int = 1,
+    reasons: list[str] | None = None,
+) -> Any:
     """Return a graph of `count` calls that work in place on the buffers, or None if capture fails.
 
-    The values in the buffers are restored.
+    The values in the buffers are restored. The reason of a failure is logged, and appended to `reasons`.
     """
     # The weights of a large network and moments of their gradients are kept in the host's memory meanwhile.
     before = [b.cpu() if b.numel() >= LARGE else b.clone() for b in buffers]
@@ -41,7 +51,10 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
             for _ in range(count):
                 call()
     except Exception as error:  # capture failures have no common type
-        log.info("no CUDA graph (%s: %s)", type(error).__name__, str(error).splitlines()[0][:200])
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        log.info("no CUDA graph (%s)", reason)
+        if reasons is not None:
+            reasons.append(reason)
         graph = None
     finally:
         if collecting:
@@ -49,6 +62,43 @@ def capture(call: Callable[[], Any], buffers: Sequence[Tensor], device: torch.de
     for mine, old in zip(buffers, before):
         mine.copy_(old)
     return graph
+
+
+class Branches:
+    """Independent calls, one after another, but in a captured graph side by side.
+
+    The kernels of a small minibatch fill a fraction of a GPU, so those of several chains or members run at the same
+    time. Each branch holds the activations of one call; there are as many as half of the free memory has room for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.needed = 0
+
+    def __call__(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Run the calls."""
+        if not torch.cuda.is_current_stream_capturing():
+            self._in_turn(calls)
+            return
+        free = torch.cuda.mem_get_info(self.device)[0]
+        count = int(max(1, min(MOST_BRANCHES, len(calls), MEMORY_SHARE * free // max(1, self.needed))))
+        here = torch.cuda.current_stream(self.device)
+        streams = [torch.cuda.Stream(self.device) for _ in range(count)]
+        for stream in streams:
+            stream.wait_stream(here)
+        for index, call in enumerate(calls):
+            with torch.cuda.stream(streams[index % count]):
+                call()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    def _in_turn(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Run them on the current stream, and note how much memory one takes."""
+        held = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        for call in calls:
+            call()
+        self.needed = torch.cuda.max_memory_allocated(self.device) - held
 
 
 class Replayed:
@@ -62,14 +112,19 @@ class Replayed:
         self.function, self.device = function, device
         self.buffers: tuple[Tensor | None, ...] = ()
         self.graph: Any = None
-        self.failed = False
+        self.reasons: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether it runs eagerly; `reasons` has why."""
+        return bool(self.reasons)
 
     def __call__(self, fixed: tuple[Tensor, ...], changing: tuple[Tensor | None, ...]) -> None:
         """Run one step."""
         if self.graph is None and not self.failed:
             self.buffers = tuple(None if c is None else c.clone() for c in changing)
-            self.graph = capture(lambda: self.function(*fixed, *self.buffers), fixed, self.device)
-            self.failed = self.graph is None
+            call = lambda: self.function(*fixed, *self.buffers)  # noqa: E731
+            self.graph = capture(call, fixed, self.device, reasons=self.reasons)
         if self.failed:
             self.function(*fixed, *changing)
             return

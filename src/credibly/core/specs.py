@@ -72,3 +72,17 @@ def from_spec(spec: Any, kinds: Mapping[str, type]) -> Any:
         return kinds[kind](**fields)
     except (TypeError, ValueError) as error:
         raise StoreError(f"the stored description of {kind} cannot be used: {error}") from error
+
+
+def check_field_types(made: Any) -> None:
+    """Raise TypeError if a plain field of a dataclass has a value of another type, as only a modified file has."""
+    kinds: dict[Any, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (int, float), "str": (str,)}
+    for one in dataclasses.fields(made):
+        value, name = (
+            getattr(made, one.name),
+            one.type if isinstance(one.type, str) else getattr(one.type, "__name__", ""),
+        )
+        if name in kinds and (not isinstance(value, kinds[name]) or (isinstance(value, bool) and name != "bool")):
+            raise TypeError(f"{one.name} must be {name}, got {type(value).__name__}")
+        if name == "tuple[str, ...]" and not all(isinstance(item, str) for item in value):
+            raise TypeError(f"{one.name} must be a list of text")

@@ -163,7 +163,7 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
         return -log_lik / problem.tempering.likelihood - prior / problem.tempering.prior
 
     for _ in range(50):
-        slope, curve = torch.func.grad(loss)(own), torch.func.jacrev(torch.func.grad(loss))(own)
+        slope, curve = _derivatives(loss, own)
         values, basis = torch.linalg.eigh(curve)
         step = -(basis * (1 / values.abs().clamp_min(1e-8))) @ (basis.mT @ slope)
         step = step.clamp(-1, 1)
@@ -173,6 +173,15 @@ def fit_own_parameters(problem: Problem, theta: Tensor) -> Tensor:
     if not bool(torch.isfinite(own).all()):
         raise InputError("start", "the noise cannot be fitted to the network's residuals", 'Use start="map"')
     return torch.cat([theta[:first], own.to(theta)])
+
+
+def _derivatives(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient (E,) and the second derivatives (E, E) of a function of few numbers."""
+    leaf = at.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+        rows = [torch.autograd.grad(part, leaf, retain_graph=True)[0] for part in slope]
+    return slope.detach(), torch.stack(rows)
 
 
 def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> Tensor:

@@ -54,6 +54,25 @@ def curvature_blocks(
     fisher.check(problem.likelihood)
     check_memory(problem, structure, parts)
     precision = prior_precision(problem.prior, theta) / problem.tempering.prior
+    sums, own = _summed(problem, theta, structure, parts, fisher, progress)
+    blocks = sums.blocks(precision, 1 / problem.tempering.likelihood)
+    if problem.layout.extra:
+        here = precision[problem.layout.network_dim :]
+        blocks.append(DiagonalBlock.of("likelihood", own.clamp_min(0) / problem.tempering.likelihood, here))
+    return blocks
+
+
+def gauss_newton_matrix(problem: Problem, theta: Tensor, parts: Parts) -> Tensor:
+    """Return (1/T) sum_i v_i J_i' F_i J_i at theta (D,), without the prior, (P, P) in float64, ordered as `parts`."""
+    sums, _ = _summed(problem, theta, "full", parts, Fisher(), False)
+    assert isinstance(sums, _Full)
+    return sums.total / problem.tempering.likelihood
+
+
+def _summed(
+    problem: Problem, theta: Tensor, structure: str, parts: Parts, fisher: Fisher, progress: bool | None
+) -> tuple[_Sums, Tensor]:
+    """Return the sums over all rows, and the second derivatives in the likelihood's own parameters."""
     sums = _SUMS[structure](parts, problem)
     passes = RowPass(problem.layout, problem.likelihood, problem.forward, theta, parts)
     extra = problem.extra(theta.unsqueeze(0))
@@ -73,11 +92,7 @@ def curvature_blocks(
             own += _own_curvature(problem, theta, captured.output, y, weight)
             done += len(y)
             line.update(done, final=done == problem.n)
-    blocks = sums.blocks(precision, 1 / problem.tempering.likelihood)
-    if problem.layout.extra:
-        here = precision[problem.layout.network_dim :]
-        blocks.append(DiagonalBlock.of("likelihood", own.clamp_min(0) / problem.tempering.likelihood, here))
-    return blocks
+    return sums, own
 
 
 def _blocks(problem: Problem, rows: int) -> Iterator[Rows]:

@@ -30,6 +30,7 @@ ADVICE = {
     "problem": "Pass the same network, likelihood, prior and temperature in every process",
     "settings": "Pass the same method and settings in every process",
     "seed": "Pass the same seed in every process",
+    "backend": "Install a C++ compiler for every process, or set CREDIBLY_NATIVE=0 for all of them",
 }
 
 
@@ -54,6 +55,7 @@ def check_same_everywhere(world: World, problem: Problem | Density, method_setti
         "problem": _plain(_describe(problem)),
         "settings": _plain(to_spec(method_settings)),
         "seed": seed,
+        "backend": _backend(problem),
         "network": _hash(network),
     }
     gathered = world.gather(mine)
@@ -83,6 +85,12 @@ def _describe(problem: Problem | Density) -> Any:
         "prior": to_spec(problem.prior_spec),
         "temperature": to_spec(problem.tempering),
     }
+
+
+def _backend(problem: Problem | Density) -> str:
+    """Return what would run the steps of a small network: results round differently with and without the library."""
+    small = isinstance(problem, Problem) and problem.forward.cpp_stack is not None
+    return "C++" if small else "torch"
 
 
 def _network(problem: Problem | Density) -> list[Tensor]:

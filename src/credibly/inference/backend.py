@@ -25,7 +25,7 @@ from torch import Tensor
 from credibly.backends.cpp import wide
 from credibly.backends.cpp.api import Scheme
 from credibly.backends.cpp.density import CppDensity
-from credibly.backends.cpp.library import library
+from credibly.backends.cpp.in_use import library
 from credibly.backends.cpp.stack import Stack
 from credibly.backends.cpp.wide import WideDensity, supports_wide
 from credibly.backends.cuda.density import CudaDensity

@@ -87,3 +87,24 @@ def check_sampling(
 def training_rows(batch: int, accumulate: int) -> int:
     """Return the rows whose activations are held at a time."""
     return math.ceil(batch / accumulate)
+
+
+def smaller_run(problem: Problem, count: int, batch: int, buffers: int = CHAIN_BUFFERS) -> str:
+    """Return which number of chains or members, or which batch, should fit where these ran out of memory.
+
+    An estimate: `buffers` vectors per chain, and activations with their gradients; at most half of what failed.
+    """
+    size, forward = problem.layout.dtype.itemsize, problem.forward
+    state, row = buffers * problem.dim * size, 2 * forward.row_width * size
+    whole = torch.cuda.get_device_properties(problem.device).total_memory if problem.device.type == "cuda" else math.inf
+    room = 0.8 * whole
+    at_once = 1 if forward.looped else count
+    each = state + (0 if forward.looped else row * batch)
+    chains = (room - (row * batch if forward.looped else 0)) / each
+    rows = (room - count * state) / (at_once * row)
+    fewer, smaller = (
+        max(1, min(most // 2, int(found) if found < most else most // 2))
+        for most, found in ((count, chains), (batch, rows))
+    )
+    ways = ([f"{fewer} instead of {count}"] if count > 1 else []) + ([f"batch_size={smaller}"] if batch > 1 else [])
+    return " or ".join(ways)

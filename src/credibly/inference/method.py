@@ -21,6 +21,7 @@ from credibly.distributed.world import World, current
 from credibly.errors import InputError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
 from credibly.inference.streaming import check_streamable
+from credibly.inference.training.journal import current_journal
 from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.priors.hierarchical import BoundHierarchical, scale_parameters
@@ -159,6 +160,9 @@ class Fit:
         except TrainingError as error:
             if isinstance(error.posterior, Tensor):
                 error.posterior = make(error.posterior, self.record({"error": str(error)}, "partial"), error)
+                journal = current_journal()
+                if journal is not None:
+                    journal.discard()
                 if self.out is not None:
                     error.posterior.save(self.out)
             raise
@@ -183,7 +187,7 @@ def begin_fit(
                 "prior",
                 f"is Hierarchical, and {type(method).__name__} looks for a mode: the joint density of weights and "
                 "scales has none, it grows without limit as both go to 0",
-                "Use HMC, SGHMC, SGLD or BayesByBackprop, or a prior of fixed scale",
+                "Use HMC, SGHMC, SGLD, BayesByBackprop or IVON, or a prior of fixed scale",
             )
         if world.size > 1:
             check_same_everywhere(world, problem, method, seed)

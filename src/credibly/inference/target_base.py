@@ -118,6 +118,11 @@ class Target(ABC):
         """
         return None
 
+    @property
+    def backend_name(self) -> str:
+        """The backend of its evaluations."""
+        return self.backend.name
+
     def select_backend(self, compile: Compile) -> Backend:
         """Select the backend of full-batch evaluations; it is used from here on."""
         self.backend = Backend("torch", compile)

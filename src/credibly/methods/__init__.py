@@ -9,6 +9,7 @@ from credibly.methods.chees import ChEES
 from credibly.methods.dropout import MCDropout
 from credibly.methods.ensemble import DeepEnsemble
 from credibly.methods.hmc import HMC
+from credibly.methods.ivon import IVON
 from credibly.methods.laplace import Laplace
 from credibly.methods.mclmc import MCLMC
 from credibly.methods.mile import MILE
@@ -26,6 +27,7 @@ METHODS: dict[str, type[Method]] = {
         DeepEnsemble,
         MCDropout,
         BayesByBackprop,
+        IVON,
         Laplace,
         SWAG,
         HMC,
@@ -41,6 +43,7 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "HMC",
+    "IVON",
     "MAP",
     "MCLMC",
     "METHODS",

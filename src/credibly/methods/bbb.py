@@ -26,10 +26,11 @@ from credibly.inference.footprint import check_training
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import Data, split
 from credibly.inference.training.free_energy import FreeEnergy
-from credibly.inference.training.loop import Trained, train
+from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.objectives import NegativeLogDensity
 from credibly.inference.training.reparameterisation import LayerNoise, choose_estimator
+from credibly.inference.training.trained import Trained
 from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
 from credibly.priors.gaussian import signature

@@ -35,9 +35,10 @@ from credibly.errors import InputError, TrainingError
 from credibly.inference.method import Fit, initial
 from credibly.inference.training.data import Data, folds, split
 from credibly.inference.training.dropout_objective import DropoutObjective, Dropped
-from credibly.inference.training.loop import Trained, train
+from credibly.inference.training.loop import train
 from credibly.inference.training.method import TrainingMethod
 from credibly.inference.training.settings import Training
+from credibly.inference.training.trained import Trained
 from credibly.likelihoods import Likelihood
 from credibly.networks.dropout_masks import masked_copy
 from credibly.networks.normalisation import find_running_statistics, replace_batchnorm

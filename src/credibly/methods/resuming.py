@@ -20,29 +20,33 @@ from credibly.inference.sampling.identity import arithmetic, check_fixed, check_
 from credibly.inference.sampling.mass import ADAPTED
 from credibly.inference.sampling.run import SamplingMethod
 from credibly.inference.target import to_target
+from credibly.inference.training.folder_journal import KIND
+from credibly.inference.training.method import TrainingMethod
 from credibly.likelihoods import LIKELIHOODS
 from credibly.likelihoods.base import IndependentTargets
 from credibly.methods import METHODS
-from credibly.posterior.draws import SampledPosterior
+from credibly.posterior.base import Posterior
 from credibly.posterior.loading import load, network_of
 from credibly.priors.elementwise import PRIORS
 from credibly.problem import Problem, Tempering
+from credibly.storage.guarding import as_store_errors
 from credibly.storage.manifest import load_tensors, parse_manifest
-from credibly.storage.run_folder import LOCK, OWN_FILES, RunFolder, resume_command
+from credibly.storage.replacing import LOCK
+from credibly.storage.run_folder import OWN_FILES, RunFolder, resume_command
 
 log = logging.getLogger("credibly")
 
 
 def resume(
     path: str | os.PathLike[str], problem: Problem | Density | None = None, *, progress: bool | None = None
-) -> SampledPosterior:
-    """Run a stopped sampler to its end; the draws are bit-for-bit those of an uninterrupted run.
+) -> Posterior:
+    """Run a stopped fit to its end; the result is bit-for-bit that of an uninterrupted run.
 
     That holds on the same kind of machine with the same torch version and number of threads. Otherwise rounding may
     differ, and a log line reports it. A finished run is loaded.
 
     Args:
-        path: the folder that a sampler's `fit(..., out=path)` wrote to.
+        path: the folder that `fit(..., out=path)` wrote to.
         problem: the problem it was started with. None rebuilds it from the folder, which works for networks made of
             layers that torch and credibly provide; a network of your own class, or a `Density`, must be passed.
         progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
@@ -52,38 +56,44 @@ def resume(
 
 def resume_with_problem(
     path: str | os.PathLike[str], problem: Problem | Density | None, *, progress: bool | None
-) -> tuple[SampledPosterior, Problem | Density | None]:
+) -> tuple[Posterior, Problem | Density | None]:
     """Resume and return posterior and problem; the problem is None if it was neither passed nor needed."""
     if problem is not None:
         to_target(problem)
     folder, name = Path(path), os.fspath(path)
-    if sampler_manifest(folder)["status"] == "complete":
+    if resumable_manifest(folder)["status"] == "complete":
         return _load_complete(folder, problem), problem
     world = current()
     # The manifest is read again under the lock: another process may have resumed the run before we had it.
     with world.propagate_errors(), open_folder(path, world) as run:
-        if run.manifest["status"] != "complete":
-            problem = problem if problem is not None else stored_problem(folder, run.manifest)
-            check_same(problem, run.manifest, name)
-            if isinstance(problem, Problem):
-                check_fixed(problem, load_tensors(folder / "fixed.safetensors"), name)
-            _log_differences(problem, run.manifest)
-            method = _method(folder, run.manifest)
-            return method.resume(problem, run.manifest["record"]["seed"], run, progress), problem
+        if run.manifest.get("status", "complete") != "complete":
+            with as_store_errors(f"path: the run in {name!r}"):
+                problem = problem if problem is not None else stored_problem(folder, run.manifest)
+                check_same(problem, run.manifest, name)
+                if isinstance(problem, Problem):
+                    check_fixed(problem, load_tensors(folder / "fixed.safetensors"), name)
+                _log_differences(problem, run.manifest)
+                method = _method(folder, run.manifest)
+            seed = run.manifest["record"]["seed"]
+            if isinstance(method, SamplingMethod):
+                return method.resume(problem, seed, run, progress), problem
+            if isinstance(problem, Density):
+                raise InputError("problem", "must be a credibly.Problem, got a Density")
+            return method.resume(problem, seed, run, progress), problem
     return _load_complete(folder, problem), problem
 
 
-def sampler_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder that a sampler wrote, without checking its files. Raise for other folders."""
+def resumable_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a fit that wrote checkpoints, without checking its files. Raise for other folders."""
     manifest = parse_manifest(folder)
-    if not manifest.get("streamed"):
+    if not manifest.get("streamed") and manifest["kind"] != KIND:
         raise StoreError(
             f"path: {os.fspath(folder)!r} holds a fit that was saved after it finished; there is nothing to resume"
         )
     return manifest
 
 
-def _load_complete(folder: Path, problem: Problem | Density | None) -> SampledPosterior:
+def _load_complete(folder: Path, problem: Problem | Density | None) -> Posterior:
     manifest = parse_manifest(folder)
     net = problem.layout.module if isinstance(problem, Problem) else None
     own = (
@@ -92,7 +102,6 @@ def _load_complete(folder: Path, problem: Problem | Density | None) -> SampledPo
         else None
     )
     posterior = load(folder, net, likelihood=own)
-    assert isinstance(posterior, SampledPosterior)
     files = manifest["files"]
     if any(p.name == LOCK or (OWN_FILES.fullmatch(p.name) and p.name not in files) for p in folder.iterdir()):
         # The run was killed after its last commit.
@@ -101,8 +110,10 @@ def _load_complete(folder: Path, problem: Problem | Density | None) -> SampledPo
     return posterior
 
 
-def _method(folder: Path, manifest: dict[str, Any]) -> SamplingMethod:
+def _method(folder: Path, manifest: dict[str, Any]) -> SamplingMethod | TrainingMethod[Any]:
     """Return the method with the settings it had."""
+    if manifest["kind"] == KIND:
+        return _training_method(folder, manifest)
     # Starting points that were a tensor or a posterior are in a file of their own.
     stored = "start.safetensors" in manifest["files"]
     settings = {**manifest["record"]["settings"], **({"init": "prior"} if stored else {})}
@@ -117,6 +128,18 @@ def _method(folder: Path, manifest: dict[str, Any]) -> SamplingMethod:
     if "mass.safetensors" in manifest["files"]:
         mass = mass_of_tensors(load_tensors(folder / "mass.safetensors"), torch.device("cpu"))
         object.__setattr__(method, given, mass)
+    return method
+
+
+def _training_method(folder: Path, manifest: dict[str, Any]) -> TrainingMethod[Any]:
+    """Return a method that trains with the settings it had; starting points that were a tensor are in a file."""
+    settings, stored = dict(manifest["record"]["settings"]), "start.safetensors" in manifest["files"]
+    if stored:
+        settings.pop("init", None)
+    trains = (method for method in METHODS.values() if issubclass(method, TrainingMethod))
+    method: TrainingMethod[Any] = from_spec(settings, kinds_of(*trains))
+    if stored:
+        object.__setattr__(method, "init", load_tensors(folder / "start.safetensors")["start"])
     return method
 
 

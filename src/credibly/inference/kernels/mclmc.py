@@ -73,5 +73,9 @@ def isokinetic(
 
 def refresh_partly(direction: Tensor, noise: Tensor, size: float, length: float) -> Tensor:
     """Return directions that forget themselves over a path of the given length; noise (C, D) is standard normal."""
-    strength = math.sqrt(math.expm1(min(700.0, 2 * size / length)) / direction.shape[-1])
-    return unit(direction + strength * noise)
+    return unit(direction + refreshed_part(size, length, direction.shape[-1]) * noise)
+
+
+def refreshed_part(size: float, length: float, dim: int) -> float:
+    """Return the factor of the noise after a step of the given size."""
+    return math.sqrt(math.expm1(min(700.0, 2 * size / length)) / dim)

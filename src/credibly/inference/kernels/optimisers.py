@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -96,6 +96,21 @@ class SGD:
 
 
 Optimiser = Adam | SGD
+
+
+class UpdateRule(Protocol):
+    """How flat (M, P) parameters follow from what an objective returns as their gradient."""
+
+    def init(self, theta: Tensor) -> tuple[Tensor, ...]:
+        """Return the state before the first step."""
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """Return two factors of step 1, 2, ..."""
+
+    def update(
+        self, theta: Tensor, state: tuple[Tensor, ...], gradient: Tensor, lr: Tensor, c1: Tensor, c2: Tensor
+    ) -> None:
+        """Take one step, in place."""
 
 
 def optimiser(name: str, momentum: float) -> Optimiser:

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from credibly.core.inputs import tensors_of
 from credibly.distributed.world import World
 from credibly.errors import StoreError
+from credibly.inference.backend_identity import backend_facts
 from credibly.inference.density import Density
+from credibly.inference.run_files import problem_files
 from credibly.inference.sampling.identity import identity
 from credibly.inference.sampling.recording import FolderRecorder
 from credibly.inference.sampling.sampler import Sampler
@@ -26,8 +27,6 @@ from credibly.storage.record import Record
 from credibly.storage.run_folder import RunFolder, resume_command
 
 SHARED = "Put the run folder on storage that all hosts share"
-# Bytes of data that a run folder keeps, so that it can be resumed without the program that started it.
-KEPT_DATA = 2**28
 
 
 class Given(Protocol):
@@ -146,22 +145,13 @@ def _create(
     entries = {
         **header(model, "density" if model is None else "draws", record),
         **identity(problem),
+        "backend": backend_facts(sampler.selected, sampler.target.device),
         "streamed": True,
         "status": "running",
         "noted": list(sampler.names),
         "progress": report,
     }
-    files: dict[str, dict[str, Tensor]] = {"fixed.safetensors": {}}
-    if isinstance(problem, Problem):
-        layout = problem.layout
-        files["fixed.safetensors"] = {f"fixed/{k}": v for k, v in layout.fixed().items()}
-        files["initial.safetensors"] = {"network": layout.read(layout.module)}
-        own = problem.sample
-        data = {**{f"x/{i}": t for i, (_, t) in enumerate(tensors_of(own.x))}, "y": own.y}
-        if problem.sample_weight is not None:
-            data["sample_weight"] = problem.sample_weight
-        if problem.stream is None and sum(t.numel() * t.element_size() for t in data.values()) <= KEPT_DATA:
-            files["data.safetensors"] = data
+    files = problem_files(problem)
     if not isinstance(method.init, str):
         files["start.safetensors"] = {"start": starts(problem, method.init, method.chains, seed, False)}
     if mass := method.given_mass(sampler.target):

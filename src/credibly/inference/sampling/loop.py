@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from credibly.core.interrupts import never, polite_interrupt
 from credibly.core.progress import Progress
 from credibly.distributed.world import World
 from credibly.inference.sampling.recording import EVERY_SECONDS, Recorder
@@ -61,7 +58,7 @@ def run_loop(
     began, first, monitor = time.monotonic(), sampler.done, Monitor(sampler.target)
     world = recorder.mesh.world
     rendezvous = Rendezvous(world, first)
-    with _polite_interrupt() as asked, Progress(title, sampler.total, progress, first=first) as bar:
+    with polite_interrupt() as asked, Progress(title, sampler.total, progress, first=first) as bar:
         # Several processes stop together, where they synchronise.
         stop = asked if world.size == 1 else never
         try:
@@ -115,11 +112,6 @@ def _prolonged(sampler: Sampler, recorder: Recorder, until: Until | None, bar: P
     return True
 
 
-def never() -> bool:
-    """Return False: nobody asks to stop."""
-    return False
-
-
 class Monitor:
     """Running R-hat of the log likelihood and of predictions at a few training rows, in bounded memory."""
 
@@ -162,30 +154,3 @@ class Monitor:
         rhat = torch.sqrt((n - 1) / n + between / within.clamp(min=1e-300))
         value = float(rhat[within > 0].max()) if bool((within > 0).any()) else math.nan
         return {"R-hat": round(value, 3)}
-
-
-@contextmanager
-def _polite_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request that the loop checks between two steps; a second one interrupts at once."""
-    asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
-    # A surrounding program has its own handler, or a shell runs this in the background.
-    not_ours = before in (None, signal.SIG_IGN)
-    if not_ours or threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    try:
-        signal.signal(signal.SIGINT, handle)
-    except ValueError:
-        # An interpreter embedded in another program: that program's handler stays.
-        yield asked.is_set
-        return
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credibly.backends.cpp.paths import follow as follow_paths
 from credibly.core.chain_noise import ChainNoise
 from credibly.core.rng import stream, stream_seed
 from credibly.core.threads import one_thread
@@ -22,7 +23,7 @@ from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.adaptation import Welford
 from credibly.inference.kernels.hmc import DIVERGENT, State
-from credibly.inference.kernels.mclmc import isokinetic, refresh_partly, unit
+from credibly.inference.kernels.mclmc import isokinetic, refresh_partly, refreshed_part, unit
 from credibly.inference.sampling.mclmc_check import compare, iterations
 from credibly.inference.sampling.mclmc_plan import MCLMCAdaptation, MCLMCPlan
 from credibly.inference.sampling.sampler import Sampler, Stopped
@@ -169,29 +170,23 @@ class MCLMCSampler(Sampler):
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Follow a path, accept or reject it if adjusted, and adapt during warm-up."""
         t, plan, size, steps = self.done, self.plan, self.adaptation.size, self.adaptation.steps
-        state, taken, gradients = self.state, self.taken, self.gradients
+        state, gradients = self.state, self.gradients
         if plan.adjusted:
             uniform = torch.rand((), generator=stream(self.seed, "trajectory length", t), dtype=torch.float64)
             steps = max(1, round(steps * (1 + JITTER * (2 * float(uniform) - 1))))
             state = state._replace(momentum=unit(self.noise.at(t)))
-        error, squares = torch.zeros_like(state.log_likelihood), torch.zeros_like(state.log_likelihood)
-        for k in range(steps):
-            if stop():
-                self.gradients = gradients
-                raise Stopped
-            state, change = self._step(state, size)
-            error, squares = error + change, squares + change.square()
-            if not plan.adjusted:
-                noise = self.noise.at(taken + k)
-                state = state._replace(
-                    momentum=refresh_partly(state.momentum, noise, size, self.adaptation.persistence)
-                )
+        try:
+            follow = self._follow_native if self.target.backend.name == "cpp" else self._follow
+            state, error, squares = follow(state, size, steps, stop)
+        except Stopped:
+            self.gradients = gradients
+            raise
         # A path with an infinite error, or one that grows beyond bounds, has left the density.
         divergent = ~(error.abs() <= DIVERGENT)
         acceptance = torch.exp(-error.clamp(min=0)) if plan.adjusted else (~divergent).double()
         keep = self.uniform.at(t)[:, 0] < acceptance
         self._keep(keep & ~divergent, state)
-        self.taken, self.done = taken + steps, t + 1
+        self.taken, self.done = self.taken + steps, t + 1
         self._check_divergence(divergent)
         squares = torch.nan_to_num(squares / steps, nan=torch.inf)
         if t < self.warmup:
@@ -213,6 +208,46 @@ class MCLMCSampler(Sampler):
             "log_prior": self.state.log_prior,
         }
         return {name: found[name] for name in self.names}
+
+    def _follow(self, state: State, size: float, steps: int, stop: Callable[[], bool]) -> tuple[State, Tensor, Tensor]:
+        """Return the state after a path, and the sums of its energy errors and of their squares (C,)."""
+        error, squares = torch.zeros_like(state.log_likelihood), torch.zeros_like(state.log_likelihood)
+        for k in range(steps):
+            if stop():
+                raise Stopped
+            state, change = self._step(state, size)
+            error, squares = error + change, squares + change.square()
+            if not self.plan.adjusted:
+                noise = self.noise.at(self.taken + k)
+                state = state._replace(
+                    momentum=refresh_partly(state.momentum, noise, size, self.adaptation.persistence)
+                )
+        return state, error, squares
+
+    def _follow_native(
+        self, state: State, size: float, steps: int, stop: Callable[[], bool]
+    ) -> tuple[State, Tensor, Tensor]:
+        """Follow a path in C++, many steps per call and a chain per thread."""
+        start = (state.theta, state.momentum, state.gradient, state.log_likelihood)
+        moving = tuple(part.clone(memory_format=torch.contiguous_format) for part in start)
+        density, scheme = self.target.backend.density, self.plan.integrator
+        scale = None if self.plan.scale is None else self.plan.scale.contiguous()
+        sums = torch.zeros(2, self.chains, dtype=torch.float64)
+        strength, noise, k = 0.0, None, 0
+        while k < steps:
+            if stop():
+                raise Stopped
+            count = min(steps - k, density.steps_per_call(self.chains))
+            if not self.plan.adjusted:
+                strength = refreshed_part(size, self.adaptation.persistence, self.target.dim)
+                count = min(count, self.noise.left(self.taken + k))
+                noise = self.noise.span(self.taken + k, count)
+            sums += follow_paths(density, moving, size, scale, count, (scheme.kicks, scheme.drifts), noise, strength)
+            k += count
+        self.gradients += steps * scheme.gradients
+        theta, direction, gradient, log_likelihood = moving
+        after = State(theta, gradient, log_likelihood, self.target.log_prior(theta), direction)
+        return after, sums[0], sums[1]
 
     def _add_features(self) -> None:
         values = self.target.features(self.state.theta)

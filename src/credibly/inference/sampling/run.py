@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +22,11 @@ from credibly.core.specs import to_spec
 from credibly.distributed.world import Mesh, World, current
 from credibly.errors import InputError, Interrupted, SamplingError, StoreError, TrainingError
 from credibly.inference.agreement import check_same_everywhere
+from credibly.inference.backend_identity import as_started, check_backend, check_same_backend
 from credibly.inference.density import Density
-from credibly.inference.footprint import check_sampling
+from credibly.inference.footprint import check_sampling, smaller_run
 from credibly.inference.method import Method, check_run
+from credibly.inference.run_files import initial_network
 from credibly.inference.sampling.folder import (
     check_not_unfinished,
     create_folder,
@@ -43,7 +44,6 @@ from credibly.inference.sampling.until import Until
 from credibly.inference.streaming import check_streamable
 from credibly.inference.target import Target, to_target
 from credibly.inference.training.settings import Training
-from credibly.networks.layout import Layout
 from credibly.networks.statistics import refuse_moving
 from credibly.posterior.base import Posterior
 from credibly.posterior.draws import DensityPosterior, DrawsPosterior, SampledPosterior
@@ -126,6 +126,7 @@ class SamplingMethod(Method):
             share = -(-self.chains // world.mesh(self.chains).shape[0])
             check_sampling(type(self).__name__, problem, share, self.draws, self.draw_dtype, out)
             run = Run(self, problem, seed, progress, world)
+            check_same_backend(run.sampler.selected, world)
             with run.create(out) if out is not None else nullcontext():
                 run.begin()
                 return run.finish()
@@ -136,9 +137,12 @@ class SamplingMethod(Method):
         """Continue from the last checkpoint of an open run folder, or from the start if there is none yet."""
         world = current()
         check_same_everywhere(world, problem, self, seed)
-        run = Run(self, problem, seed, progress, world, folder)
-        run.restore()
-        return run.finish()
+        with as_started(folder.manifest):
+            run = Run(self, problem, seed, progress, world, folder)
+            check_backend(run.sampler.selected, folder.manifest.get("backend"), folder.name, run.target.device)
+            check_same_backend(run.sampler.selected, world)
+            run.restore()
+            return run.finish()
 
     def _take_up(
         self, problem: Problem | Density, seed: int, out: str | os.PathLike[str], progress: bool | None, world: World
@@ -203,7 +207,7 @@ class Run:
         assert isinstance(recorder, FolderRecorder)
         files = state_files(folder.manifest)
         if not files:
-            with self._initial_network(folder):
+            with initial_network(self.problem, folder.path):
                 self._start()
         else:
             tensors = own_state([load_tensors(folder.path / file) for file in files], self.sampler, recorder)
@@ -230,6 +234,8 @@ class Run:
             seconds = run_loop(self.sampler, self.recorder, title=title, progress=self.progress, until=self.until)
         except Stopped:
             raise self._interrupted() from None
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from None
         history = {**self.history(), "start_gradients": self._start_gradients()}
         record = self.record({**history, "seconds": self.recorder.before + seconds})
         if isinstance(self.recorder, FolderRecorder):
@@ -283,6 +289,16 @@ class Run:
         steps, batch, _ = Training(steps=self.method.start_steps).plan(self.problem.n, self.problem.stream)
         return round(steps * batch / self.problem.n * (self.method.chains if init == "ensemble" else 1), 2)
 
+    def _out_of_memory(self, error: Exception) -> SamplingError:
+        """Return the error with what would fit, and with the draws so far."""
+        stopped = self._interrupted()
+        ways = ""
+        if isinstance(self.work, Problem):
+            batch = getattr(getattr(self.sampler, "plan", None), "batch_size", None) or self.work.n
+            ways = f". Take fewer chains or smaller batches: {smaller_run(self.work, self.method.chains, batch)}"
+        reason = str(error).splitlines()[0][:120]
+        return SamplingError(f"out of memory ({reason}){ways}. Run {stopped}", stopped.posterior)
+
     def _interrupted(self) -> Interrupted:
         message = f"stopped after {self.sampler.done} of {self.sampler.total} iterations"
         if self.folder is not None:
@@ -308,30 +324,8 @@ class Run:
             return Recorder(*shape, dtype=dtype, device=target.device)
         return FolderRecorder(self.folder, *shape, dtype=dtype, device=target.device, layout_dtype=target.dtype)
 
-    @contextmanager
-    def _initial_network(self, folder: RunFolder) -> Iterator[None]:
-        """Give the network the weights that the run began with: some starting points depend on them."""
-        if isinstance(self.problem, Density):
-            yield
-            return
-        layout = self.problem.layout
-        before, stored = layout.read(layout.module), load_tensors(folder.path / "initial.safetensors")["network"]
-        _set_network(layout, stored)
-        try:
-            yield
-        finally:
-            _set_network(layout, before)
-
 
 def check_draw_dtype(name: str | None) -> None:
     """Raise unless draws can be stored in this dtype."""
     if name is not None:
         check_choice("draw_dtype", name, DRAW_DTYPES)
-
-
-def _set_network(layout: Layout, values: Tensor) -> None:
-    parameters = dict(layout.module.named_parameters())
-    with torch.no_grad():
-        for entry in layout.entries:
-            if entry.name not in layout.extra:
-                parameters[entry.name].copy_(values[entry.start : entry.stop].reshape(entry.shape))

@@ -32,6 +32,19 @@ class Sampler(ABC):
     total: int
     names: tuple[str, ...]
 
+    @property
+    def backend_name(self) -> str:
+        """The backend of its steps, or of full gradients if only those are not torch's."""
+        own: str = getattr(getattr(self, "backend", None), "name", "torch")
+        return self.target.backend_name if own == "torch" else own
+
+    @property
+    def selected(self) -> dict[str, Any]:
+        """The name of its backend, and whether its steps are compiled by torch."""
+        trajectories = getattr(self, "trajectories", None)
+        compiled = self.backend_name == "torch" and bool(getattr(trajectories or self, "compiled", False))
+        return {"name": self.backend_name, "compiled": compiled}
+
     @abstractmethod
     def start(self, theta: Tensor) -> None:
         """Start at theta (C, D). Raise if the density is not finite there."""

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credibly.backends.cpp.wide import WideDensity
 from credibly.core.chain_noise import ChainNoise, LargeNoise
-from credibly.core.cuda_graphs import Replayed
 from credibly.core.rng import stream
 from credibly.distributed.world import Mesh
 from credibly.inference.backend import Backend, select_for_minibatches, select_noise, wide_stack
 from credibly.inference.kernels.langevin import adapted_root, langevin
 from credibly.inference.sampling.module_langevin import ModuleLangevin, module_step
 from credibly.inference.sampling.sampler import Sampler, Stopped
+from credibly.inference.sampling.sgmcmc_native import fused_steps, replayed_step
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
+from credibly.inference.sampling.sgmcmc_temperature import Temperatures
 from credibly.inference.sampling.sgmcmc_warmup import MOST_HALVINGS, Warmup
 from credibly.inference.sampling.starts import evaluate_start
 from credibly.inference.sampling.trajectory import SMALL, UNROLLED
@@ -52,6 +52,7 @@ class SGMCMCSampler(Sampler):
         self.anchor = self.theta.new_zeros(shape if plan.control_variate else (self.chains, 1))
         self.anchor_gradient = torch.zeros_like(self.anchor)
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
+        self.heat = Temperatures(target, self.chains, overdamped=plan.overdamped)
         # In turn, a chain's state stays in the caches during a step. Independent of how chains are distributed.
         self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
         # What a step evaluates, and N / B.
@@ -84,6 +85,9 @@ class SGMCMCSampler(Sampler):
         """Select noise and backend; the C++ steps know neither an adapted preconditioner nor control variates."""
         target, each, how = self.target, self.one_by_one, self.plan.compile
         problem = target.problem if isinstance(target, ProblemTarget) and not target.sharded else None
+        if problem is not None and problem.fused and how == "auto":
+            # Compiled code cannot use the kernels of fused units, which a CUDA graph of the eager step has.
+            how = False
         if self.adapts_root or self.plan.control_variate or self.stepped is not target:
             problem = None
         wide = None if problem is None else wide_stack(problem)
@@ -108,8 +112,7 @@ class SGMCMCSampler(Sampler):
         self.several: Any = None
         if self.compiled and small and isinstance(self.noise, ChainNoise) and not backend.fused:
             self.several = backend.compile_step(self._unrolled, self.total, target.device, always=True)
-        on_gpu = target.device.type == "cuda" and (not target.looped or self.chains == 1)
-        self.replayed = Replayed(self.step, target.device) if on_gpu else None
+        self.replayed = replayed_step(self.step, self.chains, target.device, one_by_one=self.one_by_one)
 
     # -- one step ------------------------------------------------------------------------------------------------------
     def _step(self, *tensors: Any) -> None:
@@ -163,6 +166,8 @@ class SGMCMCSampler(Sampler):
         if self.done == self.warm.stage_end and self.done <= self.warmup:
             with torch.no_grad():
                 self.warm.next_stage(self.theta, self._root(), self.done)
+        if self.keeps():
+            self.heat.add(self.theta, self.momentum, self.gradient)
         size = torch.full((self.chains,), self.warm.reported(upto - 1), dtype=torch.float64)
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
 
@@ -192,7 +197,8 @@ class SGMCMCSampler(Sampler):
             if self.plan.control_variate and t % self._epoch == 0:
                 self._move_anchor()
             if self.backend.fused:
-                t += self._advance_fused(t, controls)
+                state = (self.theta, self.momentum, self.gradient, self.plan.root, self.value)
+                t += fused_steps(self.backend.density, state, self.noise, self.batches, self.scale, t, controls)
             elif self.several is not None and upto - t >= UNROLLED and self._contiguous(t):
                 rows = self.batches.span(t, UNROLLED) if self.batches is not None else None
                 noise = self.noise.span(t, UNROLLED)  # type: ignore[union-attr]
@@ -213,22 +219,6 @@ class SGMCMCSampler(Sampler):
         for first in range(0, self.chains, length):
             part = slice(first, first + length)
             self.anchor_gradient[part] = self.target.likelihood_and_grad(self.theta[part])[1]
-
-    def _advance_fused(self, t: int, controls: Tensor) -> int:
-        """Take steps in one call of the C++ backend and return how many: a wide network generates its own noise."""
-        density, count, rows = self.backend.density, len(controls), None
-        wide = isinstance(density, WideDensity)
-        if isinstance(self.noise, ChainNoise):
-            count = min(count, self.noise.left(t))
-        if wide and self.batches is not None:
-            count = min(count, density.steps_per_call(self.chains, self.batches.batch))
-        if self.batches is not None:
-            count = min(count, self.batches.left(t))
-            rows = self.batches.span(t, count)
-        noise = self.noise.keys(t, count) if isinstance(self.noise, LargeNoise) else self.noise.span(t, count)
-        state = (self.theta, self.momentum, self.gradient, self.plan.root, self.value)
-        density.minibatch_steps(*state, rows, self.scale, noise, controls[:count].contiguous())
-        return count
 
     def _contiguous(self, t: int) -> bool:
         assert isinstance(self.noise, ChainNoise)
@@ -257,6 +247,8 @@ class SGMCMCSampler(Sampler):
     def prolong(self, draws: int, *, anew: bool) -> None:
         """Add draws; anew, with twice as many steps per draw."""
         self.warm.prolong(self.done, draws, anew)
+        if anew:
+            self.heat.sums.zero_()
 
     def keeps(self) -> bool:
         """Return whether the point after the last step is a draw."""
@@ -290,7 +282,7 @@ class SGMCMCSampler(Sampler):
     def tensors(self) -> dict[str, Tensor]:
         """Return positions, momenta, gradients, preconditioner, anchors and counts."""
         counts = torch.tensor([self.done, *self.warm.state()], dtype=torch.float64)
-        return {"counts": counts, **{name: getattr(self, name) for name in _STATE}}
+        return {"counts": counts, "heat": self.heat.sums, **{name: getattr(self, name) for name in _STATE}}
 
     def chain_axis(self, name: str) -> int | None:
         """Return 0: all tensors but the counts have a row per chain."""
@@ -301,6 +293,7 @@ class SGMCMCSampler(Sampler):
         done, *found = tensors["counts"].tolist()
         self.done = int(done)
         self.warm.restore(found)
+        self.heat.sums.copy_(tensors["heat"])
         for name in _STATE:
             getattr(self, name).copy_(tensors[name])
 
@@ -335,6 +328,7 @@ class SGMCMCSampler(Sampler):
         return {
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             **self.warm.history(),
+            **self.heat.history(self.mesh.all_chains(self.heat.sums, self.plan.chains)),
             "preconditioner": self.plan.preconditioner,
             "batch_size": None if self.batches is None else self.batches.batch,
             "steps": self.total,
@@ -343,6 +337,7 @@ class SGMCMCSampler(Sampler):
             "compiled": self.compiled,
             "native": self.backend.fused,
             "cuda_graph": self.replayed is not None and not self.replayed.failed,
+            **({"no_cuda_graph": self.replayed.reasons[0]} if self.replayed and self.replayed.failed else {}),
             "plan": plan,
         }
 

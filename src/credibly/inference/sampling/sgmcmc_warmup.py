@@ -14,7 +14,7 @@ from credibly.distributed.world import Mesh
 from credibly.errors import SamplingError
 from credibly.inference.sampling.sgmcmc_plan import SGMCMCPlan
 from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_step, overdamped_step
-from credibly.inference.target import Target
+from credibly.inference.target import ProblemTarget, Target
 from credibly.inference.training.batches import Batches
 
 # Fraction of warm-up in which chains descend from where they start, with this friction and half the step.
@@ -46,6 +46,7 @@ class Warmup:
 
     def __init__(self, target: Target, plan: SGMCMCPlan, seed: int, mesh: Mesh, batches: Batches | None) -> None:
         self.plan, self.batches = plan, batches
+        self.precision = target.problem.forward.precision if isinstance(target, ProblemTarget) else None
         self.probe = Probe(target, plan, seed, mesh, batches)
         self.adapts = plan.step_size is None
         self.size = plan.step_size or 0.0
@@ -149,8 +150,12 @@ class Warmup:
         used, other = self.reported(done - 1), "" if self.plan.step_size else ", or another start"
         raise SamplingError(
             f"chain {first + chain} diverged to non-finite values by step {done} with step_size={used:.3g}. "
-            f"Try a tenth of it{other}"
+            f"Try a tenth of it{other}{self._precision()}"
         )
+
+    def _precision(self) -> str:
+        low = self.precision
+        return "" if low is None else f", or precision=None in Problem: the network runs in {low}"
 
     # -- numbers of steps ----------------------------------------------------------------------------------------------
     @property

@@ -22,6 +22,8 @@ from credibly.problem import Problem
 # A predicted variance near zero makes gradients of any size, and one such step can lose a chain for good.
 CLIP_NORM = 100.0
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
+# Random starting points that are tried for a chain whose density is zero or undefined at the first.
+TRIES = 100
 
 
 def check_init(init: object) -> None:
@@ -86,8 +88,19 @@ def _density_start(density: Density, init: str | Tensor, chains: int, seed: int)
             found = f"must be a finite tensor of shape ({chains}, {density.dim}), got shape {tuple(init.shape)}"
             raise InputError("init", found)
         return init.detach().to(density.device, density.dtype).clone()
-    rows = [torch.randn(density.dim, generator=stream(seed, "start", c), dtype=torch.float64) for c in range(chains)]
-    return (torch.stack(rows).to(density.device) * density.scale).to(density.dtype)
+    theta = torch.stack([_random_point(density, stream(seed, "start", c)) for c in range(chains)])
+    for attempt in range(1, TRIES):
+        outside = (~torch.isfinite(density(theta))).nonzero().flatten().tolist()
+        if not outside:
+            break
+        for c in outside:
+            theta[c] = _random_point(density, stream(seed, "start again", c, attempt))
+    return theta
+
+
+def _random_point(density: Density, generator: torch.Generator) -> Tensor:
+    point = torch.randn(density.dim, generator=generator, dtype=torch.float64)
+    return (point.to(density.device) * density.scale).to(density.dtype)
 
 
 def evaluate_start(target: Target, theta: Tensor, slices: list[slice], first: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,6 +62,11 @@ class TemperedTarget(Target):
         """Return that of the inner target: the prior is not tempered."""
         return self.inner.prior_gradient(theta)
 
+    @property
+    def backend_name(self) -> str:
+        """The backend of the inner target."""
+        return self.inner.backend.name
+
     def select_backend(self, compile: Compile) -> Backend:
         """Select the backend of the inner target; the integrator around it is torch."""
         self.inner.select_backend(compile)

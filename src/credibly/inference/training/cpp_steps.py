@@ -130,6 +130,6 @@ def _dropout_step(
 
 
 def _descent(step: Step, options: Training, weight: float, constant: float) -> OptimiserSettings:
-    rule = step.rule
+    rule = options.rule
     decays = (rule.beta1, rule.beta2, rule.eps) if isinstance(rule, Adam) else (rule.momentum, 0.0, 0.0)
     return OptimiserSettings(isinstance(rule, Adam), *decays, options.clip_norm or 0.0, weight, constant)

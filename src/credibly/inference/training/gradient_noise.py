@@ -27,6 +27,8 @@ from credibly.problem import Problem
 # Minibatches whose gradients measure the size of their noise per weight, and along random directions.
 SCALE_BATCHES, NOISE_BATCHES, PROBES = 64, 192, 16
 POWER_STEPS = 12
+# Random directions whose curvatures give the mean of a Hessian's diagonal.
+TRACE_PROBES = 4
 # Rows for products with the Hessian.
 CURVATURE_ROWS = 2048
 # Largest ratio of two coordinates' rates.
@@ -156,16 +158,32 @@ def largest_curvature(
     vector = vector / vector.norm()
     size = 0.0
     for _ in range(POWER_STEPS):
-        direction = vector if scale is None else scale * vector
-        reach = difference_reach(theta) / float(direction.norm())
-        ahead, behind = (problem.minibatch(theta + sign * reach * direction, chosen).gradient for sign in (1, -1))
-        product = (behind - ahead) / (2 * reach * problem.total_weight)
+        product = hessian_product(problem, theta, chosen, vector if scale is None else scale * vector)
         product = product if scale is None else scale * product
         size = float(product.norm())
         if not math.isfinite(size) or size == 0:
             raise InputError("sgd_lr", "must be given: the curvature at the start is zero or not finite")
         vector = product / size
     return size
+
+
+def mean_curvature(problem: Problem, theta: Tensor, data: Data, seed: int, rows: int = CURVATURE_ROWS) -> float:
+    """Return the mean of the diagonal of the Hessian of -(1/N) log p_T at theta (1, D), by random signs."""
+    problem, data, _ = at_hand(problem, data)
+    chosen = curvature_rows(problem, data, seed, rows)
+    found = []
+    for probe in range(TRACE_PROBES):
+        generator = stream(seed, "trace probes", probe)
+        signs = torch.randint(2, theta.shape, generator=generator, dtype=torch.int8).to(theta) * 2 - 1
+        found.append(float((signs * hessian_product(problem, theta, chosen, signs)).mean()))
+    return sum(found) / len(found)
+
+
+def hessian_product(problem: Problem, theta: Tensor, rows: Tensor, direction: Tensor) -> Tensor:
+    """Return the Hessian of -(1/N) log p_T, by these rows, times a direction, (1, D): a difference of gradients."""
+    reach = difference_reach(theta) / float(direction.norm())
+    ahead, behind = (problem.minibatch(theta + sign * reach * direction, rows).gradient for sign in (1, -1))
+    return (behind - ahead) / (2 * reach * problem.total_weight)
 
 
 def at_hand(problem: Problem, data: Data) -> tuple[Problem, Data, bool]:

@@ -7,38 +7,36 @@ nothing else: each has its own minibatches, clipping and early stopping.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from credibly.core.interrupts import never, polite_interrupt
 from credibly.core.progress import Progress
 from credibly.distributed.heartbeat import Heartbeat
 from credibly.distributed.world import Mesh, World
-from credibly.errors import TrainingError
+from credibly.errors import Interrupted, StoreError, TrainingError
+from credibly.inference.footprint import smaller_run
 from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.callbacks import TrainingState
 from credibly.inference.training.cpp_steps import cpp_step
 from credibly.inference.training.data import Data
+from credibly.inference.training.gauss_newton import train_gauss_newton
 from credibly.inference.training.in_turn import joined_history, member_data, member_objective
+from credibly.inference.training.journal import Journal, Saved, current_journal
 from credibly.inference.training.module_step import ModuleStep, needs_module, takes_module_steps
 from credibly.inference.training.objectives import NegativeLogDensity, Objective
-from credibly.inference.training.settings import Training
+from credibly.inference.training.settings import GAUSS_NEWTON, Training
 from credibly.inference.training.sharded_steps import ShardedStep
 from credibly.inference.training.steps import Step
 from credibly.inference.training.stream_batches import StreamBatches, StreamStep
 from credibly.inference.training.stream_modules import StreamModules
+from credibly.inference.training.trained import Trained
 from credibly.problem import Problem
-
-
-@dataclass
-class Trained:
-    """The parameters (M, D) that training ended with, and its history."""
-
-    theta: Tensor
-    history: dict[str, Any] = field(default_factory=dict)
 
 
 def make_step(
@@ -80,6 +78,7 @@ def train(
     first: int = 0,
     mesh: Mesh | None = None,
     peers: World | None = None,
+    own_step: Callable[[Batches, int], Step] | None = None,
 ) -> Trained:
     """Minimise an objective from theta (M, P), which is changed in place.
 
@@ -96,10 +95,25 @@ def train(
             that of one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).
         peers: processes that train the other members. Where members stop early, all continue, idle, until the last is
             done, so that their histories are those of one process.
+        own_step: a function from batches and the number of steps to the step, where a method has one of its own.
     """
+    if options.optimiser == GAUSS_NEWTON:
+        return train_gauss_newton(
+            problem,
+            objective,
+            theta,
+            options,
+            data,
+            title=title,
+            progress=progress,
+            first=first,
+            mesh=mesh,
+            peers=peers,
+        )
     alone = (peers is None or peers.size == 1) and not shared_batches
     sharded = not alone or (mesh is not None and mesh.shape[1] > 1)
-    if takes_module_steps(problem, objective, options, sharded=sharded) and len(theta) > 1 and problem.stream is None:
+    in_turn = len(theta) > 1 and problem.stream is None and own_step is None
+    if in_turn and takes_module_steps(problem, objective, options, sharded=sharded):
         histories = []
         for m in range(len(theta)):
             own, rows = member_objective(objective, m), member_data(data, m)
@@ -119,19 +133,29 @@ def train(
         )
     else:
         batches = StreamBatches(problem, seed=seed)
-    step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
+    if own_step is not None:
+        step = own_step(batches, steps)
+    else:
+        step = make_step(problem, objective, options, steps, theta, batch, mesh, batches)
     run = _Run(theta, steps, options, step, objective, data, first, batch)
+    stage = Stage.begin(run, batches)
+    if stage is not None and (over := stage.result()) is not None:
+        return over
     check_every = max(1, min(steps // 20 or 1, 500))
     evaluate_every = per_epoch * max(1, math.ceil(steps / per_epoch / 200))
     until: int | None = None
     heartbeat = Heartbeat(peers or World())
-    with Progress(title, steps, progress) as bar:
-        done = 0
+    done = 0 if stage is None else stage.restore()
+    asking = nullcontext(never) if stage is None else polite_interrupt()
+    with asking as asked, Progress(title, steps, progress, first=done) as bar:
         while done < steps:
             limit = min(steps, (done // check_every + 1) * check_every)
             if data.stops:
                 limit = min(limit, (done // evaluate_every + 1) * evaluate_every)
-            done = step.advance_to(theta, batches, done, limit, run.active)
+            try:
+                done = step.advance_to(theta, batches, done, limit, run.active)
+            except torch.OutOfMemoryError as error:
+                raise run.out_of_memory(error, problem, done, title) from None
             heartbeat.tick()
             if done % check_every == 0 or done == steps:
                 bar.update(done, final=done == steps, **run.check(done, title))
@@ -144,8 +168,10 @@ def train(
                     until = max(heartbeat.world.gather(done))
                 if done == until:
                     break
+            if stage is not None and done < steps:
+                stage.keep(done, steps, asked())
     heartbeat.wait()
-    return run.finish(done)
+    return run.finish(done) if stage is None else stage.finish(run.finish(done))
 
 
 class _Run:
@@ -184,7 +210,7 @@ class _Run:
             at = int(first_bad) + 1 if by_loss else done
             raise TrainingError(
                 f"{title}: the loss of member {member} was not finite at step {at}. Try a smaller learning rate "
-                f"(lr={self._rate()} now), clip_norm=1.0, or standardised inputs and targets",
+                f"(lr={self._rate()} now), clip_norm=1.0, or standardised inputs and targets{self._precision()}",
                 step=at,
                 member=member,
                 posterior=self.good,
@@ -201,6 +227,17 @@ class _Run:
             self.history["parts"][name].append(values.tolist())
         means = {name: float(v) for name, v in zip(self.objective.part_names, parts.mean(0))}
         return {"loss": float(parts.sum(-1).mean()), **(means if len(means) > 1 else {}), **self.validation}
+
+    def out_of_memory(self, error: Exception, problem: Problem, done: int, title: str) -> TrainingError:
+        """Return the error with what would fit, and with the last parameters that were checked."""
+        ways = smaller_run(problem, len(self.theta), self.batch, buffers=4)
+        message = f"{title}: out of memory at step {done + 1} ({str(error).splitlines()[0][:120]}). Take {ways}"
+        return TrainingError(message, step=done + 1, member=self.first, posterior=self.good)
+
+    def _precision(self) -> str:
+        problem = getattr(self.objective, "problem", None)
+        low = problem.forward.precision if isinstance(problem, Problem) else None
+        return "" if low is None else f". The network runs in {low}: precision=None in Problem has the range of float32"
 
     def _rate(self) -> str:
         lr = self.options.lr
@@ -231,3 +268,73 @@ class _Run:
         # Of all members, in units of full gradients.
         self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 6)
         return Trained(self.best, self.history)
+
+
+class Stage:
+    """One call of `train` in the journal of a fit: its state between two steps, and its result."""
+
+    def __init__(self, journal: Journal, run: _Run, batches: Batches) -> None:
+        self.journal, self.run, self.batches, self.number = journal, run, batches, journal.begin()
+
+    @classmethod
+    def begin(cls, run: _Run, batches: Batches) -> Stage | None:
+        """Return the stage that begins, if the fit keeps a journal."""
+        journal = current_journal()
+        return None if journal is None else cls(journal, run, batches)
+
+    def result(self) -> Trained | None:
+        """Return the result of the stage if it was over before the fit was stopped."""
+        saved = self.journal.result(self.number)
+        if saved is None:
+            return None
+        _copy(saved.tensors, {"theta": self.run.theta})
+        best = saved.tensors.get("best")
+        return Trained(self.run.theta if best is None else best.to(self.run.theta), saved.facts["history"])
+
+    def restore(self) -> int:
+        """Restore the state in which the stage was stopped, and return the number of steps done."""
+        saved = self.journal.state(self.number)
+        if saved is None:
+            return 0
+        run, facts = self.run, saved.facts
+        self.journal.check_backend(facts["backend"], run.step.backend_facts)
+        _copy(saved.tensors, self._tensors())
+        run.history, run.validation, done = facts["history"], facts["validation"], int(facts["done"])
+        run.good = run.theta.clone() if run.theta.numel() < LARGE else None
+        if isinstance(self.batches, StreamBatches):
+            self.batches.seek(done)
+        return done
+
+    def keep(self, done: int, steps: int, stop: bool) -> None:
+        """Write a checkpoint if the last one is old enough, or the last one before a stop."""
+        if not stop and not self.journal.due():
+            return
+        run = self.run
+        facts = {"done": done, "history": run.history, "validation": run.validation, "backend": run.step.backend_facts}
+        self.journal.checkpoint(self.number, Saved(self._tensors(), facts))
+        if stop:
+            raise Interrupted(f"stopped after {done} of {steps} steps; {self.journal.how_to_resume()}")
+
+    def finish(self, done: Trained) -> Trained:
+        """Keep the result for a fit that is stopped in a later stage."""
+        tensors = {"theta": self.run.theta}
+        if done.theta is not self.run.theta:
+            tensors["best"] = done.theta
+        self.journal.finish(self.number, Saved(tensors, {"history": done.history}))
+        return done
+
+    def _tensors(self) -> dict[str, Tensor]:
+        run = self.run
+        own = {"theta": run.theta, "active": run.active, "best_score": run.best_score, "waited": run.waited}
+        if run.data.stops:
+            own["best"] = run.best
+        return own | {f"step.{name}": tensor for name, tensor in run.step.tensors.items()}
+
+
+def _copy(stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Copy stored values into tensors, in place. Raise if they are those of another fit."""
+    for name, tensor in tensors.items():
+        if name not in stored or stored[name].shape != tensor.shape or stored[name].dtype != tensor.dtype:
+            raise StoreError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}: it is of another fit")
+        with torch.no_grad():
+            tensor.copy_(stored[name])

@@ -109,6 +109,19 @@ class ModuleStep(Step):
             table = [(float(t), factor) for t, factor in enumerate(self.factors)]
             self.table = torch.tensor(table, dtype=torch.float32, device=theta.device)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on beside theta; an optimiser of the user's keeps its own state."""
+        rule = self.rule_of_leaves
+        state = rule.state if isinstance(rule, FusedRule) else ()
+        moments = {f"state.{i}": tensor for i, tensor in enumerate(state)}
+        return {**moments, "parts": self.parts, "first_bad": self.first_bad}
+
+    @property
+    def backend_facts(self) -> dict[str, Any]:
+        """Steps on the module itself, which are torch's and not compiled."""
+        return {"name": "torch", "compiled": False}
+
     def _rule(self, options: Training, theta: Tensor, scale: Tensor | None) -> Rule:
         names = [entry.name for entry in self.problem.layout.entries]
         groups = rates_by_name(options.lr, names) if isinstance(options.lr, Mapping) else None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from credibly.core.inputs import Inputs, Tensors, map_inputs
 from credibly.core.rows import sum_rows
+from credibly.inference.kernels.optimisers import UpdateRule
 from credibly.priors.hierarchical import BoundHierarchical
 from credibly.problem import Problem
 
@@ -24,6 +25,7 @@ class Objective(ABC):
         part_names: the terms that the loss is the sum of, for the progress bar and the history.
         looped: whether members must be evaluated one at a time.
         weights: of all rows of the problem, with a mean of 1; None for ones.
+        rule: the update by what `evaluate` returns; None for the optimiser of the settings.
         shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise
             of a step is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
     """
@@ -32,6 +34,7 @@ class Objective(ABC):
     part_names: tuple[str, ...] = ("loss",)
     looped: bool = False
     weights: Tensor | None = None
+    rule: UpdateRule | None = None
     shard: slice | None = None
 
     def controls(self, step: int) -> tuple[float, ...]:

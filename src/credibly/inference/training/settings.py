@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from credibly.core.checks import check_integer, check_positive, is_real
+from credibly.core.checks import check_choice, check_integer, check_positive, is_real
 from credibly.core.compilation import Compile
 from credibly.core.stream import BoundStream
 from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Optimiser, learning_rates, optimiser
 
 DEFAULT_STEPS = 3_000
+# Steps on all rows at once that solve a linear system each.
+GAUSS_NEWTON = "gauss-newton"
+OPTIMISERS = ("adam", "sgd", GAUSS_NEWTON)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +28,10 @@ class Training:
         batch_size: rows per minibatch; None takes 128, or all rows if there are fewer.
         lr: learning rate, or {name pattern: learning rate}, where the first pattern that matches a parameter applies:
             {"head.*": 1e-3, "*": 1e-4}.
-        optimiser: "adam", "sgd", or a function from the parameters to a torch optimiser, such as
-            `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its learning rates follow `schedule`; `lr` and `momentum` are
-            then its own, unless `lr` has patterns, which become its groups.
+        optimiser: "adam", "sgd", "gauss-newton" (damped Gauss-Newton steps on all rows, 100 by default, for small
+            networks on targets with little noise; it has no learning rate and no minibatches), or a function from the
+            parameters to a torch optimiser, such as `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its learning rates
+            follow `schedule`; `lr` and `momentum` are then its own, unless `lr` has patterns, which become its groups.
         momentum: momentum of SGD, or Adam's beta1.
         schedule: "cosine", "linear" or "constant".
         warmup: steps over which the learning rate rises linearly from zero.
@@ -81,7 +85,7 @@ class Training:
         if not (is_real(self.warmup) and self.warmup >= 0):
             raise InputError("warmup", f"must be a non-negative number of steps, got {self.warmup!r}")
         if not callable(self.optimiser):
-            optimiser(self.optimiser, self.momentum)
+            check_choice("optimiser", self.optimiser, OPTIMISERS)
         learning_rates(self.schedule, 1.0, 1, 0)
 
     def plan(self, rows: int, stream: BoundStream | None = None) -> tuple[int, int, int]:
@@ -105,6 +109,8 @@ class Training:
         """The optimiser over flat vectors."""
         if callable(self.optimiser):
             raise InputError("optimiser", 'must be "adam" or "sgd" for this method, got a function')
+        if self.optimiser == GAUSS_NEWTON:
+            raise InputError("optimiser", f'must be "adam" or "sgd" for this method, got {GAUSS_NEWTON!r}')
         return optimiser(self.optimiser, self.momentum)
 
     @classmethod

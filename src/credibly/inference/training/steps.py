@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from credibly.core.cuda_graphs import Replayed
+from credibly.core.cuda_graphs import Branches, Replayed
 from credibly.core.inputs import Inputs
 from credibly.inference.backend import Backend
-from credibly.inference.kernels.optimisers import Adam, clip_rows, learning_rates
+from credibly.inference.kernels.optimisers import Adam, UpdateRule, clip_rows, learning_rates
 from credibly.inference.module_leaves import LARGE
 from credibly.inference.training.batches import Batches
 from credibly.inference.training.objectives import Objective
@@ -40,8 +42,10 @@ class Step:
         backend: Backend | None = None,
     ) -> None:
         self.problem, self.objective, self.clip = problem, objective, options.clip_norm
-        self.backend = backend or Backend("torch", options.compile)
-        self.rule = options.rule
+        # Compiled code cannot use the kernels of fused units, which a CUDA graph of the eager step has.
+        how = False if problem.fused and options.compile == "auto" else options.compile
+        self.backend = backend or Backend("torch", how)
+        self.rule: UpdateRule = objective.rule or options.rule
         rates = learning_rates(options.schedule, options.learning_rate, steps, min(options.warmup, steps - 1))
         table = [
             (rate, *self.rule.corrections(t + 1), float(t), *objective.controls(t)) for t, rate in enumerate(rates)
@@ -56,8 +60,19 @@ class Step:
         self.one_pass = large and isinstance(self.rule, Adam) and self.run == self._step
         self.parts = torch.zeros(len(theta), len(objective.part_names), dtype=theta.dtype, device=theta.device)
         self.first_bad = torch.full((len(theta),), math.inf, dtype=torch.float64, device=theta.device)
-        on_gpu = theta.device.type == "cuda" and (not objective.looped or len(theta) == 1)
-        self.replayed = Replayed(self._in_place, theta.device) if on_gpu else None
+        self.replayed = Replayed(self._in_place, theta.device) if theta.device.type == "cuda" else None
+        self.branches = Branches(theta.device)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on beside theta, as tensors that steps change in place."""
+        state = {f"state.{i}": tensor for i, tensor in enumerate(self.state)}
+        return {**state, "parts": self.parts, "first_bad": self.first_bad}
+
+    @property
+    def backend_facts(self) -> dict[str, Any]:
+        """The backend of the steps, and whether torch compiles them."""
+        return {"name": self.backend.name, "compiled": not self.backend.fused and self.run != self._step}
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take one step or more from step t on, none beyond `limit`, and return the number of the next."""
@@ -67,21 +82,14 @@ class Step:
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
         """Take step t on theta (M, P), in place; members whose `active` is 0 rest."""
         with torch.no_grad():
-            controls, noise, own = self._controls_at(t), self.objective.noise(t), self.objective.own
-            x, y = self.problem.x, self.problem.y
+            controls, noise = self._controls_at(t), self.objective.noise(t)
             if self.replayed is not None:
-                buffers = (theta, *self.state, self.parts, self.first_bad)
-                self.replayed(buffers, (rows, controls, active, *noise))
+                fixed = (theta, *self.state, self.parts, self.first_bad)
+                self.replayed(fixed, (rows, controls, active, *noise))
                 return
-            if not self.objective.looped or len(theta) == 1:
-                self.run(theta, self.state, own, self.parts, self.first_bad, x, y, rows, noise, controls, active)
-                return
-            for m in range(len(theta)):
-                one = slice(m, m + 1)
-                state, member, drawn = (tuple(tensor[one] for tensor in some) for some in (self.state, own, noise))
-                batch = rows[one] if rows is not None and rows.ndim == 2 else rows
-                buffers = (self.parts[one], self.first_bad[one])
-                self.run(theta[one], state, member, *buffers, x, y, batch, drawn, controls, active[one])
+            own, buffers = self.objective.own, (self.parts, self.first_bad)
+            for call in self._calls(theta, self.state, own, *buffers, rows, noise, controls, active):
+                call()
 
     def _controls_at(self, t: int) -> Tensor:
         chunk, position = divmod(t, CHUNK)
@@ -94,8 +102,34 @@ class Step:
         count = len(self.state)
         state, noise = rest[:count], rest[count + 5 :]
         parts, first_bad, rows, controls, active = rest[count : count + 5]
+        calls = self._calls(theta, state, self.objective.own, parts, first_bad, rows, noise, controls, active)
+        calls[0]() if len(calls) == 1 else self.branches(calls)
+
+    def _calls(
+        self,
+        theta: Tensor,
+        state: tuple[Tensor, ...],
+        own: tuple[Tensor, ...],
+        parts: Tensor,
+        first_bad: Tensor,
+        rows: Tensor | None,
+        noise: tuple[Tensor, ...],
+        controls: Tensor,
+        active: Tensor,
+    ) -> list[Callable[[], None]]:
+        """Return the calls of one step: a single one, or one per member where members are evaluated in turn."""
         x, y = self.problem.x, self.problem.y
-        self.run(theta, state, self.objective.own, parts, first_bad, x, y, rows, noise, controls, active)
+        if not self.objective.looped or len(theta) == 1:
+            return [lambda: self.run(theta, state, own, parts, first_bad, x, y, rows, noise, controls, active)]
+
+        def call_of(m: int) -> Callable[[], None]:
+            one = slice(m, m + 1)
+            mine, member, drawn = (tuple(tensor[one] for tensor in some) for some in (state, own, noise))
+            batch = rows[one] if rows is not None and rows.ndim == 2 else rows
+            buffers = (theta[one], mine, member, parts[one], first_bad[one])
+            return lambda: self.run(*buffers, x, y, batch, drawn, controls, active[one])
+
+        return [call_of(m) for m in range(len(theta))]
 
     def _step(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,18 @@ class StreamModules(Step):
             member.replayed = None
             member.parts, member.first_bad = self.parts[one], self.first_bad[one]
             self.members.append(member)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the next step depends on beside theta."""
+        return {
+            f"{m}.{name}": tensor for m, member in enumerate(self.members) for name, tensor in member.tensors.items()
+        }
+
+    @property
+    def backend_facts(self) -> dict[str, Any]:
+        """Steps on modules, which are torch's and not compiled."""
+        return {"name": "torch", "compiled": False}
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
         """Take step t on the next batch; the prior's part of the loss is for the last step before `limit`."""
