@@ -47,7 +47,15 @@ class TrainingError(RuntimeError):
 
 
 class SamplingError(RuntimeError):
-    """A sampler that failed: a step size that diverges at once, or a density that is not finite."""
+    """A sampler that failed: a step size that diverges at once, a density that is not finite, or too little memory.
+
+    Attributes:
+        posterior: the draws so far where they are in memory, or None where they are in a folder or there are none.
+    """
+
+    def __init__(self, message: str, posterior: Any = None) -> None:
+        super().__init__(message)
+        self.posterior = posterior
 
 
 class Interrupted(KeyboardInterrupt):

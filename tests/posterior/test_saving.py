@@ -15,6 +15,7 @@ import credibly as cr
 from conftest import mlp, randn
 from credibly.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson, StudentT
 from credibly.posterior import loading, saving
+from credibly.storage.run_folder import checksum
 
 SOURCE = Path(cr.__file__).parent
 
@@ -154,7 +155,8 @@ def test_damaged_and_foreign_folders_are_rejected_with_a_reason(tmp_path, damage
             facts["kind"] = "os.system"
         else:
             facts["likelihood"]["kind"] = "Popen"
-        manifest.write_text(json.dumps(facts))
+        # By somebody who knows how to compute the checksum.
+        manifest.write_text(json.dumps({**facts, "checksum": checksum(facts)}))
     reasons = {
         "truncated": "truncated or was modified",
         "flipped": "checksum",

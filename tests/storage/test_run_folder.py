@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 import credibly as cr
 from conftest import randn
 from credibly.storage import run_folder
-from credibly.storage.run_folder import LOCK, RunFolder, write_tensors
+from credibly.storage.replacing import LOCK
+from credibly.storage.run_folder import RunFolder, write_tensors
 
 FACTS = {"format": "credibly-run"}
 
@@ -207,7 +208,7 @@ class TestCreate:
         assert (tmp_path / "file").read_text() == "mine"
 
     def test_of_two_that_start_at_once_one_wins(self, tmp_path, monkeypatch):
-        manifest = run_folder._write_manifest
+        manifest = run_folder.write_manifest
 
         def slow(folder, facts):
             manifest(folder, facts)
@@ -217,7 +218,7 @@ class TestCreate:
                 (tmp_path / "other" / "manifest.json").write_text("{}")
                 os.rename(tmp_path / "other", tmp_path / "run")  # the other one wins
 
-        monkeypatch.setattr(run_folder, "_write_manifest", slow)
+        monkeypatch.setattr(run_folder, "write_manifest", slow)
         with pytest.raises(cr.StoreError, match="already exists"):
             RunFolder.create(tmp_path / "run", FACTS, {})
         assert names(tmp_path) == ["run"]
@@ -244,13 +245,12 @@ class TestCreate:
         dead = tmp_path / f".run.{ended.pid}.part"
         live = tmp_path / f".run.{os.getppid()}.part"  # a running process
         foreign = tmp_path / f".other.{ended.pid}.part"
-        saving = tmp_path / f".run.{ended.pid + 1_000_000}.part"  # has no lock, so it is not a run's
-        for draft in (dead, live, foreign, saving):
+        other = tmp_path / f".run.{ended.pid + 1_000_000}.part"  # has neither lock nor manifest, so it is not a run's
+        for draft in (dead, live, foreign, other):
             draft.mkdir()
-            if draft is not saving:
-                (draft / LOCK).write_text("process")
+            (draft / ("notes.txt" if draft is other else LOCK)).write_text("process")
         RunFolder.create(tmp_path / "run", FACTS, {}).close()
-        assert names(tmp_path) == sorted([live.name, foreign.name, saving.name, "run"])
+        assert names(tmp_path) == sorted([live.name, foreign.name, other.name, "run"])
 
     def test_discarding_removes_it(self, tmp_path):
         with RunFolder.create(tmp_path / "run", FACTS, {"fixed.safetensors": {"a": randn(2)}}) as folder:

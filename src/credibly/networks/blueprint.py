@@ -147,8 +147,8 @@ def _plain(value: Any) -> Any:
 
 
 # -- from JSON ---------------------------------------------------------------------------------------------------------
-def build_network(blueprint: Mapping[str, Any]) -> nn.Module:
-    """Build the network of a blueprint on the CPU, with initial values that are always the same.
+def build_network(blueprint: Mapping[str, Any], most: int = LARGEST) -> nn.Module:
+    """Build the network of a blueprint, of at most that many values, on the CPU, always with the same initial values.
 
     Every entry is checked before anything is allocated. An unknown or modified one raises a `StoreError` that names it.
     """
@@ -160,8 +160,9 @@ def build_network(blueprint: Mapping[str, Any]) -> nn.Module:
     with torch.device("meta"):
         trial = _build(blueprint["network"], "", {})
     count = sum(t.numel() for t in (*trial.parameters(), *trial.buffers()))
-    if count > LARGEST:
-        raise StoreError(f"the network of the blueprint has {count} values, more than the limit of {LARGEST}")
+    limit = min(most, LARGEST)
+    if count > limit:
+        raise StoreError(f"the network of the blueprint has {count} values, more than the limit of {limit}")
     with global_stream(0, "blueprint"), torch.device("cpu"):
         return _build(blueprint["network"], "", {}).to(_DTYPES[blueprint["dtype"]])
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
@@ -29,6 +30,11 @@ from credibly.storage.record import Record
 # Every posterior class by its kind, filled in as the classes are defined. A run folder names its kind, so
 # `credibly.load` can only build classes that are in here.
 KINDS: dict[str, type[Posterior]] = {}
+
+
+def _export(module: str) -> Any:
+    """Return a module of `credibly.export`, which builds on posteriors and is loaded when it is first used."""
+    return importlib.import_module(f"credibly.export.{module}")
 
 
 class Posterior(ABC):
@@ -180,6 +186,51 @@ class Posterior(ABC):
         """
         trial = self.predict(blank_row(self.model.row, self.layout.device), **{**self.joint_settings, **settings})
         return (botorch_mixture if mixture else botorch_model)(trial.source, self.model)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        x: Any = None,
+        levels: Sequence[float] | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+        overwrite: bool = False,
+    ) -> Any:
+        """Write the predictions as one graph that runs without credibly: model.onnx, or model.pt2 of torch.export.
+
+        All draws are constants of the graph, and the number of rows is free. Outputs are named as in `Predictive`:
+        mean, variance, aleatoric, epistemic and quantile_0.05 and so on; for labels probabilities, total, aleatoric
+        and epistemic. Before the file is put in place it is run on a few rows and compared with `predict`, to 1e-5.
+        Returns a record of what was written: inputs, outputs, size, differences and notes.
+
+        Args:
+            path: the file, ending in .onnx (needs `credibly[export]`) or .pt2.
+            x: rows for the trace and the comparison; None takes random ones. Pass some if inputs are integers.
+            levels: probabilities of the quantiles; None is 0.05, 0.5 and 0.95 for Gaussian and Student-t noise.
+            draws: number of draws; None takes all stored ones, or as many as `predict` by default.
+            seed: seed of draws that are not stored: of Gaussian posteriors, dropout masks and Laplace.
+            overwrite: whether to replace an existing file.
+        """
+        return _export("posteriors").export_posterior(
+            self, path, x=x, levels=levels, draws=draws, seed=seed, overwrite=overwrite
+        )
+
+    def compress(self, n: int, x: Any, y: Any = None, *, seed: int = 0) -> Posterior:
+        """Return a posterior with n of the draws, chosen so that the predictions at x change least.
+
+        The choice minimises the Kullback-Leibler divergence from the model average over all draws, estimated from
+        samples of it. `record.history["compressed"]` holds what was lost, measured on other samples: the mean log
+        density in nats per row (`log_density_loss`) and the total variation.
+
+        Args:
+            n: number of draws to keep.
+            x: inputs like those to be predicted, such as the training inputs; up to 300 of them are used.
+            y: targets at x; if given, the mean log density before and after is recorded too.
+            seed: seed of the samples.
+        """
+        found: Posterior = _export("compression").compress(self, n, x, y, seed=seed)
+        return found
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

@@ -66,6 +66,12 @@ class SampledPosterior(Posterior):
         """
         return self._cast(self._draws.tensor() if isinstance(self._draws, StoredDraws) else self._draws)
 
+    def in_memory(self) -> Self:
+        """Return the posterior with its draws in memory, so that it no longer depends on its run folder."""
+        if not isinstance(self._draws, StoredDraws):
+            return self
+        return type(self)(self._model, self._draws.tensor(), self.record, self.statistics)
+
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
         """Resample the draws with replacement, (count, D)."""
         total = self._draws.shape[0] * self._draws.shape[1]
@@ -129,6 +135,7 @@ class SampledPosterior(Posterior):
             quantities=quantities,
             network=self._model is not None,
             one_start=bool((self.record.history.get("starts") or {}).get("identical")),
+            temperature=(self.record.history.get("temperature") or {}).get("kinetic"),
             local=bool(self.record.history.get("local")),
             world=world,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import pkgutil
 from pathlib import Path
@@ -24,9 +25,11 @@ from credibly.posterior.base import KINDS, Posterior
 from credibly.posterior.draws import DensityPosterior
 from credibly.posterior.model import Model
 from credibly.posterior.stored_likelihood import stored_likelihood
+from credibly.storage.guarding import as_store_errors
 from credibly.storage.manifest import load_tensors, read_with_state
 from credibly.storage.record import Record
 from credibly.storage.run_folder import RESUME_FILES, resume_command
+from credibly.storage.sealed import read_facts
 from credibly.storage.stored_draws import StoredDraws, join_shards
 
 # Each module of this package registers its posterior classes when it is imported.
@@ -56,8 +59,26 @@ def load(
     folder = Path(path)
     # A fit to a table keeps its posterior, which is of standardised columns, in a subfolder.
     if (folder / "table.json").is_file():
+        read_facts(folder)
         folder = folder / "posterior"
     manifest, state = read_with_state(folder)
+    with as_store_errors(f"path: the run in {os.fspath(path)!r}"):
+        return _build(path, folder, manifest, state, net, likelihood, device)
+
+
+def _build(
+    path: str | os.PathLike[str],
+    folder: Path,
+    manifest: dict[str, Any],
+    state: dict[str, Tensor],
+    net: nn.Module | None,
+    likelihood: Likelihood | None,
+    device: torch.device | str | None,
+) -> Posterior:
+    """Build the posterior that a manifest describes from the files of its folder."""
+    if manifest["kind"] == "training":
+        name = os.fspath(path)
+        raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
     if manifest["kind"] not in POSTERIORS:
         raise StoreError(f"path: the manifest of {os.fspath(path)!r} is altered (unknown: {manifest['kind']!r})")
     record = Record(**{**manifest["record"], "status": manifest.get("status", manifest["record"]["status"])})
@@ -96,7 +117,9 @@ def network_of(manifest: dict[str, Any], advice: str) -> nn.Module:
     """Build the network that a manifest describes. Raise with the given advice if it describes none."""
     if manifest.get("network") is None:
         raise StoreError(f"net: the folder does not describe the network (it is more than layers in a row). {advice}")
-    return build_network(manifest["network"])
+    # Twice as many: statistics of normalisation layers that were folded into their weights are not in the layout.
+    most = 2 * sum(math.prod(entry["shape"]) for entry in manifest["layout"]) + 1024
+    return build_network(manifest["network"], most)
 
 
 def _tensors(

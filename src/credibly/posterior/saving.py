@@ -12,7 +12,6 @@ and, while a sampler runs or waits to be resumed
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 import shutil
@@ -24,13 +23,15 @@ import torch
 from torch import Tensor
 
 from credibly import __version__
+from credibly.core.files import fsync_folder
 from credibly.core.specs import to_spec
 from credibly.errors import StoreError
 from credibly.networks.blueprint import describe_network
 from credibly.posterior.model import Model
 from credibly.storage.manifest import FORMAT, FORMAT_VERSION
 from credibly.storage.record import Record
-from credibly.storage.run_folder import RunFolder, write_tensors
+from credibly.storage.replacing import recover, remove_leftovers, replace_folder
+from credibly.storage.run_folder import RunFolder, write_manifest, write_tensors
 
 SHARD_BYTES = 2**28
 
@@ -50,9 +51,13 @@ class Saveable(Protocol):
 
 
 def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a run folder under a temporary name and rename it, so a reader sees all of it or nothing."""
+    """Write a run folder under a temporary name and rename it, so a reader sees all of it or nothing.
+
+    A folder that is overwritten stays in place until the new one is on the disk, and the two are exchanged in one
+    operation: a process killed at any moment leaves one of them complete.
+    """
     target = Path(path)
-    if target.exists() and not overwrite:
+    if recover(target) and not overwrite:
         raise StoreError(f"path: {os.fspath(path)!r} already exists. Choose another folder, or pass overwrite=True")
     if target.exists() and not (target / "manifest.json").is_file():
         raise StoreError(
@@ -61,20 +66,33 @@ def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool =
     if target.exists():
         # Raises if a sampler is writing to the folder.
         RunFolder(path, {}).close()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    place = target.resolve()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(place)
+    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        facts = header(posterior._model, posterior.kind, posterior.record)
-        manifest = {**facts, "description": posterior.description(), "files": _write_files(posterior, draft)}
-        _write_text(draft / "manifest.json", json.dumps(manifest, indent=1, allow_nan=True))
-        if target.exists():
-            shutil.rmtree(target)
-        os.replace(draft, target)
+        # Locked, so that no other process takes it for the leftover of a dead one.
+        with RunFolder(draft, {}):
+            facts = header(posterior._model, posterior.kind, posterior.record)
+            manifest = {**facts, "description": posterior.description(), "files": write_files(posterior, draft)}
+            fsync_folder(draft)
+            write_manifest(draft, manifest)
+        if target.exists() and not overwrite:  # created by another process in the meantime
+            raise StoreError(f"path: {os.fspath(path)!r} already exists. Choose another folder, or pass overwrite=True")
+        replace_folder(draft, place)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def save_into(posterior: Saveable, folder: RunFolder) -> None:
+    """Write a posterior into the folder of the run that led to it, whose other files are removed."""
+    files = write_files(posterior, folder.path)
+    facts = header(posterior._model, posterior.kind, posterior.record)
+    folder.manifest = {**facts, "description": posterior.description(), "files": files}
+    folder.commit()
 
 
 def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
@@ -108,7 +126,7 @@ def header(model: Model | None, kind: str, record: Record) -> dict[str, Any]:
     return facts
 
 
-def _write_files(posterior: Saveable, folder: Path) -> dict[str, Any]:
+def write_files(posterior: Saveable, folder: Path) -> dict[str, Any]:
     """Write the shards. Return their sizes and checksums by file name."""
     fixed = {} if posterior._model is None else posterior._model.layout.fixed()
     shards = {"fixed.safetensors": {f"fixed/{k}": v for k, v in fixed.items()}}
@@ -119,10 +137,3 @@ def _write_files(posterior: Saveable, folder: Path) -> dict[str, Any]:
         for number, chunk in enumerate(chunks):
             shards[f"{name}-{number:05d}.safetensors"] = {f"{name}/{number:05d}": chunk}
     return {file: write_tensors(folder / file, tensors) for file, tensors in shards.items()}
-
-
-def _write_text(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as handle:
-        handle.write(text + "\n")
-        handle.flush()
-        os.fsync(handle.fileno())

@@ -6,9 +6,9 @@ executed.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import hashlib
-import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +20,17 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from torch import Tensor
 
+from credibly.core.files import file_problem
 from credibly.errors import StoreError
-from credibly.storage.record import Record
-from credibly.storage.run_folder import RESUME_FILES, checksum, state_files
+from credibly.storage.json_files import FileProblem, read_json
+from credibly.storage.replacing import recover
+from credibly.storage.run_folder import MANIFEST, RESUME_FILES, checksum, state_files
 
+log = logging.getLogger("credibly")
 FORMAT = "credibly-run"
-FORMAT_VERSION = 1
+# Version 1 had no checksum of the manifest itself in folders that were saved after a fit.
+FORMAT_VERSION = 2
+READ_VERSIONS = (1, 2)
 # Attempts to read a folder that is being written to.
 TRIES = 100
 
@@ -33,44 +38,45 @@ TRIES = 100
 def parse_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a run folder, without checking the files that it lists."""
     name = os.fspath(folder)
-    if not folder.is_dir():
+    if not recover(folder):
         raise StoreError(f"there is no folder {name!r}")
+    if not os.path.lexists(folder / MANIFEST):
+        raise StoreError(f"{name!r} is not a run folder (it has no {MANIFEST})")
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StoreError(f"{name!r} is not a run folder (it has no manifest.json)") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise StoreError(f"the manifest of {name!r} is truncated or was modified ({error})") from error
+        manifest = read_json(folder / MANIFEST)
+    except FileProblem as problem:
+        raise StoreError(f"the manifest of {name!r} is truncated or was modified ({problem})") from problem
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise StoreError(f"{name!r} is not a run folder of credibly")
-    if manifest.get("format_version") != FORMAT_VERSION:
+    if type(manifest.get("format_version")) is not int or manifest["format_version"] not in READ_VERSIONS:
         raise StoreError(
             f"{name!r} has format {manifest.get('format_version')}, this version reads {FORMAT_VERSION}. "
             "Use the version that wrote it"
         )
-    if (manifest.get("streamed") or "checksum" in manifest) and manifest.get("checksum") != checksum(manifest):
+    sealed = manifest["format_version"] > 1 or manifest.get("streamed") or "checksum" in manifest
+    if not sealed:
+        _note_unsealed(name)
+    elif manifest.get("checksum") != checksum(manifest):
         raise StoreError(f"the manifest of {name!r} was modified (its checksum does not match)")
-    invalid = _invalid_fields(manifest)
+    from credibly.storage.schemas import manifest_problems
+
+    invalid = manifest_problems(manifest)
     if invalid:
         raise StoreError(f"the manifest of {name!r} was modified (missing or invalid: {', '.join(invalid)})")
     for file in manifest["files"]:
-        if Path(file).name != file:
+        if Path(file).name != file or file in (".", "..") or "\0" in file:
             raise StoreError(f"the manifest of {name!r} was modified (it names a file outside the folder: {file!r})")
     return manifest
 
 
-def _invalid_fields(manifest: dict[str, Any]) -> list[str]:
-    """Return the names of fields that are missing or of the wrong type."""
-    types: dict[str, type | tuple[type, ...]] = {"kind": str, "record": dict, "files": dict}
-    if manifest.get("kind") != "density":
-        types |= {"layout": list, "random": list, "dtype": str, "likelihood": dict, "row": dict, "looped": bool}
-    invalid = sorted(name for name, expected in types.items() if not isinstance(manifest.get(name), expected))
-    if invalid:
-        return invalid
-    fields = {f.name for f in dataclasses.fields(Record)}
-    invalid = [f"{name!r} in the record" for name in sorted(fields ^ set(manifest["record"]))]
-    files = manifest["files"].items()
-    return invalid + [f"the entry of {n}" for n, f in files if not isinstance(f, dict) or set(f) != {"bytes", "sha256"}]
+@functools.cache
+def _note_unsealed(name: str) -> None:
+    """Log once that the manifest of a folder has no checksum."""
+    log.warning(
+        "the manifest of %s has no checksum: an earlier version of credibly wrote it, so changes to it cannot be "
+        "detected. Save it again to add one",
+        name,
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -107,6 +113,9 @@ def read_with_state(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _check_file(folder: Path, file: str, entry: dict[str, Any]) -> dict[str, Tensor]:
     """Raise unless a file is the one the manifest lists. Return the tensors of a state, which may soon be deleted."""
     name, path = os.fspath(folder), folder / file
+    problem = file_problem(path)
+    if problem not in (None, "it is missing"):
+        raise StoreError(f"cannot read {file} in {name!r} ({problem})")
     try:
         size, expected = path.stat().st_size, entry["bytes"]
         if size != expected:
@@ -122,7 +131,10 @@ def _check_file(folder: Path, file: str, entry: dict[str, Any]) -> dict[str, Ten
         raise StoreError(f"cannot read {file} in {name!r} ({error.strerror})") from error
     if digest != entry["sha256"]:
         raise StoreError(f"{file} in {name!r} was modified (its checksum does not match)")
-    tensors: dict[str, Tensor] = load_bytes(content) if content is not None else {}
+    try:
+        tensors: dict[str, Tensor] = load_bytes(content) if content is not None else {}
+    except SafetensorError as error:
+        raise StoreError(f"cannot read {file} in {name!r} ({error})") from error
     return tensors
 
 
@@ -139,6 +151,9 @@ def join_state(parts: list[dict[str, Tensor]], axis_of: Callable[[str], int | No
 
 def load_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of one file."""
+    problem = file_problem(path)
+    if problem is not None:
+        raise StoreError(f"cannot read {path.name} in {os.fspath(path.parent)!r} ({problem})")
     try:
         return load_file(path, device=str(device))
     except (SafetensorError, OSError) as error:

@@ -8,7 +8,6 @@ on resume. The lock belongs to the operating system and vanishes with the proces
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -27,16 +26,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
+from credibly.core.files import file_problem, fsync_folder, write_bytes
 from credibly.errors import StoreError
+from credibly.storage.replacing import LOCK, recover, remove_leftovers
 
 log = logging.getLogger("credibly")
-LOCK = "lock"
 MANIFEST = "manifest.json"
 # Prefixes of files that are needed to resume a run, and removed when it is complete.
-RESUME_FILES = ("state-", "data.", "initial.", "start.", "mass.")
+RESUME_FILES = ("state-", "stage-", "data.", "initial.", "start.", "mass.")
 # The files of a run and their drafts. Nothing else in a folder is ever removed.
 OWN_FILES = re.compile(
-    r"((draws|stats|state)-\d+(-c\d+)?|data|initial|start|mass|fixed)\.safetensors(\.part)?|"
+    r"((draws|stats|state|stage)-\d+(-c\d+)?|data|initial|start|mass|fixed)\.safetensors(\.part)?|"
     + re.escape(MANIFEST)
     + r"\.part"
 )
@@ -61,25 +61,26 @@ class RunFolder:
     ) -> Self:
         """Create a folder with its first files: written and locked under a temporary name, then renamed."""
         name, target = os.fspath(path), Path(path).absolute()
+        recover(target)
         if target.exists():
             raise _exists_error(name)
         manifest = {**manifest, "files": {}}
         draft, made = target.with_name(f".{target.name}.{os.getpid()}.part"), None
         with _as_store_error(f"out: cannot write {name!r} ({{}}). Choose another folder, or free some space"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _remove_drafts(target)
+            remove_leftovers(target)
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
             try:
                 made = cls(draft, manifest)
                 for file, tensors in files.items():
                     manifest["files"][file] = write_tensors(draft / file, tensors)
-                _write_manifest(draft, manifest)
+                write_manifest(draft, manifest)
                 if target.exists():  # created by another process in the meantime
                     raise _exists_error(name)
                 os.replace(draft, target)
                 made.name, made.path = name, target
-                _fsync_folder(target.parent)
+                fsync_folder(target.parent)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 if made is not None:
@@ -100,8 +101,8 @@ class RunFolder:
         """Replace the manifest and delete files that it does not list."""
         self.manifest.update(fields)
         with self._resumable():
-            _fsync_folder(self.path)  # file names reach the disk before the manifest that lists them
-            _write_manifest(self.path, self.manifest)
+            fsync_folder(self.path)  # file names reach the disk before the manifest that lists them
+            write_manifest(self.path, self.manifest)
             self.sweep()
 
     def sweep(self) -> None:
@@ -121,9 +122,11 @@ class RunFolder:
         if self._lock is None:
             return
         # Deleted while the lock is held: a process that opened the file before sees that it is no longer the folder's.
-        with suppress(OSError):
-            (self.path / LOCK).unlink(missing_ok=True)
-        self._lock.close()
+        try:
+            with suppress(OSError):
+                (self.path / LOCK).unlink(missing_ok=True)
+        finally:
+            self._lock.close()
 
     @contextmanager
     def _resumable(self) -> Iterator[None]:
@@ -184,6 +187,8 @@ def _acquire_lock(path: Path, name: str) -> IO[bytes]:
     except ImportError:  # pragma: no cover  (not on this platform: the run is not locked)
         return open(os.devnull, "rb")
     while True:
+        if (path / LOCK).exists() and (problem := file_problem(path / LOCK)) is not None:
+            raise StoreError(f"cannot lock {name!r} ({LOCK}: {problem}), so the run cannot continue")
         try:
             handle = open(path / LOCK, "ab+", buffering=0)  # noqa: SIM115  (held as long as the run)
         except OSError as error:
@@ -213,33 +218,12 @@ def _is_same_file(path: Path, handle: IO[bytes]) -> bool:
         return False
 
 
-def _remove_drafts(target: Path) -> None:
-    """Delete drafts of this folder whose process was killed before the rename; a live one holds the lock inside."""
-    for draft in target.parent.iterdir():
-        pid = draft.name.removeprefix(f".{target.name}.").removesuffix(".part")
-        named = pid.isdigit() and draft.name == f".{target.name}.{pid}.part"
-        if named and (draft / LOCK).is_file() and not _alive(int(pid)):
-            with suppress(StoreError):
-                _acquire_lock(draft, os.fspath(draft)).close()
-                shutil.rmtree(draft, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Write a file under a temporary name and rename it. Return its size and checksum."""
     content = save(dict(zip(tensors, _unshared(list(tensors.values())))))
     draft = path.with_name(path.name + ".part")
-    _write(draft, content)
+    write_bytes(draft, content)
     os.replace(draft, path)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
@@ -264,35 +248,10 @@ def checksum(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest with the checksum of its fields, and put it in place once it is on the disk."""
     draft = folder / f"{MANIFEST}.part"
     sealed = {**manifest, "checksum": checksum(manifest)}
-    _write(draft, (json.dumps(sealed, indent=1) + "\n").encode())
+    write_bytes(draft, (json.dumps(sealed, indent=1) + "\n").encode())
     os.replace(draft, folder / MANIFEST)
-    _fsync_folder(folder)
-
-
-def _write(draft: Path, content: bytes) -> None:
-    """Write a file to the disk completely, or leave nothing behind: a truncated file takes space that may be scarce."""
-    try:
-        with open(draft, "wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the system supports that."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return  # pragma: no cover
-    entry = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(entry)
-    except OSError as error:  # pragma: no cover  (some network file systems cannot, and need not)
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(entry)
+    fsync_folder(folder)
