@@ -69,7 +69,7 @@ def test_a_resumed_run_gives_the_same_draws(method, tmp_path, monkeypatch):
 
     whole = method.fit(network(), seed=1)
     calls = iter(range(10**6))
-    monkeypatch.setattr(sampling, "_polite_interrupt", lambda: _stop_after(calls, 25))
+    monkeypatch.setattr(sampling, "polite_interrupt", lambda: _stop_after(calls, 25))
     with pytest.raises(cr.Interrupted):
         method.fit(network(), seed=1, out=tmp_path / "run")
     monkeypatch.undo()

@@ -1,0 +1,64 @@
+// The methods a panel can show: their names, their settings and what to look for.
+
+export const METHODS = {
+  mle: {
+    label: "MLE",
+    class: "MLE",
+    say: "One network, the most likely one. It knows noise, but not what it does not know.",
+  },
+  map: {
+    label: "MAP",
+    class: "MAP",
+    say: "One network, with a prior. Still a single line, as sure in a gap as on the data.",
+  },
+  ensemble: {
+    label: "Deep ensemble",
+    class: "DeepEnsemble",
+    say: "Ten networks from ten starting points: where they disagree, the data do not decide.",
+  },
+  dropout: {
+    label: "MC-Dropout",
+    class: "MCDropout",
+    say: "Dropout stays on: every pass is a draw from an approximate posterior.",
+  },
+  bbb: {
+    label: "Bayes by Backprop",
+    class: "BayesByBackprop",
+    say: "A Gaussian over every weight, by the variational free energy: factorised, so less free than the posterior.",
+  },
+  laplace: {
+    label: "Laplace",
+    class: "Laplace",
+    say: "A Gaussian around the mode, from its curvature: local, and quick.",
+  },
+  sghmc: {
+    label: "SGHMC",
+    class: "SGHMC",
+    say: "Gradient steps with momentum, friction and noise: near the posterior, without a Metropolis step.",
+  },
+  hmc: {
+    label: "HMC",
+    class: "HMC",
+    say: "Chains on the posterior itself: the reference for all others, once R-hat is near 1.",
+  },
+};
+
+// The settings of a method's fit, sent to the engine and printed in the panel's code.
+export function options(method, { chains, rate }) {
+  switch (method) {
+    case "ensemble":
+      return { members: 10, steps: 1000 };
+    case "dropout":
+      return { rate, steps: 1500 };
+    case "bbb":
+      return { steps: 800, lr: 0.03 };
+    case "sghmc":
+      return { chains: 2 * chains, warmup: 2000, draws: 40, thin: 50 };
+    case "hmc":
+      return { chains, warmup: 50, draws: 200 };
+    default:
+      return { steps: 1500 };
+  }
+}
+
+export const CHAINED = ["hmc", "sghmc"];

@@ -1,0 +1,71 @@
+"""Running the application with uvicorn until a signal stops it."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from credibly.errors import InputError
+from credibly.web.serve.logs import event, write_logs
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# Seconds that requests have left to be answered after a signal.
+GRACE = 20
+# Seconds that an idle connection stays open: longer than those of proxies, which would otherwise meet closed ones.
+KEEP_ALIVE = 75
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def loopback_hosts(host: str) -> tuple[str, ...]:
+    """Return the names that the Host header may have: those of this machine for a loopback address, else any."""
+    return tuple(dict.fromkeys((host.lower(), "127.0.0.1", "localhost", "[::1]"))) if is_loopback(host) else ()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raise if the address cannot be used."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(1024)
+    except OSError as error:
+        advice = "Pass another --port; 0 picks a free one" if getattr(error, "errno", None) == 98 else ""
+        raise InputError("--host", f"cannot listen on {host}:{port} ({error.strerror})", advice) from None
+    return found
+
+
+def run_server(app: Starlette, listening: socket.socket, *, quiet: bool = False) -> None:
+    """Answer requests until SIGINT or SIGTERM; those that have begun are answered before it returns."""
+    import uvicorn
+
+    write_logs(logging.WARNING if quiet else logging.INFO)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=GRACE,
+    )
+    host, port = listening.getsockname()[:2]
+    event("listening", address=f"{host}:{port}", process=os.getpid())
+    # uvicorn raises a signal again once it has stopped; SIGTERM shall then be an ordinary end.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    uvicorn.Server(config).run(sockets=[listening])
