@@ -1,0 +1,141 @@
+"""A model card in Markdown from what a run of `credibly fit` stores."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from credibly.errors import StoreError
+from credibly.storage.sealed import read_facts
+
+METRICS = {
+    "log_density": "log density (nats per row)",
+    "rmse": "RMSE",
+    "crps": "CRPS",
+    "coverage": "coverage of 90% intervals",
+    "width": "mean width of 90% intervals",
+    "calibration_error": "calibration error",
+    "accuracy": "accuracy",
+    "brier": "Brier score",
+    "ece": "expected calibration error",
+}
+
+
+def model_card(path: str | os.PathLike[str]) -> str:
+    """Return the card of a complete run. Raise if the run is unfinished or modified."""
+    folder = Path(path)
+    facts = read_facts(folder)
+    if facts["status"] != "complete":
+        raise StoreError(f"path: the fit in {os.fspath(path)!r} is not finished. Resume it with `credibly resume`")
+    results = _results(folder)
+    preparation, config = facts["preparation"], facts["config"]
+    lines = [f"# Model card: {_text(preparation['target'])}", ""]
+    lines += [f"Predicts `{_text(preparation['target'])}` with uncertainty. Written by `credibly card` from a run.", ""]
+    lines += ["## Data", "", *_data(facts, preparation, config), ""]
+    lines += ["## Method", "", *_method(facts, config), ""]
+    lines += ["## Metrics", "", *_metrics(facts, results), ""]
+    lines += ["## Verdict", "", *_verdict(results), ""]
+    lines += ["## Limits", "", *_limits(facts, preparation), ""]
+    lines += ["## Versions", "", *(f"- {name} {version}" for name, version in facts["versions"].items()), ""]
+    return "\n".join(lines)
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """Return results.json, empty if it is missing or cannot be read."""
+    try:
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _data(facts: dict[str, Any], preparation: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    lines = [
+        f"- Table: `{_text(Path(str(config['table'])).name)}`, SHA-256 `{config.get('table_sha256') or 'unknown'}`"
+    ]
+    lines += [f"- Rows of the fit: {facts['rows']:,}", f"- Task: {_text(preparation['task_reason'])}"]
+    if preparation["classes"] is not None:
+        lines.append(f"- Classes: {', '.join(f'`{_text(name)}`' for name in preparation['classes'])}")
+    lines += ["", "| column | used as | remark |", "|---|---|---|"]
+    lines += [f"| {_cell(name)} | {_cell(kind)} | {_cell(note)} |" for name, kind, note in preparation["columns"]]
+    notes = [*preparation["notes"], *facts["warnings"]]
+    return [*lines, *([""] if notes else []), *(f"- {_text(_sentence(note))}" for note in notes)]
+
+
+def _sentence(note: Any) -> str:
+    return str(note.get("text", note)) if isinstance(note, dict) else str(note)
+
+
+def _method(facts: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    hidden = config.get("hidden") or ()
+    network = f"{' and '.join(map(str, hidden))} hidden units, {config['activation']}" if hidden else "linear"
+    return [
+        f"- Method: `{config['method']}` ({_text(str(facts['why']))}), seed {config['seed']}",
+        f"- Network: {network}; {facts['parameters']:,} parameters",
+        f"- Prior scale {config['prior_scale']}, noise {config['noise']}",
+        f"- Fitted in {facts['seconds']:,.1f} s",
+    ]
+
+
+def _metrics(facts: dict[str, Any], results: dict[str, Any]) -> list[str]:
+    rows = {
+        "cross-validated": f"{facts['held_out']:,} rows, each predicted by a fit that has not seen it",
+        "held-out": f"{facts['held_out']:,} held-out rows that the fit behind the metrics has not seen",
+        "training": "training rows, which the fit has seen: these metrics are optimistic",
+    }
+    baseline = results.get("baseline") or {}
+    lines = [f"From {rows.get(facts['on'], facts['on'])}.", "", "| metric | value | baseline without inputs |"]
+    lines.append("|---|---|---|")
+    for name, value in facts["figures"].items():
+        other = baseline.get(name)
+        shown = "" if not isinstance(other, (int, float)) else f"{other:.4g}"
+        lines.append(f"| {_cell(METRICS.get(name, name))} | {_number(value)} | {shown} |")
+    promise = facts["guarantee"]
+    if promise is not None:
+        lines += [
+            "",
+            f"Coverage guarantee ({promise['kind']}, {promise['rows']:,} rows): {promise['level']:.0%} on average over"
+            f" rows like these; measured {promise['measured']:.1%}.",
+        ]
+    return lines
+
+
+def _verdict(results: dict[str, Any]) -> list[str]:
+    verdict = results.get("verdict")
+    if not verdict:
+        return ["The run has no results.json: write it with `credibly report`."]
+    first, *others = verdict if isinstance(verdict, list) else [str(verdict)]
+    return [f"**{_text(str(first))}**", "", *(f"- {_text(str(line))}" for line in others)]
+
+
+def _limits(facts: dict[str, Any], preparation: dict[str, Any]) -> list[str]:
+    lines = [
+        "- Predictions hold for rows like those of the table. The column `ood` of `credibly predict` is near 1 for"
+    ]
+    lines[0] += " rows unlike them." if facts["ood_levels"] is not None else " rows unlike them; this run has none."
+    for column in preparation["used"]:
+        if column["kind"] == "numeric":
+            lines.append(f"- `{_text(column['name'])}` was between {column['low']:.6g} and {column['high']:.6g}.")
+        elif column["kind"] == "categorical":
+            count = len(column["levels"]) + len(column["rare"])
+            lines.append(f"- `{_text(column['name'])}` had {count} categories; others count as unknown.")
+    if facts["guarantee"] is None:
+        lines.append("- Intervals and sets carry no coverage guarantee.")
+    lines.append("- An association is not a cause: the model says what to expect, not what a change would do.")
+    return lines
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, (int, float)) else _cell(str(value))
+
+
+def _text(value: str) -> str:
+    """Return a text on one line, without what Markdown would take for markup."""
+    plain = " ".join(str(value).split())
+    return plain.replace("`", "'").replace("<", "&lt;")
+
+
+def _cell(value: Any) -> str:
+    return _text(str(value)).replace("|", "\\|")

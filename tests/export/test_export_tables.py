@@ -1,0 +1,156 @@
+"""Runs of tables as graphs, from cells to predictions, beside `credibly predict`; cards and data frames from runs."""
+
+import json
+
+import numpy as np
+import onnx
+import pandas as pd
+import pytest
+
+import credibly as cr
+from credibly.cli import app
+from credibly.export.card import model_card
+from credibly.export.files import onnx_session
+from credibly.export.pyfunc import RunModel
+from credibly.export.tables import export_run
+from credibly.tables.run import TableRun
+from own_tables import call, diabetes, read, wine, write
+
+FIT = ("--tune", "none", "--method", "ensemble", "--set", "steps=40", "--set", "members=3", "--hidden", "4", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run of a regression with five folds and one of three classes, and the first exported by the command."""
+    folder = tmp_path_factory.mktemp("export_tables")
+    write(diabetes(rows=90), folder / "diabetes.csv")
+    write(wine(), folder / "wine.csv")
+    for name, target, more in (("diabetes", "progress", ()), ("wine", "kind", ("--holdout", "0.3"))):
+        done = call("fit", folder / f"{name}.csv", "--target", target, "--out", folder / name, *FIT, *more)
+        assert done.exit_code == 0, done.output
+    return folder
+
+
+def cells(frame, run):
+    """The columns of a frame as a session takes them."""
+    found = {}
+    for column in run.model.preparation.used:
+        values = frame[column.name]
+        text = column.kind == "categorical"
+        found[column.name] = values.fillna("").to_numpy(object) if text else values.to_numpy(np.float64)
+    return found
+
+
+def test_regression_with_categories_gaps_and_the_guarantee(place):
+    done = call("export", place / "diabetes", place / "model.onnx", "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["largest_difference"] < 1e-5
+    assert "carry the run's coverage guarantee" in facts["notes"][-1]
+    onnx.checker.check_model(onnx.load(place / "model.onnx"))
+    run = TableRun.load(place / "diabetes")
+    assert run.model.calibration.folds == 5
+    session = onnx_session(place / "model.onnx")
+    frame = pd.read_csv(place / "diabetes.csv", keep_default_na=True)
+    frame.loc[0, "clinic"] = "West"
+    complete = frame[frame.notna().all(axis=1)].iloc[1:12]
+    predicted = place / "predictions.csv"
+    complete.to_csv(place / "rows.csv", index=False)
+    assert call("predict", place / "diabetes", place / "rows.csv", "--out", predicted, "--quiet").exit_code == 0
+    expected = read(predicted)
+    for rows in (1, 7):
+        found = dict(zip(facts["outputs"], session.run(None, cells(complete[:rows], run))))
+        assert not found["imputed"].any()
+        for name in set(facts["outputs"]) - {"imputed"}:
+            np.testing.assert_allclose(found[name], expected[name][:rows], rtol=1e-5, err_msg=name)
+    # Rows with gaps: as with imputed cells, and marked.
+    found = dict(zip(facts["outputs"], session.run(None, cells(frame, run))))
+    text_known = frame["clinic"].isin(["Nord, links", "Süd", "Ost"]) | frame["clinic"].isna()
+    np.testing.assert_array_equal(found["imputed"], frame["bmi"].isna().to_numpy(int) + ~text_known)
+    filled = frame.assign(clinic=frame["clinic"].where(frame["clinic"] != "West"))
+    import pyarrow as pa
+
+    inputs = run.model.preparation.transform(pa.Table.from_pandas(filled))[0]
+    gaps = np.flatnonzero(frame["bmi"].isna())
+    np.testing.assert_allclose(found["mean"][gaps], run.model.predict(inputs).mean.numpy()[gaps], rtol=1e-5)
+
+
+def test_classes_are_text_with_probabilities(place, tmp_path):
+    run = TableRun.load(place / "wine")
+    record = export_run(run, tmp_path / "model.onnx")
+    frame = pd.read_csv(place / "wine.csv")
+    found = dict(zip(record.outputs, onnx_session(record.path).run(None, cells(frame, run))))
+    expected = RunModel(place / "wine").predict(frame)
+    assert list(found["prediction"]) == list(expected["prediction"])
+    names = [name for name in record.outputs if name not in ("prediction", "imputed")]
+    assert [name for name in names if name.startswith("p_")] == ["p_Barbera d'Asti", "p_Barolo", "p_Grignolino"]
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+    assert "Prediction sets are not exported" in record.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("model.pt2",), "must end in .onnx"),
+        (("old.onnx",), "--force"),
+        (("new.onnx", "--level", "1.5"), "must be probabilities between 0 and 1"),
+    ],
+)
+def test_bad_requests_end_with_words(place, tmp_path, words, message):
+    (tmp_path / "old.onnx").write_bytes(b"old")
+    done = call("export", place / "wine", tmp_path / words[0], *words[1:])
+    assert done.exit_code == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"old"]
+
+
+def test_dates_are_refused(tmp_path):
+    days = pd.date_range("2024-01-01", periods=60).astype(str)
+    values = np.random.default_rng(0).normal(size=60)
+    pd.DataFrame({"day": days, "size": values, "y": values + np.arange(60)}).to_csv(tmp_path / "t.csv", index=False)
+    fit = (*FIT[:2], "--method", "map", "--set", "steps=5", "--hidden", "4", "--quiet", "--holdout", "0.2")
+    assert call("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "run", *fit).exit_code == 0
+    with pytest.raises(cr.InputError, match="has columns of dates \\('day'\\), and ONNX has no calendar"):
+        export_run(TableRun.load(tmp_path / "run"), tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_the_card_has_what_the_run_stores(place):
+    done = call("card", place / "diabetes", "--out", place / "MODEL_CARD.md")
+    assert done.exit_code == 0, done.output
+    text, facts = (place / "MODEL_CARD.md").read_text(), TableRun.load(place / "diabetes").facts
+    results = json.loads((place / "diabetes" / "results.json").read_text())
+    assert f"| RMSE | {facts['figures']['rmse']:.4g} | {results['baseline']['rmse']:.4g} |" in text
+    assert "90 rows, each predicted by a fit that has not seen it" in text
+    assert results["verdict"][0] in text
+    assert "`clinic` had 3 categories" in text
+    assert f"measured {facts['guarantee']['measured']:.1%}" in text
+    assert facts["config"]["table_sha256"] in text
+    assert "/" not in text.split("- Table: ")[1].split(",")[0]
+    again = call("card", place / "diabetes", "--out", place / "MODEL_CARD.md")
+    assert again.exit_code == 2
+    assert "--force" in again.stderr
+    (place / "diabetes" / "results.json").rename(place / "kept.json")
+    assert "write it with `credibly report`" in model_card(place / "diabetes")
+    (place / "kept.json").rename(place / "diabetes" / "results.json")
+
+
+def test_a_frame_is_predicted_like_a_file(place):
+    frame = pd.read_csv(place / "diabetes.csv").set_index(np.arange(100, 190))
+    assert call("predict", place / "diabetes", place / "diabetes.csv", "--out", place / "p.csv", "--level", "0.8",
+                "--quiet").exit_code == 0  # fmt: skip
+    expected, model = read(place / "p.csv"), RunModel(place / "diabetes")
+    found = model.predict(frame, {"levels": [0.8]})
+    assert list(found.index) == list(frame.index)
+    for name in ("mean", "std", "lower_80", "upper_80", "ood"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    for bad, message in ((frame[["age"]].rename(columns={"age": "x"}), "none of the columns"), ([1], "DataFrame")):
+        with pytest.raises(cr.InputError, match=message):
+            model.predict(bad)
+    with pytest.raises(cr.InputError, match="params"):
+        model.predict(frame, {"level": 0.9})
+
+
+def test_the_commands_are_listed():
+    assert {"export", "card"} <= {command.name for command in app.registered_commands}
