@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from credibly.inference.density import Density
     from credibly.methods import (
         HMC,
+        IVON,
         MAP,
         MCLMC,
         METHODS,
@@ -71,6 +72,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "HMC",
+    "IVON",
     "MAP",
     "MCLMC",
     "METHODS",
@@ -139,6 +141,7 @@ _HOMES = {
     "credibly.inference.density": ("Density",),
     "credibly.methods": (
         "HMC",
+        "IVON",
         "MAP",
         "MCLMC",
         "METHODS",

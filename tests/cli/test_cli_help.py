@@ -13,7 +13,7 @@ from credibly.cli.options import _method_list, _methods
 from credibly.methods import METHODS
 from own_tables import SCRIPT, diabetes, wine, write
 
-VERBS = ("demo", "fit", "predict", "evaluate", "compare", "report", "resume", "methods")
+VERBS = ("demo", "fit", "predict", "evaluate", "compare", "report", "resume", "verify", "methods")
 
 
 class TestHelpAndCompletion:

@@ -18,6 +18,7 @@ import torch
 
 import credibly as cr
 from credibly.cli.error_handling import persistent_interrupt
+from credibly.core import files
 from credibly.inference.sampling.hmc import HMCSampler
 from credibly.storage import run_folder
 from credibly.storage.manifest import parse_manifest
@@ -130,6 +131,7 @@ class TestSamplers:
         assert json.loads(found.stdout)["figures"] == known[1]["figures"]
         same(run, known)
 
+    @pytest.mark.nightly
     def test_ctrl_c_while_replacing_a_run(self, tmp_path, known):
         shutil.copytree(known[0] / "run", tmp_path / "run")
         with self.begun(tmp_path, known, "--force", "--seed", "1") as process:
@@ -261,18 +263,12 @@ class Full:
 
     def __init__(self, patch: pytest.MonkeyPatch, number: int) -> None:
         self.left = number
-        write_text, write_tensors, write_table = Path.write_text, run_folder._write, pq.write_table
+        write_bytes, write_table = files.write_bytes, pq.write_table
 
-        def text(path: Path, data: str, *args: object, **kwargs: object) -> int:
-            if self.is_full():
-                write_text(path, data[: len(data) // 2], *args, **kwargs)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            return write_text(path, data, *args, **kwargs)
-
-        def tensors(draft: Path, content: bytes) -> None:
+        def half(draft: Path, content: bytes) -> None:
             if self.is_full():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft))
-            write_tensors(draft, content)
+            write_bytes(draft, content)
 
         def table(columns: object, path: Path, **kwargs: object) -> None:
             if self.is_full():
@@ -280,8 +276,8 @@ class Full:
                 raise OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device")
             write_table(columns, path, **kwargs)
 
-        patch.setattr(Path, "write_text", text)
-        patch.setattr(run_folder, "_write", tensors)
+        patch.setattr(files, "write_bytes", half)
+        patch.setattr(run_folder, "write_bytes", half)
         patch.setattr(pq, "write_table", table)
 
     def is_full(self) -> bool:

@@ -92,6 +92,16 @@ def test_cross_intervals_are_order_statistics(score):
     assert torch.allclose(found[1], torch.stack(upper).sort(0).values[smallest - 1], rtol=1e-10, atol=1e-10)
 
 
+def test_folds_together_and_one_by_one_give_the_same_bits(monkeypatch):
+    sizes = (11, 7, 9)
+    calibration = cross_calibrate([worlds(size, 10 * k) for k, size in enumerate(sizes)])
+    new = [worlds(6, 100 + 10 * k)[0] for k in range(3)]
+    together = CalibratedPredictive(new[0], calibration, folds=new).interval(0.8)
+    monkeypatch.setattr("credibly.conformal.cross.TOGETHER", 0)
+    one_by_one = CalibratedPredictive(new[0], calibration, folds=new).interval(0.8)
+    assert all(torch.equal(*ends) for ends in zip(together, one_by_one))
+
+
 def test_one_fit_for_all_folds_is_split_conformal():
     (p, y), (new, _) = worlds(30, 0), worlds(8, 50)
     halves = torch.arange(30).split(15)

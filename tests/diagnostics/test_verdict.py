@@ -164,3 +164,11 @@ def test_a_low_e_bfmi_counts_if_it_is_significant():
     assert not judged(e_bfmi=(0.25, 0.6, 0.5, 0.7), draws=10_000)[0]
     assert not judged(e_bfmi=(0.05, 0.6, 0.5, 0.7), draws=80)[0]
     assert not judged(e_bfmi=(0.25, 0.28, 0.27, 0.29), draws=80)[0]  # the mean is below
+
+
+def test_chains_that_are_too_hot():
+    """Limits are on the mean over chains: the temperature of one chain is a noisy estimate."""
+    ok, words = verdict.judge(4, mixed(), mixed(), temperature=(1.3, 1.2, 1.3, 1.2))
+    assert not ok
+    assert "kinetic temperature is 1.25 times" in words
+    assert verdict.judge(4, mixed(), mixed(), temperature=(1.0, 1.2, 1.0, 1.1))[0]

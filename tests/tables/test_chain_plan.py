@@ -136,6 +136,15 @@ class TestPlan:
         assert (found.warmup, found.draws, found.thin) == (100, 62, 1)
         assert fold_method(method, 1) is method
 
+    @pytest.mark.parametrize("kind", [cr.HMC, cr.SGHMC])
+    def test_folds_and_the_trial_do_not_run_until_mixed(self, linear, kind):
+        method = kind(until="mixed", budget="10min")
+        found = fold_method(method, 5)
+        assert (found.until, found.budget) == (None, None)
+        assert fold_method(method, 1) is method
+        trial = dataclasses.replace(cr.HMC(until="mixed", budget="10min"), **chain_plan.TRIAL)
+        assert (trial.until, trial.budget) == (None, None)
+
 
 class TestFallback:
     @pytest.fixture
@@ -143,6 +152,7 @@ class TestFallback:
         monkeypatch.setattr(choosing, "HMC_PILOT", QUICK)
         monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
+        monkeypatch.setattr(choosing, "MOST_INPUTS", 0)
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
         monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))
@@ -248,35 +258,48 @@ LONG = {"members": 2, "epochs": 30, "schedule": "constant", "validation": 0.1, "
 
 
 class TestSmooth:
-    def test_it_is_trained_for_long_and_only_numbers_have_it(self):
+    def test_only_numbers_have_it_and_what_is_given_is_kept(self):
         x = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
         made = []
-        for task, y in (("regression", x[:, 0].astype(np.float64)), ("counts", np.arange(200) % 7)):
-            recipe = Recipe(task=task, hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
-            changes = choosing._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), ("noise", "transform", "inputs"))
-            made.append({name: one for change in changes for name, one in change(recipe)})
-        smooth = made[0]["smooth network, long training"]
-        assert (smooth.hidden, smooth.embedding, smooth.settings["schedule"]) == ((128, 128), False, "cosine")
-        assert (smooth.settings["epochs"], smooth.settings["batch_size"], smooth.settings["members"]) == (400, 64, 2)
-        assert not any("smooth" in name for name in made[1])
+        for task, y, fixed in (
+            ("regression", x[:, 0].astype(np.float64), ("transform",)),
+            ("regression", x[:, 0].astype(np.float64), ("noise", "transform", "inputs", "prior_scale")),
+            ("counts", np.arange(200) % 7, ("noise", "transform", "inputs")),
+            ("regression", x[:, 0].astype(np.float64), ("transform", "settings")),
+        ):
+            noise = "learned" if task == "counts" else "student"
+            start = Recipe(
+                task, (256, 256), noise=noise, method="ensemble", embedding=True, settings=LONG, prior_scale=3.0
+            )
+            recipe = dataclasses.replace(start, inputs="quantile")
+            changes = choosing._changes(recipe, Rowset(x, y, (0, 1), Rows(200)), fixed)
+            made.append([one for change in changes for name, one in change(recipe) if "smooth" in name])
+        (free,) = made[0]
+        assert (free.hidden, free.embedding, free.inputs, free.scale) == ((16, 16), False, "standard", 2.0)
+        assert free.settings["members"] == 10
+        free.fitter(200, 300)
+        (given,) = made[1]
+        assert (given.noise, given.inputs, given.scale) == ("student", "quantile", 3.0)
+        assert made[2:] == [[], []]
 
-    def test_it_has_to_gain_clearly(self, monkeypatch):
-        x = np.random.default_rng(0).normal(size=(2_000, 2)).astype(np.float32)
-        noise = np.random.default_rng(1).normal(size=2_000)
-        fixed = ("noise", "transform", "inputs")
+    def test_it_has_to_gain_clearly_where_short_fits_leave_rows_out(self, monkeypatch):
+        noise = np.random.default_rng(1).normal(size=6_000)
         recipe = Recipe(hidden=(256, 256), method="ensemble", embedding=True, settings=LONG)
         found = []
-        for gain in (1.0, 3.0):
+        for rows, gain in ((2_000, 1.0), (6_000, 1.0), (6_000, 3.0)):
+            x = np.random.default_rng(0).normal(size=(rows, 2)).astype(np.float32)
 
             def densities(recipe, data, train, test, seed, gain=gain):
-                noisy = noise[test] * (1 + (recipe.hidden == (128, 128)))
+                smooth = recipe.hidden == (16, 16)
+                noisy = noise[test] * (1 + smooth)
                 error = noise[test].std(ddof=1) / math.sqrt(len(test))
-                return noisy - noisy.mean() + gain * error * (recipe.hidden == (128, 128))
+                return noisy - noisy.mean() + gain * error * smooth
 
             monkeypatch.setattr(choosing, "_densities", densities)
-            best, _ = choose(recipe, Rowset(x, x[:, 0].astype(np.float64), (0, 1), Rows(2_000)), fixed=fixed)
+            data = Rowset(x, x[:, 0].astype(np.float64), (0, 1), Rows(rows))
+            best, _ = choose(recipe, data, fixed=("noise", "transform", "inputs"))
             found.append(best.hidden)
-        assert found == [(256, 256), (128, 128)]
+        assert found == [(16, 16), (256, 256), (16, 16)]
 
 
 def test_many_rows_may_train_with_a_falling_learning_rate(monkeypatch):

@@ -27,7 +27,7 @@ SETTINGS = {
     "ensemble": BRIEF | {"members": 4, "validation": 0.0},
     "dropout": BRIEF,
     "bbb": BRIEF,
-    "hmc": {"chains": 2, "warmup": 20, "draws": 10, "thin": 1, "max_steps": 8, "compile": False},
+    "hmc": {"chains": 2, "warmup": 20, "draws": 10, "thin": 1, "max_steps": 8},
 }
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3)) * [1.0, 100.0, 1e-4] + [0.0, 1e6, 0.0]

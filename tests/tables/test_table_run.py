@@ -349,7 +349,7 @@ class TestRuns:
     def test_a_run_that_never_started(self, house, tmp_path):
         import shutil
 
-        from credibly.tables.folder import read_facts, write_facts
+        from credibly.storage.sealed import read_facts, write_facts
 
         shutil.copytree(house.path, tmp_path / "run")
         write_facts(tmp_path / "run", read_facts(tmp_path / "run") | {"status": "fitting"})
@@ -396,7 +396,7 @@ class TestStreams:
         assert not np.array_equal(a["mean"], b["mean"])
         assert np.corrcoef(a["mean"], b["mean"])[0, 1] > 0.8
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_memory_does_not_grow_with_the_file(self, house, tmp_path):
         """Compares the peak memory of processes that predict many and few rows."""
         block = pa.table(diabetes())

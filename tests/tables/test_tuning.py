@@ -31,6 +31,7 @@ def wave(rows, noise, seed=0):
     return x.astype(np.float32), x, rng
 
 
+@pytest.mark.nightly
 def test_noise_that_depends_on_the_input_is_found():
     x, raw, rng = wave(400, None)
     steady = np.sin(2 * raw[:, 0]) + 0.3 * rng.normal(size=400)
@@ -40,6 +41,7 @@ def test_noise_that_depends_on_the_input_is_found():
     assert tune(recipe, x, steady, scale=False)[0].noise == "learned"
 
 
+@pytest.mark.nightly
 def test_a_steep_function_takes_a_wide_prior():
     x, raw, rng = wave(300, 0.05)
     chosen, trials = tune(Recipe(hidden=(30,)), x, np.sin(6 * raw[:, 0]) + 0.05 * rng.normal(size=300), noise=False)

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
 
-from credibly.cli import bench, compare, demo, evaluate, fit, methods, predict, report, resume, study
+from credibly.cli import (
+    bench,
+    card,
+    compare,
+    demo,
+    evaluate,
+    export,
+    fit,
+    methods,
+    playground,
+    predict,
+    report,
+    resume,
+    serve,
+    study,
+    verify,
+)
 from credibly.cli.group import CommandGroup
+from credibly.cli.output import PrintableFormatter, echo
+from credibly.core import interrupts
 
 app = typer.Typer(
     name="credibly",
@@ -24,7 +43,12 @@ for verb, command in (
     ("compare", compare),
     ("report", report),
     ("resume", resume),
+    ("verify", verify),
+    ("export", export),
+    ("card", card),
+    ("serve", serve),
     ("methods", methods),
+    ("playground", playground),
     ("study", study),
     ("bench", bench),
 ):
@@ -35,7 +59,7 @@ def _version(asked: bool) -> None:
     if asked:
         from credibly import __version__
 
-        typer.echo(f"credibly {__version__}")
+        echo(f"credibly {__version__}")
         raise typer.Exit
 
 
@@ -62,4 +86,7 @@ def _about(
 
 def main() -> None:
     """Run the `credibly` console script."""
+    interrupts.install()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())
     app()

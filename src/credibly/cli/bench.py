@@ -16,6 +16,7 @@ from credibly.cli.console import open_in_browser, print_wrapped
 from credibly.cli.demo import progress_line
 from credibly.cli.early_checks import check_input_folder, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.output import echo
 from credibly.cli.processes import is_distributed, is_leader
 from credibly.errors import InputError
 
@@ -108,7 +109,7 @@ def run(
         page = bench.write_all(cells, plan, " ".join(command))
         if not quiet:
             print_wrapped(*bench.findings(cells))
-        typer.echo(os.fspath(page))
+        echo(os.fspath(page))
         if open_page:
             open_in_browser(page)
 

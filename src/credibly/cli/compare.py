@@ -18,6 +18,7 @@ from credibly.cli.console import check_folder, format_number, open_in_browser, p
 from credibly.cli.early_checks import check_fit, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
 from credibly.cli.fit import describe_table
+from credibly.cli.output import echo, in_markup
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
 from credibly.core.stages import show_stages, stage
@@ -112,8 +113,9 @@ def run(
         from credibly.tables.conventions import Conventions
         from credibly.tables.prepared import prepare
         from credibly.tables.reading import read_table
+        from credibly.tables.row_samples import MOST_BYTES
 
-        rows = read_table(base.table, conventions=Conventions(base.na))
+        rows = read_table(base.table, conventions=Conventions(base.na), most=MOST_BYTES)
         # Prepare all methods first, so that errors show before the first fit.
         ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
         several = next(iter(ready.values())).preparation.targets
@@ -135,11 +137,11 @@ def run(
             return
         page = out / "index.html"
         if as_json:
-            typer.echo((out / RESULTS).read_text(encoding="utf-8").strip())
+            echo((out / RESULTS).read_text(encoding="utf-8").strip())
         else:
             if not quiet:
                 _print(facts, boosting)
-            typer.echo(os.fspath(page))
+            echo(os.fspath(page))
         if open_page:
             open_in_browser(page)
 
@@ -161,15 +163,17 @@ def _check_out(out: Path, force: bool) -> None:
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
     """Yield a folder to write into, created before the work and moved to `out` only on success."""
-    from credibly.tables.folder import swap
+    from credibly.core.interrupts import holding_folder
+    from credibly.storage.replacing import replace_folder
 
     place = out.resolve()
     staging = place.with_name(f".{place.name}.{os.getpid()}.part")
     made = [parent for parent in place.parents if not parent.exists()]
     try:
-        staging.mkdir(parents=True)
-        yield staging
-        swap(staging, out)
+        with holding_folder():
+            staging.mkdir(parents=True)
+            yield staging
+            replace_folder(staging, out)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         for parent in made:
@@ -215,7 +219,7 @@ def _fit(ready: dict[str, Prepared], folder: Path, out: Path, silent: bool) -> d
         with world.alone():
             found[name] = write_results(run, out / name, progress=False if silent else None)[0]
         if not silent:
-            typer.echo(f"{name}: {found[name].seconds:.1f} s", err=True)
+            echo(f"{name}: {found[name].seconds:.1f} s", err=True)
     return found
 
 
@@ -229,7 +233,7 @@ def _fit_boosting(ready: dict[str, Prepared], facts: dict[str, FitSummary], sile
         found = boosting_of(next(iter(ready.values())))
     if not silent:
         left_out = "left out, since it needs held-out rows of a regression or classification"
-        typer.echo(f"{NAME}: {left_out if found is None else f'{found.seconds:.1f} s'}", err=True)
+        echo(f"{NAME}: {left_out if found is None else f'{found.seconds:.1f} s'}", err=True)
     return None if found is None else boosting_summary(next(iter(facts.values())), found)
 
 
@@ -268,14 +272,13 @@ def _write(facts: dict[str, FitSummary], boosting: FitSummary | None, folder: Pa
 
 
 def _print(facts: dict[str, FitSummary], boosting: FitSummary | None) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from credibly.report.reliability import doubts, recommendation_text
     from credibly.tables.boosting import NAME
 
     first = next(iter(facts.values()))
-    title = escape(f"{first.target} in {first.table}, {first.on} rows")
+    title = in_markup(f"{first.target} in {first.table}, {first.on} rows")
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     table.add_column("method", no_wrap=True)
     shown = [*facts.values(), *([] if boosting is None else [boosting])]

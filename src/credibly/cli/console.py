@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from credibly.cli.early_checks import check_output_folder
+from credibly.cli.output import echo, in_markup
+from credibly.core.text import printable
 from credibly.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,19 +39,18 @@ DESCRIPTIONS = {
 def print_wrapped(*lines: str) -> None:
     """Print lines wrapped to the width of the terminal; indented lines and list items get a hanging indent."""
     width = min(110, shutil.get_terminal_size().columns)
-    for line in "\n".join(lines).split("\n"):
+    for line in printable("\n".join(lines)).split("\n"):
         inner = len(line) - len(line.lstrip())
         hang = " " * (inner + 2 if inner or line.startswith("- ") else 0)
-        typer.echo(textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False) if line else "")
+        echo(textwrap.fill(line, width, subsequent_indent=hang, break_on_hyphens=False) if line else "")
 
 
 def print_metrics(title: str, metrics: Mapping[str, float], baseline: Mapping[str, float]) -> None:
     """Print metrics beside those of a baseline that ignores the inputs, each with its meaning."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+        title=in_markup(title), title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
     )
     table.add_column("metric", no_wrap=True)
     table.add_column("this fit", justify="right", no_wrap=True)
@@ -59,7 +58,7 @@ def print_metrics(title: str, metrics: Mapping[str, float], baseline: Mapping[st
     table.add_column("meaning")
     for key, value in metrics.items():
         other = format_number(baseline[key]) if key in baseline else ""
-        table.add_row(key.replace("_", " "), format_number(value), other, DESCRIPTIONS.get(key, ""))
+        table.add_row(in_markup(key.replace("_", " ")), format_number(value), other, DESCRIPTIONS.get(key, ""))
     print_table(table)
 
 

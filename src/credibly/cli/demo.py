@@ -15,6 +15,7 @@ import typer
 from credibly.cli.console import check_folder, open_in_browser
 from credibly.cli.early_checks import check_numbers
 from credibly.cli.error_handling import handle_errors
+from credibly.cli.output import echo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +71,7 @@ def run(
         page = out / "index.html"
         if not quiet:
             _print_tables(result)
-        typer.echo(str(page))
+        echo(str(page))
         if open_page:
             open_in_browser(page)
 

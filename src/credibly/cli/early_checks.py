@@ -14,6 +14,7 @@ from credibly.cli.processes import is_distributed, is_restarted
 from credibly.core.checks import check_integer, is_real
 from credibly.core.files import is_occupied
 from credibly.errors import InputError
+from credibly.storage.replacing import recover
 from credibly.tables.sources import WRITTEN, source_of
 
 
@@ -68,7 +69,7 @@ def check_run(folder: Path) -> None:
 def check_input_folder(folder: Path, argument: str, advice: str = "") -> None:
     """Raise unless the path is a readable folder."""
     name = os.fspath(folder)
-    if not folder.exists():
+    if not recover(folder) and not folder.exists():
         raise InputError(argument, f"no such folder: {name!r}", advice)
     if not folder.is_dir():
         raise InputError(argument, f"{name!r} is a file", advice or "Pass a folder")

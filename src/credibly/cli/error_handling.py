@@ -20,7 +20,10 @@ from typing import Any, NoReturn
 
 import typer
 
+from credibly.cli.output import echo
 from credibly.cli.processes import all_processes, is_distributed, is_leader, leader_only
+from credibly.core.allocation import allocation_failure
+from credibly.core.interrupts import handle, within_command
 from credibly.errors import InputError, PeerError, SamplingError, StoreError, TrainingError
 
 FAILED, INVALID, STOPPED = 1, 2, 130
@@ -46,6 +49,13 @@ def json_errors() -> Iterator[JsonErrors]:
         _JSON.reset(token)
 
 
+def json_is_written() -> None:
+    """Note that a command has written its JSON object, which says what is wrong by itself."""
+    state = _JSON.get()
+    if state is not None:
+        state.written = True
+
+
 @contextmanager
 def handle_errors(*, shared: bool = False) -> Iterator[None]:
     """Turn errors that the user can act on into a message and an exit code.
@@ -53,7 +63,8 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
     Under a launcher, a `shared` command runs in all processes and any other in the leader alone.
     """
     try:
-        with all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only():
+        taking_part = all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only()
+        with within_command(), taking_part:
             yield
     except InputError as error:
         _end_invalid(error)
@@ -63,18 +74,23 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
         own = error.__context__ if isinstance(error, PeerError) and _JSON.get() is not None else None
         if isinstance(own, InputError):
             _end_invalid(own)
-        end(str(error), FAILED, kind=type(error).__name__)
+        notes = [] if isinstance(error, PeerError) else getattr(error, "__notes__", [])
+        end(". ".join([str(error), *notes]), FAILED, kind=type(error).__name__)
     except BrokenPipeError:
         # The reader of the output has closed it; typer exits quietly.
         raise
     except OSError as error:
+        if (lack := allocation_failure(error)) is not None:
+            end(lack, FAILED, kind="MemoryError")
         where = f" ({error.filename})" if error.filename else ""
         code = INVALID if isinstance(error, FileNotFoundError) else FAILED
         end(f"{error.strerror or error}{where}", code, kind=type(error).__name__)
-    except MemoryError:
-        end("out of memory", FAILED, kind="MemoryError")
     except KeyboardInterrupt:
         end("stopped", STOPPED, kind="Interrupted")
+    except Exception as error:
+        if (lack := allocation_failure(error)) is None:
+            raise
+        end(lack, FAILED, kind="MemoryError")
 
 
 def _end_invalid(error: InputError) -> NoReturn:
@@ -98,10 +114,10 @@ def report_error(message: str, code: int, *, kind: str, argument: str | None = N
         state.written = True
     # Of many processes, the leader alone writes to standard output.
     if state is None or not is_leader():
-        typer.echo(f"credibly: {text}" + (f". {advice}" if advice else ""), err=True)
+        echo(f"credibly: {text}" + (f". {advice}" if advice else ""), err=True)
     else:
         error = {"type": kind, "argument": argument, "message": text, "advice": advice, "exit_code": code}
-        typer.echo(json.dumps({"error": error}, indent=2))
+        echo(json.dumps({"error": error}, indent=2))
 
 
 def exit_stopped(what: str) -> NoReturn:
@@ -120,14 +136,15 @@ def persistent_interrupt() -> Iterator[Callable[[], None]]:
 
     def handler(number: int, frame: Any) -> None:
         pressed.set()
-        signal.default_int_handler(number, frame)
+        before(number, frame)  # type: ignore[operator, misc]
 
     def raise_again() -> None:
         if pressed.is_set():
             raise KeyboardInterrupt
 
+    before = signal.getsignal(signal.SIGINT)
     ours = threading.current_thread() is threading.main_thread()
-    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = ours and before in (signal.default_int_handler, handle)
     # Another handler is installed, or the signal is ignored.
     if not ours:
         yield raise_again
@@ -136,4 +153,4 @@ def persistent_interrupt() -> Iterator[Callable[[], None]]:
     try:
         yield raise_again
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)

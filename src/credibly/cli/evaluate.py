@@ -12,6 +12,7 @@ from credibly.cli import options
 from credibly.cli.console import print_wrapped, to_json
 from credibly.cli.early_checks import check_run, check_table
 from credibly.cli.error_handling import handle_errors
+from credibly.cli.output import echo
 from credibly.cli.verdicts import details_of, print_summary, verdict_of
 from credibly.errors import InputError
 
@@ -58,7 +59,7 @@ def run(
                 "verdict": verdict_of(facts),
                 **{key: details[key] for key in ("assessment", "by_class", "confusion_matrix")},
             }
-            typer.echo(to_json(results))
+            echo(to_json(results))
             return
         title = f"{done.config.method} on {len(facts.y):,} rows of {table.name}"
         print_summary(title, facts, joint.figures if each else None)

@@ -14,6 +14,7 @@ from credibly.cli import options
 from credibly.cli.console import open_in_browser, print_wrapped, to_json
 from credibly.cli.early_checks import check_fit, check_numbers, check_output_folder
 from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.output import echo
 from credibly.cli.processes import is_leader
 from credibly.cli.settings import config_from
 from credibly.core.stages import show_stages, stage
@@ -168,14 +169,14 @@ def report_run(done: TableRun, *, quiet: bool, as_json: bool, open_page: bool) -
     except KeyboardInterrupt:
         exit_stopped(how)
     if as_json:
-        typer.echo((done.path / "results.json").read_text(encoding="utf-8").strip())
+        echo((done.path / "results.json").read_text(encoding="utf-8").strip())
     else:
         if not quiet:
             from credibly.cli.verdicts import print_summary
 
             several = None if facts.target == done.config.target else done.figures
             print_summary(f"{facts.method} on {done.config.target}, {facts.on} rows", facts, several)
-        typer.echo(os.fspath(page))
+        echo(os.fspath(page))
     if open_page:
         open_in_browser(page)
 

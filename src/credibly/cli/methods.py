@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from credibly.cli.error_handling import handle_errors
+from credibly.cli.output import echo
 
 
 def run(
@@ -19,7 +20,7 @@ def run(
 
         rows = [{"name": name, "class": kind.__name__, "description": kind.title()} for name, kind in METHODS.items()]
         if as_json:
-            typer.echo(json.dumps(rows, indent=2))
+            echo(json.dumps(rows, indent=2))
             return
         from rich.console import Console
         from rich.table import Table

@@ -14,6 +14,7 @@ from credibly.cli import options
 from credibly.cli.console import print_wrapped, to_json
 from credibly.cli.early_checks import check_output_file, check_run, check_table
 from credibly.cli.error_handling import exit_stopped, handle_errors, persistent_interrupt
+from credibly.cli.output import echo
 from credibly.cli.processes import is_leader
 from credibly.core.checks import check_integer
 from credibly.core.levels import LEVELS, check_levels
@@ -66,6 +67,14 @@ def run(
             help="Number of posterior draws to use, evenly spaced: fewer are faster and less accurate. (Default: all.)"
         ),
     ] = None,
+    excel_safe: Annotated[
+        bool,
+        typer.Option(
+            "--excel-safe",
+            help="Write an apostrophe before names and texts that begin with =, +, - or @, which a spreadsheet would"
+            " evaluate as formulas. Numbers stay numbers.",
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file once the new one is complete.")
     ] = False,
@@ -102,7 +111,7 @@ def run(
         if at is not None and not options.split_names(at):
             raise InputError("--at", f"must be positive times such as 12,24, got {at!r}")
         from credibly.core.progress import Progress
-        from credibly.tables.guarantee import guaranteed
+        from credibly.tables.guarantee import check_promise, guaranteed
         from credibly.tables.prediction_columns import check_times
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
@@ -114,7 +123,7 @@ def run(
         if model.preparation.classes is not None and levels != LEVELS and model.calibration is None:
             raise InputError("--level", f"{folder} predicts classes, without prediction sets", "Leave it out")
         if model.calibration is not None:
-            _check_promise(max(levels), model.calibration.rows)
+            check_promise("--level", max(levels), model.calibration.rows)
         if allow_empty and (model.preparation.classes is None or model.calibration is None):
             raise InputError("--allow-empty", f"{folder} has no prediction sets", "Leave it out")
         try:
@@ -136,6 +145,7 @@ def run(
                     times=times,
                     promise=partial(guaranteed, model, allow_empty=allow_empty),
                     force=force,
+                    excel_safe=excel_safe,
                     draws=draws,
                     progress=update,
                 )
@@ -148,7 +158,7 @@ def run(
                 "rows_with_notes": done.noted,
                 "missing_columns": list(done.absent),
             }
-            typer.echo(to_json(results))
+            echo(to_json(results))
             return
         if not quiet:
             print_wrapped(f"{done.rows:,} rows predicted.")
@@ -162,19 +172,7 @@ def run(
                     "The intervals are those of the posterior, without a coverage guarantee: the run has no scores of"
                     " held-out rows, for which `credibly fit` needs 50 rows."
                 )
-        typer.echo(os.fspath(out))
-
-
-def _check_promise(level: float, rows: int) -> None:
-    """Raise unless the calibration rows of a run are enough for a level."""
-    from credibly.conformal.ranks import rows_needed
-
-    if rows < rows_needed(level):
-        found = (
-            f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
-        )
-        advice = f"Pass a level of at most {rows / (rows + 1):.3g}, or fit with --no-conformal for posterior intervals"
-        raise InputError("--level", found, advice)
+        echo(os.fspath(out))
 
 
 def _kept(text: str | None) -> tuple[str, ...]:

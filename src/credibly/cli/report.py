@@ -12,6 +12,7 @@ from credibly.cli import options
 from credibly.cli.console import open_in_browser
 from credibly.cli.early_checks import check_run
 from credibly.cli.error_handling import handle_errors
+from credibly.cli.output import echo
 
 
 def run(
@@ -31,8 +32,8 @@ def run(
 
         page = write_results(TableRun.load(folder), progress=False if as_json else None)[1]
         if as_json:
-            typer.echo((folder / "results.json").read_text(encoding="utf-8").strip())
+            echo((folder / "results.json").read_text(encoding="utf-8").strip())
         else:
-            typer.echo(os.fspath(page))
+            echo(os.fspath(page))
         if open_page:
             open_in_browser(page)

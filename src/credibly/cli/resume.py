@@ -12,13 +12,14 @@ import typer
 
 from credibly.cli.early_checks import check_input_folder
 from credibly.cli.error_handling import STOPPED, end, handle_errors
+from credibly.cli.output import echo
 from credibly.cli.processes import is_leader
 from credibly.cli.user_script import check_reference, load_problem
 from credibly.errors import InputError, PeerError, StoreError
 
 if TYPE_CHECKING:
     from credibly.inference.density import Density
-    from credibly.posterior.draws import SampledPosterior
+    from credibly.posterior.base import Posterior
     from credibly.problem import Problem
 
 # Number of training rows at which the verdict examines predictions.
@@ -68,51 +69,58 @@ def run(
 
 def _resume(folder: Path, script: str | None, quiet: bool) -> None:
     from credibly.distributed import world
-    from credibly.methods.resuming import resume_with_problem, sampler_manifest
+    from credibly.methods.resuming import resumable_manifest, resume_with_problem
 
-    manifest = sampler_manifest(folder)
+    manifest = resumable_manifest(folder)
     complete = manifest["status"] == "complete"
     if quiet and complete:
-        typer.echo(os.fspath(folder))
+        echo(os.fspath(folder))
         return
     if not quiet:
-        typer.echo(_describe(manifest))
+        echo(_describe(manifest))
     if complete:
-        typer.echo(f"The run is already complete. Load it with credibly.load({os.fspath(folder)!r}).")
+        echo(f"The run is already complete. Load it with credibly.load({os.fspath(folder)!r}).")
         return
     if not quiet:
-        typer.echo(_progress(manifest))
+        echo(_progress(manifest))
     mine = load_problem(script) if script is not None else None
     posterior, used = resume_with_problem(folder, mine, progress=False if quiet else None)
     if quiet or not is_leader():
-        typer.echo(os.fspath(folder))
+        echo(os.fspath(folder))
         return
-    typer.echo(f"Done. Load it with credibly.load({os.fspath(folder)!r}).")
+    echo(f"Done. Load it with credibly.load({os.fspath(folder)!r}).")
     with world.alone():
-        typer.echo(_verdict(posterior, used))
+        echo(_verdict(posterior, used))
 
 
 def _resume_table(folder: Path, quiet: bool, as_json: bool) -> None:
     from credibly.cli.fit import report_run
     from credibly.storage.manifest import parse_manifest
-    from credibly.tables.folder import read_facts
+    from credibly.storage.sealed import read_facts
     from credibly.tables.run import resume_table
 
     silent = quiet or as_json
     inner, complete = folder / "posterior", read_facts(folder)["status"] == "complete"
     if not silent:
         if complete:
-            typer.echo("The run is already complete.")
-        elif inner.is_dir() and (manifest := parse_manifest(inner)).get("streamed"):
-            typer.echo(_describe(manifest))
-            typer.echo(_progress(manifest))
+            echo("The run is already complete.")
+        elif inner.is_dir() and _is_resumable(manifest := parse_manifest(inner)):
+            echo(_describe(manifest))
+            echo(_progress(manifest))
     report_run(resume_table(folder, progress=False if silent else None), quiet=quiet, as_json=as_json, open_page=False)
+
+
+def _is_resumable(manifest: dict[str, Any]) -> bool:
+    return bool(manifest.get("streamed")) or manifest["kind"] == "training"
 
 
 # -- messages --------------------------------------------------------------------------------------------------------
 def _describe(manifest: dict[str, Any]) -> str:
     """Return a line that describes the run."""
     settings = manifest["record"]["settings"]
+    if manifest["kind"] == "training":
+        kind = str(settings.get("kind", manifest["record"]["method"])).split(".")[-1]
+        return f"{kind}, seed {manifest['record']['seed']}: a network on {manifest['record']['n']:,} rows."
     method = str(settings.get("kind", manifest["record"]["method"])).split(".")[-1]
     chains, draws = settings.get("chains"), settings.get("draws")
     if manifest["kind"] == "density":
@@ -126,6 +134,8 @@ def _describe(manifest: dict[str, Any]) -> str:
 
 def _progress(manifest: dict[str, Any]) -> str:
     """Return a line on the progress of the run."""
+    if manifest["kind"] == "training":
+        return _training_progress(manifest)
     at = manifest["progress"]
     if manifest.get("state") is None:
         return "It was stopped before the first iteration."
@@ -140,30 +150,44 @@ def _progress(manifest: dict[str, Any]) -> str:
     return f"{', '.join(parts)}."
 
 
+def _training_progress(manifest: dict[str, Any]) -> str:
+    """Return a line on the progress of a fit that trains."""
+    facts = manifest["training"].get("facts")
+    if facts is None:
+        return "It was stopped before the first step."
+    stage = manifest["training"]["stage"]
+    before = f" of training number {stage + 1}, after {_count(stage, 'training')}" if stage else ""
+    return f"{facts['done']:,} of {facts['history']['steps_planned']:,} steps{before} are done."
+
+
 def _stopped(folder: Path, script: str | None) -> str:
     """Return how far the run got and how to resume it."""
-    from credibly.methods.resuming import sampler_manifest
+    from credibly.methods.resuming import resumable_manifest
 
     command = ["credibly", "resume", os.fspath(folder), *(["--problem", script] if script is not None else [])]
     try:
-        manifest = sampler_manifest(folder / "posterior" if (folder / "table.json").is_file() else folder)
+        manifest = resumable_manifest(folder / "posterior" if (folder / "table.json").is_file() else folder)
     except StoreError:
         return "stopped."
-    at = manifest["progress"]
-    done = (
-        f"The folder holds {at['iteration']:,} of {at['of']:,} iterations"
-        if manifest.get("state")
-        else "Nothing is lost"
-    )
+    at = manifest.get("progress", {})
+    done = "Nothing is lost"
+    if manifest["kind"] == "training":
+        done = f"So far: {_training_progress(manifest).removesuffix('.')}"
+    elif manifest.get("state"):
+        done = f"The folder holds {at['iteration']:,} of {at['of']:,} iterations"
     return f"stopped. {done}; resume with `{shlex.join(command)}`"
 
 
-def _verdict(posterior: SampledPosterior, problem: Problem | Density | None) -> str:
+def _verdict(posterior: Posterior, problem: Problem | Density | None) -> str:
     """Return the verdict of the diagnostics, at some training rows if there is a network."""
     import textwrap
 
     from credibly.core.inputs import map_inputs
+    from credibly.posterior.draws import SampledPosterior
     from credibly.problem import Problem
+
+    if not isinstance(posterior, SampledPosterior) or not posterior.statistics:
+        return f"{posterior!r}."
 
     x, y, basis = None, None, ""
     if isinstance(problem, Problem):

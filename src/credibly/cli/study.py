@@ -17,6 +17,8 @@ from credibly.cli.console import check_folder, open_in_browser, print_wrapped
 from credibly.cli.demo import progress_line, staged
 from credibly.cli.early_checks import check_input_folder, check_numbers
 from credibly.cli.error_handling import exit_stopped, handle_errors
+from credibly.cli.output import echo
+from credibly.core.durations import to_seconds
 from credibly.errors import InputError
 
 COMMAND = "credibly study"
@@ -48,6 +50,13 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="An option of the study; repeatable."),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Run for this time, such as 10min, with interim results; the same command again continues.",
+        ),
+    ] = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
@@ -58,6 +67,8 @@ def run(
     credibly study gap-regression
 
     credibly study temperature --root data/
+
+    credibly study hmc-reference --root data/ --device cuda --budget 10min
     """
     with handle_errors():
         check_numbers(seed)
@@ -70,9 +81,17 @@ def run(
             return
         study = studies.find(name)
         folder = out if out is not None else Path(f"study-{name}")
-        check_folder(folder, force)
+        seconds = None if budget is None else to_seconds("--budget", budget)
+        if seconds is not None and not study.budgeted:
+            raise InputError("--budget", f"study {name} has no time budget", "Leave it out")
+        # Beside the folder, which is replaced as a whole.
+        state = folder.with_name(f"{folder.name}.state.safetensors")
+        check_folder(folder, force or (seconds is not None and state.exists()))
         module = checkout_module("studies.study", COMMAND)
         chosen = module.Options(root, seed, quick, device, None, _pairs(settings or []))
+        if seconds is not None:
+            show = None if as_json or quiet else typer.echo
+            chosen = dataclasses.replace(chosen, budget=seconds, state=state, show=show)
         # Missing files show before any work.
         for file in study.files:
             chosen.file(file)
@@ -84,11 +103,11 @@ def run(
         except KeyboardInterrupt:
             exit_stopped("nothing was kept")
         if as_json:
-            typer.echo(json.dumps(json.loads((folder / "results.json").read_text(encoding="utf-8")), indent=2))
+            echo(json.dumps(json.loads((folder / "results.json").read_text(encoding="utf-8")), indent=2))
         else:
             if not quiet:
                 print_wrapped(*result.sentences)
-            typer.echo(os.fspath(folder / "index.html"))
+            echo(os.fspath(folder / "index.html"))
         if open_page:
             open_in_browser(folder / "index.html")
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from credibly.cli.console import format_number, print_metrics, print_table, print_wrapped
+from credibly.cli.output import in_markup
 
 if TYPE_CHECKING:
     from credibly.tables.fit_summary import FitSummary
@@ -78,7 +79,6 @@ def _confusion(facts: FitSummary) -> list[list[int]] | None:
 
 def _print_classes(facts: FitSummary) -> None:
     """Print the metrics of each class, and the confusion matrix."""
-    from rich.markup import escape
     from rich.table import Table
 
     found, matrix = _classes(facts), _confusion(facts)
@@ -91,11 +91,11 @@ def _print_classes(facts: FitSummary) -> None:
     for key in keys:
         table.add_column(key.replace("_", " "), justify="right", no_wrap=key != "average_precision")
     for name, values in found.items():
-        counts.add_column(escape(name), justify="right")
+        counts.add_column(in_markup(name), justify="right")
         shown = [f"{values[key]:,.0f}" if key == "rows" else _number(values[key]) for key in keys]
-        table.add_row(escape(name), *shown)
+        table.add_row(in_markup(name), *shown)
     for name, row in zip(found, matrix):
-        counts.add_row(escape(name), *(f"{count:,}" for count in row))
+        counts.add_row(in_markup(name), *(f"{count:,}" for count in row))
     print_table(table)
     print_wrapped("")
     print_table(counts)

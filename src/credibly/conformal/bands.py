@@ -60,6 +60,10 @@ class Bands:
         shape = (*self.values.shape[:2], -1)
         return Bands(self.nodes.reshape(shape), self.values.reshape(shape))
 
+    def mirrored(self) -> Bands:
+        """Return the bands of -y, whose `upper_index` at -y is minus `lower_index` at y."""
+        return Bands(-self.nodes.flip(0), -self.values.flip(0))
+
     def at(self, t: Tensor | float) -> Tensor:
         """Return Q(t), (N, ...); t broadcasts against that shape."""
         wanted = torch.as_tensor(t, dtype=torch.float64).expand(self.values.shape[1:])
@@ -71,7 +75,7 @@ class Bands:
 
     def lower_index(self, y: Tensor) -> Tensor:
         """Return the largest t with Q(t) <= y."""
-        return -_interpolate(-y, -self.values.flip(0), -self.nodes.flip(0), self._slopes[1], self._slopes[0])
+        return -self.mirrored().upper_index(-y)
 
     def score(self, y: Tensor) -> Tensor:
         """Return the smallest t >= 0 with Q(-t) <= y <= Q(t), in the shape of y."""

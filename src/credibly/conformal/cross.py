@@ -21,6 +21,8 @@ from credibly.conformal.bands import Bands
 
 # Halvings of the initial bracket, past the resolution of float64.
 HALVINGS = 64
+# Values of the bands of all folds up to which they are evaluated together: 1 MiB in float64.
+TOGETHER = 2**17
 
 
 def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
@@ -31,25 +33,32 @@ def cross_interval(bands: Sequence[Bands], scores: Sequence[Tensor], count: int)
         scores: of the calibration rows of each fold, (n_k, E) each.
         count: m.
     """
-
-    def above(y: Tensor) -> list[Tensor]:
-        return [b.upper_index(y) for b in bands]
-
     smallest, largest = _range(scores)
     outer, inner = (torch.stack([b.at(t) for b in bands]) for t in (largest, smallest))
-    upper = _end(above, scores, count, outer.amax(0), inner.amin(0))
+    upper = _end(_upper_indices(bands), scores, count, outer.amax(0), inner.amin(0))
     return cross_lower(bands, scores, count), upper
 
 
 def cross_lower(bands: Sequence[Bands], scores: Sequence[Tensor], count: int) -> Tensor:
     """Return the m-th smallest lower end alone, (N, E), with the arguments of `cross_interval`."""
+    mirrored = _upper_indices([b.mirrored() for b in bands])
 
     def below(y: Tensor) -> list[Tensor]:
-        return [-b.lower_index(y) for b in bands]
+        return mirrored(-y)
 
     smallest, largest = _range(scores)
     outer, inner = (torch.stack([b.at(-t) for b in bands]) for t in (largest, smallest))
     return _end(below, scores, count, outer.amin(0), inner.amax(0))
+
+
+def _upper_indices(bands: Sequence[Bands]) -> Callable[[Tensor], list[Tensor]]:
+    """Return a function of y (N, E) with its `upper_index` in the bands of each fold."""
+    count = len(bands)
+    # For a few rows nearly all time is that of calls, so all folds share them; for many the cache decides.
+    if count * bands[0].values.numel() > TOGETHER:
+        return lambda y: [b.upper_index(y) for b in bands]
+    joined = Bands(torch.cat([b.nodes for b in bands], 1), torch.cat([b.values for b in bands], 1))
+    return lambda y: list(joined.upper_index(y.repeat(count, 1)).chunk(count))
 
 
 def cross_shifted(ends: Sequence[tuple[Tensor, Tensor]], scores: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:

@@ -173,6 +173,7 @@ def diagnose(
     coordinates: int = COORDINATES,
     network: bool = True,
     one_start: bool = False,
+    temperature: tuple[float, ...] | None = None,
     local: bool = False,
     world: World | None = None,
 ) -> Diagnostics:
@@ -189,6 +190,7 @@ def diagnose(
         coordinates: how many of the D weights, of the predictions and of each quantity to check, evenly spaced.
         network: False for draws from a density that is not a network's, whose coordinates are of interest themselves.
         one_start: whether all chains started at the same point, which the verdict then points out.
+        temperature: the kinetic temperature of each chain of a minibatch sampler, 1 if it samples the posterior.
         local: whether chains are not meant to meet. If they disagree, each is then judged by itself.
         world: processes that call this together. Each checks some of the coordinates, of all chains, and passes its own
             part of the predictions and quantities. The results are gathered, the draws are not.
@@ -226,6 +228,7 @@ def diagnose(
         draws=count,
         network=network,
         one_start=one_start,
+        temperature=temperature,
     )
     parts = None
     if local and functions is not None:

@@ -14,6 +14,8 @@ RHAT_GOOD, RHAT_USABLE, RHAT_POOR = 1.01, 1.05, 1.1
 ESS_TOTAL, ESS_PER_CHAIN = 400, 100
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
+# SG-MCMC keeps its own heat below 5 %; twice that, and the error of its measurement.
+TEMPERATURE_HIGH = 1.15
 # Fraction of coordinates that may exceed a limit.
 EXEMPT = 0.01
 ONE_START = (
@@ -109,6 +111,7 @@ def judge(
     draws: int | None = None,
     network: bool = True,
     one_start: bool = False,
+    temperature: tuple[float, ...] | None = None,
 ) -> tuple[bool, str]:
     """Return whether the draws can be used, and a verdict: what is wrong and what to do about it.
 
@@ -132,6 +135,11 @@ def judge(
         return False, f"Nothing to judge: the {main} are the same in every draw. Pass some that depend on the weights."
     spaces = {name: space for name, space in spaces.items() if space.moving}
     faults = _faults(spaces, chains, divergences, e_bfmi, draws)
+    if temperature is not None and (hottest := sum(temperature) / len(temperature)) > TEMPERATURE_HIGH:
+        faults.append(
+            f"The chains are too hot: their kinetic temperature is {hottest:.2f} times the posterior's, from steps that"
+            " are too large for the noise of minibatch gradients. Lower the step size, or take larger batches."
+        )
     agreed = all(space.rhat_most <= RHAT_USABLE for space in spaces.values())
     one_start = one_start and chains > 1
     sentences = [_headline(spaces, chains, faults=bool(faults), one_start=one_start), *faults]

@@ -26,6 +26,8 @@ from credibly.tables.threads import threads_for
 
 # Rows times parameters times gradients of the chains: about 80 processor seconds.
 WORK = 1.8e12
+# What a gradient costs however small the table is, in rows times parameters.
+OVERHEAD = 100_000
 # Settings that a user gives to determine the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
 # Whole trajectories. Cut ones walk at random where the posterior is narrow.
@@ -33,7 +35,7 @@ WHOLE: dict[str, Any] = {
     "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
     "mass": "diagonal",
 }  # fmt: skip
-TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1}
+TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1, "until": None, "budget": None}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
 TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
 # Effective draws to plan for, and to plan for at least, in units of what the verdict asks for: a trial measures them
@@ -91,8 +93,9 @@ def plan_chains(prepared: Prepared) -> ChainPlan:
     affordable = int(WORK / work - settings["warmup"])
     if history["trajectory_shortened"] or affordable < trial.draws:
         # As many short trajectories as there is time for, after the trial and beside the fits to folds.
-        spent = iterations * float(history["steps"]) * problem.n * problem.layout.dim + _work_of_folds(prepared, method)
-        affordable = int((WORK - spent) / (method.max_steps * method.chains * size) - method.warmup)
+        trial_size = problem.n * problem.layout.dim + OVERHEAD
+        spent = iterations * float(history["steps"]) * trial_size + _work_of_folds(prepared, method)
+        affordable = int((WORK - spent) / (method.max_steps * method.chains * (size + OVERHEAD)) - method.warmup)
         thin = max(method.thin, affordable // method.draws)
         return ChainPlan({"thin": thin}, effective, max(times, 1.0 + 1e-6))
     settings["thin"] = max(1, min(affordable, math.ceil(WANTED * needed)) // settings["draws"])
@@ -105,7 +108,7 @@ def _work_of_folds(prepared: Prepared, method: HMC) -> float:
     one = fold_method(dataclasses.replace(method, thin=max(2, method.thin)), len(prepared.splits))
     assert isinstance(one, HMC)
     gradients = one.chains * (one.warmup + one.draws * one.thin) * one.max_steps
-    return float(gradients * prepared.problem.layout.dim * sum(len(fitted) for fitted, _ in prepared.splits))
+    return float(gradients * sum(len(rows) * prepared.problem.layout.dim + OVERHEAD for rows, _ in prepared.splits))
 
 
 def _observed(prepared: Prepared, rows: npt.NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:

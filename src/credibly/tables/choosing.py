@@ -2,9 +2,9 @@
 
 Candidates are fitted to some of the rows and scored by the mean log predictive density of the others, in the units of
 the target, so that transforms of the target compare. Small tables are fitted by short runs of HMC, larger ones by small
-ensembles of networks with periodic embeddings. The search starts from a default and changes one thing at a time; a
-change is kept if the density rises by more than a quarter of the standard error of the difference. A candidate that
-is clearly worse on the folds so far is not fitted to the others.
+ensembles of networks with periodic embeddings, or without them if the target is smooth. The search starts from a
+default and changes one thing at a time; a change is kept if the density rises by more than a quarter of the standard
+error of the difference. A candidate that is clearly worse on the folds so far is not fitted to the others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from credibly.predictive.base import Predictive
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.input_scaling import InputScaling
 from credibly.tables.recipe import Recipe
+from credibly.tables.smooth_candidate import MOST_INPUTS, NAME, PILOT, is_smooth, smooth_recipe
 from credibly.tables.splitting import Rows, folds_of
 from credibly.tables.target_scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
@@ -47,15 +48,10 @@ SMALL_ADDED, LARGE_ADDED = 50, 200
 # A patience that never ends.
 UNSTOPPED = 10_000
 # Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
-# smaller noise floor, a wider prior, or many more inputs) or trains for long.
+# smaller noise floor, a wider prior, or many more inputs), or that has much smaller networks for many rows.
 CLEAR, CLEAR_SLOW = 0.25, 2.0
 # Loss on the folds so far, in standard errors of the difference, from which a candidate is not fitted to the others.
 HOPELESS = 2.0
-# A smooth network for targets with little noise: narrow, without embeddings, and trained for long with large steps, in
-# at most this many steps and epochs, and epochs of its short fits.
-SMOOTH: dict[str, Any] = {"hidden": (128, 128), "activation": "silu", "embedding": False}
-SMOOTH_TRAINING: dict[str, Any] = {"lr": 5e-3, "schedule": "cosine", "patience": UNSTOPPED}
-SMOOTH_BATCH, SMOOTH_STEPS, SMOOTH_EPOCHS, SMOOTH_PILOT = 128, 20_000, 400, 200
 # Noise floors to try after the first.
 FLOORS = (0.03, 0.01)
 
@@ -102,7 +98,7 @@ def choose(
     Args:
         recipe: the default, from which the search starts, with a method that is "hmc" or "ensemble".
         data: the rows.
-        fixed: fields of the recipe that stay as they are.
+        fixed: fields of the recipe that stay as they are; "settings" if some of them were given.
         seed: seed of the folds and of the fits.
         progress: called with the number of candidates done and the most there can be.
     """
@@ -135,7 +131,7 @@ def choose(
     score(best, _describe(recipe))
     for change in _changes(recipe, data, fixed):
         for name, candidate in change(best):
-            if _clearly_better(score(candidate, name, best), tried[best], _bar(candidate, best)):
+            if _clearly_better(score(candidate, name, best), tried[best], _bar(candidate, best, data.rows.count)):
                 best = candidate
     found = tuple(dataclasses.replace(one, chosen=tried_one == best) for tried_one, one in scores.items())
     return best, found
@@ -153,6 +149,14 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
 
     real = recipe.task == "regression"
     small = recipe.method == "hmc"
+    # First, since short fits of small networks take less time than those of wide ones, also to further candidates.
+    if not small and real and free("embedding", "hidden", "settings"):
+        may_change = {name: free(name) for name in ("prior_scale", "inputs")}
+        width = data.x.shape[1]
+        if not may_change["inputs"]:
+            width = InputScaling.fit(recipe.inputs, data.x, data.numeric).outputs(width)
+        if width <= MOST_INPUTS:
+            found.append(lambda best: iter([(NAME, smooth_recipe(best, data.rows.count, **may_change))]))
     noises: list[Change] = []
     if real and small and free("noise") and recipe.noise_floor:
         noises.append(_floors)
@@ -171,20 +175,24 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
         found += [_scales, _scales]
     if free("inputs") and data.numeric:
         encodings = [k for k in ("quantile", "categories") if _useful(k, data, SMALL_ADDED if small else LARGE_ADDED)]
-        found.append(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
-    if not small and data.rows.count > MANY and recipe.settings.get("schedule") == "constant":
-        found.append(lambda best: iter([("falling learning rate", _decayed(best))]))
-    if not small and free("embedding", "hidden") and data.numeric:
         found.append(
-            lambda best: iter([("no embedding", dataclasses.replace(best, embedding=False, activation="silu"))])
+            _unless_smooth(lambda best: ((f"inputs {k}", dataclasses.replace(best, inputs=k)) for k in encodings))
         )
-    if not small and real and free("embedding", "hidden") and "epochs" in recipe.settings:
-        found.append(lambda best: iter([("smooth network, long training", _smooth(best, data.rows.count))]))
+    if not small and data.rows.count > MANY and recipe.settings.get("schedule") == "constant":
+        found.append(_unless_smooth(lambda best: iter([("falling learning rate", _decayed(best))])))
+    if not small and free("embedding", "hidden") and data.numeric:
+        plain: dict[str, Any] = {"embedding": False, "activation": "silu"}
+        found.append(_unless_smooth(lambda best: iter([("no embedding", dataclasses.replace(best, **plain))])))
     return found
 
 
+def _unless_smooth(change: Change) -> Change:
+    """Return a change of wide networks, which small smooth ones do not have."""
+    return lambda best: iter(()) if is_smooth(best) else change(best)
+
+
 def _useful(kind: str, data: Rowset, most: int) -> bool:
-    """Return whether an encoding changes anything, with at most so many inputs more."""
+    """Return whether an encoding changes anything, with at most `most` further inputs."""
     scaling = InputScaling.fit(kind, data.x, data.numeric)
     width = data.x.shape[1]
     return bool(scaling.columns) and scaling.outputs(width) <= width + most
@@ -209,21 +217,13 @@ def _decayed(best: Recipe) -> Recipe:
     return dataclasses.replace(best, settings=settings)
 
 
-def _smooth(best: Recipe, rows: int) -> Recipe:
-    """Return a recipe with a smooth network that is trained for long."""
-    batch = min(SMOOTH_BATCH, best.settings["batch_size"])
-    epochs = max(best.settings["epochs"], min(SMOOTH_EPOCHS, SMOOTH_STEPS * batch // rows))
-    settings = {**best.settings, **SMOOTH_TRAINING, "batch_size": batch, "epochs": epochs}
-    return dataclasses.replace(best, **SMOOTH, settings=settings)
-
-
-def _bar(new: Recipe, old: Recipe) -> float:
-    """Return the gain, in standard errors, that the new recipe needs."""
+def _bar(new: Recipe, old: Recipe, rows: int) -> float:
+    """Return the gain, in standard errors, that the new recipe needs on a table with `rows` rows."""
     wider = new.noise_floor < old.noise_floor or new.scale > old.scale
     slow = new.method == "hmc" and (wider or new.inputs == "categories")
-    # Long training fits noise, too, and more of it than its short fits show.
-    longer = new.method == "ensemble" and new.settings.get("lr") == SMOOTH_TRAINING["lr"] != old.settings.get("lr")
-    return CLEAR_SLOW if slow or longer else CLEAR
+    # Wide networks gain more than small ones by the rows that short fits leave out.
+    smaller = is_smooth(new) and not is_smooth(old) and rows > ROWS
+    return CLEAR_SLOW if slow or smaller else CLEAR
 
 
 def _most(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> int:
@@ -258,12 +258,12 @@ def _pilot(recipe: Recipe, rows: int) -> dict[str, Any]:
     """Return the settings of a short fit. A learning rate that falls must fall to the end, so nothing stops it."""
     if recipe.method == "hmc":
         return HMC_PILOT
+    if is_smooth(recipe):
+        return PILOT
     if recipe.settings.get("schedule") != "cosine":
         return ENSEMBLE_PILOT
     epochs = ENSEMBLE_PILOT["epochs"]
-    if recipe.hidden == SMOOTH["hidden"]:
-        epochs = min(SMOOTH_PILOT, recipe.settings.get("epochs", epochs))
-    elif rows < ROWS:
+    if rows < ROWS:
         epochs = max(epochs, recipe.settings.get("epochs", epochs) // 2)
     return {**ENSEMBLE_PILOT, "epochs": epochs, "patience": UNSTOPPED}
 

@@ -17,7 +17,7 @@ import pyarrow.csv
 
 from credibly.errors import InputError
 from credibly.tables.parsing import MISSING
-from credibly.tables.sources import Source
+from credibly.tables.sources import Bytes, Source
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,10 @@ def _stream(
 @contextmanager
 def _arrow_stream(source: Source) -> Iterator[Any]:
     """Open a file for Arrow, which decompresses gzip itself."""
-    if source.compression in ("", ".gz"):
+    if isinstance(source, Bytes):
+        with pa.BufferReader(source.content) as stream:
+            yield stream
+    elif source.compression in ("", ".gz"):
         with pa.input_stream(str(source.path), compression="gzip" if source.compression else None) as stream:
             yield stream
     else:

@@ -67,6 +67,6 @@ def choose_recipe(
     table = ArrayTable(config, data, ArrayTargets.of(recipe.task, data.y))
     start, why = starting_recipe(table)
     free = {"hidden": open_hidden, "embedding": open_hidden, "prior_scale": open_scale, "noise": open_noise}
-    fixed = [name for name, is_open in free.items() if not is_open]
+    fixed = [name for name, is_open in (free | {"settings": not recipe.settings}).items() if not is_open]
     best, candidates = choose(start, data, fixed=fixed, seed=seed)
     return best, candidates, why

@@ -35,7 +35,7 @@ MEMBERS = 5
 # Standard errors of the mean difference by which an ensemble may be behind.
 TIED = 2.0
 # Standard errors behind on one fold from which no choice of an ensemble's settings would help.
-HOPELESS = 4.0
+HOPELESS = 3.0
 # Smallest log density that counts, so that a mean exists.
 LEAST = -1e4
 

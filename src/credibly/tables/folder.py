@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from credibly.core.files import is_occupied, write_atomic
+from credibly.core.allocation import allocation_failure
+from credibly.core.files import is_occupied, remove_drafts
+from credibly.core.interrupts import holding_folder
 from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.storage.manifest import parse_manifest
+from credibly.storage.replacing import recover, remove_leftovers, replace_folder
 from credibly.storage.run_folder import RunFolder, resume_command
-
-FORMAT = "credibly-table-run"
-FORMAT_VERSION = 1
 
 
 def check_out(folder: Path, force: bool) -> None:
     """Raise if the folder is occupied, before any work. With force, only a run of `credibly fit` may be replaced."""
+    recover(folder)
     if not is_occupied(folder):
         return
     if not folder.is_dir():
@@ -51,9 +50,10 @@ def staging_folder(folder: Path) -> Path:
 def new_run(folder: Path) -> Iterator[Path]:
     """Yield the folder to build a run in. An existing run is replaced only once the new one is complete.
 
-    If the folder is occupied, the new run is built beside it. A run that was interrupted, lost one of its processes or
-    ran out of disk space is kept if it can be resumed, and the error says how; otherwise it is removed.
+    If the folder is occupied, the new run is built beside it. Whatever the error, a run that can be resumed or loaded
+    is kept, and the error says how to continue; otherwise it is removed.
     """
+    remove_leftovers(folder)
     replaces = is_occupied(folder)
     work = staging_folder(folder) if replaces else folder
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -61,29 +61,23 @@ def new_run(folder: Path) -> Iterator[Path]:
     if replaces:
         shutil.rmtree(work, ignore_errors=True)
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        yield work
+        with holding_folder():
+            work.mkdir(parents=True, exist_ok=True)
+            remove_drafts(work)
+            yield work
     except BaseException as error:
-        kept = f"{folder} is unchanged; resume" if replaces else "resume"
-        how = f"{kept} with {resume_command(os.fspath(work))}"
-        if isinstance(error, KeyboardInterrupt) and _resumable(work, isinstance(error, Interrupted)):
-            raise Interrupted(how) from error
-        if isinstance(error, PeerError) and _resumable(work, True):
-            error.add_note(how)
-            raise
-        reason = _disk_error(error)
-        if reason is not None and _resumable(work, False):
-            raise StoreError(
-                f"--out: cannot write {os.fspath(work)!r} ({reason}). The run is intact up to its last checkpoint:"
-                f" free some space, then {how}"
-            ) from error
+        how = f"resume with {resume_command(os.fspath(work))}"
+        if _resumable(work, isinstance(error, (Interrupted, PeerError))):
+            _raise_kept(error, work, f"{folder} is unchanged; {how}" if replaces else how)
         shutil.rmtree(work, ignore_errors=True)
         if was_there:
             folder.mkdir()
         for parent in made:
             with suppress(OSError):
                 parent.rmdir()
-        if reason is not None:
+        if (lack := allocation_failure(error)) is not None:
+            raise StoreError(f"{lack}. Free some memory, or choose a smaller model; nothing was kept") from error
+        if (reason := _disk_error(error)) is not None:
             raise StoreError(
                 f"--out: cannot write {os.fspath(folder)!r} ({reason}). Free some space or choose another folder;"
                 " nothing was kept"
@@ -93,36 +87,39 @@ def new_run(folder: Path) -> Iterator[Path]:
             raise KeyboardInterrupt from error
         raise
     if replaces:
-        swap(work, folder)
+        replace_folder(work, folder)
 
 
-def swap(new: Path, folder: Path) -> None:
-    """Move a folder into the place of another one, which is removed."""
-    place = folder.resolve()
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
-    if place.exists():
-        place.rename(old)
-    try:
-        new.rename(place)
-    except BaseException:
-        if old.exists():
-            old.rename(place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+def _raise_kept(error: BaseException, work: Path, how: str) -> NoReturn:
+    """Raise the error that ended a fit whose run can be resumed, with how to do that."""
+    if isinstance(error, KeyboardInterrupt):
+        raise Interrupted(how) from error
+    intact = "The run is intact up to its last checkpoint"
+    if (lack := allocation_failure(error)) is not None:
+        raise StoreError(f"{lack}. {intact}: free some memory, then {how}") from error
+    if (reason := _disk_error(error)) is not None:
+        raise StoreError(
+            f"--out: cannot write {os.fspath(work)!r} ({reason}). {intact}: free some space, then {how}"
+        ) from error
+    error.add_note(how if isinstance(error, PeerError) else f"{intact}; {how}")
+    raise error
 
 
 @contextmanager
 def explain_disk_errors(folder: Path) -> Iterator[None]:
-    """Re-raise disk errors with the run folder and the command that resumes it."""
+    """Re-raise errors of disk and memory with the run folder and the command that resumes it."""
+    how = f"resume with {resume_command(os.fspath(folder))}"
+    intact = "The run is intact up to its last checkpoint"
     try:
         yield
-    except (OSError, StoreError) as error:
-        reason = _disk_error(error)
+    except Exception as error:
+        if (lack := allocation_failure(error)) is not None:
+            raise StoreError(f"path: {lack}. {intact}: free some memory, then {how}") from error
+        reason = _disk_error(error) if isinstance(error, (OSError, StoreError)) else None
         if reason is None:
             raise
         raise StoreError(
-            f"path: cannot write {os.fspath(folder)!r} ({reason}). The run is intact up to its last checkpoint: free"
-            f" some space, then resume with {resume_command(os.fspath(folder))}"
+            f"path: cannot write {os.fspath(folder)!r} ({reason}). {intact}: free some space, then {how}"
         ) from error
 
 
@@ -143,46 +140,9 @@ def _resumable(folder: Path, begun: bool) -> bool:
 
 def is_complete(manifest: dict[str, Any]) -> bool:
     """Return whether a posterior is complete. One that is not streamed is saved only once it is."""
-    return not manifest.get("streamed") or manifest["status"] == "complete"
-
-
-def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Write table.json atomically, with a checksum."""
-    values = {"format": FORMAT, "format_version": FORMAT_VERSION, **{k: v for k, v in facts.items() if k != "checksum"}}
-    values["checksum"] = _checksum(values)
-    write_atomic(folder / "table.json", json.dumps(values, indent=1) + "\n")
+    return bool(manifest.get("status", "complete") == "complete")
 
 
 def is_table_run(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder is the run of a table."""
     return (Path(path) / "table.json").is_file()
-
-
-def read_facts(folder: Path) -> dict[str, Any]:
-    """Read table.json. Raise unless it is intact, written by credibly and of a known version."""
-    name = os.fspath(folder)
-    if not folder.is_dir():
-        raise StoreError(f"path: no such folder: {name!r}")
-    try:
-        facts = json.loads((folder / "table.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StoreError(f"path: {name!r} is not a run of `credibly fit` (it has no table.json)") from None
-    except OSError as error:
-        raise StoreError(f"path: cannot read table.json of {name!r} ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"path: table.json of {name!r} is truncated or corrupt ({error})") from error
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise StoreError(f"path: {name!r} is not a run of `credibly fit`")
-    if facts.get("format_version") != FORMAT_VERSION:
-        raise StoreError(
-            f"path: {name!r} has format {facts.get('format_version')}, this version of credibly reads {FORMAT_VERSION}."
-            " Use the version that wrote it, or fit the table again from its config.toml"
-        )
-    if facts.get("checksum") != _checksum(facts):
-        raise StoreError(f"path: table.json of {name!r} was modified (its checksum does not match)")
-    return facts
-
-
-def _checksum(facts: dict[str, Any]) -> str:
-    values = {key: value for key, value in facts.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

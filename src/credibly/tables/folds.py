@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from credibly.core.progress import Progress
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
 from credibly.inference.method import Method
+from credibly.inference.sampling.run import SamplingMethod
 from credibly.methods import HMC, DeepEnsemble
 from credibly.posterior.base import Posterior
 from credibly.posterior.loading import load
@@ -61,6 +63,10 @@ def fit_folds(prepared: Prepared, folder: Path, progress: bool | None) -> None:
 
 def fold_method(method: Method, folds: int) -> Method:
     """Return a shorter run of the method for one of several folds: predictions need fewer draws than diagnostics."""
+    if folds > 1 and isinstance(method, SamplingMethod) and getattr(method, "until", None) is not None:
+        # The time is that of the final fit.
+        known: Any = method
+        method = dataclasses.replace(known, until=None, budget=None)
     if folds > 1 and isinstance(method, HMC) and method.mass == "diagonal":
         # Whole trajectories, whose draws are nearly independent.
         warmup, draws = (

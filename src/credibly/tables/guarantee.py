@@ -12,7 +12,8 @@ import torch
 from credibly.conformal.calibration import Calibration, calibrate, cross_calibrate, has_labels, label_indices
 from credibly.conformal.counts import covered, randomised_threshold, steps_of
 from credibly.conformal.predictive import CalibratedPredictive
-from credibly.conformal.ranks import rank
+from credibly.conformal.ranks import rank, rows_needed
+from credibly.errors import InputError
 from credibly.predictive.base import Predictive
 from credibly.predictive.joined import JoinedPredictive
 from credibly.tables.model import LEVEL, Array, TableModel
@@ -54,6 +55,16 @@ def guaranteed(
     if calibration.folds:
         return CalibratedPredictive(predictive, calibration, folds=parts)
     return CalibratedPredictive(parts[0] if parts else predictive, calibration)
+
+
+def check_promise(argument: str, level: float, rows: int) -> None:
+    """Raise unless the calibration rows of a run are enough for a level."""
+    if rows < rows_needed(level):
+        found = (
+            f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
+        )
+        advice = f"Pass a level of at most {rows / (rows + 1):.3g}, or fit with --no-conformal for posterior intervals"
+        raise InputError(argument, found, advice)
 
 
 def measured_coverage(calibration: Calibration, level: float = LEVEL, *, joint: bool = False) -> float:

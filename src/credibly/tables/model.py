@@ -127,6 +127,26 @@ class TableModel:
         found["ood"] = [None] * len(predictive) if score is None else float32(score)
         return found
 
+    def predict_columns(
+        self,
+        inputs: Array,
+        notes: Notes,
+        *,
+        levels: Sequence[float] = LEVELS,
+        times: Sequence[float] = (),
+        promise: Promise | None = None,
+        draws: int | None = None,
+    ) -> dict[str, Any]:
+        """Return all columns of a prediction file for prepared inputs (N, P), with the notes on their cells.
+
+        See `predict_file` for the arguments.
+        """
+        predictive = self.predict(inputs, draws=draws)
+        promised = None if promise is None else promise(inputs, predictive)
+        found = self.columns(predictive, levels, promised, times)
+        found[NOTES] = _notes_by_row(len(inputs), notes)
+        return found
+
     def predict_file(
         self,
         table: str | os.PathLike[str],
@@ -137,6 +157,7 @@ class TableModel:
         times: Sequence[float] = (),
         promise: Promise | None = None,
         force: bool = False,
+        excel_safe: bool = False,
         draws: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> PredictedFile:
@@ -154,13 +175,12 @@ class TableModel:
             promise: maps prepared inputs and their predictions to predictions whose intervals are written in place of
                 the Bayesian ones, which are then named `bayes_lower_90` and so on.
             force: replace an existing file once the new one is complete.
+            excel_safe: write an apostrophe before texts that a spreadsheet would evaluate as formulas.
             draws: number of posterior draws to use; None for all.
             progress: called with the number of rows done.
         """
         absent, kept = self._checked_columns(Path(table), header(table), levels, keep, times)
-        block_rows = max(
-            LEAST, min(BLOCK, CACHE_VALUES // (self._draws(draws) * max(1, len(self.preparation.classes or ()))))
-        )
+        block_rows = self.block_rows(draws)
         rows = noted = blocks = 0
         # (block, position in it, note)
         found: list[tuple[int, int, str]] = []
@@ -168,16 +188,15 @@ class TableModel:
         mine = everyone.rank, everyone.size
         own = batches(table, known.names, known.numeric_names, block_rows, mine, known.conventions)
         copies = verbatim_batches(table, kept, block_rows, mine) if kept else repeat(None)
-        with shared_writer(out, everyone, force=force) as writer, world.alone():
+        with shared_writer(out, everyone, force=force, excel_safe=excel_safe) as writer, world.alone():
             for (block, notes), copy in zip(own, copies):
                 inputs, more = self.inputs(block)
-                predictive = self.predict(inputs, draws=draws)
                 columns = {} if copy is None else {name: copy.column(name) for name in kept}
-                promised = None if promise is None else promise(inputs, predictive)
-                columns |= self.columns(predictive, levels, promised, times)
-                texts = _notes_by_row(len(inputs), [*notes, *more])
-                columns[NOTES] = texts
+                columns |= self.predict_columns(
+                    inputs, [*notes, *more], levels=levels, times=times, promise=promise, draws=draws
+                )
                 writer.write(columns)
+                texts = columns[NOTES]
                 some = [text for text in texts if text] if notes or more else []
                 rows, noted = rows + len(inputs), noted + len(some)
                 seen = {text for _, _, text in found}
@@ -205,9 +224,10 @@ class TableModel:
         taken = prediction_names(self.preparation, check_levels("levels", levels), check_times("--at", times))
         return absent, kept_columns("--keep", keep, names, taken)
 
-    def _draws(self, wanted: int | None) -> int:
-        one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=wanted)
-        return one.draws
+    def block_rows(self, draws: int | None = None) -> int:
+        """Return the number of rows that are predicted at a time with the given number of draws."""
+        one = self.predict(np.zeros((1, self.preparation.inputs), np.float32), draws=draws)
+        return max(LEAST, min(BLOCK, CACHE_VALUES // (one.draws * max(1, len(self.preparation.classes or ())))))
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ class Writer(Protocol):
 
 
 @contextmanager
-def shared_writer(path: str | os.PathLike[str], everyone: World, *, force: bool = False) -> Iterator[Writer]:
+def shared_writer(
+    path: str | os.PathLike[str], everyone: World, *, force: bool = False, excel_safe: bool = False
+) -> Iterator[Writer]:
     """Yield a writer of this process's blocks. On exit the table is complete, the same as from a single process."""
-    table = TableWriter(path, force=force)
+    table = TableWriter(path, force=force, excel_safe=excel_safe)
     if everyone.size == 1:
         with table:
             yield table

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from credibly.core.specs import check_field_types
 from credibly.errors import InputError, StoreError
 from credibly.predictive.base import Predictive
 from credibly.predictive.transforms import Transform
@@ -317,6 +318,8 @@ class Preparation:
             targets = tuple(plain.get("targets", (plain["target"],)))
             transforms = tuple(Transform(**values) for values in plain.get("transforms", ()))
             read_by = Conventions.from_dict(plain.get("conventions", {}))
+            for part in (*used, *transforms):
+                check_field_types(part)
             made = cls(plain["target"], task, reason, classes, y_mean, y_std, used, columns, notes)
             scaling = InputScaling.from_dict(plain["scaling"]) if "scaling" in plain else STANDARD
             event = plain.get("event")

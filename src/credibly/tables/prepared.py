@@ -30,6 +30,7 @@ from credibly.tables.preparation import Preparation
 from credibly.tables.reading import read_table
 from credibly.tables.recipe import Recipe
 from credibly.tables.roles import group_values, time_values
+from credibly.tables.row_samples import MOST_BYTES
 from credibly.tables.screening import screen
 from credibly.tables.splitting import Rows, folds_of, held_out_split
 from credibly.tables.targets import check_column, weight_column
@@ -150,6 +151,11 @@ class Prepared:
         )
 
 
+def _read(config: Config) -> Table:
+    """Return the rows of a configuration's table, or a sample of them if they are too many."""
+    return read_table(config.table, conventions=Conventions(config.na), most=MOST_BYTES)
+
+
 def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -> Prepared:
     """Read, check and split a table. Writes nothing and is fast; every problem with the input is raised here.
 
@@ -163,7 +169,7 @@ def prepare(config: Config, table: Table | None = None, *, refit: bool = True) -
         raise InputError(
             "--config", f"{config.table} has changed since the run", "Remove table_sha256 to use it anyway"
         )
-    table = read_table(config.table, conventions=Conventions(config.na)) if table is None else table
+    table = _read(config) if table is None else table
     weights = None if config.weight is None else weight_column(table, config.weight, config.target)
     _check_roles(config, table.column_names)
     known = _preparation(config, table, config.task)

@@ -5,25 +5,31 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
+from credibly.core.memory import in_words
 from credibly.errors import InputError
 from credibly.tables import csv_files, record_files, typed_files
 from credibly.tables.conventions import USUAL, Conventions, attach, conventions_of
 from credibly.tables.interpretation import interpreted
 from credibly.tables.parsing import Notes, finite, is_number, numbers, texts, whole_column
-from credibly.tables.sources import DELIMITED, RECORDS, TYPED, Source, source_of
+from credibly.tables.row_samples import sample_rows
+from credibly.tables.sources import DELIMITED, RECORDS, TYPED, Bytes, Source, source_of
 
 # The name of a first column without one, as R and pandas write the names of rows.
 ROW_NAMES = "row names"
 
 
 def read_table(
-    path: str | os.PathLike[str], *, text: Collection[str] = (), conventions: Conventions = USUAL
+    path: str | os.PathLike[str],
+    *,
+    text: Collection[str] = (),
+    conventions: Conventions = USUAL,
+    most: int | None = None,
 ) -> pa.Table:
     """Read a whole file: numbers as float64, dates as timestamps, everything else as text.
 
@@ -34,6 +40,7 @@ def read_table(
         path: the file.
         text: columns that are read as text regardless, so that the codes 007 and 7 differ.
         conventions: further markers of missing values; those of the training table for a later file.
+        most: bytes of cells to read: of a larger table, a random sample of the rows, with a note. None reads all.
 
     Returns:
         The table without rows that are totals of others. `conventions_of` returns how its cells were read.
@@ -46,20 +53,37 @@ def read_table(
         return attach(table, dataclasses.replace(known, notes=(*notes, *known.notes)))
     if source.suffix in TYPED:
         names = _schema(source).names
-        found = list(typed_files.blocks(source, names))
-        raw = pa.Table.from_batches(found) if found else None
-        return interpreted(_with_rows(source, raw), text, conventions, typed=True)
+        raw, sampled = _sampled(typed_files.blocks(source, names), most)
+        return _with_notes(interpreted(_with_rows(source, raw), text, conventions, typed=True), sampled)
     form = _dialect(source)
-    found = list(csv_files.blocks(source, form, form.names, na=conventions.na))
-    raw = pa.Table.from_batches(found) if found else None
-    table = interpreted(_with_rows(source, raw), text, conventions, form.decimal)
+    raw, sampled = _sampled(csv_files.blocks(source, form, form.names, na=conventions.na), most)
+    table = _with_notes(interpreted(_with_rows(source, raw), text, conventions, form.decimal), sampled)
     if form.names[0] != ROW_NAMES or form.raw[0].strip():
         return table
     known, note = conventions_of(table), "column 1 has no name and is left out, as it names the rows"
     return attach(table.drop_columns([ROW_NAMES]), dataclasses.replace(known, notes=(note, *known.notes)))
 
 
-def header(path: str | os.PathLike[str]) -> list[str]:
+def _sampled(blocks: Iterator[pa.RecordBatch], most: int | None) -> tuple[pa.Table | None, tuple[str, ...]]:
+    """Return the rows of a stream, or as many as may be read, with a note."""
+    found, kept, seen = sample_rows(blocks, most)
+    notes: tuple[str, ...] = ()
+    if kept < seen:
+        notes = (
+            f"the table is larger than the {in_words(most or 0)} that a fit reads, so {kept:,} of its {seen:,} rows, "
+            "chosen at random, are used",
+        )
+    return pa.Table.from_batches(found) if found else None, notes
+
+
+def _with_notes(table: pa.Table, notes: tuple[str, ...]) -> pa.Table:
+    if not notes:
+        return table
+    known = conventions_of(table)
+    return attach(table, dataclasses.replace(known, notes=(*notes, *known.notes)))
+
+
+def header(path: str | os.PathLike[str] | Bytes) -> list[str]:
     """Return the column names of a file."""
     source = source_of(path)
     if source.suffix in DELIMITED:
@@ -77,7 +101,7 @@ def count_rows(path: str | os.PathLike[str]) -> int | None:
 
 
 def batches(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bytes,
     columns: Collection[str],
     numeric: Collection[str],
     rows: int = 65536,
@@ -143,6 +167,18 @@ def verbatim_batches(
         stream = csv_files.blocks(source, _dialect(source), wanted, missing=("",))
     first, step = mine
     return islice(_regrouped(stream, rows, source), first, None, step)
+
+
+def record_batch(
+    records: Sequence[Mapping[str, Any]],
+    columns: Collection[str],
+    numeric: Collection[str],
+    conventions: Conventions = USUAL,
+) -> tuple[pa.RecordBatch, Notes]:
+    """Return records as `batches` reads them from a file of JSON lines, with (row, note) for cells that do not fit."""
+    found = record_files.record_columns(records, columns, numeric)
+    batch = pa.RecordBatch.from_pydict(found or {"": pa.nulls(len(records))})
+    return next(_typed(iter([batch]), list(found), frozenset(numeric), ".", conventions))
 
 
 def _typed(

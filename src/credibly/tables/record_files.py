@@ -7,7 +7,8 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import IO, Any
 
@@ -16,6 +17,8 @@ import pyarrow as pa
 from credibly.errors import InputError
 from credibly.tables.sources import Source, check_expansion
 
+# Cells of a numeric column that need no detour by text; booleans are words.
+_NUMBERS = (float, int, type(None))
 INSTALL = 'pip install "credibly[excel]"'
 EXCEL_ROWS = 1 << 20
 
@@ -51,6 +54,33 @@ def _json_lines(source: Source) -> pa.Table:
             records.append(record)
     names = list(dict.fromkeys(name for record in records for name in record))
     return _table(source, names, ([record.get(name) for name in names] for record in records))
+
+
+def record_columns(
+    records: Sequence[Mapping[str, Any]], columns: Collection[str], numeric: Collection[str]
+) -> dict[str, pa.Array]:
+    """Return columns of records: text as in a file of JSON lines, except for numeric columns of numbers, as float64.
+
+    A column that no record has is left out. Raise on nested values, which are no cells.
+    """
+    found: dict[str, pa.Array] = {}
+    for name in columns:
+        cells = [record.get(name) for record in records]
+        if all(cell is None for cell in cells) and not any(name in record for record in records):
+            continue
+        if name in numeric and all(type(cell) in _NUMBERS for cell in cells):
+            with suppress(pa.ArrowInvalid, OverflowError):
+                found[name] = pa.array(cells, pa.float64(), from_pandas=False)
+                continue
+        for row, cell in enumerate(cells):
+            if isinstance(cell, (dict, list)):
+                what = "an object" if isinstance(cell, dict) else "a list"
+                raise InputError(f"rows[{row}].{name}", f"must be a number, text or null, got {what}")
+        try:
+            found[name] = pa.array([None if cell is None else _text(cell) for cell in cells], pa.string())
+        except UnicodeEncodeError:
+            raise InputError(name, "must be valid Unicode, got a lone surrogate") from None
+    return found
 
 
 def _bad_line(source: Source, number: int, found: str) -> InputError:

@@ -11,7 +11,9 @@ from credibly.distributed import world
 from credibly.distributed.world import World
 from credibly.errors import StoreError
 from credibly.storage.manifest import parse_manifest
-from credibly.tables.folder import check_out, is_table_run, read_facts, staging_folder, swap
+from credibly.storage.replacing import replace_folder
+from credibly.storage.sealed import read_facts
+from credibly.tables.folder import check_out, is_table_run, staging_folder
 from credibly.tables.prepared import Prepared, requested_config
 from credibly.tables.run import TableRun, fit_table, resume_table
 
@@ -50,7 +52,7 @@ def fit_or_resume(
     if Path(place) == folder:
         return done
     if everyone.leader:
-        swap(Path(place), folder)
+        replace_folder(Path(place), folder)
     everyone.barrier()
     return TableRun.load(folder)
 

@@ -29,7 +29,7 @@ import torch
 
 from credibly import __version__
 from credibly.conformal.calibration import Calibration
-from credibly.core.files import write_atomic
+from credibly.core.files import fsync_file, fsync_folder, write_atomic
 from credibly.core.stages import show_stages, stage
 from credibly.core.threads import torch_threads
 from credibly.distributed import world
@@ -37,18 +37,18 @@ from credibly.errors import StoreError
 from credibly.methods.resuming import resume_with_problem
 from credibly.posterior.draws import SampledPosterior
 from credibly.posterior.loading import load
+from credibly.storage.guarding import as_store_errors
 from credibly.storage.manifest import parse_manifest
 from credibly.storage.run_folder import resume_command
+from credibly.storage.sealed import read_facts, sealed_files, write_facts
 from credibly.tables.config import Config, write_config
 from credibly.tables.folder import (
     check_out,
     explain_disk_errors,
     is_complete,
     new_run,
-    read_facts,
-    write_facts,
 )
-from credibly.tables.folds import fit_folds, fold_rows, load_folds, predict_unseen
+from credibly.tables.folds import FOLDER, fit_folds, fold_rows, load_folds, predict_unseen
 from credibly.tables.guarantee import calibration_of, guarantee_facts
 from credibly.tables.model import TableModel, epistemic_of, quantile_levels
 from credibly.tables.preparation import Preparation
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
+CONFIG = "config.toml"
+HELD_OUT = "held_out.parquet"
 TRAINING_SAMPLE = "training_sample.parquet"
 # Maximum number of training rows stored for plots, and to complete missing cells from.
 SAMPLE = 2_000
@@ -139,11 +141,15 @@ class TableRun:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableRun:
         """Load a folder written by `credibly fit`. Raise if it is unfinished, modified or of another version."""
-        folder = Path(path)
+        folder, name = Path(path), os.fspath(path)
         facts = read_facts(folder)
         if facts["status"] != "complete":
-            name = os.fspath(path)
             raise StoreError(f"path: the fit in {name!r} is not finished. Resume it with {resume_command(name)}")
+        with as_store_errors(f"path: table.json of {name!r}"):
+            return cls._build(folder, facts)
+
+    @classmethod
+    def _build(cls, folder: Path, facts: dict[str, Any]) -> TableRun:
         levels, calibration = facts["ood_levels"], facts["calibration"]
         preparation = Preparation.from_dict(facts["preparation"])
         model = TableModel(
@@ -152,8 +158,12 @@ class TableRun:
             None if levels is None else np.asarray(levels),
             load_folds(folder, facts["folds"]),
             None if calibration is None else Calibration.from_dict(calibration),
-            partial(stored_rows, folder, TRAINING_SAMPLE, preparation),
+            partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"])),
         )
+        expected = [part["shape"] for part in model.posterior.model.row["parts"]]
+        if expected != [[preparation.inputs]]:
+            found = f"is not of this table's {preparation.inputs} inputs"
+            raise StoreError(f"path: the posterior in {os.fspath(folder)!r} {found}")
         return cls(folder, facts, config_of(facts), model)
 
     @property
@@ -165,7 +175,7 @@ class TableRun:
     def rows(self) -> tuple[Table, str]:
         """Return the rows behind the metrics, and which they are: "cross-validated", "held-out" or "training"."""
         if self.facts["held_out"]:
-            rows = stored_rows(self.path, "held_out.parquet", self.model.preparation)
+            rows = stored_rows(self.path, HELD_OUT, self.model.preparation, self.facts["held_out"])
             return rows, "cross-validated" if self.facts["folds"] > 1 else "held-out"
         return self.sample(), "training"
 
@@ -177,44 +187,43 @@ class TableRun:
 
     def sample(self) -> Table:
         """Return a sample of the training rows."""
-        return stored_rows(self.path, TRAINING_SAMPLE, self.model.preparation)
+        return stored_rows(self.path, TRAINING_SAMPLE, self.model.preparation, _sampled(self.facts["rows"]))
 
 
 def _begin(prepared: Prepared, folder: Path) -> None:
     """Write everything that is known before the fit."""
     config = stored_config(prepared)
     rows, fold = fold_rows(prepared)
-    # table.json first: if this is interrupted, the folder is still recognised as a run and may be replaced.
-    write_facts(
-        folder,
-        {
-            "status": "fitting",
-            "versions": {"credibly": __version__, "torch": torch.__version__},
-            "config": dataclasses.asdict(config),
-            "requested": requested_config(prepared),
-            "preparation": prepared.preparation.to_dict(),
-            "why": prepared.why,
-            "warnings": list(prepared.warnings),
-            "candidates": [dataclasses.asdict(candidate) for candidate in prepared.candidates],
-            "rows": len(prepared.train),
-            "held_out": len(rows),
-            "folds": len(prepared.splits),
-            "fold_of_row": fold.tolist() if len(prepared.splits) > 1 else [],
-            "parameters": prepared.problem.layout.dim,
-            "threads": threads_for(prepared.problem, prepared.method),
-        },
-    )
-    write_atomic(folder / "config.toml", write_config(config, {"method": prepared.why}))
+    facts = {
+        "status": "fitting",
+        "versions": {"credibly": __version__, "torch": torch.__version__},
+        "config": dataclasses.asdict(config),
+        "requested": requested_config(prepared),
+        "preparation": prepared.preparation.to_dict(),
+        "why": prepared.why,
+        "warnings": list(prepared.warnings),
+        "candidates": [dataclasses.asdict(candidate) for candidate in prepared.candidates],
+        "rows": len(prepared.train),
+        "held_out": len(rows),
+        "folds": len(prepared.splits),
+        "fold_of_row": fold.tolist() if len(prepared.splits) > 1 else [],
+        "parameters": prepared.problem.layout.dim,
+        "threads": threads_for(prepared.problem, prepared.method),
+    }
+    # First without its files: if this is interrupted, the folder is still recognised as a run and may be replaced.
+    write_facts(folder, facts)
+    write_atomic(folder / CONFIG, write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, *prepared.preparation.target_columns]
-    for file, part in (("held_out.parquet", rows), (TRAINING_SAMPLE, _sample(prepared.train))):
+    for file, part in ((HELD_OUT, rows), (TRAINING_SAMPLE, _sample(prepared.train))):
         _write_parquet(prepared.table.select(names).take(part), folder / file)
+    write_facts(folder, {**facts, "files": sealed_files(folder, [CONFIG, HELD_OUT, TRAINING_SAMPLE])})
 
 
 def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     """Compute metrics, the calibration of intervals and the reference for OOD scores from the stored rows."""
     facts = read_facts(folder)
     preparation = Preparation.from_dict(facts["preparation"])
-    sample = partial(stored_rows, folder, TRAINING_SAMPLE, preparation)
+    sample = partial(stored_rows, folder, TRAINING_SAMPLE, preparation, _sampled(facts["rows"]))
     model = TableModel(preparation, posterior, folds=load_folds(folder, facts["folds"]), training_sample=sample)
     run = TableRun(folder, facts, config_of(facts), model)
     rows, on = run.rows()
@@ -240,6 +249,8 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
         "calibration": None if calibration is None else calibration.to_dict(),
         "guarantee": guarantee_facts(calibration, predictive, y, fold),
     }
+    manifests = ["posterior/manifest.json", *(f"{FOLDER}/{k}/manifest.json" for k in range(facts["folds"]))]
+    facts["files"] = {**facts["files"], **sealed_files(folder, manifests)}
     write_facts(folder, facts)
     return TableRun(folder, facts, run.config, dataclasses.replace(model, ood_levels=levels, calibration=calibration))
 
@@ -257,7 +268,20 @@ def config_of(facts: dict[str, Any]) -> Config:
 def _write_parquet(table: Table, path: Path) -> None:
     from pyarrow import parquet
 
-    parquet.write_table(table, path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        parquet.write_table(table, draft)
+        fsync_file(draft)
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def _sampled(rows: int) -> int:
+    """Return how many of the training rows are stored."""
+    return min(rows, SAMPLE)
 
 
 def _sample(rows: Array) -> Array:

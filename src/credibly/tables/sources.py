@@ -86,6 +86,18 @@ class Source:
             return io.BytesIO(handle.read())
 
 
+@dataclass(frozen=True)
+class Bytes(Source):
+    """A table in memory, such as the body of a request. Its path is a name for messages: no file is opened."""
+
+    content: bytes = b""
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """Open the bytes for reading."""
+        yield io.BytesIO(self.content)
+
+
 def suffix_of(path: Path) -> tuple[str, str]:
     """Return the format and the compression that a file name stands for, both "" if it is not that of a table."""
     name = path.name.lower()
@@ -99,8 +111,10 @@ def suffix_of(path: Path) -> tuple[str, str]:
     return (found, compression) if found else ("", "")
 
 
-def source_of(path: str | os.PathLike[str]) -> Source:
+def source_of(path: str | os.PathLike[str] | Bytes) -> Source:
     """Return the table in a file. Raise unless the file exists, is not empty and has the suffix of a table."""
+    if isinstance(path, Bytes):
+        return path
     file = Path(path)
     if file.is_dir():
         raise InputError("table", f"{os.fspath(path)!r} is a folder", "Pass a CSV or Parquet file")

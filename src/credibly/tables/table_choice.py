@@ -51,6 +51,7 @@ def choose_table(prepared: Prepared, progress: Progress | None = None) -> Prepar
         "noise": config.noise == "auto",
         "transform": config.transform == "auto",
         "inputs": config.inputs == "auto",
+        "settings": not config.settings,
     }
     fixed = [name for name, is_free in free.items() if not is_free]
     best, candidates = choose(recipe, prepared.data, fixed=fixed, seed=config.seed, progress=progress)

@@ -23,6 +23,8 @@ from credibly.tables.record_files import JsonLinesWriter, WorkbookWriter, excel_
 from credibly.tables.sources import WRITTEN
 
 SUFFIXES = WRITTEN
+# First characters by which a spreadsheet takes a cell for a formula.
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 class TableWriter:
@@ -32,8 +34,8 @@ class TableWriter:
     is removed on error.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False, excel_safe: bool = False) -> None:
+        self.path, self.excel_safe = Path(path), excel_safe
         name = os.fspath(path)
         self._suffix = next((s for s in SUFFIXES if self.path.name.lower().endswith(s)), "")
         if self.path.is_dir():
@@ -65,6 +67,8 @@ class TableWriter:
     def write(self, columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]]) -> None:
         """Append rows. The first block determines names and types; None and NaN are missing values."""
         made = {name: as_array(values) for name, values in columns.items()}
+        if self.excel_safe:
+            made = {without_formula(name): without_formulas(column) for name, column in made.items()}
         if self._schema is None:
             self._open(pa.schema([(name, column.type) for name, column in made.items()]))
         elif list(made) != self._schema.names:
@@ -95,12 +99,7 @@ class TableWriter:
             # Level 1: higher levels take several times as long to save a few per cent.
             self._sink = gzip.GzipFile("", "wb", 1, self._file, 0) if compressed else self._file
             delimiter = "\t" if self._suffix == ".tsv" else ","
-            names = io.StringIO()
-            csv.writer(names, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
-            # Arrow would quote every name.
-            self._sink.write(names.getvalue().encode())
-            form = pa.csv.WriteOptions(include_header=False, delimiter=delimiter, quoting_style="needed")
-            self._writer = pa.csv.CSVWriter(self._sink, schema, write_options=form)
+            self._writer = csv_writer(self._sink, schema, delimiter)
         self._schema = schema
 
     def _finish(self) -> None:
@@ -122,6 +121,40 @@ class TableWriter:
                 if handle is not None:
                     handle.close()
         self._part.unlink(missing_ok=True)
+
+
+def without_formula(text: str) -> str:
+    """Return text that a spreadsheet does not evaluate: with an apostrophe before a first =, +, -, @, tab or return."""
+    return f"'{text}" if text[:1] in FORMULA and text else text
+
+
+def without_formulas(column: Any) -> Any:
+    """Return a column whose texts a spreadsheet does not evaluate; numbers stay numbers."""
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    return pc.replace_substring_regex(column, r"\A([=+\-@\t\r])", r"'\1")
+
+
+def written(columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]], suffix: str) -> bytes:
+    """Return rows as the bytes of a file that `TableWriter` would write, of the format ".csv" or ".jsonl"."""
+    made = {name: as_array(values) for name, values in columns.items()}
+    table, out = pa.table(made), io.BytesIO()
+    writer = JsonLinesWriter(out) if suffix == ".jsonl" else csv_writer(out, table.schema, ",")
+    writer.write_table(table)
+    writer.close()
+    return out.getvalue()
+
+
+def csv_writer(sink: Any, schema: Any, delimiter: str) -> Any:
+    """Write the header of a CSV file and return a writer of its rows."""
+    names = io.StringIO()
+    csv.writer(names, delimiter=delimiter, lineterminator="\n").writerow(schema.names)
+    # Arrow would quote every name.
+    sink.write(names.getvalue().encode())
+    form = pa.csv.WriteOptions(include_header=False, delimiter=delimiter, quoting_style="needed")
+    return pa.csv.CSVWriter(sink, schema, write_options=form)
 
 
 def as_array(values: Any) -> Any:
