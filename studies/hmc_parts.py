@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from credibly.core.rng import global_stream
+from credibly.core.threads import cores, torch_threads
 from credibly.core.threads import one_thread as one_thread
 from credibly.data import uci
 from credibly.errors import InputError
@@ -184,9 +185,20 @@ def shrunk(images: np.ndarray[Any, Any] | Tensor, side: int) -> Tensor:
 
 # -- fits --------------------------------------------------------------------------------------------------------------
 def hmc(problem: Problem, seed: int, **settings: Any) -> DrawsPosterior:
-    """Sample by HMC with trajectories of length pi / 2, unless set otherwise, from randomly initialised networks."""
-    known: dict[str, Any] = {"init": "fresh", "jitter": 0.2, "max_steps": 2000, "target_accept": 0.7}
-    posterior = HMC(**known | settings).fit(problem, seed=seed, progress=False)
+    """Sample by HMC with trajectories of length pi / 2, unless set otherwise, from randomly initialised networks.
+
+    All weights are sampled together, as in the article: step sizes and lengths are those of the weights.
+    """
+    known: dict[str, Any] = {
+        "init": "fresh",
+        "jitter": 0.2,
+        "max_steps": 2000,
+        "target_accept": 0.7,
+        "collapse": False,
+    }
+    # Chains of small networks run in C++, a chain per thread.
+    with torch_threads(cores()):
+        posterior = HMC(**known | settings).fit(problem, seed=seed, progress=False)
     assert isinstance(posterior, DrawsPosterior)
     return posterior
 

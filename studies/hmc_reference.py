@@ -13,10 +13,10 @@ reproduced if any is farther by as much, and inconclusive otherwise.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,24 +29,19 @@ from credibly.errors import InputError
 from credibly.likelihoods import Categorical
 from credibly.methods import METHODS
 from credibly.metrics import scores as metrics
-from credibly.networks import zoo
 from credibly.posterior.base import Posterior
 from credibly.priors.elementwise import Normal
 from credibly.problem import Problem
 from credibly.report.page import Column, Table
 from credibly.report.pictures import Picture, picture
+from studies.reference_budget import run_to_budget
+from studies.reference_data import load, network
 from studies.study import Options, Result, Study
 
 Array = npt.NDArray[Any]
 
 ORDER = ("hmc", "sghmc", "sgld", "ensemble", "bbb", "dropout", "map")
 RANKED = (("hmc", "sghmc", "sgld"), ("ensemble",), ("bbb",), ("map",))  # closest first, as published
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "cnn_lstm": zoo.cnn_lstm,
-    "resnet20_frn": zoo.resnet20_frn,
-    "lenet": zoo.lenet,
-    "mlp": zoo.mlp,
-}
 DEFAULTS = {
     "network": "cnn_lstm",
     "data": "imdb_100.npz",
@@ -57,9 +52,12 @@ DEFAULTS = {
     "activation": "silu",
     "methods": "map,dropout,bbb,ensemble,sgld,sghmc,hmc",
     "plan": "batched",
+    "precision": "full",
 }
-# CIFAR-10 as preprocessed for the reference; other images are scaled to [0, 1] and standardised with the training rows.
-CIFAR = ((0.49, 0.48, 0.44), 0.2)
+
+
+# The published prior variance and the precision of gradients for other networks than the default; all rows train.
+BY_NETWORK = {"resnet20_frn": {"prior_variance": "0.2", "train_rows": "0", "precision": "bf16"}}
 
 
 def settings_for(method: str, quick: bool) -> dict[str, Any]:
@@ -99,13 +97,16 @@ def settings_for(method: str, quick: bool) -> dict[str, Any]:
 
 def run(options: Options) -> Result:
     """Fit each method and measure its distance from the reference."""
-    chosen = {**DEFAULTS, **{k: v for k, v in options.extra.items() if "." not in k}}
+    given = {k: v for k, v in options.extra.items() if "." not in k}
+    chosen = {**DEFAULTS, **BY_NETWORK.get(given.get("network", ""), {}), **given}
     unknown = set(chosen) - set(DEFAULTS)
     if unknown:
         raise InputError("--set", f"must name one of {', '.join(DEFAULTS)}, got {', '.join(sorted(unknown))}")
     names = [name for name in ORDER if name in chosen["methods"].split(",")]
     x, y, x_test, reference, floor = load(options, chosen)
-    net = _network(chosen, x, y)
+    net = network(chosen, x, y)
+    if options.budget is not None:
+        return _to_budget(options, chosen, net, (x, y), x_test, reference, floor)
     found: dict[str, Array] = {}
     seconds: dict[str, float] = {}
     ensemble: Posterior | None = None
@@ -134,68 +135,53 @@ def run(options: Options) -> Result:
     return _result({n: found[n] for n in names}, seconds, reference, floor, chosen, len(x))
 
 
-def load(options: Options, chosen: dict[str, str]) -> tuple[Tensor, Tensor, Tensor, Array, Array | None]:
-    """Return training rows and labels, test rows, and both versions of their reference probabilities."""
-    arrays: dict[str, Array] = {}
-    for file in chosen["data"].split(","):
-        with np.load(options.file(file), allow_pickle=False) as stored:
-            arrays |= {key: stored[key] for key in stored.files}
-    x, x_test = (_images(arrays, part) for part in ("train", "test"))
-    if "y_train" not in arrays:
-        raise InputError("--set", f"{chosen['data']} has no y_train", "Pass files with x_train, y_train and x_test")
-    rows = int(chosen["train_rows"]) or len(x)
-    with np.load(options.file(chosen["reference"]), allow_pickle=False) as stored:
-        probs, earlier = stored["probs"], stored["probs_earlier"] if "probs_earlier" in stored.files else None
-    kept = min(len(probs), len(x_test), int(chosen["test_rows"]) or len(probs))
-    if options.quick:
-        rows, kept = min(rows, 200), min(kept, 200)
-    device = torch.device(options.device)
-    inputs, targets = _tensors(x[:rows], x_test[:kept])
-    labels = torch.from_numpy(arrays["y_train"][:rows].astype(np.int64).reshape(-1))
-    other = None if earlier is None else earlier[:kept]
-    return inputs.to(device), labels.to(device), targets.to(device), probs[:kept], other
-
-
-def _images(arrays: dict[str, Array], part: str) -> Array:
-    """Return the rows of x_train or x_test, also from d_train or d_test: pixel differences that are summed up."""
-    if f"x_{part}" in arrays:
-        return arrays[f"x_{part}"]
-    if f"d_{part}" not in arrays:
-        raise InputError(
-            "--set", f"data has neither x_{part} nor d_{part}", "Pass files with x_train, y_train and x_test"
+def _to_budget(
+    options: Options,
+    chosen: dict[str, str],
+    net: nn.Module,
+    data: tuple[Tensor, Tensor],
+    x_test: Tensor,
+    reference: Array,
+    floor: Array | None,
+) -> Result:
+    """Run SGHMC for the given time, and measure the distances of one network, an ensemble and the chains."""
+    assert options.budget is not None
+    with global_stream(options.seed, "reference network"):
+        problem = Problem(
+            net.to(options.device),
+            data=data,
+            likelihood=Categorical(),
+            prior=Normal(math.sqrt(float(chosen["prior_variance"]))),
+            precision=None if chosen["precision"] == "full" else chosen["precision"],
         )
-    d = np.cumsum(np.cumsum(arrays[f"d_{part}"], axis=2, dtype=np.uint8), axis=3, dtype=np.uint8)
-    green = d[:, 0]
-    return np.stack([d[:, 1] + green, green, d[:, 2] + green], axis=-1)
-
-
-def _tensors(x: Array, x_test: Array) -> tuple[Tensor, Tensor]:
-    """Return token ids as int64, or images (N, channels, H, W), standardised by constants or the training rows."""
-    if x.ndim == 2 and x.dtype.kind in "ui":
-        return torch.from_numpy(x.astype(np.int64)), torch.from_numpy(x_test.astype(np.int64))
-    scaled = [torch.from_numpy(v.astype(np.float32)) / (255 if v.dtype == np.uint8 else 1) for v in (x, x_test)]
-    if x.ndim == 3:
-        scaled = [v.unsqueeze(1) for v in scaled]
-    elif x.ndim == 4 and x.shape[-1] in (1, 3):
-        scaled = [v.permute(0, 3, 1, 2) for v in scaled]
-    if x.ndim == 4 and scaled[0].shape[1:] == (3, 32, 32):
-        centre, scale = torch.tensor(CIFAR[0]).reshape(1, 3, 1, 1), CIFAR[1]
-        return (scaled[0] - centre) / scale, (scaled[1] - centre) / scale
-    mean, std = scaled[0].mean(), scaled[0].std()
-    return (scaled[0] - mean) / std, (scaled[1] - mean) / std
-
-
-def _network(chosen: dict[str, str], x: Tensor, y: Tensor) -> nn.Module:
-    if chosen["network"] not in NETWORKS:
-        raise InputError("--set network", f"must be one of {', '.join(NETWORKS)}, got {chosen['network']!r}")
-    classes = int(y.max()) + 1
-    settings: dict[str, Any] = {"activation": chosen["activation"]}
-    with global_stream(0, "reference network"):
-        if chosen["network"] == "mlp":
-            return nn.Sequential(nn.Flatten(), *zoo.mlp(x[0].numel(), 100, classes, chosen["activation"]))
-        if chosen["network"] == "cnn_lstm":
-            return zoo.cnn_lstm(vocabulary=max(20_000, int(x.max()) + 1), classes=classes, **settings)
-        return NETWORKS[chosen["network"]](classes=classes, channels=x.shape[1], **settings)
+    settings = {"chains": 8, "batch_size": 400, "step_size": 3e-7**0.5, "momentum": 0.98, "compile": False}
+    if options.quick:
+        settings = {"chains": 2, "batch_size": 40, "compile": False}
+    settings |= _own(options, "sghmc")
+    training = settings_for("ensemble", options.quick) | _own(options, "ensemble")
+    training.pop("members", None)
+    # As many as the time for training allows.
+    training["epochs"] = max(training["epochs"], 1 if options.quick else 60)
+    chains = settings.pop("chains")
+    started = time.perf_counter()
+    state = run_to_budget(
+        problem,
+        x_test,
+        reference,
+        budget=options.budget,
+        chains=chains,
+        settings=settings,
+        training=training,
+        seed=options.seed,
+        file=options.state,
+        report=options.show or (lambda line: None),
+    )
+    one, members = (part.float().numpy() for part in state.first)
+    found = {"sghmc": state.probabilities, "ensemble": members, "map": one}
+    seconds = dict.fromkeys(found, round(time.perf_counter() - started, 1))
+    result = _result(found, seconds, reference, floor, chosen, len(data[0]))
+    note = f"{state.draws} draws of each of {chains} chains in {state.seconds:,.0f} s, {state.steps:,} steps per chain."
+    return dataclasses.replace(result, notes=(note, *result.notes))
 
 
 def _plan(plan: str, method: str) -> Any:
@@ -347,5 +333,6 @@ STUDIES = {
         "Izmailov et al. (2021) compared scalable methods with full-batch HMC by agreement and total variation. From "
         "closest to furthest: HMC, SGHMC, SGLD, deep ensembles, mean-field variational inference, SGD.",
         run,
+        budgeted=True,
     )
 }

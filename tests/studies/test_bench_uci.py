@@ -38,6 +38,7 @@ def test_every_method_runs_by_the_protocol(root, method):
 
 
 @pytest.mark.parametrize("method", ["map", "dropout"])
+@pytest.mark.nightly
 def test_the_test_part_changes_no_prediction_and_no_choice(tmp_path, monkeypatch, method):
     """Other test rows give another RMSE with the same fit: fitting and tuning do not depend on them."""
     seen = []
@@ -131,6 +132,7 @@ def test_a_stopped_run_resumes_with_the_cells_on_disk(root, tmp_path, monkeypatc
         uci_bench.run(plan(tmp_path, seed=1))
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_cells_of_one(root, tmp_path):
     def metrics(cells):
         return {key: [(c["rmse"], c["log_likelihood"]) for c in found] for key, found in cells.items()}

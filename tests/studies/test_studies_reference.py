@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from credibly.cli import app
 from credibly.errors import InputError
-from studies import hmc_reference
+from studies import hmc_reference, reference_data
 from studies.study import Options
 
 
@@ -52,16 +53,16 @@ def test_every_method_against_a_reference_of_images(root):
 
 def test_token_ids_and_stored_differences():
     ids = np.arange(12, dtype=np.uint16).reshape(3, 4)
-    x, _ = hmc_reference._tensors(ids, ids)
+    x, _ = reference_data.tensors(ids, ids)
     assert x.dtype == torch.int64
     rng = np.random.default_rng(0)
     rgb = rng.integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
     r, g, b = (rgb[..., i] for i in range(3))
     planes = np.stack([g, r - g, b - g], 1)
     d = np.diff(np.diff(planes, axis=3, prepend=np.uint8(0)), axis=2, prepend=np.uint8(0))
-    found = hmc_reference._images({"d_train": d.astype(np.uint8)}, "train")
+    found = reference_data.images({"d_train": d.astype(np.uint8)}, "train")
     assert np.array_equal(found, rgb)
-    scaled, _ = hmc_reference._tensors(rgb, rgb)
+    scaled, _ = reference_data.tensors(rgb, rgb)
     assert scaled.shape == (2, 3, 32, 32)
     assert float(scaled[0, 0, 0, 0]) == pytest.approx((rgb[0, 0, 0, 0] / 255 - 0.49) / 0.2, rel=1e-5)
 
@@ -103,3 +104,35 @@ def test_the_command_and_what_it_refuses(root, tmp_path):
         hmc_reference.run(options(root, network="big"))
     with pytest.raises(InputError, match="--set must name one of .*, got wrong"):
         hmc_reference.run(options(root, wrong="1"))
+
+
+def test_a_time_budget_continues_where_it_stopped(root, tmp_path):
+    """Chains average their predictions as they run; a second run adds to the same averages."""
+    out, extra = tmp_path / "out", ["network=mlp", "data=images.npz", "reference=reference.npz", "train_rows=0"]
+    words = ["study", "hmc-reference", "--root", str(root), "--quick", "--out", str(out), "--budget", "2s"]
+    words += [word for pair in [*extra, "sghmc.step_size=0.002"] for word in ("--set", pair)]
+    first = CliRunner().invoke(app, words)
+    assert first.exit_code == 0, first.output
+    state = tmp_path / "out.state.safetensors"
+    before = load_file(state)
+    assert before["sums"].shape == (2, 20, 2)
+    # Sums of probabilities: one per draw.
+    torch.testing.assert_close(before["sums"].sum(-1), torch.full((2, 20), float(before["counts"][0])).double())
+    second = CliRunner().invoke(app, words)
+    assert second.exit_code == 0, second.output
+    assert "continuing after" in second.output
+    assert "total variation" in second.output
+    after = load_file(state)
+    assert float(after["counts"][0]) > float(before["counts"][0])
+    added = (after["sums"] - before["sums"]).sum(-1)
+    torch.testing.assert_close(added, torch.full_like(added, float(after["counts"][0] - before["counts"][0])))
+    stored = json.loads((out / "results.json").read_text())["numbers"]
+    found = torch.from_numpy(np.load(root / "reference.npz")["probs"])
+    mean = after["sums"].mean(0) / after["counts"][0]
+    assert stored["sghmc"]["total_variation"] == pytest.approx(float(0.5 * (mean - found).abs().sum(-1).mean()), 1e-4)
+
+
+def test_budgets_are_for_studies_that_have_one(tmp_path):
+    done = CliRunner().invoke(app, ["study", "gap-regression", "--out", str(tmp_path / "out"), "--budget", "1min"])
+    assert done.exit_code == 2
+    assert "study gap-regression has no time budget" in done.output

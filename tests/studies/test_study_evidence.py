@@ -32,6 +32,7 @@ def root(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_it_runs_from_the_command_line(root, tmp_path):
     out = tmp_path / "out"
     words = ["study", "evidence-picks-the-model", "--root", str(root), "--quick", "--out", str(out), "--quiet"]

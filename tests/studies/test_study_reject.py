@@ -35,6 +35,7 @@ def root(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_it_ends_in_a_page(root, tmp_path):
     words = ["study", "reject-option", "--root", str(root), "--out", str(tmp_path / "out"), "--quick", "--quiet"]
     done = CliRunner().invoke(app, words)
