@@ -1,9 +1,11 @@
-"""Site pages whose source lies outside docs/ or is a notebook, and the links to and from them.
+"""Site pages whose source lies outside docs/ or is a notebook, the links to and from them, formulas, the playground.
 
 Links in the repository are relative to the file they are in, so they work for readers of the files. On the site they
-are rewritten to the corresponding page.
+are rewritten to the corresponding page. The playground's page is a copy of the package's static files, with the
+WebAssembly engine instead of the local server.
 """
 
+import html
 import json
 import posixpath
 import re
@@ -21,8 +23,21 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
+    "SECURITY.md": "security.md",
 }
 SOURCES = {page: source for source, page in OUTSIDE.items()}
+
+PLAYGROUND = ROOT / "src" / "credibly" / "web" / "playground" / "static"
+# What differs in the playground's page if it has no server behind it.
+STATIC_PAGE = {
+    '<html lang="en">': '<html lang="en" data-engine="wasm/worker.js">',
+    # Its random numbers are others than Python's.
+    "<h2>The same numbers in Python</h2>": "<h2>The same fit in Python</h2>",
+    "</main>": """</main>
+<footer class="legend" style="padding: 0 1.25rem 1rem">This page runs in your browser: the C++ core of credibly,
+  compiled to WebAssembly, and no server. MLE, MAP, deep ensembles, MC-Dropout and HMC are here. For Bayes by Backprop,
+  Laplace, SGHMC and the scene inside VI, run <code>credibly playground</code> on your machine.</footer>""",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,7 +46,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook_page(path)))
+    for name, content in playground_files().items():
+        files.append(File.generated(config, f"playground/{name}", content=content))
     return files
+
+
+def playground_files() -> dict[str, bytes]:
+    """Return the files of the playground's static page by their path: the package's, with the WebAssembly engine."""
+    paths = sorted(path for path in PLAYGROUND.rglob("*") if path.is_file())
+    found = {path.relative_to(PLAYGROUND).as_posix(): path.read_bytes() for path in paths}
+    page = found["index.html"].decode()
+    for there, here in STATIC_PAGE.items():
+        if page.count(there) != 1:
+            raise ValueError(f"the playground's page must have {there!r} once, got {page.count(there)}")
+        page = page.replace(there, here)
+    return {**found, "index.html": page.encode()}
 
 
 def notebook_page(path: Path) -> str:
@@ -73,4 +102,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             target = target.removesuffix(".ipynb") + ".md"
         return f"]({posixpath.relpath(target, folder or '.')}{link[2]})" if target else link[0]
 
-    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*|)\)", rewrite, markdown)
+    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)]*|)\)", rewrite, _formulas(markdown))
+
+
+def _formulas(markdown: str) -> str:
+    """Return the page with blocks of TeX as elements that docs/katex/render.js typesets."""
+    return re.sub(
+        r"^```math\n(.*?)\n```$",
+        lambda block: f'<div class="formula">{html.escape(block[1])}</div>',
+        markdown,
+        flags=re.MULTILINE | re.DOTALL,
+    )

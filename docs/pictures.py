@@ -8,6 +8,7 @@ The same seed gives the same pictures. They have a transparent background and co
 """
 
 import argparse
+import functools
 import io
 import re
 from collections.abc import Callable
@@ -48,6 +49,17 @@ def wave_problem(toy: cr.data.Toy, likelihood: cr.likelihoods.Likelihood, output
     return cr.Problem(cr.zoo.mlp(1, (50,), outputs), data=(toy.x, toy.y), likelihood=likelihood, prior=prior)
 
 
+def star_problem(toy: cr.data.Toy) -> cr.Problem:
+    """Return the two-class problem with the star."""
+    torch.manual_seed(SEED)
+    return cr.Problem(
+        cr.zoo.mlp(2, (50,), 1),
+        data=(toy.x, toy.y),
+        likelihood=cr.likelihoods.Bernoulli(),
+        prior=cr.priors.Normal(scale=2.0, fan_in=True),
+    )
+
+
 def panels(columns: int, rows: int = 1, *, size: tuple[float, float], shared: bool = True) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes in reading order."""
     figure = Figure(figsize=size, layout="constrained")
@@ -85,13 +97,7 @@ def gap(quick: bool) -> Figure:
 def star(quick: bool) -> Figure:
     """Draw two clusters and a far-away star, for MAP and HMC."""
     toy = cr.data.star_classification(seed=SEED)
-    torch.manual_seed(SEED)
-    problem = cr.Problem(
-        cr.zoo.mlp(2, (50,), 1),
-        data=(toy.x, toy.y),
-        likelihood=cr.likelihoods.Bernoulli(),
-        prior=cr.priors.Normal(scale=2.0, fan_in=True),
-    )
+    problem = star_problem(toy)
     figure, axes = panels(2, size=(8.4, 4.4))
     for axis, (name, method) in zip(axes, {"MAP": cr.MAP(steps=200 if quick else 3000), "HMC": hmc(quick)}.items()):
         predict = method.fit(problem, seed=SEED).predict
@@ -216,16 +222,33 @@ def scale(quick: bool) -> Figure:
     return figure
 
 
+def method(name: str, quick: bool) -> Figure:
+    """Draw one method on the problems of `gap` and `star`, with its settings in the demo."""
+    fit = cr.METHODS[name](**cr.METHODS[name].demo_settings(quick)).fit
+    figure, (left, right) = panels(2, size=(8.4, 3.6), shared=False)
+    toy = cr.data.gap_regression(seed=SEED)
+    p = fit(wave_problem(toy, cr.likelihoods.Gaussian(scale=toy.noise)), seed=SEED).predict(toy.grid[::EVERY])
+    cr.plot.bands(p, toy.grid[::EVERY], data=(toy.x, toy.y), truth=toy.truth[::EVERY], legend=False, ax=left)
+    left.set(title="a gap in the data", ylim=(-4, 4))
+    toy = cr.data.star_classification(seed=SEED)
+    predict = fit(star_problem(toy), seed=SEED).predict
+    cr.plot.decision(predict, toy.grid, data=(toy.x, toy.y), marks=toy.star, ax=right)
+    right.set_title("a far-away star")
+    return figure
+
+
 PICTURES: dict[str, Callable[[bool], Figure]] = {
     f.__name__: f for f in (gap, star, sharpening, kinds, guarantee, ood, scale)
 }
+# The same two problems for every method, shown on its page and in the gallery.
+GALLERY = {f"method-{name}": functools.partial(method, name) for name in cr.METHODS}
 
 
 def draw(name: str, folder: Path, *, quick: bool = False) -> Path:
     """Draw one picture, write it and return its path. The same figure gives the same file."""
     path, text = folder / f"{name}.svg", io.StringIO()
     with cr.plot.style(), mpl.rc_context({"svg.hashsalt": name, "image.composite_image": True}):
-        figure = PICTURES[name](quick)
+        figure = (PICTURES | GALLERY)[name](quick)
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator")), dpi=110)
     # A hundredth of a point is finer than any screen; six decimals only make the file larger.
     short = re.sub(r'\bd="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text.getvalue())
@@ -236,13 +259,13 @@ def draw(name: str, folder: Path, *, quick: bool = False) -> Path:
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="Draw the pictures of the documentation.")
-    parser.add_argument("names", nargs="*", help=f"any of {', '.join(PICTURES)}; default: all")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(PICTURES | GALLERY)}; default: all")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "pictures")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    for name in args.names or PICTURES:
+    for name in args.names or PICTURES | GALLERY:
         path = draw(name, args.out, quick=args.quick)
         print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
 
