@@ -15,6 +15,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 from collections.abc import Iterator  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
@@ -22,7 +23,11 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import credibly as cr  # noqa: E402
+from credibly.backends.cpp import build, library  # noqa: E402
 from tests import torchvision_operators  # noqa: E402
+
+if TYPE_CHECKING:
+    from credibly.demo.fits import DemoResult
 
 torch.set_num_threads(1)
 
@@ -31,6 +36,16 @@ hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
 
 torchvision_operators.declare()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the C++ library of a checkout whose sources have changed since it was installed."""
+    if hasattr(config, "workerinput") or os.environ.get("CREDIBLY_NATIVE") == "0":
+        return
+    try:
+        library.load(library.FOLDER)
+    except library.Unusable:
+        build.build(library.FOLDER, os.environ.get("CREDIBLY_VARIANTS", ""))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -98,6 +113,14 @@ def no_drawing() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("credibly.report.pictures._draw", lambda name, paint, size: "<svg></svg>")
         yield
+
+
+@pytest.fixture(scope="session")
+def quick_demo() -> DemoResult:
+    """Return the quick demo of every method: half a minute of work, for all tests of the demo."""
+    from credibly.demo.fits import run_demo
+
+    return run_demo(quick=True)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = ("python", "sh", "text", "toml", "json", "")
-VERBS = ("fit", "predict", "compare", "evaluate", "report", "resume", "methods", "demo")
+LANGUAGES = ("python", "sh", "text", "math", "toml", "json", "")
+VERBS = (
+    "fit",
+    "predict",
+    "compare",
+    "evaluate",
+    "report",
+    "resume",
+    "verify",
+    "methods",
+    "demo",
+    "export",
+    "card",
+    "serve",
+    "playground",
+)
 
 
 def blocks(path, language):
@@ -105,7 +119,7 @@ def test_the_readme_opens_with_a_picture_and_the_two_commands():
     text = (ROOT / "README.md").read_text()
     shown = re.findall(r"```sh\n(.*?)\n```", text, re.DOTALL)
     assert len(shown) == 2
-    assert shown[0].endswith("credibly demo")
+    assert shown[0].endswith("credibly demo --quick")
     assert "pytest" in shown[1]
     assert text.index("](docs/pictures/") < text.index(shown[0])
     # Before the first section.
@@ -124,12 +138,16 @@ def test_every_method_has_a_page(name):
     title = text.splitlines()[0]
     assert title.startswith("# ")
     assert title.endswith(f"`{name}`")
-    for part in ("**The idea.**", "**When to use it.**", "**Pitfalls.**", "**Cost.**", "```text", "```python"):
+    for part in ("**The idea.**", "**When to use it.**", "**Pitfalls.**", "**Cost.**", "```python"):
         assert part in text
+    assert "```math" in text or "```text" in text
     assert any(
         f"cr.{cr.METHODS[name].__name__}(" in block for block in blocks(DOCS / "methods" / f"{name}.md", "python")
     )
     assert f"(methods/{name}.md)" in (DOCS / "which-method.md").read_text()
+    # Drawn by `python docs/pictures.py method-NAME`.
+    for page in (text, (DOCS / "gallery.md").read_text()):
+        assert f"pictures/method-{name}.svg)" in page
 
 
 def test_documents_link_to_files_that_exist():
@@ -203,9 +221,18 @@ def test_every_page_is_reached_from_the_menu():
 
 # -- the pictures ------------------------------------------------------------------------------------------------------
 def shown_pictures():
-    """Return the pictures shown on pages, without those of the results, which studies write beside their pages."""
+    """Return the drawings shown on pages, without those of the results, which studies write beside their pages."""
     pages = [path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] != "results"]
-    return {target for path in pages for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", path.read_text())}
+    pattern = re.compile(r"!\[[^\]]+\]\(([^)]+\.svg)\)")
+    shown = {(path, target) for path in pages for target in pattern.findall(path.read_text())}
+    return {os.path.relpath((path.parent / target).resolve(), DOCS) for path, target in shown}
+
+
+def test_screenshots_are_there_and_light():
+    pattern = re.compile(r"!\[[^\]]+\]\(([^)]+\.png)\)")
+    shown = {page.parent / target for page in DOCS.rglob("*.md") for target in pattern.findall(page.read_text())}
+    assert shown == set((DOCS / "howto").glob("*.png"))
+    assert all(path.stat().st_size < 150_000 for path in shown)
 
 
 def test_pictures_of_results_are_there_and_light():
@@ -233,7 +260,7 @@ def test_pictures_can_be_drawn(tmp_path, monkeypatch, one_thread):
     import runpy
 
     script = runpy.run_path(str(DOCS / "pictures.py"), run_name="pictures")
-    assert {f"pictures/{name}.svg" for name in script["PICTURES"]} == shown_pictures()
+    assert {f"pictures/{name}.svg" for name in script["PICTURES"] | script["GALLERY"]} == shown_pictures()
     # The others take longer and use the same functions.
-    for name in ("star", "kinds"):
+    for name in ("star", "kinds", "method-mle"):
         assert script["draw"](name, tmp_path, quick=True).read_text().startswith("<?xml")

@@ -141,6 +141,7 @@ METHODS = {
     "ensemble": cr.DeepEnsemble(members=2, **FULL),
     "bbb": cr.BayesByBackprop(estimator="weights", **FULL),
     "low-rank": cr.BayesByBackprop(family="low-rank", rank=2, estimator="weights", **FULL),
+    "ivon": cr.IVON(hess_init=1.0, samples=2, members=2, **FULL),
     "laplace kron": cr.Laplace(structure="kron", **FULL),
     "laplace diag": cr.Laplace(structure="diag", **FULL),
     "laplace full": cr.Laplace(structure="full", **FULL),

@@ -193,7 +193,7 @@ class TestCases:
             with pytest.raises(SystemExit, match="nothing to compare"):
                 scale.compare(case, [-100.0, 3.0], [other, 3.0])
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_two_processes_against_one(self):
         found = list(scale.comparisons("scale-rows", Setting(repeats=2, seconds=1e-3, quick=True)))
         assert [row.peer for row in found] == ["one process"]

@@ -363,7 +363,7 @@ class TestRun:
 
 
 class TestOurs:
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_command_fits_and_predicts_with_groups(self, tmp_path):
         write_cache(tmp_path, [small("regression", group="who")])
         found = cells.measure(tmp_path, "small", "ours", 0)

@@ -24,8 +24,8 @@ SAMPLERS = {"hmc", "nuts", "chees", "mclmc", "mile", "tempering", "sgld", "sghmc
 
 
 @pytest.fixture(scope="module")
-def result():
-    return run_demo(quick=True)
+def result(quick_demo):
+    return quick_demo
 
 
 @pytest.fixture(scope="module")

@@ -162,6 +162,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     assert torch.equal(cr.load(more / "long").draws, expected)
 
 
+@pytest.mark.nightly
 def test_programs_that_end_right_after_a_collective_call_succeed(tmp_path):
     for _ in range(3):  # threads that still held tensors used to abort about every second such program
         start("brief", tmp_path, 3, python=sys.executable)  # a warm interpreter shuts down in another order
@@ -185,6 +186,7 @@ def test_an_error_of_one_process_ends_the_others_at_once_with_its_message(tmp_pa
     assert first < second
 
 
+@pytest.mark.nightly
 def test_a_process_that_hangs_is_named_after_the_time_limit(tmp_path):
     assert start("trouble", tmp_path, 2, check=False, TROUBLE="hang", CREDIBLY_TIMEOUT="5").returncode != 0
     name, _, message = outcome(tmp_path, "hang", 0)

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import credibly as cr
 from credibly.distributed.world import World
 from credibly.errors import PeerError, TrainingError
+from credibly.storage.sealed import read_facts, write_facts
 from credibly.tables import TableRun, model
 from credibly.tables import run as tables_run
-from credibly.tables.folder import read_facts, write_facts
 from own_tables import QUICK, call, diabetes, names, refused, write
 from studies.shared_cells import share_out
 from uci_sets import make
@@ -268,6 +268,7 @@ class TestRestarted:
         again = read_facts(place / "chosen")
         assert (again["config"], again["figures"]) == (done["config"], done["figures"])
 
+    @pytest.mark.nightly
     def test_one_stopped_between_its_folds_starts_over(self, place, restarted):
         words = fit("chosen", *CHOSEN)
         assert call(*words).exit_code == 0

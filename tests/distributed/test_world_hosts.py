@@ -159,6 +159,7 @@ def test_rows_on_two_hosts_change_rounding_only(hosts, tmp_path):
     torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.nightly
 def test_a_host_that_is_lost_with_its_launcher_changes_no_draw(hosts, whole, tmp_path):
     first, second = hosts
     stays = first.start("long", tmp_path, nodes="1:2", restarts=3)

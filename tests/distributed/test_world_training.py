@@ -133,6 +133,13 @@ def test_different_data_are_refused_by_both_naming_both(failed):
         assert "in process 1. Load the same rows in the same order in every process" in error["message"]
 
 
+def test_a_library_that_one_process_lacks_is_refused_by_both(failed):
+    for error in failed[fits.library_in_one]:
+        assert error["kind"] == "InputError"
+        reason = "must be the same in all processes, got 'C++' in process 0 and 'torch' in process 1"
+        assert f"backend {reason}. Install a C++ compiler" in error["message"]
+
+
 def test_different_settings_are_refused_naming_what_differs(failed):
     for error in failed[fits.other_settings]:
         assert error["kind"] == "InputError"

@@ -24,6 +24,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "ensemble": {"members": 2, "steps": 2, "batch_size": 4},
     "dropout": {"steps": 2, "insert": "*"},
     "bbb": {"steps": 2, "batch_size": 4},
+    "ivon": {"steps": 2, "batch_size": 4},
     "laplace": {"steps": 2},
     "swag": {"steps": 2, "rank": 2, "iterates": 2, "every": 1},
     "hmc": {**SAMPLING, "trajectory_length": 2e-4},

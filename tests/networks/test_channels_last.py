@@ -145,6 +145,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_network(name, channels):
 
 
 @needs_compiler
+@pytest.mark.nightly
 def test_the_compiled_gradient_is_that_of_the_plain_network():
     ours, plain, theta, x = forward_and_plain(NETS["plain"])
     torch._dynamo.reset()

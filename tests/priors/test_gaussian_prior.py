@@ -209,6 +209,7 @@ def parts(conjugate):
     return [(conjugate.x[a:b], conjugate.y[a:b]) for a, b in ((0, 7), (7, 18), (18, 30))]
 
 
+@pytest.mark.nightly
 def test_sequential_updates_are_one_batch_fit(conjugate):
     """Full rank on a linear model: each posterior becomes the next prior, and the last is that of all rows.
 
