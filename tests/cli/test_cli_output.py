@@ -159,7 +159,7 @@ class TestCtrlC:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             interrupts.install()
-            with interrupts.within_command(), interrupts.holding_folder():
+            with interrupts.within_command(), interrupts.holding_output():
                 import slow_module
 
                 assert slow_module.finished

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -181,6 +182,26 @@ class TestOthers:
             _, err = process.communicate(timeout=60)
         assert (process.returncode, err) == (130, "credibly: stopped; no predictions were written\n")
         assert names(tmp_path) == ["big.csv"]
+
+    def test_ctrl_c_in_an_import_while_predicting_leaves_no_file(self, tmp_path, known):
+        """Such a signal waits for the end of the import; ending the process at once would leave the unfinished file."""
+        write(diabetes(), tmp_path / "some.csv")
+        (tmp_path / "slow_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+        code = (
+            "import sys, time\nsys.dont_write_bytecode = True\n"
+            f"sys.argv = ['credibly', 'predict', {str(known[0] / 'run')!r}, 'some.csv', '--out', 'p.csv']\n"
+            "from credibly.tables.writing import TableWriter\n"
+            "def write(self, columns):\n"
+            "    import slow_module\n"
+            "    time.sleep(30)\n"
+            "TableWriter.write = write\n"
+            "from credibly.__main__ import main\n"
+            "main()\n"
+        )
+        words = [sys.executable, "-c", code]
+        found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (found.returncode, found.stderr) == (130, "credibly: stopped; no predictions were written\n")
+        assert names(tmp_path) == ["slow_module.py", "some.csv"]
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     def test_ctrl_c_swallowed_by_a_finaliser_is_raised_again(self):

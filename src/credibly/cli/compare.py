@@ -163,14 +163,14 @@ def _check_out(out: Path, force: bool) -> None:
 @contextmanager
 def _staged(out: Path) -> Iterator[Path]:
     """Yield a folder to write into, created before the work and moved to `out` only on success."""
-    from credibly.core.interrupts import holding_folder
+    from credibly.core.interrupts import holding_output
     from credibly.storage.replacing import replace_folder
 
     place = out.resolve()
     staging = place.with_name(f".{place.name}.{os.getpid()}.part")
     made = [parent for parent in place.parents if not parent.exists()]
     try:
-        with holding_folder():
+        with holding_output():
             staging.mkdir(parents=True)
             yield staging
             replace_folder(staging, out)

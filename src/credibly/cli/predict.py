@@ -110,6 +110,7 @@ def run(
             check_integer("--draws", draws)
         if at is not None and not options.split_names(at):
             raise InputError("--at", f"must be positive times such as 12,24, got {at!r}")
+        from credibly.core.interrupts import holding_output
         from credibly.core.progress import Progress
         from credibly.tables.guarantee import check_promise, guaranteed
         from credibly.tables.prediction_columns import check_times
@@ -129,6 +130,7 @@ def run(
         try:
             rows = _rows(table) if is_leader() else 0
             with (
+                holding_output(),
                 persistent_interrupt() as raise_again,
                 Progress("predict", rows, False if quiet or as_json else None) as line,
             ):

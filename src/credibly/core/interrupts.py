@@ -3,7 +3,7 @@
 Python raises KeyboardInterrupt wherever the program happens to be. Within a command that is right: it cleans up and
 says what became of the work. Before and after there is nothing to clean up, and the process ends at once. In the
 middle of an import the exception would be lost, or break a module that is half loaded: the process ends at once, too,
-or, where a folder is being written, after the import.
+or, where a folder or a file is being written, after the import.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOPPED = 130
 AGAIN = 0.02
 IMPORTS = "<frozen importlib._bootstrap>"
 _commands = 0
-_folders = 0
+_outputs = 0
 
 
 def install() -> None:
@@ -43,20 +43,20 @@ def within_command() -> Iterator[None]:
 
 
 @contextmanager
-def holding_folder() -> Iterator[None]:
-    """Keep the process from ending at once in this block, which has a folder to clean up."""
-    global _folders
-    _folders += 1
+def holding_output() -> Iterator[None]:
+    """Keep the process from ending at once in this block, which has a folder or an unfinished file to clean up."""
+    global _outputs
+    _outputs += 1
     try:
         yield
     finally:
-        _folders -= 1
+        _outputs -= 1
 
 
 def handle(number: int, frame: FrameType | None) -> None:
     """Handle the signal: end the process, wait for an import, or raise KeyboardInterrupt."""
     importing = _imports(frame)
-    if not _commands or (importing and not _folders):
+    if not _commands or (importing and not _outputs):
         _end()
     if importing:
         again = threading.Timer(AGAIN, os.kill, (os.getpid(), number))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from credibly.core.allocation import allocation_failure
 from credibly.core.files import is_occupied, remove_drafts
-from credibly.core.interrupts import holding_folder
+from credibly.core.interrupts import holding_output
 from credibly.errors import InputError, Interrupted, PeerError, StoreError
 from credibly.storage.manifest import parse_manifest
 from credibly.storage.replacing import recover, remove_leftovers, replace_folder
@@ -61,7 +61,7 @@ def new_run(folder: Path) -> Iterator[Path]:
     if replaces:
         shutil.rmtree(work, ignore_errors=True)
     try:
-        with holding_folder():
+        with holding_output():
             work.mkdir(parents=True, exist_ok=True)
             remove_drafts(work)
             yield work
