@@ -70,7 +70,7 @@ def setup(name: str, rows: int, draws: int) -> tuple[Callable[[], cr.Predictive]
 
 
 def passes(predictive: cr.Predictive) -> int:
-    """The forward passes alone, in the blocks of the scores."""
+    """Run the forward passes alone, in the blocks of the scores."""
     return sum(predictive.map_blocks(lambda output, extra, start: output.shape[1]))
 
 

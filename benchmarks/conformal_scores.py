@@ -2,7 +2,7 @@
 
     python -m benchmarks.conformal_scores
 
-Worlds with known noise, and models of them from right to badly wrong. Each cell is an average over 20 calibration sets
+Data with known noise, and models of it from correct to badly wrong. Each cell is an average over 20 calibration sets
 of 200 rows. The interval score (Gneiting and Raftery 2007) is the width plus 2 / (1 - level) times the distance by
 which y lies outside; lower is better. "worst third" is the coverage in the third of the rows where it is lowest.
 """
@@ -44,13 +44,13 @@ def predictive(mean: Tensor, std: Tensor) -> cr.Predictive:
 
 
 def heavy(z: Tensor, generator: torch.Generator) -> Tensor:
-    """Student-t with 3 degrees of freedom."""
+    """Sample Student-t noise with 3 degrees of freedom."""
     chi = torch.randn(3, *z.shape, generator=generator, dtype=z.dtype).square().mean(0)
     return z / chi.sqrt()
 
 
 def skewed(z: Tensor, generator: torch.Generator) -> Tensor:
-    """A centred log-normal."""
+    """Sample centred log-normal noise."""
     return z.exp() - 1.65
 
 

@@ -100,7 +100,7 @@ def measure(root: Path | None, name: str, split: int, way: str) -> dict[str, Any
             predictive, method = fit(way, rows, Path(folder))
             seconds = time.perf_counter() - started
             metrics = evaluate(predictive, rows)
-    except Exception as error:  # a cell that fails must not cost the others
+    except Exception as error:  # a cell that fails must not stop the others
         return cell | {"error": f"{type(error).__name__}: {error}"[:300]}
     about = {"rows": len(rows.y), "columns": rows.x.shape[1], "test_rows": len(rows.y_test), "method": method}
     return cell | about | {k: round(v, 6) for k, v in metrics.items()} | {"seconds": round(seconds, 3)}
@@ -139,7 +139,7 @@ def _write(out: Path, record: dict[str, Any]) -> None:
 
 
 def show(cells: list[dict[str, Any]], ways: Iterable[str]) -> None:
-    """Print coverage by table and way, and what failed."""
+    """Print coverage by table and way to fit, and the failed cells."""
     done = [c for c in cells if "error" not in c]
     names = list(dict.fromkeys(c["table"] for c in done))
     for way in ways:

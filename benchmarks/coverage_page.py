@@ -13,7 +13,7 @@ from benchmarks.timing import table
 
 Cells = list[dict[str, Any]]
 
-# What was aimed for: the mean over tables within these limits, and no table below the lowest.
+# The goal: the mean over tables within these limits, and no table below the lowest.
 LOW, HIGH, LOWEST = 0.87, 0.93, 0.84
 TITLES = {"default": "`BayesianRegressor()`", "fit": "`credibly fit`"}
 METRICS = (

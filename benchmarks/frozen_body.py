@@ -4,7 +4,7 @@
     python -m benchmarks.frozen_body --rows 256 --only hmc,map
 
 By hand, the network without its last layer is run once over the images in plain PyTorch, and the same method fits a
-Linear layer to the features. Ours is `Problem(net, images, random="fc.*")`, with everything that finding the cut costs.
+Linear layer to the features. Ours is `Problem(net, images, random="fc.*")`, including the cost of finding the cut.
 Both give the same posterior, which is checked. A last row compares a full gradient with and without the cut.
 """
 

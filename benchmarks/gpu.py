@@ -95,7 +95,7 @@ def names(problem: cr.Problem) -> list[list[Any]]:
 
 
 def check_resnet(side: JaxSide, problem: cr.Problem, theta: torch.Tensor, precision: str) -> None:
-    """Exit unless both gradients on the first images are as near that of float64 as the precision allows."""
+    """Exit unless both gradients on the first images are as close to that of float64 as the precision allows."""
     few = problem.subset(torch.arange(32, device=problem.device))
     case = {"precision": precision, "micro_batch": 32, "names": names(problem)}
     _, found = side.fetch(density="resnet", **case, x=few.x, y=few.y, theta=theta)

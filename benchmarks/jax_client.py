@@ -26,7 +26,7 @@ class JaxSide:
 
     Args:
         python: its interpreter.
-        devices: devices that XLA shall make of the processor.
+        devices: number of XLA devices to create on the CPU.
         threads: cores that it may use; None for all.
         wheels: a folder of unpacked packages that the interpreter lacks.
         platform: "cpu" or "cuda"; None leaves the choice to JAX.

@@ -9,9 +9,9 @@
 ResNet-18 (GroupNorm) on images of 3 x 32 x 32 and a transformer encoder on 32 tokens, batches of 8 and 64. The plain
 loops are what a user would write with torch: Adam with its defaults and the prior as weight decay; two networks one
 after another for an ensemble of two; SGD with momentum that keeps mean, second moment and 20 deviations for SWAG; SGHMC
-over the list of parameters. Times alternate, so that a slow spell of the machine affects both sides. Memory is the peak
+over the list of parameters. Times alternate, so that a slow phase of the machine affects both sides. Memory is the peak
 of a fresh process above what it holds before the network is built (on a GPU: the peak of allocated memory), for a fit
-of a few steps and for the loop of as many.
+of a few steps and for a loop of the same number.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m benchmarks.serving                                # all parts: about ten minutes on an idle machine
     python -m benchmarks.serving --parts throughput,latency     # some of them
     python -m benchmarks.serving --requests 2000 --seconds 3    # a smoke test
-    python -m benchmarks.serving --run RUN --table TABLE.csv    # a run of your own
+    python -m benchmarks.serving --run RUN --table TABLE.csv    # your own run
 
-`credibly serve` runs in a process of its own and is asked over sockets of the loopback by an asyncio client. Throughput
+`credibly serve` runs in its own process and gets requests from an asyncio client over the loopback. Throughput
 is compared with the same predictions in this process, alternating, with as many torch threads. Loads are bounded in
-time and number; nothing but the loopback is contacted.
+time and number; no other network is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTS = ("throughput", "latency", "memory", "malformed", "kill")
 
 # -- the server --------------------------------------------------------------------------------------------------------
 class Server:
-    """`credibly serve` in a process of its own."""
+    """`credibly serve` in its own process."""
 
     def __init__(self, run: Path, log: Path, port: int = 0) -> None:
         words = [sys.executable, "-m", "credibly", "serve", str(run), "--port", str(port), "--quiet"]
@@ -61,7 +61,7 @@ class Server:
         return sum(int(size) for size in re.findall(r"(?:RssAnon|VmSwap):\s+(\d+) kB", text)) / 1024
 
     def cpu(self) -> float:
-        """Return the processor time so far, in seconds: unlike the time on the clock, other programs leave it alone."""
+        """Return the processor time so far, in seconds: unlike wall-clock time, other programs do not affect it."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -119,7 +119,7 @@ class Connection:
 async def closed_loop(
     port: int, ask: Callable[[Connection], Awaitable[Answer]], connections: int, count: int, seconds: float
 ) -> tuple[int, float]:
-    """Keep some connections busy. Return how many requests were answered, and in which time."""
+    """Keep some connections busy. Return the number of requests answered and the time they took."""
     started, left, done = time.perf_counter(), count, 0
 
     async def work() -> None:
@@ -139,7 +139,7 @@ async def closed_loop(
 async def open_loop(
     port: int, ask: Callable[[Connection], Awaitable[Answer]], rate: float, seconds: float
 ) -> list[float]:
-    """Send requests at random times, whether or not others are answered. Return their latencies."""
+    """Send requests at random times, without waiting for earlier responses. Return their latencies."""
     free: list[Connection] = []
     found: list[float] = []
     tasks = []
@@ -183,7 +183,7 @@ class Work:
 
 
 def throughput(work: Work) -> Iterator[str]:
-    """Rows per second at batches of 1,000 against the same predictions in this process."""
+    """Measure rows per second at batches of 1,000 against the same predictions in this process."""
     model = TableRun.load(work.folder).model
     known = model.preparation
     block, _ = next(batches(work.folder.parent / "new.csv", known.names, known.numeric_names, BATCH))
@@ -238,7 +238,7 @@ def throughput(work: Work) -> Iterator[str]:
 
 
 def latency(work: Work) -> Iterator[str]:
-    """Latency of single rows at half the saturating load."""
+    """Measure the latency of single rows at half the saturating load."""
     yield "| single rows | saturating, requests/s | at half of it: median, ms | p99, ms | p99 / median | requests |"
     yield "|---|---|---|---|---|---|"
     with served(work.folder, work.log) as server:
@@ -253,7 +253,7 @@ def latency(work: Work) -> Iterator[str]:
 
 
 def memory(work: Work) -> Iterator[str]:
-    """Memory over many requests."""
+    """Measure memory over many requests."""
     ask = work.ask("/predict?guarantee=false", 1)
     yield "| requests answered | anonymous memory with swap, MiB |"
     yield "|---|---|"
@@ -265,7 +265,7 @@ def memory(work: Work) -> Iterator[str]:
 
 
 def malformed(work: Work) -> Iterator[str]:
-    """500 malformed bodies: a 4xx with a plain message for each, and nothing of them in the log."""
+    """Send 500 malformed bodies: expect a 4xx with a plain message for each, and none of their content in the log."""
     rng = random.Random(0)
     mark = "never-in-the-log"
     good = json.dumps(work.rows[:2]).encode()
@@ -311,7 +311,7 @@ def malformed(work: Work) -> Iterator[str]:
 
 
 def kill(work: Work) -> Iterator[str]:
-    """SIGKILL in the middle of a load, then a restart on the same port: every request is answered by a second try."""
+    """Send SIGKILL under load and restart on the same port: every request succeeds at the latest on a retry."""
     count = max(50, min(400, work.requests // 100))
     wanted: dict[int, bytes] = {}
 

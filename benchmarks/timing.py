@@ -179,7 +179,7 @@ def duration(seconds: float) -> str:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Return what the timings depend on, and nothing that identifies the machine."""
+    """Return the facts that timings depend on, without anything that identifies the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": cores,
@@ -188,7 +188,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": platform.machine(),
         **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
-        # A load that is not far below the number of cores means that the machine was busy: run again.
+        # A load that is not far below the number of cores means that the machine was loaded: run again.
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

@@ -3,7 +3,7 @@
     python -m benchmarks.training_gaps --root DIR
 
 For every table, a tenth of the cells of the training rows is blanked at random. A fit to the complete rows is compared
-with two fits to the rows with gaps: filled with averages over similar rows, and drawn given the target.
+with two fits to the rows with gaps: filled with averages over similar rows, and sampled given the target.
 """
 
 from __future__ import annotations

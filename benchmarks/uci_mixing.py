@@ -1,8 +1,8 @@
-"""Do the chains arrive? `until="mixed"` on every UCI split: R-hat and ESS of predictions at the test rows.
+"""Do the chains converge? `until="mixed"` on every UCI split: R-hat and ESS of predictions at the test rows.
 
     python -m benchmarks.uci_mixing --root DIR --sets yacht,energy,boston,concrete,wine --splits 0-19 --out FILE
     python -m benchmarks.uci_mixing --root DIR --method nuts --settings '{"mass": "diagonal"}' --out FILE
-    python -m benchmarks.uci_mixing --out FILE --table           # print what the file has, run nothing
+    python -m benchmarks.uci_mixing --out FILE --table           # print the results in the file, run nothing
 
 Network, prior scale and noise of a split are those that the UCI study chose on its training rows (--choices). FILE has
 a line of JSON per split; splits that it has are skipped, so a run can be stopped and continued. Where R-hat misses
@@ -40,7 +40,7 @@ from credibly.tables.recipe import Recipe
 
 CHOICES = Path(__file__).resolve().parents[1] / "docs" / "results" / "uci" / "results.csv"
 SETS, RHAT = "yacht,energy,boston,concrete,wine", 1.05
-# Names that people use for the files of the sets.
+# Common names of the files of the sets.
 FILES = {"wine": "wine_red"}
 
 Split = dict[str, Any]
@@ -64,12 +64,12 @@ class Job:
 
     @property
     def key(self) -> tuple[str, int, str, str, float]:
-        """What makes this split of the file the same one."""
+        """The key that identifies this split in the file."""
         return self.data, self.split, self.method, json.dumps(self.settings, sort_keys=True), self.budget
 
 
 def run_split(job: Job) -> Split:
-    """Sample one split until it is mixed or the time is out, and measure its predictions; plain values."""
+    """Sample one split until it is mixed or the time is up, and measure its predictions; plain values."""
     known = cr.data.uci(job.root, FILES.get(job.data, job.data), job.split)
     floor = job.noise_floor if job.noise == "heteroscedastic" else 0.0
     hidden = (known.n_hidden or 50,)
@@ -144,7 +144,7 @@ def measured(posterior: SampledPosterior, model: Model, x: Tensor, y: Tensor, me
 
 
 def table_of(splits: list[Split]) -> str:
-    """Return a Markdown table, one line per set: how many splits are mixed, and what they cost."""
+    """Return a Markdown table, one line per set: how many splits are mixed, and their metrics."""
     lines = []
     for name in dict.fromkeys(one["data"] for one in splits):
         here = [one for one in splits if one["data"] == name and "error" not in one]
@@ -264,7 +264,7 @@ def splits_in(text: str) -> list[int]:
 
 
 def run_all(jobs: list[Job], path: Path, workers: int, threads: int) -> None:
-    """Run what the file does not have, `workers` splits at a time, and append each as it ends."""
+    """Run the splits missing from the file, `workers` at a time, and append each when it ends."""
     had = {(s["data"], s["split"], s["method"], json.dumps(s["settings"], sort_keys=True), s["budget"])
            for s in read(path) if "error" not in s}  # fmt: skip
     todo = [job for job in jobs if job.key not in had]
@@ -321,7 +321,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=int, default=1, help="splits at a time (default 1)")
     found.add_argument("--threads", type=int, default=None, help="threads of each (default: cores over --jobs)")
     found.add_argument("--out", type=Path, required=True, metavar="FILE", help="a line of JSON per split")
-    found.add_argument("--table", action="store_true", help="print what the file has, and run nothing")
+    found.add_argument("--table", action="store_true", help="print the results in the file, and run nothing")
     return found
 
 

@@ -13,7 +13,7 @@ from credibly.core.checks import check_choice
 if TYPE_CHECKING:
     from studies.study import Study
 
-# The module of this package whose dict `STUDIES` holds the study of each name.
+# For each study, the module of this package whose dict `STUDIES` holds it.
 MODULES: dict[str, str] = {
     "hmc-reference": "hmc_reference",
     "gap-regression": "pictures",

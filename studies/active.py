@@ -122,12 +122,12 @@ def needs(cells: Cells, rule: str, method: str, size: Size) -> list[float]:
 
 
 def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -> tuple[tuple[str, ...], bool | None]:
-    """Decide whether BALD needs fewer labels than random acquisition, by differences paired over seeds."""
+    """Return whether BALD needs fewer labels than random acquisition, by differences paired over seeds."""
     plain = {method: values for (method, rule), values in saved.items() if rule == "bald"}
     fewer = [m for m, values in plain.items() if side.above(values, 0.0)]
     more = [m for m, values in plain.items() if side.above([-v for v in values], 0.0)]
     reproduced = None if not plain else True if len(fewer) == len(plain) else False if len(more) == len(plain) else None
-    said = []
+    text = []
     for method, values in plain.items():
         word = (
             "fewer labels than"
@@ -138,25 +138,25 @@ def judge(saved: dict[tuple[str, str], list[float]], cells: Cells, size: Size) -
         )
         mean = mean_error(values)[0]
         own = mean_error(needs(cells, "bald", method, size))[0]
-        said.append(
+        text.append(
             f"{side.label(method)}: BALD needs {word} random acquisition for {size.target:.0%} accuracy ({own:.0f} "
             f"against {own + mean:.0f}; {side.mean_text(values, 0)} saved, paired over seeds)."
         )
     for (method, rule), values in saved.items():
         if rule == "batch":
-            said.append(
+            text.append(
                 f"{side.label(method)}: BatchBALD saves {side.mean_text(values, 0)} labels compared with random "
                 "acquisition."
             )
     short = [arm for arm, found in cells.items() if any(c["needed"] is None for c in found)]
     if short:
-        said.append(
+        text.append(
             f"Not every run of {side.listed(short)} reached the target within {size.most} labels; such a run counts as "
             f"{size.most}, which understates the labels it needs."
         )
     tested = side.listed([side.label(m) for m in plain]) or "no method"
     first = f"{side.verdict(reproduced)}: BALD against random acquisition, with {tested}."
-    return (first, *said), reproduced
+    return (first, *text), reproduced
 
 
 def _table(cells: Cells, saved: dict[tuple[str, str], list[float]], size: Size) -> Table:

@@ -135,7 +135,7 @@ class FreeEnergies(Objective):
         return parts.detach(), gradient
 
     def score(self, theta: Tensor, held_out: Problem) -> Tensor:
-        """Not supported: this study holds nothing out."""
+        """Raise: this study holds nothing out."""
         raise NotImplementedError
 
 

@@ -164,11 +164,11 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
     """Return the result computed from the values of all repeats."""
     each = {g: judge_one(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, "one long chain is a good approximation of many")]
+    text = [verdict(reproduced, "one long chain is a good approximation of many")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         kept = fraction_retained(cells)
-        share = (
+        gain = (
             "MAP is no worse than HMC in some repeat, so there is no gain to retain"
             if math.isnan(kept[0])
             else (
@@ -177,8 +177,8 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
         )
         mixed = {s: 100 * summary(cells, s, "mixed")[0] for s in ("predictions", "weights")}
         most = {s: summary(cells, s, "most")[0] for s in ("predictions", "weights")}
-        said.append(
-            f"{g}: {share} in log density (all chains minus one: "
+        text.append(
+            f"{g}: {gain} in log density (all chains minus one: "
             f"{signed(difference(cells, 'all', 'one chain', 'log_density'), 4)}). R-hat is below 1.1 for "
             f"{mixed['predictions']:.1f} % of the predictions and {mixed['weights']:.1f} % of the weights; its 99 % "
             f"quantiles are {most['predictions']:.2f} and {most['weights']:.2f}."
@@ -203,7 +203,7 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
         )
     ]
     (a3, l3), (a1, l1), (a0, l0) = PUBLISHED_CHAINS[3], PUBLISHED_CHAINS[1], PUBLISHED_SGD
-    said.append(
+    text.append(
         f"Published (CIFAR-10, read off a figure): one of three chains retains {(l1 - l0) / (l3 - l0):.0%} of the gain "
         f"in log density and {(a1 - a0) / (a3 - a0):.0%} of the gain in accuracy."
     )
@@ -214,7 +214,7 @@ def result_of_one(groups: Mapping[str, Cells], notes: tuple[str, ...], histogram
         Column("total variation from the other chains"),
     )
     numbers = {"groups": groups, "held_by_group": each, "kept": {g: fraction_retained(c) for g, c in groups.items()}}
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), tuple(histograms), numbers, notes)
 
 
 def _histogram(group: str, values: Mapping[str, Tensor]) -> Picture:
@@ -293,11 +293,11 @@ def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resul
     """Return the result computed from the values of all repeats."""
     each = {g: judge_cost(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, "at equal cost two or three chains beat one")]
+    text = [verdict(reproduced, "at equal cost two or three chains beat one")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         gains = {k: difference(cells, k, "1", "log_density") for k in cells if k != "1"}
-        said.append(
+        text.append(
             f"{g}: log density relative to one chain: "
             + ", ".join(f"{signed(v, 4)} with {k} chains" for k, v in gains.items())
             + "."
@@ -315,7 +315,7 @@ def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resul
                     str(ll),
                 )
             )
-    said.append("Published (CIFAR-10, read off a figure): accuracy 0.896, 0.904, 0.907 for 1, 2, 3 chains.")
+    text.append("Published (CIFAR-10, read off a figure): accuracy 0.896, 0.904, 0.907 for 1, 2, 3 chains.")
     columns = (
         Column("data, chains"),
         Column("log density"),
@@ -341,7 +341,7 @@ def result_of_cost(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resul
         alt="Gain in log density over a single chain, against the number of chains that share the budget",
     )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_CHAINS.items()}}
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

@@ -145,15 +145,15 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
     """Return the result computed from the values of all repeats."""
     each = {g: judge_length(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, "tau = pi sigma / 2 is a good trajectory length")]
+    text = [verdict(reproduced, "tau = pi sigma / 2 is a good trajectory length")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
-        share = {f: summary(cells, f, "ess_share") for f in cells}
+        ratio = {f: summary(cells, f, "ess_share") for f in cells}
         per = {f: summary(cells, f, "per_1000_gradients")[0] for f in cells}
         best = max(per, key=lambda f: per[f])
-        said.append(
-            f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*share['1'], 2)} at tau, "
-            f"{plus_minus(*share['0.5'], 2)} at 0.5 tau and {plus_minus(*share['0.25'], 2)} at 0.25 tau. An effective "
+        text.append(
+            f"{g}: at equal numbers of draws, ESS / draws is {plus_minus(*ratio['1'], 2)} at tau, "
+            f"{plus_minus(*ratio['0.5'], 2)} at 0.5 tau and {plus_minus(*ratio['0.25'], 2)} at 0.25 tau. An effective "
             f"draw is cheapest at {best} tau (ESS per 1,000 gradients {per[best]:.2f}; {per['1']:.2f} at tau). Log "
             "density at tau minus that at 0.25, 0.5 and 1.5 tau: "
             + ", ".join(signed(difference(cells, "1", f, "log_density")) for f in cells if f != "1")
@@ -161,7 +161,7 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         )
         if each[g] is False:
             against = against_length(cells)
-            said.append(f"{g}: {' and '.join(against)} {'argues' if len(against) == 1 else 'argue'} against tau.")
+            text.append(f"{g}: {' and '.join(against)} {'argues' if len(against) == 1 else 'argue'} against tau.")
         key, _, digits = score_of(g)
         for f in cells:
             published = PUBLISHED_LENGTH[float(f)] if g == "mnist" else ("", "")
@@ -170,14 +170,14 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
                     f"{g}, {f}",
                     plus_minus(*summary(cells, f, "log_density")),
                     plus_minus(*summary(cells, f, key), digits),
-                    share[f][0],
+                    ratio[f][0],
                     summary(cells, f, "ess_weights")[0],
                     per[f],
                     summary(cells, f, "rhat")[0],
                     *map(str, published),
                 )
             )
-    said.append("Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 tau.")
+    text.append("Published (CIFAR-10, read off a figure): accuracy 0.83, 0.86, 0.889, 0.887 at 0.25, 0.5, 1, 1.5 tau.")
     columns = (
         Column("data, length / tau"),
         Column("log density"),
@@ -219,7 +219,7 @@ def result_of_length(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         ),
     )
     numbers = {"groups": groups, "held_by_group": each, "published": {str(k): v for k, v in PUBLISHED_LENGTH.items()}}
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
 
 
 # -- step size ---------------------------------------------------------------------------------------------------------
@@ -277,14 +277,14 @@ def result_of_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resu
     """Return the result computed from the values of all repeats."""
     each = {g: judge_steps(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, "smaller steps are accepted more often")]
+    text = [verdict(reproduced, "smaller steps are accepted more often")]
     rows: list[tuple[Value, ...]] = []
     lines: dict[str, list[tuple[float, float]]] = {}
     for g, cells in groups.items():
         names = sorted(cells, key=float)
         found = ", ".join(f"{100 * summary(cells, f, 'acceptance')[0]:.0f} %" for f in names)
         whole = difference(cells, names[0], names[-1], "acceptance")
-        said.append(
+        text.append(
             f"{g}: acceptance {found} at {', '.join(names)} times the adapted step size; smallest minus largest "
             f"{signed(whole)}."
         )
@@ -326,7 +326,7 @@ def result_of_steps(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Resu
         "held_by_group": each,
         "published": {str(k): v for k, v in PUBLISHED_ACCEPTANCE.items()},
     }
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 def _theory(names: list[str], found: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -337,11 +337,11 @@ def _theory(names: list[str], found: list[tuple[float, float]]) -> list[tuple[fl
     return [(math.erfc(c * (float(f) / float(names[at])) ** 2), math.nan) for f in names]
 
 
-def _notes(tasks: list[Task], sizes: Mapping[str, float], said: str) -> tuple[str, ...]:
+def _notes(tasks: list[Task], sizes: Mapping[str, float], runs: str) -> tuple[str, ...]:
     steps = ", ".join(f"{g} {s:.2g}" for g, s in sizes.items())
     return (
         size_note(tasks),
-        f"{said}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
+        f"{runs}; 8 chains on tables and 4 on images, randomly initialised; adapted step sizes (last repeat): {steps}.",
         "Published: ResNet-20-FRN on 40,960 CIFAR-10 images with 70,248 leapfrog steps per trajectory. Here networks "
         "have about a thousand weights and trajectories some hundred steps, so only the direction of the effects is "
         "comparable.",

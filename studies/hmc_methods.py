@@ -160,7 +160,7 @@ def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
     right, pairs = pairs_in_order(cells)
     order = sorted(cells, key=lambda m: summary(cells, m, "total_variation")[0])
     floor = summary(cells, "HMC", "total_variation")
-    said = (
+    text = (
         verdict(reproduced, "SG-MCMC and VI do not match the HMC posterior"),
         f"Total variation from one half of the HMC chains: {plus_minus(*floor)} for the other half, "
         + ", ".join(f"{plus_minus(*summary(cells, m, 'total_variation'))} for {m}" for m in order if m != "HMC")
@@ -210,7 +210,7 @@ def result_of_distance(cells: Cells, notes: tuple[str, ...]) -> Result:
         "pairs": pairs,
         "published": PUBLISHED_DISTANCE,
     }
-    return Result(said, reproduced, Table(columns, rows), (shown,), numbers, notes)
+    return Result(text, reproduced, Table(columns, rows), (shown,), numbers, notes)
 
 
 # -- the HMC model average against MAP and ensembles -------------------------------------------------------------------
@@ -300,7 +300,7 @@ def overall(groups: Mapping[str, Cells]) -> dict[str, tuple[float, float]]:
 def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
     """Return the result computed from the values of all repeats."""
     reproduced, over = judge_scores(groups), overall(groups)
-    said = [
+    text = [
         verdict(reproduced, "the HMC model average beats plain training and a deep ensemble"),
         f"Over all data sets and repeats, the log density of HMC minus that of MAP is {signed(over['MAP'])}, minus "
         f"that of the ensemble {signed(over['ensemble'])}.",
@@ -310,7 +310,7 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
     for g, cells in groups.items():
         gaps = {m: difference(cells, "HMC", m, "log_density") for m in ("MAP", "ensemble")}
         key, name, digits = score_of(g)
-        said.append(
+        text.append(
             f"{g}: log density of HMC minus MAP {signed(gaps['MAP'])}, minus the ensemble {signed(gaps['ensemble'])}; "
             f"{name} "
             + ", ".join(f"{plus_minus(*summary(cells, m, key), digits)} ({m})" for m in ("HMC", "ensemble", "MAP"))
@@ -344,7 +344,7 @@ def result_of_scores(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Res
         caption="To the right of the line HMC predicts better. Bars are one standard error.",
     )
     numbers = {"groups": groups, "overall": over, "published": PUBLISHED_SCORE, "published_tables": PUBLISHED_TABLES}
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

@@ -272,17 +272,17 @@ def score_of(group: str) -> tuple[str, str, int]:
 
 def size_note(tasks: Sequence[Task]) -> str:
     """Describe the tasks, the network and the prior."""
-    said = []
+    text = []
     for group in dict.fromkeys(t.group for t in tasks):
         of = [t for t in tasks if t.group == group]
         t, d = of[0], of[0].problem().dim
         what = f"subsets of {len(t.x):,} training images" if t.labels else f"splits of {len(t.x):,} training rows"
-        said.append(f"{group}: {len(of)} {what}, {len(t.x_test):,} test rows, {t.x.shape[1]} inputs, {d:,} parameters")
+        text.append(f"{group}: {len(of)} {what}, {len(t.x_test):,} test rows, {t.x.shape[1]} inputs, {d:,} parameters")
     scales = (
         f"prior scale {TABLE_SCALE:g} for tables, {IMAGE_SCALE:g} for images, divided by the square root of the fan-in"
     )
     return (
-        f"{'; '.join(said)}; one hidden layer, SiLU; {scales}, fixed in advance; ± is one standard error over repeats."
+        f"{'; '.join(text)}; one hidden layer, SiLU; {scales}, fixed in advance; ± is one standard error over repeats."
     )
 
 

@@ -160,7 +160,7 @@ def _to_budget(
     settings |= _own(options, "sghmc")
     training = settings_for("ensemble", options.quick) | _own(options, "ensemble")
     training.pop("members", None)
-    # As many as the time for training allows.
+    # As many epochs as the time for training allows.
     training["epochs"] = max(training["epochs"], 1 if options.quick else 60)
     chains = settings.pop("chains")
     started = time.perf_counter()

@@ -187,7 +187,7 @@ def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         for k, c in by_kind.items()
         if any(clearly_below(difference(c, "HMC", m, "loss")) for m in ("MAP", "ensemble"))
     ]
-    said = (
+    text = (
         verdict(
             reproduced, "the HMC model average is less robust to covariate shift than plain training and ensembles"
         ),
@@ -256,7 +256,7 @@ def result_of(groups: Mapping[str, Cells], notes: tuple[str, ...]) -> Result:
         ),
     )
     numbers = {"groups": groups, "losses": lost, "published": PUBLISHED}
-    return Result(said, reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
+    return Result(text, reproduced, Table(columns, tuple(rows)), pictures, numbers, notes)
 
 
 def _at(groups: Mapping[str, Cells], method: str, severity: int) -> Estimate:

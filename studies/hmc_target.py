@@ -84,11 +84,11 @@ def _fitted(task: Task, options: Options, scale: float, temperature: float = 1.0
 def unmixed(groups: Mapping[str, Cells]) -> list[str]:
     """Return a sentence that lists the settings whose chains have not mixed; no sentence if all have."""
     found = {g: [name for name in c if summary(c, name, "rhat")[0] > APART] for g, c in groups.items()}
-    said = "; ".join(f"{g} at {', '.join(names)}" for g, names in found.items() if names)
-    if not said:
+    text = "; ".join(f"{g} at {', '.join(names)}" for g, names in found.items() if names)
+    if not text:
         return []
     return [
-        f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {said}: there the "
+        f"Chains have not mixed (mean 99 % quantile of R-hat over predictions above {APART}) in {text}: there the "
         "metrics describe the chains as run, not the target density."
     ]
 
@@ -132,12 +132,12 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
     """Return the result computed from the values of all repeats."""
     each = {g: judge_temperature(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, "without data augmentation tempering is hardly needed (T = 1 is best or tied)")]
+    text = [verdict(reproduced, "without data augmentation tempering is hardly needed (T = 1 is best or tied)")]
     rows: list[tuple[Value, ...]] = []
     for g, cells in groups.items():
         best = max(cells, key=lambda t: summary(cells, t, "log_density")[0])
         against = "" if best == "1" else f", {signed(difference(cells, best, '1', 'log_density'), 4)} over T = 1"
-        said.append(
+        text.append(
             f"{g}: the highest log density is at T = {best} "
             f"({plus_minus(*summary(cells, best, 'log_density'))}{against}); relative to T = 1: "
             + ", ".join(f"{signed(difference(cells, t, '1', 'log_density'))} at {t}" for t in cells if t != "1")
@@ -156,8 +156,8 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
                     published,
                 )
             )
-    said += unmixed(groups)
-    said.append("Published (IMDB, read off a figure): T = 1 is best in accuracy and log likelihood.")
+    text += unmixed(groups)
+    text.append("Published (IMDB, read off a figure): T = 1 is best in accuracy and log likelihood.")
     columns = (
         Column("data, T"),
         Column("log density"),
@@ -184,7 +184,7 @@ def result_of_temperature(groups: Mapping[str, Cells], notes: tuple[str, ...]) -
         "held_by_group": each,
         "published": {str(t): v for t, v in PUBLISHED_TEMPERATURE.items()},
     }
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 # -- prior scale -------------------------------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], no
     """Return the result computed from the values of all repeats."""
     each = {g: judge_scale(cells) for g, cells in groups.items()}
     reproduced = all_reproduced(list(each.values()))
-    said = [verdict(reproduced, f"the model average is robust to the prior scale (within {ROBUST} nats per row)")]
+    text = [verdict(reproduced, f"the model average is robust to the prior scale (within {ROBUST} nats per row)")]
     rows: list[tuple[Value, ...]] = []
     lines: dict[str, list[Estimate]] = {}
     for g, cells in groups.items():
         key, name, digits = score_of(g)
         means = [summary(cells, v, key)[0] for v in cells]
         worst = min(cells, key=lambda v: summary(cells, v, "log_density")[0])
-        said.append(
+        text.append(
             f"{g}: from the worst ({worst} times the variance) to the best scale HMC gains "
             f"{plus_minus(*best_minus_worst(cells))} in log density, MAP {plus_minus(*best_minus_worst(points[g]))}; "
             f"the {name} of HMC ranges from {min(means):.{digits}f} to {max(means):.{digits}f}."
@@ -259,8 +259,8 @@ def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], no
                 (m - summary(cells, "1", "log_density")[0], e)
                 for m, e in (summary(found, v, "log_density") for v in found)
             ]
-    said += unmixed(groups)
-    said.append(f"Published (read off a figure): {PUBLISHED_SCALE}.")
+    text += unmixed(groups)
+    text.append(f"Published (read off a figure): {PUBLISHED_SCALE}.")
     columns = (
         Column("data, variance / fixed"),
         Column("log density, HMC"),
@@ -285,7 +285,7 @@ def result_of_scale(groups: Mapping[str, Cells], points: Mapping[str, Cells], no
         "spread": {g: best_minus_worst(c) for g, c in groups.items()},
         "published": PUBLISHED_SCALE,
     }
-    return Result(tuple(said), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
+    return Result(tuple(text), reproduced, Table(columns, tuple(rows)), (shown,), numbers, notes)
 
 
 STUDIES = {

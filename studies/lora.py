@@ -32,8 +32,8 @@ Values = dict[str, list[dict[str, float]]]
 def run(options: Options) -> Result:
     """Train the language model, then fit every method for every seed.
 
-    `--set cells=DIR` keeps the language model and what is done in a folder, and a second run resumes from it. `--set
-    seeds=N` and `--set methods=plain,laplace` change how much there is to do.
+    `--set cells=DIR` keeps the language model and finished seeds in a folder, and a second run resumes from it. `--set
+    seeds=N` and `--set methods=plain,laplace` change the amount of work.
     """
     size, folder, names = size_of(options), folder_of(options), methods_of(options)
     numbers = range(options.seed, options.seed + seeds_of(options))

@@ -59,7 +59,7 @@ class Setting:
 
     @property
     def training(self) -> dict[str, Any]:
-        """The settings of training that all methods share."""
+        """The training settings common to all methods."""
         steps, batch = (4, 8) if self.quick else (STEPS, BATCH)
         return {"steps": steps, "lr": RATE, "batch_size": batch, "compile": False}
 

@@ -70,7 +70,7 @@ def libraries() -> tuple[Any, Any]:
     except ImportError as error:
         advice = "Install them: pip install transformers peft"
         raise InputError("lora-calibration", f"needs transformers and peft ({error})", advice) from error
-    # It recommends attention masks, see `batch_of`.
+    # transformers warns that attention masks are missing, see `batch_of`.
     quiet: Any = transformers.logging.set_verbosity_error
     quiet()
     return transformers, peft

@@ -254,9 +254,9 @@ def judge_star(values: Values) -> tuple[tuple[str, ...], bool]:
     0.9), HMC's model average is uncertain there (at most 0.75), and the difference is above zero by more than two
     standard errors.
     """
-    sure, doubt = values["map"]["confidence"], values["hmc"]["confidence"]
-    gap_ = [a - b for a, b in zip(sure, doubt, strict=True)]
-    certain_, doubtful = mean_error(sure)[0] >= CERTAIN, mean_error(doubt)[0] <= DOUBTFUL
+    of_map, of_hmc = values["map"]["confidence"], values["hmc"]["confidence"]
+    gap_ = [a - b for a, b in zip(of_map, of_hmc, strict=True)]
+    certain_, doubtful = mean_error(of_map)[0] >= CERTAIN, mean_error(of_hmc)[0] <= DOUBTFUL
     reproduced = certain_ and doubtful and side.above(gap_, 0.0)
     start = side.verdict(reproduced, partly=certain_ != doubtful)
     other = [
@@ -264,9 +264,9 @@ def judge_star(values: Values) -> tuple[tuple[str, ...], bool]:
     ]
     certain = [side.label(m) for m in side.AVERAGES if mean_error(values[m]["confidence"])[0] >= CERTAIN]
     return (
-        f"{start}: at the star MAP has a confidence of {side.mean_text(sure)} (certain means {CERTAIN} or more) and "
-        f"HMC's model average one of {side.mean_text(doubt)} (uncertain means {DOUBTFUL} or less); the difference is "
-        f"{side.mean_text(gap_)} ({len(sure)} data sets).",
+        f"{start}: at the star MAP has a confidence of {side.mean_text(of_map)} (certain means {CERTAIN} or more) and "
+        f"HMC's model average one of {side.mean_text(of_hmc)} (uncertain means {DOUBTFUL} or less); the difference is "
+        f"{side.mean_text(gap_)} ({len(of_map)} data sets).",
         f"Confidence of the other methods there: {side.listed(other)}.",
         f"Of the model averages, {side.listed(certain)} {'is' if len(certain) == 1 else 'are'} practically certain at "
         "the star."

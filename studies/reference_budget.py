@@ -46,7 +46,7 @@ BLOCK = 2500
 
 @dataclass
 class State:
-    """What a run continues from.
+    """The state that a run continues from.
 
     Attributes:
         theta: the chains, (C, D).
@@ -80,7 +80,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path, problem: Problem, shape: tuple[int, ...]) -> State:
-        """Read the state of an earlier run. Raise if it is of another network or other rows."""
+        """Read the state of an earlier run. Raise if it belongs to another network or other rows."""
         tensors = load_tensors(path)
         draws, steps, seconds = tensors["counts"].tolist()
         if tensors["theta"].shape[1] != problem.dim or tensors["sums"].shape[1:] != shape:
@@ -156,7 +156,7 @@ def run_to_budget(
 
 
 def in_words(found: Array, reference: Array) -> str:
-    """Return agreement and total variation in words."""
+    """Return agreement and total variation as text."""
     agreement = float(metrics.agreement(torch.from_numpy(found), torch.from_numpy(reference)))
     return f"agreement {agreement:.2%}, total variation {0.5 * np.abs(found - reference).sum(-1).mean():.4f}"
 
@@ -180,7 +180,7 @@ def _trained(
         posterior = DeepEnsemble(members=chains, **own, steps=steps).fit(problem, seed=seed, progress=False)
         return posterior, time.monotonic() - started
 
-    # Two short fits tell the time of a step from what every fit takes once; the first of all takes longest.
+    # Two short fits separate the time per step from the fixed cost per fit; the very first fit takes longest.
     fit(1)
     (_, short), (_, longer) = (fit(steps) for steps in TRAINING_TRIALS)
     each = max(1e-6, (longer - short) / (TRAINING_TRIALS[1] - TRAINING_TRIALS[0]))

@@ -102,14 +102,14 @@ def judge(
     other = [f"{side.label(m)} {side.mean_text(slopes[m])}" for m in side.AVERAGES if m != "hmc"]
     near = [side.label(m) for m in side.AVERAGES if abs(mean_error(slopes[m])[0] - SLOPE) <= ABOUT]
     far = [side.label(m) for m in side.AVERAGES if side.label(m) not in near]
-    said = f"Within {ABOUT} of -1/2: {side.listed(near) if near else 'none'}."
+    text = f"Within {ABOUT} of -1/2: {side.listed(near) if near else 'none'}."
     first, last = mean_error(to_map[small])[0], mean_error(to_map[large])[0]
     return (
         f"{side.verdict(reproduced)}: HMC's epistemic standard deviation falls as N to the power "
         f"{side.mean_text(slopes['hmc'])}, from {side.mean_text(doubt['hmc'][small], 3)} at {small} points to "
         f"{side.mean_text(doubt['hmc'][large], 3)} at {large}; 1/sqrt(N) is the power -0.5 ({len(slopes['hmc'])} "
         "sequences).",
-        f"Powers of the other methods: {side.listed(other)}. {said}"
+        f"Powers of the other methods: {side.listed(other)}. {text}"
         + (f" Outside: {side.listed(far)}." if far else ""),
         f"The posterior {'sharpens towards' if last < first else 'does not come closer to'} MAP: the RMS distance of "
         f"its mean from MAP's is {side.mean_text(to_map[small], 3)} at {small} points and "

@@ -33,7 +33,8 @@ server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
 request = json.dumps({{"words": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}}).encode()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) != signal.SIG_IGN:
+    # Ctrl-C is forwarded even if a shell has turned it off, as it does for jobs started with &.
+    if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
         signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
 socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(request)

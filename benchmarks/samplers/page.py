@@ -20,9 +20,10 @@ COLUMNS = (
 )  # fmt: skip
 INTRODUCTION = """# Samplers against their peers
 
-How many effective samples of predictions does a second give? Every sampler draws from the same posterior (a network of
-50 SiLU units on the first split of a UCI set, its noise scale learned, a Normal prior) from the same starting points,
-for the same wall-clock time. The clock runs from the first warm-up step to the last draw; compilation is listed apart.
+How many effective samples of predictions per second does each sampler give? Every sampler targets the same posterior (a
+network of 50 SiLU units on the first split of a UCI set, with a learned noise scale and a Normal prior) from the same
+starting points, for the same wall-clock time. The time runs from the first warm-up step to the last draw; compilation
+is listed separately.
 """
 SETUP = """## Setup
 
@@ -30,19 +31,19 @@ SETUP = """## Setup
 N(0, 1), log noise scale N(-1, 1); float32 everywhere. Before the runs, log density and gradient of the JAX version are
 checked against ours at the starting points and at random points of the prior.
 
-**Measures.** Bulk ESS and rank-normalised split R-hat of the predictions at all test rows, by the same function for
-everybody; medians over the repetitions. *Worst* is the test row with the lowest ESS or the highest R-hat. Draws that
-disagree between chains (R-hat well above 1.05) have an ESS that is not to be trusted, whoever made them.
+**Metrics.** Bulk ESS and rank-normalised split R-hat of the predictions at all test rows, computed by the same function
+for all samplers; medians over the repetitions. *Worst* is the test row with the lowest ESS or the highest R-hat. If
+chains disagree (R-hat well above 1.05), the ESS is not reliable for any sampler.
 
-**Peers.** BlackJAX and NumPyro run a chain per host device on a CPU (`pmap`) and vectorised chains on a GPU (`vmap`);
-chains of ChEES adapt together and are vectorised on both. nutpie calls a gradient that JAX has compiled, from a thread
-per chain. Adaptation is what the libraries recommend, with variants of warm-up length and mass; the goals compare with
-the best variant of any peer. BlackJAX's adjusted MCLMC starts its adaptation from the step size that the unadjusted one
-finds, because its own first guess does not end. Unadjusted samplers ({unadjusted}) have a bias that ESS does not see:
-as peers they count, among ours they do not.
+**Peers.** BlackJAX and NumPyro run one chain per host device on a CPU (`pmap`) and vectorised chains on a GPU (`vmap`);
+chains of ChEES adapt together and are vectorised on both. nutpie calls a gradient compiled by JAX, from one thread per
+chain. Adaptation follows the recommendations of the libraries, with variants of warm-up length and mass; the goals
+compare with the best variant of any peer. BlackJAX's adjusted MCLMC starts its adaptation from the step size of the
+unadjusted one, because its own search for an initial step size does not terminate. Unadjusted samplers
+({unadjusted}) have a bias that ESS does not detect: they count among the peers, but not among ours.
 
-**bde** fits an ensemble of microcanonical Langevin chains with lengths fixed in advance, to a density of its own (the
-network also predicts the noise of every row). Only its log-likelihood and its seconds are comparable.
+**bde** fits an ensemble of microcanonical Langevin chains of fixed length to a different density (the network also
+predicts the noise of every row). Only its log-likelihood and its seconds are comparable.
 """
 
 
@@ -91,7 +92,7 @@ def page(record: dict[str, Any], found: list[Entry], splits: list[dict[str, Any]
         here = [e for e in found if (e.device, e.data, e.chains) == (device, data, chains)]
         parts += [f"## {data}, {'CPU' if device == 'cpu' else 'GPU'}, {chains} chains\n", speed_table(here)]
     parts += ["## Traces of the worst test row\n"]
-    parts += ["Our best exact sampler and the best peer on every posterior, a colour per chain (up to four).\n"]
+    parts += ["Our best exact sampler and the best peer on every posterior, one colour per chain (up to four).\n"]
     parts += ["![The prediction with the highest R-hat, draw by draw](traces.svg)"]
     if splits:
         parts += ["## R-hat on the UCI splits, before and after\n"]

@@ -25,8 +25,8 @@ TITLES = {
 }
 INTRODUCTION = """# Accuracy and calibration on real tables
 
-How good are the defaults of `credibly fit` beside what people use today? {count} real tables, up to {splits} splits
-each, the defaults of every model, and scores on test rows that no model and no choice within a fit has seen.
+How do the defaults of `credibly fit` compare with commonly used models? {count} real tables, up to {splits} splits
+each, the defaults of every model, and scores on test rows that were not used for training or model selection.
 """
 SETUP = """## Setup
 

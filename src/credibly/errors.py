@@ -27,7 +27,7 @@ class InputError(ValueError):
 
 
 class StoreError(RuntimeError):
-    """A run folder that cannot be read or written: missing, cut short, altered, of another kind or version."""
+    """A run folder that cannot be read or written: missing, truncated, altered, or of the wrong kind or version."""
 
 
 class TrainingError(RuntimeError):
@@ -35,8 +35,8 @@ class TrainingError(RuntimeError):
 
     Attributes:
         step: the first step whose loss was not finite.
-        member: the member (row) it happened to.
-        posterior: what had been reached at the last check before it, or None if that was before the first.
+        member: the index of the member that failed.
+        posterior: the posterior at the last check before the failure, or None if there had been no check yet.
     """
 
     def __init__(self, message: str, *, step: int, member: int, posterior: Any = None) -> None:
@@ -50,7 +50,7 @@ class SamplingError(RuntimeError):
     """A sampler that failed: a step size that diverges at once, a density that is not finite, or too little memory.
 
     Attributes:
-        posterior: the draws so far where they are in memory, or None where they are in a folder or there are none.
+        posterior: the draws so far if they are in memory; None if they are in a folder, or if there are none.
     """
 
     def __init__(self, message: str, posterior: Any = None) -> None:
@@ -62,7 +62,7 @@ class Interrupted(KeyboardInterrupt):
     """A sampler that was stopped by Ctrl-C between two draws.
 
     Attributes:
-        posterior: the draws so far where they are in memory, or None where they are in a folder or there are none.
+        posterior: the draws so far if they are in memory; None if they are in a folder, or if there are none.
     """
 
     def __init__(self, message: str, posterior: Any = None) -> None:

@@ -55,7 +55,7 @@ class Forward:
         varied: example tensors (2, *shape) of what differs between the C; the layout's random parameters by default.
         precision: "bf16" or "fp16" runs the network under autocast to that dtype; weights, outputs and gradients keep
             the layout's dtype.
-        deferred: whether "auto" decides when its choice is first needed: never, if only a part of the network is run.
+        deferred: whether "auto" decides on first use, which never comes if only a part of the network is run.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Forward:
         )
         on_cpu = layout.device.type == "cpu"
         if self.group_norm:
-            # Convolutions follow the layout of their weights, too. Only fixed ones can have another.
+            # Convolutions also follow the memory format of their weights, and only fixed weights can have another.
             self.module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         if self.channels_last and on_cpu:
             self.module = with_paired_pools(self.module)
@@ -98,7 +98,7 @@ class Forward:
 
     @property
     def reason(self) -> str:
-        """Why they are, or are not."""
+        """The reason for the chosen plan."""
         return self._decide()[1]
 
     def _decide(self) -> tuple[bool, str]:
@@ -256,7 +256,7 @@ def try_network(layout: Layout, rows: Inputs, *, heads: bool = True) -> Tensor:
 def bind_heads(layout: Layout, likelihood: Likelihood, x: Inputs, y: Any) -> tuple[Likelihood, Any]:
     """Return a likelihood of several heads bound to the network's dict of outputs, and all targets in one tensor.
 
-    Other likelihoods and their targets are returned as they are.
+    Other likelihoods and their targets are returned unchanged.
     """
     if not isinstance(likelihood, Heads):
         if isinstance(y, dict):

@@ -101,7 +101,7 @@ def _likelihood(model: nn.Module) -> Likelihood:
 
 
 def _pair(data: Any) -> Any:
-    """Return data with the labels taken out of a dict of inputs."""
+    """Return (inputs, labels), with the labels removed from a dict of inputs."""
     if not isinstance(data, Mapping):
         return data
     found = [name for name in LABELS if name in data]

@@ -115,7 +115,7 @@ class Problem(Reducible):
         self.forward = Forward(self.layout, plan, trial, precision=precision, deferred=self.layout.has_fixed)
         self.settle_statistics(net, trial)
         if self.device.type == "cuda":
-            # A full-batch pass takes all rows at once there, so their memory layout is converted once, here.
+            # On a GPU a full-batch pass takes all rows at once, so their memory layout is converted once, here.
             self.x = self.forward.arranged(self.x)
         refuse_without_gradient(self.forward, trial)
         self.micro_batch, self.plan = micro_batch or (self.n if all_at_once else None), plan
@@ -127,7 +127,7 @@ class Problem(Reducible):
             self._sample = copy.copy(self)
             prepare = functools.partial(self.likelihood.prepare, dtype=layout.dtype)
             self.stream = BoundStream(found, layout.device, layout.input_dtype, prepare)
-            # From here on whatever needs all rows in memory raises, see `__getattr__`.
+            # From here on, anything that needs all rows in memory raises, see `__getattr__`.
             del self.x, self.y
 
     if not TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Problem(Reducible):
 
     @property
     def total_weight(self) -> float:
-        """N as the density has it: the sum of the weights, the number of rows if there are none."""
+        """N in the density: the sum of the row weights, or the number of rows if there are none."""
         return float(self.n) if self.sample_weight is None else float(self.sample_weight.double().sum())
 
     @property
@@ -172,7 +172,7 @@ class Problem(Reducible):
         return other
 
     def subset(self, rows: Tensor) -> Self:
-        """Return the same problem on the given rows of the data, with their weights; N counts them alone."""
+        """Return the same problem on the given rows of the data, with their weights; N counts only these rows."""
         part = copy.copy(self)
         part.x = map_inputs(lambda t: t[rows], self.x)
         part.y = self.y[rows]
@@ -328,7 +328,7 @@ class Problem(Reducible):
         return theta.reshape(-1, self.dim)
 
     def fingerprint(self) -> str:
-        """Return a short hash of the data and its weights, including the order of its rows; of the form of a stream."""
+        """Return a short hash of the rows, their order and their weights; for a stream, of N and the form of a row."""
         if self.whole is not None:
             return str(self.whole.fingerprint())
         return hash_rows(self.rows) if self.stream is None else self.stream.fingerprint()

@@ -188,7 +188,9 @@ class TestOthers:
         write(diabetes(), tmp_path / "some.csv")
         (tmp_path / "slow_module.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
         code = (
-            "import sys, time\nsys.dont_write_bytecode = True\n"
+            "import signal, sys, time\n"
+            "sys.dont_write_bytecode = True\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job that a shell started with &\n"
             f"sys.argv = ['credibly', 'predict', {str(known[0] / 'run')!r}, 'some.csv', '--out', 'p.csv']\n"
             "from credibly.tables.writing import TableWriter\n"
             "def write(self, columns):\n"

@@ -340,7 +340,7 @@ def test_columns_and_classes_are_in_the_results_and_on_the_page(house, cellar):
         assert set(results["effects"]) <= set(importance)
         page = (place / "run" / "report.html").read_text()
         assert "Which columns matter?" in page
-        assert "How do they act?" in page
+        assert "How do predictions depend on them?" in page
         assert ("Each class" in page) == ("by_class" in results and results["by_class"] is not None)
 
 

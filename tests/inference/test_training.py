@@ -294,7 +294,7 @@ def test_settings_that_do_not_fit_the_problem():
         cr.DeepEnsemble(anchored=True).fit(laplace, seed=0)
     with pytest.raises(cr.InputError, match="members must be a positive integer, got 0"):
         cr.DeepEnsemble(members=0)
-    with pytest.raises(cr.InputError, match="steps must not be given beside epochs, got 5 and epochs=5"):
+    with pytest.raises(cr.InputError, match="steps must be None with epochs, got 5 and epochs=5"):
         cr.MAP(steps=5, epochs=5)
 
 

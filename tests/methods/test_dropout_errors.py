@@ -91,7 +91,7 @@ def test_dropout_inside_a_recurrent_or_attention_layer_is_named():
 def test_layers_that_cannot_be_dropped():
     with pytest.raises(cr.InputError, match="insert: pattern 'head' matches no Linear .* These layers are 0, 2"):
         cr.MCDropout(insert="head", steps=3).fit(build(mlp(3, 4, 1, dtype=f64)), seed=0)
-    none = r"no dropout layer that is active \(0, 3: rate 0\).* or rate= for the layers that are there"
+    none = r"no dropout layer that is active \(0, 3: rate 0\).* or rate= for the existing layers"
     with pytest.raises(cr.InputError, match=none):
         cr.MCDropout(steps=3).fit(build(dropped_mlp(first=0.0, second=0.0)), seed=0)
 

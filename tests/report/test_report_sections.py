@@ -27,7 +27,7 @@ def test_nothing_is_shown_without_its_values():
     assert not found & {
         "Each class",
         "Which columns matter?",
-        "How do they act?",
+        "How do predictions depend on them?",
         "The coverage guarantee",
         "Warnings about the table",
         "How the settings were chosen",
@@ -77,7 +77,7 @@ def test_importance_and_effects(name, outputs):
     assert section.table.rows[0] == ("bmi", 0.4, 0.1, 3.0, 1.0)
     assert section.findings == ("Most important: bmi. 2 of 3 columns are within chance of no importance.",)
     assert section.text[-1] == "1 more column matters less."
-    assert [p.title for p in section_of(facts, "How do they act?").pictures] == ["bmi", "<b>"]
+    assert [p.title for p in section_of(facts, "How do predictions depend on them?").pictures] == ["bmi", "<b>"]
     check_self_contained(report.render(report.fit_page(facts)))
 
 

@@ -175,7 +175,7 @@ class TestVerify:
         for name, files in (("one", 16), ("saved", 3)):
             found = call("verify", copied[name])
             assert (found.exit_code, found.stdout) == (
-                0, f"{copied[name]}: {files} files, all as they were written\n"
+                0, f"{copied[name]}: {files} files, all match their checksums\n"
             )  # fmt: skip
 
     def test_which_file_was_changed(self, copied):

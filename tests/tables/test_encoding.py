@@ -139,7 +139,7 @@ def test_columns_can_be_chosen(chosen):
         ("auto", "must be"),
         ([2], "indices from 0 to 1"),
         ([0.5], "indices from 0 to 1"),
-        (["z"], "is no column"),
+        (["z"], "is not a column"),
         ([True], "mask of 1 columns"),
     ],
 )

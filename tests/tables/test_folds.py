@@ -133,7 +133,7 @@ class TestGroupsAndTimes:
             (("--group", "one"), ("--group", "has 1 group")),
             (("--group", "nobody"), ("--group", "no column 'nobody'")),
             (("--time", "a text"), ("--time", "holds 'x'")),
-            (("--time", "one"), ("--time", "one time in all rows")),
+            (("--time", "one"), ("--time", "is the same in all rows")),
             (("--time", "b", "--group", "b"), ("--time", "cannot be given with --group")),
             (("--group", "y"), ("--group", "is the target")),
             (("--tune", "luck"), ("--tune", "must be one of")),

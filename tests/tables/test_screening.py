@@ -61,7 +61,7 @@ def test_values_that_stand_for_classes() -> None:
     y = np.random.default_rng(0).choice(["yes", "no", "maybe"], ROWS)
     code = {"yes": 3.0, "no": 1.0, "maybe": 2.0}
     found = warnings(y=y, code=[code[v] for v in y], word=[v.upper() for v in y], partly=[v[:1] == "y" for v in y])
-    assert [warning.split(" stands")[0] for warning in found] == ["every value of code", "every value of word"]
+    assert [warning.split(" matches")[0] for warning in found] == ["every value of code", "every value of word"]
     other = [*y[:-1], "yes" if y[-1] == "no" else "no"]
     assert warnings(y=y, word=other) == []
 
@@ -75,11 +75,12 @@ def test_twins_across_the_split_are_counted() -> None:
     train, held_out = np.arange(0, 200), np.arange(200, ROWS)
     (found,) = screen(table, Preparation.fit(table, "y", rows=train), train, held_out)
     assert found.startswith("60 rows repeat an earlier one, target included (row ")
-    assert "60 of 100 held-out rows have a twin among the training rows, which makes the metrics look too good" in found
+    duplicates = "60 of 100 held-out rows have a duplicate among the training rows"
+    assert f"{duplicates}, which makes the metrics look too good" in found
     train, held_out = np.arange(0, 270), np.arange(270, ROWS)
     (found,) = screen(table, Preparation.fit(table, "y", rows=train), train, held_out)
     assert "60 rows repeat" in found
-    assert "twin" not in found
+    assert "duplicate" not in found
 
 
 def test_a_repeated_row_is_named_by_its_numbers_in_the_file() -> None:
@@ -87,7 +88,7 @@ def test_a_repeated_row_is_named_by_its_numbers_in_the_file() -> None:
     y = np.random.default_rng(1).normal(size=ROWS)
     x[9], y[9] = x[4], y[4]
     (found,) = warnings(x=x, y=y, known=Conventions(skipped=(7,)))
-    assert "1 row repeats an earlier one, target included (row 11 is row 5)" in found
+    assert "1 row repeats an earlier one, target included (row 11 = row 5)" in found
 
 
 def test_rows_that_repeat_by_chance_are_no_hazard() -> None:
@@ -116,7 +117,7 @@ def test_constant_columns() -> None:
 
 def test_identifiers() -> None:
     assert warnings(order_id=np.random.default_rng(0).permutation(ROWS) * 7.0) == [
-        "order_id looks like an identifier: an integer of its own in every row; pass --drop order_id"
+        "order_id looks like an identifier: a different integer in every row; pass --drop order_id"
     ]
     assert warnings(size=np.random.default_rng(0).permutation(ROWS) * 7.0) == []
     assert warnings(n=np.arange(ROWS)[::-1] * 1.0)[0].startswith("n counts the rows (299, 298, 297, ...)")

@@ -83,7 +83,7 @@ def test_balanced_classes_of_an_unbalanced_table_have_equal_weight():
         ({}, np.zeros(40), "sample_weight must be positive for at least one row"),
         ({"class_weight": "even"}, None, 'class_weight must be None, "balanced" or a dict'),
         ({"class_weight": {"rare": -1}}, None, "class_weight must be None"),
-        ({"class_weight": {"other": 2}}, None, "class_weight: 'other' is no class of y"),
+        ({"class_weight": {"other": 2}}, None, "class_weight: 'other' is not a class of y"),
         ({}, LABELS == "rare", "y: has one class"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_column_of_the_table_weighs_its_rows(tmp_path):
         ("w", {}, "--weight: no column 'w'"),
         ("y", {}, "--weight: 'y' is the target"),
         ("v", {"v": ["x", *map(str, COUNTS[1:])]}, "--weight: 'v'"),
-        ("v", {"v": -COUNTS.astype(float)}, "--weight: 'v' must hold finite weights"),
+        ("v", {"v": -COUNTS.astype(float)}, "--weight: 'v' must hold finite non-negative weights"),
     ],
 )
 def test_columns_that_are_no_weights_are_refused(tmp_path, weight, change, message):

@@ -225,8 +225,8 @@ def test_columns_with_commas_are_single_targets():
         ({"target": "level", "order": ("low", "high")}, "--order: 'mid' of 'level' is not in it"),
         ({"target": "level", "order": ("low", "mid", "mid")}, "must name every level once"),
         ({"target": "level", "task": "counts"}, "counts needs numbers, but 'level' holds text"),
-        ({"target": "price", "task": "counts"}, "counts are integers from 0, but 'price' holds"),
-        ({"target": "price", "task": "proportion"}, "proportions are from 0 to 1.*Divide percentages by 100"),
+        ({"target": "price", "task": "counts"}, "counts are non-negative integers, but 'price' holds"),
+        ({"target": "price", "task": "proportion"}, "proportions are between 0 and 1.*Divide percentages by 100"),
         ({"target": "rent, cold", "transform": "log"}, "--transform: \"log\" needs positive targets.*'rent, cold'"),
         ({"target": "visits", "task": "counts", "transform": "log"}, "is for --task regression, the task is counts"),
         ({"target": "price,level"}, "regression needs numbers, but 'level' holds text"),
@@ -246,7 +246,7 @@ def test_no_event_at_all():
 
 def test_targets_outside_the_task_at_evaluation():
     known = Preparation.fit(TABLE, "visits", task="counts", drop=("level",))
-    with pytest.raises(cr.InputError, match="counts are integers from 0, but 'visits' holds -1"):
+    with pytest.raises(cr.InputError, match="counts are non-negative integers, but 'visits' holds -1"):
         known.target_values(pa.table({"visits": [1.0, -1.0]}))
 
 

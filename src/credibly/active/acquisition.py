@@ -229,7 +229,7 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def _elements(predictive: Predictive) -> int:
-    """Labels or targets in a row."""
+    """Return the number of labels or targets in a row."""
     one = predictive.source.outputs(map_inputs(lambda t: t[:1], predictive.x), 0, 1)
     mean = predictive.likelihood.moments(one, predictive.source.extra(0, 1))[0]
     return mean[0, 0].numel() // (mean.shape[-1] if predictive.likelihood.support == "class" else 1)

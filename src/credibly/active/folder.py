@@ -2,7 +2,7 @@
 
 loop/
   manifest.json            fingerprints of the problem and the pool, settings, the history of rounds, checksums
-  state-00003.safetensors  labelled rows of the pool, their labels, and rows that wait for one
+  state-00003.safetensors  labelled rows of the pool, their labels, and rows waiting for a label
 
 The state is replaced atomically after every round (see `run_folder`). It holds no weights: they are refitted from the
 labels.

@@ -72,7 +72,7 @@ def _about(
     """Bayesian deep learning for PyTorch: any network in, credible predictions out.
 
     Start with `credibly demo`, which fits every method to real data and writes a
-    page that explains the results, or with a table of your own:
+    page that explains the results, or with your own table:
 
     credibly fit house.csv --target price
 

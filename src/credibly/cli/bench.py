@@ -20,7 +20,7 @@ from credibly.cli.output import echo
 from credibly.cli.processes import is_distributed, is_leader
 from credibly.errors import InputError
 
-# `speed` passes unknown options on.
+# `speed` passes on unknown options.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -47,9 +47,7 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same results.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Number of processes. (Default: one per core.)")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Hardly any training: checks that it runs, not how good it is.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Hardly any training: a smoke test, not a result.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     quiet: options.Quiet = False,
     open_page: options.Open = False,
@@ -88,7 +86,7 @@ def run(
 
         names = options.split_names(data) or uci_names(root)
         if jobs not in (None, 1) and is_distributed():
-            raise InputError("--jobs", f"must not be given under torchrun, got {jobs}", "Every process runs cells")
+            raise InputError("--jobs", f"must not be given under torchrun, got {jobs}", "Leave it out")
         processes = jobs if jobs is not None else 1 if device != "cpu" or is_distributed() else os.cpu_count() or 1
         plan = bench.Plan(
             root, out, names, options.split_names(methods) or bench.METHODS, splits, seed, quick, device, processes

@@ -116,7 +116,7 @@ def run(
         from credibly.tables.row_samples import MOST_BYTES
 
         rows = read_table(base.table, conventions=Conventions(base.na), most=MOST_BYTES)
-        # Prepare all methods first, so that errors show before the first fit.
+        # Prepare all methods first, so that errors are reported before the first fit.
         ready = {name: prepare(one, rows, refit=False) for name, one in configs.items()}
         several = next(iter(ready.values())).preparation.targets
         if len(several) > 1:

@@ -61,7 +61,7 @@ def run(
         from credibly.demo.page import demo_page
         from credibly.report import write
 
-        # Unknown names raise before any work is done.
+        # Raise on unknown names before any work is done.
         names = check_methods(None if methods is None else [m.strip() for m in methods.split(",") if m.strip()])
         with staged(out) as folder:
             with progress_line(quiet) as report:

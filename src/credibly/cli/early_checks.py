@@ -37,7 +37,7 @@ def check_file(path: Path, argument: str, advice: str = "") -> None:
 
 
 def check_fit(table: Path | None, target: str | None, config: Path | None) -> None:
-    """Raise unless there are a table to fit and a target, given by options or by a TOML file."""
+    """Raise unless options or a TOML file name a table to fit and a target."""
     if config is not None:
         check_file(config, "--config", "Pass a TOML file")
         table = table or _table_in(config)
@@ -81,7 +81,7 @@ def check_output_folder(folder: Path, force: bool = False) -> None:
     """Raise unless a run can be written to the folder, which is created with its parents if needed."""
     if folder.exists() and not folder.is_dir():
         raise InputError("--out", f"{folder} is a file", "Pass a folder")
-    # After a restart by the launcher, the folder may hold what this command had begun.
+    # After a restart by the launcher, the folder may hold the unfinished run of this same command.
     if is_occupied(folder) and not (force or is_distributed() or is_restarted()):
         raise InputError("--out", f"{folder} already exists", "Choose another folder, or pass --force to replace a run")
     _check_writable(next(parent for parent in (folder, *folder.absolute().parents) if parent.exists()))
@@ -109,7 +109,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def check_numbers(seed: int | None = None, holdout: float | None = None) -> None:
-    """Raise on a seed or a held-out fraction that no table could be fitted with."""
+    """Raise if the seed or the held-out fraction is invalid for any table."""
     if seed is not None:
         check_integer("--seed", seed, least=0, most=2**63 - 1)
     if holdout is not None and (not is_real(holdout) or not 0 <= holdout <= 0.9):

@@ -50,7 +50,7 @@ def json_errors() -> Iterator[JsonErrors]:
 
 
 def json_is_written() -> None:
-    """Note that a command has written its JSON object, which says what is wrong by itself."""
+    """Record that a command has written its JSON object, which already describes the error."""
     state = _JSON.get()
     if state is not None:
         state.written = True
@@ -63,14 +63,14 @@ def handle_errors(*, shared: bool = False) -> Iterator[None]:
     Under a launcher, a `shared` command runs in all processes and any other in the leader alone.
     """
     try:
-        taking_part = all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only()
-        with within_command(), taking_part:
+        scope = all_processes() if shared and is_distributed() else nullcontext() if shared else leader_only()
+        with within_command(), scope:
             yield
     except InputError as error:
         _end_invalid(error)
     except (StoreError, TrainingError, SamplingError, PeerError) as error:
-        # All processes refuse an invalid request, and one of them may have been faster than the leader, which alone
-        # writes JSON.
+        # All processes reject an invalid request, but only the leader writes JSON, and another process may have
+        # failed first.
         own = error.__context__ if isinstance(error, PeerError) and _JSON.get() is not None else None
         if isinstance(own, InputError):
             _end_invalid(own)
@@ -121,7 +121,7 @@ def report_error(message: str, code: int, *, kind: str, argument: str | None = N
 
 
 def exit_stopped(what: str) -> NoReturn:
-    """Exit after Ctrl-C, with a message on what became of the work."""
+    """Exit after Ctrl-C with a message on what was kept."""
     end(f"stopped; {what}", STOPPED, kind="Interrupted")
 
 

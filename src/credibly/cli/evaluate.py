@@ -26,8 +26,8 @@ def run(
 ) -> None:
     """Evaluate a run on a table with known targets: accuracy, calibration, log density.
 
-    Each metric is shown beside that of a baseline that ignores the inputs. It ends in
-    a verdict, by the same checks as the report of the fit. Rows without a target are
+    Each metric is shown beside that of a baseline that ignores the inputs, followed by
+    a verdict from the same checks as in the report of the fit. Rows without a target are
     left out.
     """
     with handle_errors():
@@ -37,7 +37,7 @@ def run(
         from credibly.tables.run import TableRun
         from credibly.tables.summarise import summarise_on
 
-        # Errors in the file show before anything is loaded.
+        # Report errors in the file before anything is loaded.
         header(table)
         done = TableRun.load(folder)
         known = done.model.preparation
@@ -46,7 +46,7 @@ def run(
         if not len(usable):
             raise InputError("table", f"no row of {table.name} has a {known.target!r}", "Use credibly predict instead")
         joint, *each = summarise_on(done, rows.take(usable), table.name)
-        # Of several targets the first has the verdict; the metrics are those of all.
+        # With several targets, the verdict is on the first and the metrics cover all of them.
         facts = each[0] if each else joint
         if as_json:
             details = details_of(facts)

@@ -37,7 +37,7 @@ def run(
 
     credibly export run/ model.onnx
 
-    Needs pip install "credibly[export]".
+    Needs the optional dependencies of the extra "export".
     """
     with handle_errors():
         check_run(folder)

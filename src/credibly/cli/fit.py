@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from credibly.tables.prepared import Prepared
     from credibly.tables.run import TableRun
 
-# What the page of a run takes, after the fit.
+# Stages of writing the page of a run, after the fit.
 STAGES = ("predictions", "diagnostics", "verdict", "pictures", "page")
 
 
@@ -66,7 +66,7 @@ def run(
     credibly fit house.csv --target price --out run/
 
     Numbers are standardised, categories one-hot encoded, dates turned into elapsed
-    time and cycles, missing values imputed and flagged. Folds of the rows choose the
+    time and cycles, missing values imputed and flagged. Cross-validation chooses the
     network, the prior and the noise; every row is then predicted by a fit to other
     rows, and run/report.html shows how accurate and calibrated these predictions are,
     and what to do next. The model itself is fitted to all rows. Then:
@@ -126,7 +126,7 @@ def run(
 
 
 def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
-    """Choose what was left open and print the choice and the method."""
+    """Choose the settings that were left open, and print them and the method."""
     from credibly.core.progress import Progress
     from credibly.tables.table_choice import choose_table
 
@@ -147,7 +147,7 @@ def _choose(prepared: Prepared, *, quiet: bool) -> Prepared:
             found += [f"noise {recipe.noise}", f"target {recipe.transform}"]
         rule = prepared.config.tune
         tried = f" by {rule}" if rule != "folds" else ""
-        tried = f" by {len(ready.candidates)} candidates" if ready.candidates else tried
+        tried = f" from {len(ready.candidates)} candidates" if ready.candidates else tried
         print_wrapped(f"Chosen{tried}: {', '.join(found)}.")
     if not quiet:
         print_wrapped(f"Method: {ready.method.name} ({ready.why}).")
@@ -247,7 +247,7 @@ def _evaluation(prepared: Prepared) -> str:
         return f", {len(prepared.held_out):,} held out"
     by = ""
     if prepared.config.group is not None:
-        by = f", each with {prepared.config.group} of its own"
+        by = f" without shared values of {prepared.config.group}"
     if len(prepared.splits) > 1:
         return f"; metrics from {len(prepared.splits)} folds{by}"
     if prepared.splits:

@@ -1,4 +1,4 @@
-"""The `credibly` command group: with --json, whatever goes wrong is one JSON object on standard output."""
+"""The `credibly` command group: with --json, every error is one JSON object on standard output."""
 
 from __future__ import annotations
 

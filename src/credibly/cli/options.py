@@ -156,7 +156,7 @@ Weight = Annotated[
     str | None,
     typer.Option(
         metavar="COLUMN",
-        help="Column with the weights of the rows in the fit, such as survey weights or counts; it is no input.",
+        help="Column with the weights of the rows in the fit, such as survey weights or counts; not an input.",
         autocompletion=_columns,
     ),
 ]
@@ -179,7 +179,7 @@ Na = Annotated[
 Holdout = Annotated[
     float | None,
     typer.Option(
-        help="Fraction of the rows whose predictions by a fit to the others give the metrics; 0 for none. The model is"
+        help="Fraction of the rows held out for the metrics, predicted by a fit to the others; 0 for none. The model is"
         " fitted to all rows in any case. (Default: five folds, in which every row is predicted.)"
     ),
 ]
@@ -212,7 +212,7 @@ PriorScale = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
-        help="How to choose what is not given (noise, prior scale, transforms, network): by folds of the rows (folds),"
+        help="How to choose settings not given (noise, prior scale, transforms, network): by cross-validation (folds),"
         " by marginal likelihood (evidence), by validation rows (rows), or not at all (none). (Default: folds.)",
         autocompletion=_rules,
     ),
@@ -229,7 +229,7 @@ Conformal = Annotated[
     bool | None,
     typer.Option(
         "--conformal/--no-conformal",
-        help="Intervals and prediction sets with a coverage guarantee, from the folds. (Default: yes.)",
+        help="Calibrate intervals and prediction sets on the folds, for a coverage guarantee. (Default: yes.)",
     ),
 ]
 Group = Annotated[
@@ -237,7 +237,7 @@ Group = Annotated[
     typer.Option(
         metavar="COLUMN",
         help="Column whose groups stay together when rows are held out, such as customers, if new ones are to be"
-        " predicted; it is no input.",
+        " predicted; not an input.",
         autocompletion=_columns,
     ),
 ]

@@ -1,4 +1,4 @@
-"""The one way to a terminal: text from tables and folders is written out so that it cannot control it."""
+"""All terminal output: control characters in text from tables and folders are escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def in_markup(text: str) -> str:
-    """Return text for a table of rich, which would take [brackets] for its own markup."""
+    """Return text for a rich table, with [brackets] escaped, which rich would treat as markup."""
     from rich.markup import escape
 
     return escape(printable(text))

@@ -27,7 +27,7 @@ def run(
     """Open a page on which you draw data and watch every method fit them.
 
     Click to add points, and compare what MLE, MAP, ensembles, MC-Dropout, Bayes by
-    Backprop, Laplace, SGHMC and HMC say about them, and about places without data.
+    Backprop, Laplace, SGHMC and HMC predict on them and far from any data.
     Further scenes show the trajectories of HMC and variational inference at work.
     Runs on this machine alone, until Ctrl-C.
     """

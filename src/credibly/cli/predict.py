@@ -49,7 +49,7 @@ def run(
         str | None,
         typer.Option(
             metavar="12,24",
-            help="Times of which the probability of surviving them is written, as survival_12 and survival_24. Censored"
+            help="Times at which to write the probability of survival, as survival_12 and survival_24. Censored"
             " times only. (Default: none.)",
         ),
     ] = None,
@@ -57,8 +57,8 @@ def run(
         bool,
         typer.Option(
             "--allow-empty",
-            help="Let prediction sets of classes be empty, which makes their coverage the level exactly; otherwise the"
-            " most probable class is added to an empty one, and easy tables are covered more often than promised.",
+            help="Allow empty prediction sets of classes, so that coverage equals the level exactly. By default the"
+            " most probable class is added to an empty set, so coverage on easy tables exceeds the level.",
         ),
     ] = False,
     draws: Annotated[
@@ -88,7 +88,7 @@ def run(
     upper_90. Classification: the most probable class, p_<class> per class, and
     entropy_total, which is entropy_aleatoric plus entropy_epistemic, in nats.
     Censored times: also the median, at_least_90, which the time exceeds with a
-    promise of 90 %, and survival_12 with --at 12. Several targets: also
+    guarantee of 90 %, and survival_12 with --at 12. Several targets: also
     joint_lower_90 and joint_upper_90, which hold for all of them together. `ood`
     near 1 means a row unlike the training data; `notes` lists what is unusual about
     it: an imputed value, an unknown category.
@@ -117,7 +117,7 @@ def run(
         from credibly.tables.reading import header
         from credibly.tables.run import TableRun
 
-        # Errors in the file show before anything is loaded.
+        # Report errors in the file before anything is loaded.
         header(table)
         times = check_times("--at", () if at is None else options.split_names(at))
         model = TableRun.load(folder).model
@@ -167,12 +167,12 @@ def run(
             if done.absent:
                 print_wrapped(f"The table has no column {', '.join(done.absent)}: treated as missing in every row.")
             if done.noted:
-                noted = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
-                print_wrapped(f"{noted} notes, such as: {'; '.join(done.examples)}.")
+                count = "1 row has" if done.noted == 1 else f"{done.noted:,} rows have"
+                print_wrapped(f"{count} notes, such as: {'; '.join(done.examples)}.")
             if model.calibration is None and model.preparation.classes is None:
                 print_wrapped(
-                    "The intervals are those of the posterior, without a coverage guarantee: the run has no scores of"
-                    " held-out rows, for which `credibly fit` needs 50 rows."
+                    "These are posterior intervals without a coverage guarantee: the run has no held-out scores, which"
+                    " take at least 50 rows in `credibly fit`."
                 )
         echo(os.fspath(out))
 

@@ -57,7 +57,7 @@ def all_processes() -> Iterator[None]:
             with everyone.propagate_errors():
                 yield
         except typer.Exit:
-            # By Ctrl-C, which all processes get.
+            # Raised after Ctrl-C, which reaches all processes.
             raise
         except KeyboardInterrupt:
             if everyone.leader:
@@ -118,7 +118,7 @@ def _first_failure(everyone: World) -> dict[str, Any]:
 
 
 def _describe_failure(everyone: World, failure: dict[str, Any], error: BaseException) -> str:
-    """Return which process failed, which prints its own error, and the notes of the error on how to resume."""
+    """Return a message that names the failed process (which prints its own error) and how to resume."""
     notes = getattr(error, "__notes__", []) if everyone.leader else []
     if failure:
         end = "was stopped" if failure["kind"] in ("Exit", "KeyboardInterrupt", "Interrupted") else "failed"

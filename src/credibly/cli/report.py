@@ -20,7 +20,7 @@ def run(
     as_json: options.Json = False,
     open_page: options.Open = False,
 ) -> None:
-    """Write the page of a run, RUN/report.html, again.
+    """Rewrite the page of a run, RUN/report.html.
 
     It shows what was fitted, how accurate and calibrated it is, where it is
     uncertain and what to do next: one self-contained file that works offline.

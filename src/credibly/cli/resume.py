@@ -32,7 +32,7 @@ def run(
         str | None,
         typer.Option(
             metavar="SCRIPT.py:NAME",
-            help="Your script and the name in it of the problem, or of a function that returns it. Needed for a custom"
+            help="Your script, and the name of the problem in it or of a function that returns it. Needed for a custom"
             " network class, a density, or data too large to be stored.",
         ),
     ] = None,

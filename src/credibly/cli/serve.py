@@ -39,14 +39,14 @@ def run(
             " none.)"
         ),
     ] = None,
-    max_rows: Annotated[int, typer.Option(help="Most rows of a request.")] = 10_000,
-    max_mb: Annotated[int, typer.Option("--max-mb", help="Largest body of a request, in MB.")] = 16,
-    timeout: Annotated[float, typer.Option(help="Seconds until a request is answered with an error.")] = 30.0,
+    max_rows: Annotated[int, typer.Option(help="Maximum number of rows per request.")] = 10_000,
+    max_mb: Annotated[int, typer.Option("--max-mb", help="Maximum size of a request body, in MB.")] = 16,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request fails with an error.")] = 30.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")] = False,
 ) -> None:
-    """Answer predictions over HTTP, with a form to try them.
+    """Serve predictions over HTTP, with a form to try them.
 
-    POST /predict takes rows as JSON or CSV and answers what `credibly predict`
+    POST /predict takes rows as JSON or CSV and returns what `credibly predict`
     writes. The page at / is a form made from the columns of the table, /docs
     describes the interface. Several runs are at /runs/NAME/predict.
 
@@ -55,9 +55,9 @@ def run(
     curl -H 'Content-Type: text/csv' --data-binary @new.csv localhost:8000/predict
 
     A run folder that is replaced while the server runs (`credibly fit --force`) is
-    loaded without a pause. Ctrl-C answers what has begun, then stops. Logs are JSON
-    lines on standard error, without the content of rows. Needs the extra
-    credibly[web].
+    loaded without a pause. Ctrl-C finishes open requests, then stops. Logs are JSON
+    lines on standard error, without the content of rows. Needs the
+    optional dependencies of the extra "web".
     """
     with handle_errors():
         from credibly.web import check_extra
@@ -85,7 +85,7 @@ def run(
             )
             if token is None and not is_loopback(host):
                 echo(
-                    f"credibly: anyone who can reach {host} may ask for predictions. Set a token in CREDIBLY_TOKEN",
+                    f"credibly: anyone who can reach {host} can request predictions. Set a token in CREDIBLY_TOKEN",
                     err=True,
                 )
             from credibly.web.serve.app import make_app

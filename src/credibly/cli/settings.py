@@ -19,13 +19,13 @@ def config_from(file: Path | None, given: dict[str, Any], pairs: list[str] | Non
 
     values: dict[str, Any] = read_config(file) if file is not None else {}
     if given.get("method") is not None and values.get("method", given["method"]) != given["method"]:
-        # They belong to another method.
+        # The settings in the file are those of another method.
         values.pop("settings", None)
     for key, value in given.items():
         if value is not None:
             values[key] = _PARSERS[key](value) if key in _PARSERS else value
     if given.get("table") is not None:
-        # It belongs to the file of the stored run.
+        # The checksum is that of the table in the stored run.
         values.pop("table_sha256", None)
     for key, advice in (
         ("table", "Pass a CSV or Parquet file, or a --config that names one"),

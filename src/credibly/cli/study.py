@@ -54,7 +54,7 @@ def run(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Run for this time, such as 10min, with interim results; the same command again continues.",
+            help="Time budget, such as 10min, with interim results; repeat the command to continue.",
         ),
     ] = None,
     force: options.Force = False,
@@ -92,7 +92,7 @@ def run(
         if seconds is not None:
             show = None if as_json or quiet else typer.echo
             chosen = dataclasses.replace(chosen, budget=seconds, state=state, show=show)
-        # Missing files show before any work.
+        # Report missing files before any work.
         for file in study.files:
             chosen.file(file)
         started = time.perf_counter()

@@ -19,7 +19,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing; only set the exit code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that every file of a run is the one that was written.
+    """Check that every file of a run is unchanged since it was written.
 
     A run folder stores checksums of its files, bound together by one over the whole
     run. This finds accidents: a truncated copy, a flipped bit, an edited number, a file
@@ -42,7 +42,7 @@ def run(
             for one in bad:
                 echo(f"{one.file} {one.problem}")
             count = f"{len(found)} file{'' if len(found) == 1 else 's'}"
-            ending = "all as they were written" if not bad else f"{len(bad)} not as written"
+            ending = "all match their checksums" if not bad else f"{len(bad)} with a problem"
             echo(f"{os.fspath(folder)}: {count}, {ending}")
     if bad:
         raise typer.Exit(FAILED)

@@ -24,7 +24,7 @@ class Entry:
         name: the caller's name for it.
         posterior: the posterior of its weights.
         problem: the density it was fitted to.
-        prior_known: whether the problem's prior is the model's own; if not, only data and likelihood are.
+        prior_known: whether the problem has the model's prior; if not, only its data and likelihood are valid.
     """
 
     name: str

@@ -1,12 +1,12 @@
-"""Coverage of randomised intervals of counts, which is exact where that of plain ones is not.
+"""Coverage of randomised intervals of counts, which is exact, unlike that of deterministic ones.
 
-A count has whole steps of probability, so that an interval can only hold about the promised probability, or more. With
+The CDF of a count is a step function, so an interval can only hold about the promised probability, or more. With
 v uniform on [0, 1], the randomised probability integral transform (Czado, Gneiting and Held 2009)
 
     u = F(y - 1) + v (F(y) - F(y - 1))
 
-is continuous, and the interval of index t contains y if |Phi^-1(u)| <= t: an end of it belongs to the interval in some
-rows and in others not. Nothing is drawn here. Given t, a row is covered with probability
+is continuous, and the interval of index t contains y if |Phi^-1(u)| <= t: an end belongs to the interval in some
+rows and not in others. Nothing is sampled here. Given t, a row is covered with probability
 
     |[F(y - 1), F(y)] with [Phi(-t), Phi(t)]| / (F(y) - F(y - 1)),
 

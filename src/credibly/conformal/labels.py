@@ -1,13 +1,13 @@
 """Scores of labels: adaptive prediction sets (APS) and their regularised form (RAPS), randomised.
 
 With the probabilities of a row in decreasing order, the score of a label is the probability of the labels before it
-plus a random part u of its own,
+plus a random fraction u of its own probability,
 
     s(x, y, u) = sum of p_c over c more probable than y  +  u p_y  +  penalty max(0, rank(y) - penalty_from),
 
 with u uniform on [0, 1] and penalty = 0 for APS (Romano, Sesia and Candes 2020). The penalty of RAPS (Angelopoulos,
-Bates, Malik and Jordan 2021) keeps sets small where many classes share little probability. Labels of a score up to the
-threshold form the set.
+Bates, Malik and Jordan 2021) keeps sets small where many classes have a small probability each. Labels of a score up
+to the threshold form the set.
 
 u is a hash of the seed and of the row's inputs. Scores are then a fixed function of the row, so calibration rows and
 new rows are exchangeable, and a row has the same set whichever other rows are predicted with it.

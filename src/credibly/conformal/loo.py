@@ -9,7 +9,7 @@ Row i has the score r_i of y_i under F_-i at x_i, and at a new x its interval en
 r_i. Jackknife+ (Barber, Candes, Ramdas and Tibshirani 2021) returns order statistics of the ends, as CV+ does, with one
 fold per row. With exact leave-one-out fits the coverage is at least 2 level - 1, and close to the level in practice.
 The weights are estimates: with Pareto k above the limit (0.7 for 2,000 draws or more) those of a row are unreliable,
-and so is the promise where many rows are like that. No row is lost and nothing is fitted again.
+and so is the guarantee if that holds for many rows. No row is lost and nothing is fitted again.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ model is. With groups it holds within each group.
 Several targets have an interval each, with the guarantee for each of them alone. `joint_interval` promises that all of
 them lie inside together: its score is the largest of a row over its targets, on the common scale of the bands.
 
-Times may be censored: known is min(T, C), for a time T and a censoring time C. `lower_bound` keeps its promise for
+Times may be censored: what is observed is min(T, C) of a time T and a censoring time C. `lower_bound` is valid for
 min(T, C) of exchangeable rows, and therefore for T, which is never smaller. Nothing is assumed of C but that new rows
 are censored in the same way. No upper bound exists without further assumptions: after the last C anything may happen.
 """
@@ -280,7 +280,7 @@ class CalibratedPredictive(GuaranteedPredictive):
     def __repr__(self) -> str:
         return f"CalibratedPredictive({self.rows} rows, {self.draws} draws, {self.calibration.rows} calibration rows)"
 
-    # -- how ---------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------------------------
     @cached_property
     def _bands(self) -> list[Bands]:
         return [Bands.of(predictive) for predictive in self.folds or (self.bayesian,)]

@@ -3,7 +3,7 @@
     temperature     p'_c ~ p_c^(1/T), with the T that maximises the likelihood of the labels (Guo et al. 2017)
     isotonic        p' = m(p), with m the increasing function closest to the labels (Zadrozny and Elkan 2002)
 
-For two classes m maps the probability of the second one. For more, each class has a map of its own against the others,
+For two classes m maps the probability of the second one. For more, each class has its own one-versus-rest map,
 and the results are normalised. Unlike prediction sets, recalibrated probabilities carry no guarantee.
 """
 

@@ -1,11 +1,11 @@
-"""Finite-sample ranks: which order statistic of n calibration scores carries a promise.
+"""Finite-sample ranks: which order statistic of n calibration scores guarantees a level.
 
 The score of a new row is equally likely to have any rank among those of n exchangeable rows and its own. It is
 therefore at most the k-th smallest of the n scores with probability at least k / (n + 1), and
 
     k = ceil((n + 1) level)
 
-is the smallest rank that keeps the promise. Where scores have no ties, the coverage is exactly k / (n + 1) on average
+is the smallest rank with that guarantee. Where scores have no ties, the coverage is exactly k / (n + 1) on average
 over calibration sets, which exceeds the level by less than 1 / (n + 1).
 """
 

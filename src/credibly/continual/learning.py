@@ -3,8 +3,8 @@
     p(w | D_1 .. D_t)  is proportional to  p(w | D_1 .. D_t-1) p(D_t | w)
 
 With Bayes by Backprop this is variational continual learning (Nguyen et al. 2018), with Laplace the online Laplace
-approximation (Ritter et al. 2018). A coreset withholds some rows of each task and fits them last, so that what has been
-forgotten is seen once more before prediction.
+approximation (Ritter et al. 2018). A coreset withholds some rows of each task and fits them last, so that forgotten
+rows are seen once more before prediction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of allocators, which have no type in common, recognised and put into words."""
+"""Recognise out-of-memory errors, which have no common type, and describe them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = re.compile(r"allocate (?P<size>\d[\d.]*) ?(?P<unit>bytes|[KMGT]i?B)?", re
 
 
 def allocation_failure(error: BaseException) -> str | None:
-    """Return in words that an allocation failed, with its size where that is known; None for any other error."""
+    """Describe a failed allocation, with its size if known. Return None for any other error."""
     for one in _causes(error):
         known = isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
         text = str(one)
@@ -28,7 +28,7 @@ def allocation_failure(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from."""
+    """Yield an error and the chain of its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""What a data set or a loader yields (pairs, tuples, dicts, dataclasses, named tuples) as inputs and target."""
+"""Items of data sets and loaders (pairs, tuples, dicts, dataclasses, named tuples) as inputs and target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def split_item(item: Any, target: str | None = None) -> tuple[Any, Any]:
 def inputs_of(item: Any, row: Mapping[str, Any], target: str | None = None) -> Any:
     """Return x of one batch for prediction, with or without a target in it.
 
-    `row` is the form of a row that the network takes, see `credibly.core.inputs.describe`.
+    `row` describes the rows that the network takes, see `credibly.core.inputs.describe`.
     """
     form, parts = row["form"], row["parts"]
     named = names_of(item)

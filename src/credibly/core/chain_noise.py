@@ -1,6 +1,6 @@
 """Random numbers of many chains, from streams keyed by (seed, purpose, chain, block of iterations).
 
-The numbers of a chain do not depend on which chains run beside it or where, and a resumed run needs no generator state.
+The numbers of a chain do not depend on the other chains or on where they run. A resumed run needs no generator state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from credibly.core.rng import CHUNK, fill_normal, keys_from, stream, stream_keys
 
-# Numbers of one chain per stream: seeding a stream costs as much as a thousand of them.
+# How many numbers of a chain come from one stream: seeding it costs as much as a thousand of them.
 BLOCK_VALUES = 2**16
 # Numbers of a large chain that are generated at a time where that suffices: 4 MiB, a multiple of CHUNK.
 PIECE = 2**20
@@ -44,7 +44,7 @@ class ChainNoise:
         uniform: bool = False,
     ) -> None:
         self.seed, self.purpose, self.chains, self.uniform = seed, purpose, chains, uniform
-        # Depends on the dimension alone, so that the streams do not depend on how chains are distributed.
+        # Depends only on the dimension, so that the streams do not depend on how chains are distributed.
         self.length = max(1, min(256, BLOCK_VALUES // max(1, dim)))
         self.values = torch.empty(len(chains), self.length, dim, device=device, dtype=dtype)
         self.block = -1
@@ -91,7 +91,7 @@ class LargeNoise:
 
     Args:
         seed, purpose, chains, dim: as in `ChainNoise`.
-        one_by_one: whether chains are asked for one at a time.
+        one_by_one: whether chains are requested one at a time.
         fill: fills a tensor with the numbers of two keys.
     """
 

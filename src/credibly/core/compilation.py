@@ -26,7 +26,7 @@ VALUES_OF_A_CALL = 400_000
 
 
 def compiler_missing(device: torch.device) -> str | None:
-    """Return why torch.compile cannot work for this device here, or None if it can."""
+    """Return why torch.compile cannot work for this device on this machine, or None if it can."""
     if device.type == "cpu":
         names = [os.environ.get("CXX", ""), "c++", "g++", "clang++", "cl"]
         if not any(name and shutil.which(name) for name in names):
@@ -53,7 +53,7 @@ def compiled(
     *,
     short: bool = False,
 ) -> Callable[..., Any]:
-    """Return the function, compiled if requested or if it pays. Failure to compile is logged and runs eagerly.
+    """Return the function, compiled if requested or if that pays off. Failure to compile is logged and runs eagerly.
 
     Args:
         function: the function to compile.
@@ -79,7 +79,7 @@ _UNGUARDED: dict[str, Any] = {"guard_filter_fn": lambda guards: [False] * len(gu
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a code object of its own.
+    """Return the function with a separate code object.
 
     The compiler caches by code object, with a small limit. Without this, runs would share unguarded cache entries, and
     after a handful of differently shaped runs later ones would silently stay uncompiled.

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("credibly")
-# Calls on a side stream before a capture, as torch's documentation requires.
+# Number of calls on a side stream before a capture, as torch's documentation requires.
 WARM = 3
-# Values of a buffer from which a second copy on the device is avoided.
+# Size of a buffer, in values, from which a second copy on the device is avoided.
 LARGE = 1_000_000
-# Branches of a graph; more do not run sooner.
+# Maximum number of branches of a graph; more do not run faster.
 MOST_BRANCHES = 8
-# Share of the free memory that branches may fill.
+# Fraction of the free memory that branches may fill.
 MEMORY_SHARE = 0.5
 
 
@@ -93,7 +93,7 @@ class Branches:
             here.wait_stream(stream)
 
     def _in_turn(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Run them on the current stream, and note how much memory one takes."""
+        """Run the calls on the current stream, and record how much memory one takes."""
         held = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
         for call in calls:
@@ -116,7 +116,7 @@ class Replayed:
 
     @property
     def failed(self) -> bool:
-        """Whether it runs eagerly; `reasons` has why."""
+        """Whether the function runs eagerly; `reasons` explains why."""
         return bool(self.reasons)
 
     def __call__(self, fixed: tuple[Tensor, ...], changing: tuple[Tensor | None, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Durations as people write them: seconds, or text such as "90s", "10min" or "1.5h"."""
+"""Parse and format durations: seconds, or text such as "90s", "10min" or "1.5h"."""
 
 from __future__ import annotations
 

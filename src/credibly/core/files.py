@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all, on the disk before anything relies on them; and occupied folders."""
+"""Atomic, durable file writes, so that a reader sees a complete file or none; and checks of occupied folders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Flush a file that something else has written to the disk."""
+    """Flush a file that was written by other code to the disk."""
     with open(path, "rb") as handle:
         os.fsync(handle.fileno())
 

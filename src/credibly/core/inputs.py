@@ -1,4 +1,4 @@
-"""Network inputs (a tensor, or a tuple or dict of tensors, with rows on the first axis) and how data becomes them."""
+"""Network inputs (a tensor, or a tuple or dict of tensors, with rows on the first axis), and conversion of data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def call(net: Callable[..., Any], x: Inputs, *, heads: bool = True) -> Tensor:
 def output_tensor(out: Any, *, heads: bool = True) -> Tensor:
     """Return a network's output tensor: the output, `logits` of a transformers output, or the first of a tuple.
 
-    The tensors of a plain dict, the `heads` of a network, are flattened and put side by side if they are expected.
+    The tensors of a plain dict, the `heads` of a network, are flattened and concatenated if they are expected.
     """
     if heads and type(out) is dict and out and all(isinstance(head, Tensor) for head in out.values()):
         return torch.cat([head.reshape(len(head), -1) for head in out.values()], -1)

@@ -11,7 +11,7 @@ LEVELS = (0.9,)
 
 
 def check_levels(name: str, levels: Iterable[Any]) -> tuple[float, ...]:
-    """Return levels as floats. Raise unless there are any, all between 0 and 1 and no two the same."""
+    """Return levels as floats. Raise unless there is at least one, all are between 0 and 1, and all are different."""
     found: list[float] = []
     for level in levels:
         try:

@@ -1,4 +1,4 @@
-"""Data as people have it, read into memory: pairs, data sets, loaders, and lists of rows."""
+"""Read data into memory: pairs, data sets, loaders, and lists of rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from credibly.core.batch_items import collate_rows, names_of, split_item
 from credibly.errors import InputError
 
-# Rows per batch while a data set is read, and while one without a loader of its own is streamed.
+# Rows per batch while a data set is read, or streamed without the user's own loader.
 READ_ROWS, STREAM_ROWS = 256, 128
-# Rows after which data whose length is not known count as endless.
+# Number of rows after which data of unknown length count as endless.
 MOST_COUNTED = 1_000_000
-# Part of the memory that the data of a problem may take.
+# Fraction of the memory that the data of a problem may take.
 MEMORY_FRACTION = 0.25
 
 
@@ -34,7 +34,7 @@ def unpack_data(data: Any, target: str | None = None) -> tuple[Any, Any]:
 
 
 def as_loader(data: Any) -> DataLoader[Any] | None:
-    """Return data sets, and lists of rows that have names, as a loader, and loaders as they are; None for others."""
+    """Return data sets and lists of rows with names as a loader, and loaders unchanged; None for others."""
     if isinstance(data, DataLoader):
         return data
     if isinstance(data, Dataset) or _is_rows(data):

@@ -1,4 +1,4 @@
-"""Memory that a run needs beside the memory that there is, checked before any work."""
+"""Check the memory that a run needs against the memory that is available, before any work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _system() -> float:
 
 
 def _container() -> float:
-    """Return what the control group of the process leaves; files in its cache can be dropped."""
+    """Return the bytes left in the control group of the process; files in its cache can be dropped."""
     root = Path("/sys/fs/cgroup")
     names = (
         ("memory.max", "memory.current", "memory.stat"),

@@ -1,4 +1,4 @@
-"""Progress in Jupyter: one HTML line per bar, updated in place. IPython is used only where it is loaded already."""
+"""Progress in Jupyter: one HTML line per bar, updated in place. IPython is used only if it is already loaded."""
 
 from __future__ import annotations
 

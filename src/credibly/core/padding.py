@@ -1,4 +1,4 @@
-"""Ragged sequences as one batch: padded to one length, with a mask of what is real."""
+"""Ragged sequences as one batch: padded to one length, with a mask of the real positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Pad:
         value: padding of the inputs.
         target_value: padding of the targets.
         mask: name of the mask; None leaves it out.
-        name: name of the inputs where rows are pairs.
+        name: name of the inputs if rows are pairs.
         target: name of the target in rows that have names, see `Stream`.
     """
 

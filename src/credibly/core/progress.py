@@ -1,4 +1,4 @@
-"""Progress bars: by rich on a terminal, as HTML in a notebook, nothing elsewhere unless asked for.
+"""Progress bars: by rich on a terminal, as HTML in a notebook, and elsewhere only on request.
 
 Updates are shown at most a few times per second. rich is imported on the first one, and no thread is started. Of the
 processes that `torchrun` started only the first shows anything.
@@ -84,9 +84,9 @@ class Progress:
 
 
 class _Display:
-    """A rich progress bar, drawn only on updates. On a narrow terminal the bar shrinks, then the last metrics go.
+    """A rich progress bar, drawn only on updates. On a narrow terminal the bar shrinks, then the last metrics are cut.
 
-    Where the cursor cannot be moved (a file, a dumb terminal), each update follows a carriage return.
+    If the cursor cannot be moved (a file, a dumb terminal), each update follows a carriage return.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -144,7 +144,7 @@ def _rich_bar(stream: TextIO) -> RichProgress:
         MofNCompleteColumn(table_column=fixed.copy()),
         TextColumn("{task.fields[metrics]}", markup=False, table_column=fixed.copy()),
         TextColumn("{task.fields[time]}", style="progress.remaining", markup=False, table_column=fixed.copy()),
-        # A file has no width to fit into: it gets all metrics.
+        # A file has no width limit, so it gets all metrics.
         console=Console(file=stream, force_jupyter=False, width=None if stream.isatty() else 1000),
         auto_refresh=False,
     )

@@ -1,6 +1,6 @@
 """Random streams. Each is named by (seed, purpose, indices), so results do not depend on how work is distributed.
 
-Nothing in the package touches torch's global generator. The stream of chain 3 at iteration 17 is the same whichever
+Nothing in the package uses torch's global generator. The stream of chain 3 at iteration 17 is the same whichever
 process draws it, and a resumed run needs no stored generator state.
 """
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from credibly.core.checks import is_integer
 from credibly.errors import InputError
 
-# Normal numbers per step from which on drawing them takes a noticeable part of it.
+# Number of normal draws per step from which drawing them takes a noticeable part of the step.
 MANY = 2**15
-# Normal numbers that 16 words of a counter-based stream give.
+# Number of normal draws from 16 words of a counter-based stream.
 CHUNK = 32
-# What the counter of a stream grows by from word to word.
+# The increment of a stream's counter from word to word.
 WORD_STEP = 0x9E3779B97F4A7C15
 
 
@@ -53,7 +53,7 @@ def stream_keys(seed: int, purpose: str, *indices: int) -> tuple[int, int]:
 
 
 def keys_from(keys: tuple[int, int], position: int) -> tuple[int, int]:
-    """Return keys whose numbers by `fill_normal` are those of the given keys from a position, a multiple of CHUNK."""
+    """Return keys with which `fill_normal` continues the given keys at a position, a multiple of CHUNK."""
     return (keys[0] + position // 2 * WORD_STEP) % 2**64, keys[1]
 
 
@@ -124,7 +124,7 @@ def global_stream(seed: int, purpose: str, *indices: int, device: torch.device |
     """
     own = torch.device(device)
     with torch.random.fork_rng(devices=[own] if own.type == "cuda" else []):
-        # torch.manual_seed formats the call stack for devices that are not there, which takes a millisecond.
+        # torch.manual_seed formats the call stack for missing devices, which takes a millisecond.
         number = stream_seed(seed, purpose, *indices)
         torch.default_generator.manual_seed(number)
         if own.type == "cuda":

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 def weigh(rows: Rows, given: Any, device: torch.device, dtype: torch.dtype) -> Rows:
-    """Return the rows with the weights of the caller; rows of weight 0 are left out, weights of 1 are none."""
+    """Return the rows with the caller's weights; rows of weight 0 are left out, and weights of 1 become None."""
     if given is None:
         return rows
     weights = to_weights(given, len(rows.y), device, dtype)

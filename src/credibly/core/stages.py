@@ -1,4 +1,4 @@
-"""The stages of a task in one progress line, named by the code that does the work, which need not know who watches.
+"""The stages of a task in one progress line, named by the code that does the work, independent of the display.
 
 with show_stages("report", ("predictions", "pictures")):
     ...                                         # somewhere below: stage("pictures", "reliability diagram")
@@ -19,11 +19,11 @@ class _Stages:
     def __init__(self, title: str, names: Sequence[str], show: bool | None) -> None:
         self.names = tuple(names)
         self.done = 0
-        # All stages are `first`, since the time of one says nothing about that of the next: no estimate is shown.
+        # All stages are `first`, so no estimate is shown: the time of one stage does not predict that of the next.
         self.line = Progress(title, len(self.names), show, first=len(self.names))
 
     def enter(self, name: str, detail: str) -> None:
-        # What belongs to an earlier stage, or to another task, is part of the current one.
+        # Work of an earlier stage, or of another task, counts as part of the current one.
         if name in self.names[self.done :]:
             self.done = self.names.index(name)
             self.line.update(self.done, final=True, **{name: detail})

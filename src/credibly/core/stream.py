@@ -1,4 +1,4 @@
-"""Data that are read batch by batch: they need not fit into memory, and every pass may see other augmentations.
+"""Data that are read batch by batch: they need not fit into memory, and every pass may see different augmentations.
 
 N is the number of distinct rows. It stays the same however often, and in however many versions, a row is seen: a batch
 B of a pass estimates the log likelihood of all rows by (N / |B|) times its own.
@@ -34,7 +34,7 @@ from credibly.core.rows import Rows
 from credibly.core.stream_pass import Pass, sampler_of
 from credibly.errors import InputError
 
-# Rows that are kept in memory for trial passes and estimates: this many, at least some batches, at most some bytes.
+# Rows in memory for trial passes and estimates: their number, the minimum number of batches, and the maximum bytes.
 SAMPLE_ROWS, SAMPLE_BATCHES, SAMPLE_BYTES = 2048, 8, 2**28
 
 
@@ -63,11 +63,11 @@ class Stream:
         known = _length(self.loader)
         if n is not None and known is not None and n != known:
             raise InputError("n", f"must be the number of rows of the data set, {known:,}, got {n:,}", "Leave it out")
-        # The rows at hand, of the first pass, with their raw batches joined.
+        # The first rows of the first pass, kept in memory, with their raw batches joined.
         self.head: tuple[Any, Any]
         self.batch, counted = self._read_head(count=n is None and known is None, progress=progress)
         self.n = n or known or counted
-        # A stream of unknown length may go on after n rows: the next pass then continues it.
+        # A stream of unknown length may continue after n rows: the next pass then resumes there.
         self.open_ended = known is None and n is not None
         self.drops = bool(self.loader.drop_last or getattr(self.loader.batch_sampler, "drop_last", False))
         self.batches = max(1, self.n // self.batch if self.drops else -(-self.n // self.batch))
@@ -103,7 +103,7 @@ class Stream:
         return first, rows
 
     def describe(self) -> dict[str, Any]:
-        """Return what the record of a fit keeps of the stream."""
+        """Return the entries that describe the stream in the record of a fit."""
         loader = self.loader
         return {
             "rows": self.n,
@@ -125,9 +125,9 @@ class BoundStream:
     """A stream as the rows of one problem: in its dtype, on its device, with prepared targets.
 
     Attributes:
-        stream: what is read.
-        device, dtype: of the network's inputs.
-        prepare: checks targets and returns them in the likelihood's layout.
+        stream: the stream to read.
+        device, dtype: device and dtype of the network's inputs.
+        prepare: function that checks targets and returns them in the likelihood's layout.
     """
 
     stream: Stream
@@ -168,7 +168,7 @@ class BoundStream:
         going: Iterator[Any] | None = None
         while True:
             one = Pass(self.stream.loader, seed, purpose, index, going)
-            # What was read before a resumed run counts as read.
+            # Rows that were read before a resume count as read.
             done = sum(_rows_of(split_item(item, self.stream.target)) for item in islice(one, offset))
             read, going = offset, None
             for item in one:
@@ -205,7 +205,7 @@ class BoundStream:
         yield from islice(self.passes(0, "pass"), self.batches)
 
     def fingerprint(self) -> str:
-        """Return a hash of N and the form of a row: the values are those of a pass, and every pass has its own."""
+        """Return a hash of N and the form of a row, but not of values, which differ from pass to pass."""
         form = describe(to_inputs(self.stream.head[0], torch.device("cpu"), self.dtype, convert=True))
         return hashlib.sha256(f"stream {self.n} {form}".encode()).hexdigest()[:32]
 
@@ -237,7 +237,7 @@ def as_stream(data: Any) -> Stream | None:
 
 
 def needs_memory(bound: BoundStream, what: str = "this needs all rows in memory") -> InputError:
-    """Return the error of what cannot work on a stream, with the size of its rows and the way out."""
+    """Return the error for something that cannot work on a stream, with the size of its rows and the way out."""
     head = bound.stream.head
     size = size_of(head) * bound.n / max(1, len(head[1]))
     return InputError(
@@ -264,7 +264,7 @@ def _loader_of(data: Any) -> DataLoader[Any]:
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
-    """Return the number of distinct rows, None if only a pass can tell."""
+    """Return the number of distinct rows, None if only a pass can determine it."""
     if loader.batch_size is None and not isinstance(loader.batch_sampler, torch.utils.data.BatchSampler):
         return None
     if isinstance(loader.dataset, IterableDataset):

@@ -18,9 +18,9 @@ class Pass:
     """The raw batches of one pass over a loader, from the random stream named by (seed, purpose, index).
 
     Args:
-        loader: what to read.
-        seed, purpose, index: of the shuffle and the augmentations.
-        going: an iterator of an earlier pass to continue, of a stream without end.
+        loader: the loader to read.
+        seed, purpose, index: name of the random stream of the shuffle and the augmentations.
+        going: the iterator of an earlier pass to continue, for a stream without end.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Pass:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return what draws the indices of the rows: the loader's sampler, or that of its batch sampler."""
+    """Return the sampler of row indices: the loader's, or that of its batch sampler."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 

@@ -1,10 +1,10 @@
-"""Text that is safe to show on a terminal, whatever file it came from."""
+"""Make text from untrusted files safe to show on a terminal."""
 
 from __future__ import annotations
 
 import re
 
-# Control characters but line breaks and tabs, and those that change the direction of text.
+# Control characters except line breaks and tabs, and those that change the direction of text.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

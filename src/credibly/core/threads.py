@@ -27,7 +27,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread(when: bool = True) -> Iterator[None]:
-    """Run torch's CPU operations in one thread inside the block, or change nothing where `when` is false."""
+    """Run torch's CPU operations in one thread inside the block, or change nothing if `when` is false."""
     if not when or torch.get_num_threads() == 1:
         yield
         return

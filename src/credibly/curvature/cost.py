@@ -1,4 +1,4 @@
-"""What an exact Fisher information costs: a backward pass, and a square matrix per row, for every output value."""
+"""The cost of an exact Fisher information: a backward pass, and a square matrix per row, for every output value."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from credibly.curvature.scores import Fisher
 from credibly.problem import Problem
 
 log = logging.getLogger("credibly")
-# Values of a row's Fisher root from which blocks have fewer rows because of it.
+# Size of a row's Fisher root, in values, from which it reduces the rows per block.
 MANY = 2**16
 # Multiplications and additions per second and thread, or of a GPU, at best: they bound the time from below.
 CPU_RATE, GPU_RATE = 1e11, 1e14
-# Seconds from which a pass is announced as long.
+# Estimated seconds from which a warning about a long pass is logged.
 LONG = 120.0
 
 
@@ -31,7 +31,7 @@ def output_size(problem: Problem) -> tuple[int, int]:
 
 
 def values_per_row(problem: Problem, fisher: Fisher) -> int:
-    """Return the values of one row's Fisher root where they matter for memory, else 0."""
+    """Return the number of values of one row's Fisher root if they matter for memory, else 0."""
     if fisher.kind != "exact":
         return 0
     elements, width = output_size(problem)

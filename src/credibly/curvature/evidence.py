@@ -27,7 +27,7 @@ from credibly.priors.flat import BoundPrior, bind
 from credibly.priors.gaussian import BoundGaussianPrior, GaussianPrior
 from credibly.problem import Problem
 
-# Factors are searched for between 1e-4 and 1e4.
+# Factors are searched between 1e-4 and 1e4.
 WIDEST = math.log(1e4)
 GRID = 81
 
@@ -187,7 +187,7 @@ def _derivatives(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tens
 def noise_by_evidence(problem: Problem, theta: Tensor, blocks: list[Block]) -> Tensor:
     """Return theta (D,) with all learned noise scales multiplied by the factor of highest evidence, given its blocks.
 
-    The mode of weights and noise together has the noise of residuals that the weights have made small. With the
+    At the joint mode of weights and noise, the noise is that of residuals which the weights have made small. With the
     weights integrated out, a Gaussian's variance is RSS / (N - gamma), where gamma is the number of weights that the
     data determine (MacKay 1992). The weights stay where they are. Nothing changes without a learned scale.
     """

@@ -29,7 +29,7 @@ from credibly.errors import InputError
 from credibly.problem import Problem
 
 STRUCTURES = ("kron", "diag", "full")
-# Network values, or gradients per row, that are held at a time: 16 MiB in float32, and 1 GiB on a GPU, which needs
+# Network values, or gradients per row, in memory at a time: 16 MiB in float32, and 1 GiB on a GPU, which needs
 # large blocks and has the memory.
 BLOCK_VALUES, GPU_BLOCK_VALUES = 2**22, 2**28
 
@@ -116,7 +116,7 @@ def rows_per_block(row_width: int, parts: Parts, values_per_row: int, device: to
 
 
 def block_values(device: torch.device) -> int:
-    """Return how many values may be held at a time on a device."""
+    """Return how many values may be in memory at a time on a device."""
     return GPU_BLOCK_VALUES if device.type == "cuda" else BLOCK_VALUES
 
 

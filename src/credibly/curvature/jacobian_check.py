@@ -1,4 +1,4 @@
-"""Whether automatic differentiation gives the Jacobian of a network, by finite differences at two rows.
+"""Check the Jacobian of a network by automatic differentiation against finite differences at two rows.
 
 A forward pass that detaches what depends on the weights, rounds it, or calls `torch.autograd.grad` without
 `create_graph=True`, has outputs that vary with the weights where autograd sees no dependence. Its Gauss-Newton matrix
@@ -28,8 +28,8 @@ from credibly.problem import Problem
 # Directions in which the derivative is compared, and the sizes of the steps relative to the weights.
 DIRECTIONS = 3
 STEPS = (1e-4, 1e-3)
-# Difference, relative to the usual size of a derivative, that kinks (ReLU, max-pooling) may cause. Missing terms are of
-# the order of 1.
+# Difference, relative to the typical size of a derivative, that kinks (ReLU, max-pooling) may cause. Missing terms are
+# of the order of 1.
 TOLERANCE = 0.2
 # Relative rounding error of an output: also networks in float64 may have single operations in float32.
 ROUNDING = 1e-6

@@ -1,4 +1,4 @@
-"""Layers whose gradient for one row is a sum of outer products, sum_t g_t a_t', and whether that is all of it.
+"""Layers whose gradient for one row is a sum of outer products, sum_t g_t a_t', and a check that it is complete.
 
 The sum covers the layer's call in the forward pass and nothing else. A forward that uses the weight a second time, such
 as `F.linear(h, self.layer.weight)`, or that differentiates the layer (`torch.autograd.grad` or `torch.func.grad` of an
@@ -64,7 +64,7 @@ def recording(
 ) -> Iterator[None]:
     """Record the layers' inputs and outputs in every forward pass within the context; outputs get gradients.
 
-    The forward pass goes on with a copy of an output, which it may edit in place.
+    The forward pass continues with a copy of each output, which it may edit in place.
     """
     handles = []
     for layer in layers:
@@ -83,10 +83,10 @@ def recording(
 
 
 def complete(layout: Layout, layers: tuple[LayerPart, ...], row: Inputs) -> tuple[LayerPart, ...]:
-    """Return the layers whose outer products are the whole gradient.
+    """Return the layers whose outer products are the full gradient.
 
-    Whether they are depends on the code of the forward pass, not on values, so any generic weights and inputs tell. A
-    network that cannot take random ones is tried with the blank row, and with its own weights.
+    Whether they are depends on the code of the forward pass, not on values, so any generic weights and inputs show it.
+    A network that cannot take random ones is tried with the blank row, and with its own weights.
     """
     if not layers:
         return layers
@@ -100,7 +100,7 @@ def complete(layout: Layout, layers: tuple[LayerPart, ...], row: Inputs) -> tupl
     for theta, x in ((random, inputs), (random, row), (own, row)):
         try:
             found = _compare(layout, layers, torch.cat([theta, extra]), x, generator)
-        except Exception:  # whatever it is, the network does not take these values
+        except Exception:  # whatever the reason, the network does not take these values
             continue
         if found is not None:
             return found

@@ -4,7 +4,7 @@ The expectation is over y drawn from the likelihood, so F is positive semi-defin
 Bernoulli, Categorical and Poisson it equals the Hessian of -log p, which does not depend on y there. For the others (a
 predicted variance, Student-t noise, noisy logits) the Hessian may be indefinite, and F is its expectation.
 
-A subclass with a `log_prob` of its own has another density than the class it extends, and F comes from that density.
+A subclass that overrides `log_prob` has another density than the class it extends, and F comes from that density.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def closed_form(likelihood: Likelihood) -> bool:
 def fisher_root(likelihood: Likelihood, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
     """Return S (N, ..., W, R) with F = S S' for arranged outputs (N, ..., W) and `extra` (1, ...), as for one draw.
 
-    A likelihood may have a `fisher_root` of its own. A custom likelihood of none of the known kinds, or one that
-    overrides the `log_prob` of its kind, gets the Hessian of its log_prob at y, with negative eigenvalues set to zero.
+    A likelihood may implement `fisher_root`. A custom likelihood of none of the known kinds, or one that overrides the
+    `log_prob` of its kind, gets the Hessian of its log_prob at y, with negative eigenvalues set to zero.
     """
     if isinstance(likelihood, Heads):
         return _of_heads(likelihood, output, y, extra)
@@ -137,7 +137,7 @@ def _of_heads(heads: Heads, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
     for name, part in heads.parts():
         own = heads.output_of(part, output.detach())
         root = fisher_root(part.likelihood, own, heads.target_of(part, y), heads.extra_of(name, extra))
-        # Every element (pixel) of the head has a block of its own.
+        # Every element (pixel) of the head has its own block.
         width, rank = root.shape[-2:]
         flat = root.reshape(len(root), -1, width, rank)
         eye = torch.eye(flat.shape[1], dtype=root.dtype, device=root.device)

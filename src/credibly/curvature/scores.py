@@ -2,7 +2,7 @@
 
     exact       columns of a root S of F = E_y[s s'], with s = d log p(y | f) / d f: about one per output
     sampled     s at labels drawn from the model, divided by the root of their number M: unbiased for F, M vectors
-    empirical   s at the observed label: one vector, and another matrix
+    empirical   s at the observed label: one vector, but a different matrix than F
 
 A vector of the second and third kind covers all elements (pixels) of a row at once: their scores are independent given
 the weights and have mean zero under the model, so the products between elements vanish on average.

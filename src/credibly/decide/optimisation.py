@@ -4,9 +4,9 @@ The argument `of` selects the quantity to optimise:
 
     "function"      f(x, w) = E(y | x, w), over the draws of the weights: epistemic uncertainty alone (default)
     "gaussian"      the same with the draws replaced by N(mean, epistemic variance): smooth where draws are few
-    "observation"   y itself, noise included: for the best single observation, seldom what is wanted
+    "observation"   y itself, noise included: for the best single observation, which is rarely the goal
 
-Most searches look for the maximum of f, where observation noise is no reason to try a candidate.
+Most searches look for the maximum of f, where observation noise is not a reason to try a candidate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def expected_improvement(
 
     Args:
         best: the value to improve on, in the units of the predictive.
-        of: the quantity to optimise; see the top of this page.
+        of: the quantity to optimise; see the module docstring.
         margin: the smallest improvement that counts.
     """
     sign, limit = _sign_and_limit(of, goal, best, margin)

@@ -56,7 +56,7 @@ def reject(predictive: Predictive, *, cost: float, costs: Any = None) -> Rejecti
         raise InputError("costs", f"must have shape ({classes}, {classes}), got {tuple(table.shape)}")
     choice = expected_utility(predictive, -table)
     expected = -choice.value
-    # Rounding in a sum of probabilities must not reject a row that lies on the limit.
+    # Rounding in a sum of probabilities must not reject a row that lies exactly on the limit.
     accepted = expected <= cost + 4 * torch.finfo(expected.dtype).eps
     return Rejection(choice.best, accepted, torch.where(accepted, expected, float(cost)))
 

@@ -1,6 +1,6 @@
 """Thresholds by cost: at which probability to act, where a missed case and a false alarm cost differently.
 
-Acting costs c_fp where the row is no case; not acting costs c_fn where it is one. For calibrated probabilities p the
+Acting costs c_fp where the row is not a case; not acting costs c_fn where it is one. For calibrated probabilities p the
 expected cost is least if a row is flagged where p c_fn > (1 - p) c_fp, which is
 
     p > c_fp / (c_fp + c_fn).
@@ -22,7 +22,7 @@ from credibly.predictive.base import Predictive
 
 
 class CostCurve(NamedTuple):
-    """What happens at every threshold t that makes a difference, if rows with a probability of at least t are flagged.
+    """The outcome of flagging rows with a probability of at least t, at every threshold t that makes a difference.
 
     Attributes:
         threshold: increasing, (T,): each probability that occurs, and infinity, which flags no row.
@@ -72,7 +72,7 @@ def cost_curve(
     Args:
         probabilities: of being a case, (N,); or predictions of two classes, of which class 1 is the case.
         labels: whether each row is a case: 0 and 1, or booleans, (N,).
-        false_positive: cost of flagging a row that is no case.
+        false_positive: cost of flagging a row that is not a case.
         false_negative: cost of not flagging a case.
     """
     check_positive("false_positive", false_positive)

@@ -1,4 +1,4 @@
-"""The experiment behind `credibly demo`: every method on two real data sets and two toys, with metrics.
+"""The experiment behind `credibly demo`: metrics of every method on two real data sets and two toys.
 
 On each task all methods get the same network, likelihood, prior and data. HMC samples the exact posterior, so it is the
 reference: where a method's predictions differ from HMC's, that is its approximation error.
@@ -128,7 +128,7 @@ def run_demo(
     names = check_methods(methods)
     check_seed(seed)
     settings = {name: demo_settings(name, quick=quick) for name in names}
-    # Constructed up front, so that bad settings are refused before any work.
+    # Constructed up front, so that bad settings raise before any work.
     fitters = {(task, name): registry.METHODS[name](**settings[name]) for task in TASKS for name in names}
     sets = {task: _load(task, seed) for task in TASKS}
     result = DemoResult(

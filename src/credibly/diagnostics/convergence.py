@@ -25,9 +25,9 @@ from credibly.errors import InputError
 
 Draws = TypeVar("Draws", Tensor, npt.NDArray[Any])
 
-# Values processed together: what fits into the caches, or what fills a GPU.
+# Number of values processed together: as many as fit into the caches, or fill a GPU.
 BLOCK_VALUES = {"cpu": 2**16, "cuda": 2**25}
-# The quantiles that tail ESS is about.
+# The quantiles of tail ESS.
 TAILS = (0.05, 0.95)
 # Half-chains of two draws.
 MIN_DRAWS = 4
@@ -99,7 +99,7 @@ def mcse(draws: Draws, kind: Literal["mean", "sd"] = "mean") -> Draws:
 def e_bfmi(energy: Draws) -> Draws:
     """Return the estimated Bayesian fraction of missing information per chain, mean (E_t - E_t-1)^2 / Var E.
 
-    About 1 or more if each new momentum reaches the whole range of energies; below 0.3 that takes many of them.
+    About 1 or more if each new momentum can reach the full range of energies; below 0.3 that takes many momenta.
     """
     values = _check("energy", energy)
     if values.ndim != 2:

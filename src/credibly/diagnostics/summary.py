@@ -46,9 +46,9 @@ __all__ = ["ColumnSource", "Diagnostics", "Mixing", "diagnose", "e_bfmi", "ess",
 
 Array = Tensor | npt.NDArray[Any]
 
-# Coordinates checked in either space.
+# Number of coordinates checked in either space.
 COORDINATES = 2_000
-# Values held at a time: 32 MiB in float64.
+# Number of values in memory at a time: 32 MiB in float64.
 READ_VALUES = 2**22
 
 
@@ -96,7 +96,7 @@ class Diagnostics:
 
     @property
     def judged(self) -> dict[str, Mixing]:
-        """What the verdict is about, by name: predictions, or weights if there are none, and further quantities."""
+        """The quantities that the verdict judges, by name: predictions, or else weights, and further quantities."""
         main = {"weights": self.weights} if self.functions is None else {"predictions": self.functions}
         return main | {name: space for name, space in self.quantities.items() if space.moving}
 
@@ -237,7 +237,7 @@ def diagnose(
         if together.size > 1:
             flat = np.concatenate([np.asarray(part) for part in together.gather(flat.tolist())], 2)
         parts = local_posteriors(flat)
-        # A chain that stands still or broke, or too few draws of chains that agree, are faults of any method.
+        # A stuck or broken chain, or too few draws from chains that agree, is a fault for any method.
         apart = any(space.rhat_most > RHAT_USABLE for space in (outputs, *others.values()) if space is not None)
         if not ok and apart and not still and not weights.nonfinite:
             ok, verdict = judge_local(chains, parts, diverged)
@@ -251,7 +251,7 @@ def _mixing(
 ) -> tuple[Mixing, tuple[int, ...]]:
     """Summarise at most `limit` coordinates. Also return the chains in which none of them ever moved.
 
-    With several processes, each handles its `own` coordinates of a source that all have, or all of a source of its own.
+    With several processes, each handles its `own` coordinates of a shared source, or all coordinates of a local one.
     """
     chains, draws = source.shape[:2]
     total = math.prod(source.shape[2:])

@@ -14,7 +14,7 @@ RHAT_GOOD, RHAT_USABLE, RHAT_POOR = 1.01, 1.05, 1.1
 ESS_TOTAL, ESS_PER_CHAIN = 400, 100
 E_BFMI_LOW = 0.3
 ACCEPTANCE_LOW = 0.3
-# SG-MCMC keeps its own heat below 5 %; twice that, and the error of its measurement.
+# SG-MCMC keeps its own heat below 5 %. The limit is twice that, plus the error of its measurement.
 TEMPERATURE_HIGH = 1.15
 # Fraction of coordinates that may exceed a limit.
 EXEMPT = 0.01
@@ -161,7 +161,7 @@ def judge(
         basis = "the weights alone" if len(spaces) == 1 else f"the {_listed(spaces)} alone"
         sentences.append(
             f"This is judged by {basis}. Weights have symmetries: chains may disagree on them and still agree on every"
-            " prediction. Pass predictions at held-out inputs for the answer that counts."
+            " prediction. Pass predictions at held-out inputs for a verdict on those."
         )
     elif functions is not None and agreed and weights.rhat_most > RHAT_USABLE:
         sentences.append(

@@ -10,7 +10,7 @@ import time
 
 from credibly.distributed.world import FAILURE_KEY, World
 
-# Heartbeats within the time limit.
+# Number of heartbeats within the time limit.
 BEATS = 20
 # The longest pause between two polls, in seconds.
 PAUSE = 0.5

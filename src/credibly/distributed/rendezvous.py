@@ -1,7 +1,7 @@
 """A store for one start of the processes, free of keys that an earlier start left behind.
 
 `torchrun` keeps one store across all its restarts. Keys of lost processes (addresses to connect to, failure notices)
-would be taken for those of the new ones, and its restart count differs between hosts. So the first process invents a
+would be treated as those of the new ones, and its restart count differs between hosts. So the first process generates a
 name for this start and sends it to every process that greets it now.
 """
 

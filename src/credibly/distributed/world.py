@@ -36,7 +36,7 @@ TIMEOUT = 600.0
 FAILURE_KEY = "credibly/failure"
 # Seconds between two posts of a process's number of collective calls: each costs as much as a small all-reduce.
 POST_EVERY = 1.0
-# Seconds that threads are given at shutdown.
+# Seconds that threads have to finish at shutdown.
 SHUTDOWN_PAUSE = 0.1
 # Seconds that a process that lost its peers waits for their failure notice.
 NOTICE_WAIT = 5.0
@@ -211,7 +211,7 @@ class Mesh:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes the draws of its chains: one of those that hold them does."""
+        """Whether this process writes the draws of its chains: one of the processes with the same chains does."""
         return self.row_rank == 0
 
     def chains(self, count: int) -> range:
@@ -289,7 +289,7 @@ def current() -> World:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Make `current()` return a world of one inside the block, for work that peers do not take part in."""
+    """Make `current()` return a world of one inside the block, for work without the other processes."""
     global _alone
     _alone += 1
     try:

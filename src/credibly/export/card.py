@@ -120,10 +120,10 @@ def _limits(facts: dict[str, Any], preparation: dict[str, Any]) -> list[str]:
             lines.append(f"- `{_text(column['name'])}` was between {column['low']:.6g} and {column['high']:.6g}.")
         elif column["kind"] == "categorical":
             count = len(column["levels"]) + len(column["rare"])
-            lines.append(f"- `{_text(column['name'])}` had {count} categories; others count as unknown.")
+            lines.append(f"- `{_text(column['name'])}` had {count} categories; others are treated as unknown.")
     if facts["guarantee"] is None:
         lines.append("- Intervals and sets carry no coverage guarantee.")
-    lines.append("- An association is not a cause: the model says what to expect, not what a change would do.")
+    lines.append("- Association is not causation: the model does not predict the effect of an intervention.")
     return lines
 
 
@@ -132,7 +132,7 @@ def _number(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text on one line, without what Markdown would take for markup."""
+    """Return a text on one line, with Markdown markup escaped."""
     plain = " ".join(str(value).split())
     return plain.replace("`", "'").replace("<", "&lt;")
 

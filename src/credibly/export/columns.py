@@ -24,7 +24,7 @@ BOOLEANS = {"true": ("true", "True", "TRUE"), "false": ("false", "False", "FALSE
 
 
 def check_columns(preparation: Preparation) -> None:
-    """Raise on columns that a graph cannot take."""
+    """Raise on columns that a graph cannot handle."""
     dates = [column.name for column in preparation.used if isinstance(column, Date)]
     if dates:
         found = f"has columns of dates ({', '.join(map(repr, dates))}), and ONNX has no calendar"
@@ -39,7 +39,7 @@ def level_positions(column: Categorical, na: Sequence[str]) -> tuple[dict[str, i
     found = dict.fromkeys((*MISSING, *na), missing)
     labels = [*column.levels, *column.rare]
     lower = [label.lower() for label in labels]
-    # As when a table is read: texts of booleans differ in case only.
+    # As when a table is read: texts of booleans are compared without case.
     boolean = set(lower) <= set(BOOLEANS) and len(set(lower)) == len(lower)
     for place, label in enumerate(labels):
         for text in BOOLEANS[label.lower()] if boolean else (label,):

@@ -5,7 +5,7 @@ For p the model average over all S draws and q_A that over a subset A of n draws
     KL(p || q_A) = E_x E_(y ~ p(. | x)) [log p(y | x) - log (1/n) sum_(s in A) p(y | x, w_s)],
 
 estimated from samples of y at the rows of x: greedily, one draw at a time, then by exchanging draws as long as that
-helps. It needs the density of every sample under every draw once, and no further pass through the network.
+helps. It needs the density of every sample under every draw once, and no further forward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from credibly.predictive.base import Predictive
 ROWS = 300
 SAMPLES = 6_000
 DENSITIES = 2**25
-# Candidates from a posterior that is no list of draws.
+# Candidates sampled from a posterior that is not a list of draws.
 CANDIDATES = 400
 # Rounds in which every chosen draw may be exchanged for another.
 EXCHANGES = 3
@@ -51,7 +51,7 @@ def compress(posterior: Posterior, n: int, x: Any, y: Any = None, *, seed: int =
         inputs = map_inputs(lambda t: t[kept.to(t.device)], inputs)
     predictive = whole.predict(inputs)
     chosen = choose(sampled_log_densities(predictive, seed), n)
-    # Other samples than those that the choice has seen.
+    # New samples, independent of those used for the choice.
     fresh = sampled_log_densities(predictive, seed + 1)
     loss: dict[str, Any] = {"from": len(theta), "draws": n, "seed": seed, "rows": len(predictive)}
     loss |= _divergence(fresh, chosen)
@@ -104,7 +104,7 @@ def choose(log_density: Tensor, n: int) -> Tensor:
         log_density: log p(y_j | w_s) of samples of the average over all, (S, J).
         n: number of draws to keep.
     """
-    # Relative to the average over all draws. A ratio of zero would compare nothing.
+    # Relative to the average over all draws. A ratio of zero would make all subsets equal.
     ratio = torch.exp(log_density - _average(log_density)).clamp_min(1e-12)
     total = torch.zeros_like(ratio[0])
     chosen: list[int] = []

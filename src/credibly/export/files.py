@@ -22,13 +22,13 @@ SUFFIXES = (".onnx", ".pt2")
 TOLERANCE = 1e-5
 # ONNX stores its tensors in one protocol buffer, which may not reach 2 GiB.
 LARGEST = 2**31 - 2**26
-# Of all names inside a graph, so that none is that of an output.
+# Prefix of all names inside a graph, so that none coincides with an output.
 PREFIX = "credibly."
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The exported file.
 
     Attributes:
         path: the file.
@@ -98,7 +98,7 @@ def _prefix_names(graph: Any) -> None:
 
 
 def _forget_origin(*graphs: Any) -> None:
-    """Remove what the converter notes on where each operation comes from: lines of code and paths of this machine."""
+    """Remove the converter's record of where each operation comes from: lines of code and local paths."""
     for graph in graphs:
         graph.doc_string = ""
         del graph.metadata_props[:]
@@ -176,7 +176,7 @@ def write_checked(path: Path, content: Any, cases: Sequence[Case], advice: str =
     Args:
         path: the file.
         content: a traced program for .pt2, a model for .onnx.
-        cases: what it has to return.
+        cases: inputs with the outputs that the graph must return.
         advice: what to do if it does not, where more than rounding may be the reason.
 
     Returns:

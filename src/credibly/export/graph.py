@@ -41,7 +41,7 @@ class DrawsGraph(nn.Module):
         traced = trace(network.body, (first, list(example)), shapes)
         with quiet():
             self.body = traced.run_decompositions().module(check_guards=False)
-        # Constants that the trace found are plain attributes, which a loop in a graph cannot hold.
+        # Constants that the trace found are plain attributes, which a loop in a graph cannot use.
         for part in self.body.modules():
             for name in [name for name, value in vars(part).items() if isinstance(value, Tensor)]:
                 value = vars(part).pop(name)

@@ -74,7 +74,7 @@ def export_posterior(
 
 
 def predict_settings(posterior: Posterior, draws: int | None, seed: int) -> tuple[dict[str, Any], str]:
-    """Return the settings of `predict` whose predictions are exported, and a sentence that says which draws they are.
+    """Return the settings of `predict` whose predictions are exported, and a sentence on the draws they use.
 
     Raise for posteriors that cannot be exported.
     """
@@ -113,7 +113,7 @@ def predict_settings(posterior: Posterior, draws: int | None, seed: int) -> tupl
 def _checked_levels(
     likelihood: Likelihood, levels: Sequence[float] | None
 ) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """Return the levels of the quantiles, and what to note about them."""
+    """Return the levels of the quantiles, and notes about them."""
     if isinstance(likelihood, Heads):
         found = f"has the heads {', '.join(likelihood.heads)}, and a graph has the outputs of one likelihood"
         raise InputError("posterior", found, "Fit a network for each head, or serve the run with credibly itself")
@@ -160,7 +160,7 @@ def input_names(row: Any) -> tuple[str, ...]:
 
 
 def metadata(posterior: Posterior, network: StackedNetwork, notes: Sequence[str]) -> dict[str, str]:
-    """Return what an ONNX file says about itself, as text by key."""
+    """Return the metadata of an ONNX file, as text by key."""
     record = posterior.record
     facts = {"method": record.method, "seed": record.seed, "training_rows": record.n, "draws": network.draws}
     facts |= {"likelihood": type(network.likelihood).__name__, "notes": list(notes)}

@@ -20,7 +20,7 @@ from credibly.likelihoods.continuous import LocationScale
 
 # Outputs under every draw, and the likelihood's own parameters.
 Fit: TypeAlias = tuple[Tensor, Mapping[str, Tensor]]
-# Halvings of the bracket: past the resolution of float32.
+# Number of halvings of the bracket, past the resolution of float32.
 HALVINGS = 26
 NEWTON_STEPS = 3
 

@@ -19,7 +19,7 @@ NUMBERS = ("mean", "variance", "aleatoric", "epistemic")
 
 
 def output_names(likelihood: Likelihood, levels: Sequence[float]) -> tuple[str, ...]:
-    """Return the names of the outputs, in their order."""
+    """Return the names of the outputs, in order."""
     names = LABELS if likelihood.support in ("class", "binary") else NUMBERS
     return (*names, *(quantile_name(level) for level in levels))
 

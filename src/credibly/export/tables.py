@@ -59,7 +59,7 @@ def export_run(
     model, preparation = run.model, run.model.preparation
     check_columns(preparation)
     if preparation.task == "survival":
-        found = "predicts censored times, whose probabilities of survival are not operations of ONNX"
+        found = "predicts censored times, whose survival probabilities have no ONNX operations"
         raise InputError("run", found, "Serve the run with credibly itself")
     settings, how = predict_settings(model.posterior, None, 0)
     cells = example_cells(run)
@@ -175,7 +175,7 @@ def example_cells(run: TableRun) -> dict[str, Array]:
         cells = whole_column(table, column.name)
         if isinstance(column, Categorical):
             values = [text or "" for text in texts(cells).to_pylist()]
-            values = [*values, *[values[0]] * (ROWS - 1 - len(values)), "a text that is no level of the column"]
+            values = [*values, *[values[0]] * (ROWS - 1 - len(values)), "a text that is not a level of the column"]
             found[column.name] = np.array(values, dtype=object)
         else:
             plain = numbers(cells)[0].to_numpy(zero_copy_only=False).astype(np.float64)
@@ -232,7 +232,7 @@ def _why_no_promise(model: TableModel) -> str:
     if model.calibration is None or model.calibration.settings.score != "pit":
         return ""
     if isinstance(model.posterior, LaplacePosterior):
-        return "The intervals carry no guarantee: the draws of the linearised network are others than those calibrated."
+        return "The intervals carry no guarantee: the draws of the linearised network differ from those calibrated."
     return ""
 
 

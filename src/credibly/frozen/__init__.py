@@ -1,1 +1,1 @@
-"""The frozen body of a network: what depends on no random parameter, computed once per row."""
+"""The frozen body of a network: the part that depends on no random parameter, computed once per row."""

@@ -24,7 +24,7 @@ from credibly.networks.calling import call_with
 from credibly.networks.layout import Layout
 
 log = logging.getLogger("credibly")
-# Fraction of the weights in products (all but embeddings) that must be frozen for a cut to pay.
+# Fraction of the weights in products (all except embeddings) that must be frozen for a cut to pay off.
 LEAST_FRACTION = 0.2
 META = torch.device("meta")
 # Rows of the two trials.
@@ -47,7 +47,7 @@ class Body:
     """The part of a network that depends on no random parameter.
 
     Attributes:
-        module: the whole network, of which only the frozen part runs.
+        module: the full network, of which only the frozen part runs.
         head: the rest, as a module on the activations: of one tensor, or with one keyword per tensor.
         where: the boundary, in words.
         trial: rows on which head(body(x)) was compared with the network, with the activations and outputs found.
@@ -165,7 +165,7 @@ def frozen_fraction(trace: Trace, module: nn.Module) -> float:
 def _as_chain(layout: Layout, module: nn.Module, trials: list[Inputs], traces: tuple[Trace, Trace]) -> Body:
     chains = [find_chain(trace) for trace in traces]
     if chains[0] is None or chains[1] is None:
-        raise NotSplit("its head is no chain of modules")
+        raise NotSplit("its head is not a chain of modules")
     if [c.name for c in chains[0]] != [c.name for c in chains[1]]:
         raise NotSplit("its calls depend on the number of rows")
     head = sequential(chains[0])

@@ -32,7 +32,7 @@ def find_chain(trace: Trace) -> list[Call] | None:
 def _chain(trace: Trace, call: Call) -> list[Call] | None:
     """Return the calls that a dependent call consists of, or the call itself; None unless one tensor goes in and out.
 
-    The network's own call may take and return anything: of its result, the tensor counts that predictions are made of.
+    The network's own call may take and return anything: only the tensor of its result that predictions use matters.
     """
     parts = [inner for inner in call.calls if inner.depends]
     whole = [call] if call.parent is not None and _one_to_one(call) else None

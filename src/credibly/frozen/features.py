@@ -23,7 +23,7 @@ from credibly.networks.layout import Layout
 log = logging.getLogger("credibly")
 # Activations above this size are kept in a file on disk: 4 GiB.
 MEMORY_BYTES = 2**32
-# Network values that the body may hold at a time: 128 MiB in float32.
+# Number of network values of the body in memory at a time: 128 MiB in float32.
 BODY_VALUES = 2**25
 
 
@@ -32,7 +32,7 @@ class Frozen:
 
     Attributes:
         body: the frozen part.
-        whole: forward passes of the whole network.
+        whole: forward passes of the full network.
         forward: forward passes of the head, on activations.
         row: structure, shapes and dtypes of the activations of one row.
     """
@@ -90,12 +90,12 @@ class Frozen:
             if not _equal(rows, trial.x):
                 whole = layout.output(call_with(self.whole.module, moved, *arguments(rows)))
             head = layout.output(call_with(self.body.head, moved, *arguments(_tried(features))))
-        # Products of other numbers of rows round differently.
+        # Products with a different number of rows round differently.
         atol = 100 * max(torch.finfo(t.dtype).eps for t in (whole, *_floating(features))) * float(whole.abs().max())
         return torch.allclose(whole, head, rtol=0.0, atol=atol, equal_nan=True)
 
     def facts(self, features: Inputs) -> dict[str, Any]:
-        """Return what a record has of the activations."""
+        """Return the entries that describe the activations in a record."""
         size = sum(t.numel() * t.element_size() for _, t in tensors_of(features))
         return {"boundary": self.body.where, "bytes": size, "on_disk": size > MEMORY_BYTES}
 

@@ -24,12 +24,12 @@ class Reducible:
     """A problem whose network may have a frozen body.
 
     Attributes:
-        plan: as it was asked for.
+        plan: the plan as requested.
         frozen: the network in two parts; None if it is not split, or has not been yet.
         features: the activations of all rows, once they are computed.
-        whole: of a problem on activations, the problem itself.
+        whole: for a problem on activations, the original problem.
         stream: the data that are read batch by batch, None if they are in memory.
-        moving: BatchNorm layers whose inputs depend on random parameters; their statistics are fixed all the same.
+        moving: BatchNorm layers whose inputs depend on random parameters; their statistics are fixed nevertheless.
     """
 
     x: Inputs
@@ -124,7 +124,7 @@ class Reducible:
         return map_inputs(lambda _: next(stacked), self.features)
 
     def frozen_facts(self) -> dict[str, Any]:
-        """Return what a record has of fixed statistics of BatchNorm, and of a frozen body with stored activations."""
+        """Return the entries of a record on fixed BatchNorm statistics and on a frozen body with stored activations."""
         facts: dict[str, Any] = {"fixed_statistics": list(self.layout.norms)} if self.layout.norms else {}
         if self.whole is not None and self.frozen is not None:
             facts["frozen_body"] = self.frozen.facts(self.x)

@@ -35,10 +35,10 @@ class Site:
 
 @dataclass
 class Cut:
-    """What the body stores, and where the head takes it from.
+    """The values that the body stores, and the sites at which the head uses them.
 
     Attributes:
-        features: for each stored value, all places where the head needs it. The body reads the first.
+        features: for each stored value, all sites where the head needs it. The body reads the first.
         stubs: calls that the head replaces.
         hollow: names of parameters and buffers that only frozen code reads.
     """
@@ -133,7 +133,7 @@ class Hollow:
     device: torch.device
 
     def tensor(self, rows: int) -> Tensor:
-        """Return it for a number of rows."""
+        """Return the tensor for a number of rows."""
         shape = [fixed + rows * each for fixed, each in self.shape]
         return torch.zeros((), dtype=self.dtype, device=self.device).expand(shape)
 
@@ -190,7 +190,7 @@ def _form_like(leaves: list[Any], example: Any) -> _Form:
 
 
 class Stored(nn.Module):
-    """In place of a frozen module: returns what the body stored of its calls."""
+    """The replacement of a frozen module: it returns the stored results of its calls."""
 
     tape: Tape
 
@@ -200,7 +200,7 @@ class Stored(nn.Module):
         self.original = _Shared(original)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the stored result of this call; what nothing depends on has no data."""
+        """Return the stored result of this call; tensors that nothing depends on have no data."""
         leaves, form = self.results[self.tape.next(self.name)].value
         found = [self.tape.value(leaf) for leaf in leaves]
         return tree_unflatten(found, form)
@@ -213,7 +213,7 @@ class Stored(nn.Module):
 
 
 class Replace:
-    """A hook before a module of the head: replaces inputs by what the body stored."""
+    """A hook before a module of the head: it replaces inputs by the values that the body stored."""
 
     def __init__(self, tape: Tape, name: str, leaves: dict[int, dict[int, Key]]) -> None:
         self.tape, self.name, self.leaves = tape, name, leaves
@@ -245,7 +245,7 @@ class Replay(nn.Module):
         self.training = False
 
     def forward(self, **features: Tensor) -> Any:
-        """Return what the network returns for the rows that the features are of."""
+        """Return the network's output for the rows of the features."""
         tape, (leaves, form) = self.tape, self.given.value
         tape.features, tape.counts = features, {}
         tape.rows = next(iter(features.values())).shape[0]

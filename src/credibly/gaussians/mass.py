@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from credibly.gaussians.block_precisions import Blocks, Kronecker
 from credibly.gaussians.precisions import Dense, Diagonal, LowRankPlusDiagonal, Precision
 
-# Most columns of a factor that is made from a precision: a product with more costs as much as a gradient.
+# Maximum columns of a factor that is made from a precision: a product with more costs as much as a gradient.
 MOST_COLUMNS = 512
 
 
@@ -69,12 +69,12 @@ class CorrelatedMass(NamedTuple):
         return sum(len(factor.values) for factor in self.factors)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> CorrelatedMass:
-        """Return it on another device or in another dtype."""
+        """Return a copy on another device or in another dtype."""
         factors = (Factor(f.start, f.vectors.to(device, dtype), f.values.to(device, dtype)) for f in self.factors)
         return CorrelatedMass(self.scale.to(device, dtype), tuple(factors))
 
     def padded(self, multiple: int) -> CorrelatedMass:
-        """Return it with ranks that are multiples: eigenvectors of zeros, and eigenvalues of one, change nothing."""
+        """Return a copy with padded ranks: eigenvectors of zeros and eigenvalues of one change nothing."""
         factors = []
         for start, vectors, values in self.factors:
             more = -len(values) % multiple
@@ -129,7 +129,7 @@ def mass_tensors(inverse_mass: InverseMass) -> dict[str, Tensor]:
 def mass_of_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> InverseMass:
     """Invert `mass_tensors`.
 
-    Tensors are copied: those in a file start at any byte, and products of unaligned operands round differently.
+    Tensors are copied: those in a file may be unaligned, and products of unaligned operands round differently.
     """
     if "inverse_mass" in tensors:
         return tensors["inverse_mass"].to(device)
@@ -146,7 +146,7 @@ def covariance_mass(precision: Precision) -> Tensor | CorrelatedMass:
     """Return the covariance of a Gaussian as an inverse mass, in float64.
 
     It is exact, except that a dense or Kronecker block of more than 512 coordinates keeps its 512 most extreme
-    eigenvalues, and takes the others for their median.
+    eigenvalues and replaces the others by their median.
     """
     scale, factors = _decompose(precision)
     return CorrelatedMass(scale, tuple(factors)) if factors else torch.square(scale)
@@ -177,16 +177,16 @@ def _decompose(precision: Precision) -> tuple[Tensor, list[Factor]]:
 def most_extreme(
     scale: Tensor, vectors: Tensor | tuple[Tensor, Tensor], values: Tensor, most: int, cutoff: float = 1.0
 ) -> tuple[Tensor, list[Factor]]:
-    """Return scales and the factor of S Q diag(values) Q' S that keeps the eigenvalues furthest from the usual one.
+    """Return scales and the factor of S Q diag(values) Q' S that keeps the eigenvalues furthest from the typical one.
 
-    The usual one is the median over all n coordinates, of which those without an eigenvector count as one. It becomes
-    part of the scale, so that eigenvalues which are not kept are treated as one.
+    The typical one is the median over all n coordinates; coordinates without an eigenvector have the eigenvalue 1. It
+    becomes part of the scale, so that eigenvalues which are not kept are treated as 1.
 
     Args:
         scale: S, (n,).
         vectors: orthonormal Q (n, m), or two matrices whose Kronecker product it is.
         values: eigenvalues (m,).
-        most: how many to keep.
+        most: maximum number of eigenvalues to keep.
         cutoff: those within a factor of this are not kept.
     """
     every = torch.cat([values, values.new_ones(len(scale) - len(values))])

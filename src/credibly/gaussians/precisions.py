@@ -73,7 +73,7 @@ class Precision(ABC):
         return (self.diagonal() * rest).sum(-1) + self.quadratic(factor.mT).sum(-1)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that define it, in a fixed order."""
+        """Return the tensors that define the precision, in a fixed order."""
         return tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:

@@ -67,7 +67,7 @@ class Relative(Family):
         return self.base.size(dim)
 
     def noise_size(self, dim: int) -> int:
-        """Return the base family's."""
+        """Return the noise size of the base family."""
         return self.base.noise_size(dim)
 
     def draw(self, phi: Tensor | Parts, noise: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class DualAveraging:
     def restart(self, size: Tensor, optimism: float = 10.0) -> None:
         """Restart near a step size, as after a change of the mass.
 
-        Without evidence the size drifts towards `optimism` times the given one: large steps are cheap to try.
+        Sizes are shrunk towards `optimism` times the given one: large steps are cheap to try.
         """
         self.centre = torch.log(optimism * size.double())
         self.log_size = torch.log(size.double())
@@ -82,17 +82,17 @@ class DualAveraging:
 
 
 class PooledAcceptance:
-    """One acceptance of all chains, for a common step size, in which a chain that does not move cannot hide.
+    """A pooled acceptance of all chains, for a common step size, that does not average away a chain that is stuck.
 
     It is the mean over the chains as long as each of them has recently reached half of the target, and falls towards 0
     with the worst of them below that. Fifteen chains at 0.9 would otherwise outvote one at 0, whatever the step size.
 
-    Where the worst chain limits the step size, dual averaging ends at the edge of what this chain can take, and beyond
-    the edge it would not move at all: `margin` is what to multiply the final size by.
+    If the worst chain limits the step size, dual averaging ends at the edge of what this chain can take, and beyond
+    that edge it would not move at all: `margin` is the safety factor for the final size.
 
     Args:
         chains: C.
-        target: acceptance that the step size is adapted to.
+        target: acceptance rate that the step size is adapted to.
     """
 
     # Iterations over which a chain's acceptance is averaged.
@@ -143,7 +143,7 @@ class Welford:
         """Return the variance (D,), pooled over chains and shrunk slightly towards a guess (D,).
 
         The guess counts as five draws with a thousandth of its variance, so it only keeps the estimate away from zero;
-        without draws it is returned as it is. `squares` are those of all chains, if this process holds only some.
+        without draws it is returned as it is. `squares` are those of all chains, if this process has only some.
         """
         squares = self.squares if squares is None else squares
         weight = len(squares) * self.count / (len(squares) * self.count + 5.0)
@@ -169,11 +169,11 @@ class Welford:
 
 
 def variance_with_gradients(draws: Tensor, gradients: Tensor, otherwise: Tensor) -> Tensor:
-    """Return a variance (D,) that is right before the chains have crossed the density.
+    """Return a variance estimate (D,) that is accurate even before the chains have crossed the density.
 
     In a Gaussian with independent coordinates sqrt(Var x / Var g), with g the gradient, is the variance wherever the
     draws x lie, so a direction is scaled correctly long before chains have travelled along it. With correlations it is
-    smaller than the variance, and the larger of the two counts. It needs no guess of the scale.
+    smaller than the variance, and the larger of the two is taken. It needs no guess of the scale.
 
     Args:
         draws, gradients: the variances of x and g.
@@ -189,9 +189,9 @@ class LengthTrial:
     The full length competes with two trajectories of half of it, four of a quarter and eight of an eighth: the same
     number of gradients each. f are features of the state, such as predictions at some rows, and f' those after such a
     block, rejections included. The remaining correlation is 1 - E (f' - f)^2 / (2 Var f). (A single iteration of each
-    would not do: a short trajectory moves the fast part of f, and the slow part is what counts.) The longest length
-    within `SLACK` of the smallest correlation wins: the estimates are no finer, and too short mixes worse than too
-    long.
+    would not be enough: a short trajectory moves the fast part of f, and the slow part is what matters.) The longest
+    length within `SLACK` of the smallest correlation wins: the estimates are no more precise than that, and too short
+    mixes worse than too long.
     """
 
     SLACK = 0.05
@@ -254,8 +254,8 @@ class LengthTrial:
 def search_step_size(acceptance_of: Callable[[Tensor, int], Tensor], size: Tensor, target: float) -> Tensor:
     """Double or halve step sizes (K,) until a single step is accepted about as often as the target acceptance.
 
-    `acceptance_of(sizes, trial)` returns the acceptance (K,) of one step of the given sizes. Where every step is
-    accepted the result is infinite, and where none is it is 0.
+    `acceptance_of(sizes, trial)` returns the acceptance (K,) of one step of the given sizes. The result is infinite if
+    every step is accepted, and 0 if none is.
     """
     size, direction, found = size.clone(), torch.zeros_like(size), torch.zeros_like(size, dtype=torch.bool)
     for trial in range(200):

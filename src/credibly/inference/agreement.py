@@ -1,7 +1,7 @@
 """A check that the processes of one fit agree: on data, problem, settings, seed and versions.
 
-Only the initial weights of the network may differ, as they do if a script builds it without a seed. All processes
-then copy those of the leader.
+Only the initial weights of the network may differ, as they do if a script builds it without a seed. All processes then
+copy those of the leader.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_same_everywhere(world: World, problem: Problem | Density, method_setti
         world: the processes.
         problem: what is fitted. If only the weights of the networks differ, all processes copy those of the leader.
         method_settings: the method, or its spec (see `to_spec`).
-        seed: of the fit.
+        seed: the seed of the fit.
     """
     if world.size == 1:
         return
@@ -88,7 +88,7 @@ def _describe(problem: Problem | Density) -> Any:
 
 
 def _backend(problem: Problem | Density) -> str:
-    """Return what would run the steps of a small network: results round differently with and without the library."""
+    """Return the backend of a small network's steps: results round differently with and without the C++ library."""
     small = isinstance(problem, Problem) and problem.forward.cpp_stack is not None
     return "C++" if small else "torch"
 

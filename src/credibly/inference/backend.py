@@ -1,4 +1,4 @@
-"""Which implementation carries out the arithmetic of a run. It is selected once, before the first step, and only here.
+"""The backend that runs the arithmetic of a run. It is selected once, before the first step, and only here.
 
 | backend | selected for | what it runs |
 |---|---|---|
@@ -6,10 +6,10 @@
 | `cuda` | the same small stacks under HMC on a GPU | one CUDA kernel per call (`backends.cuda`) |
 | `torch` | every other network and density | torch: eager, compiled, or replayed as a CUDA graph |
 
-`cpp` and `cuda` take whole trajectories or blocks of steps per call, so nothing returns to Python in between. The
+`cpp` and `cuda` run full trajectories or blocks of steps per call, so nothing returns to Python in between. The
 Triton units of a residual network belong to the network itself (`networks.fused_unit`) and run under `torch`.
-`compile=False` always selects eager torch. Rows with weights are for `cpp`, up to the widths of full-batch steps, and
-`torch`. All backends agree to rounding, and tests hold them to that.
+`compile=False` always selects eager torch. Row weights are supported by `torch`, and by `cpp` up to the widths of
+full-batch steps. All backends agree to rounding, and tests check that.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from credibly.core.rng import MANY, fill_normal
 from credibly.gaussians.mass import InverseMass
 from credibly.problem import Problem
 
-# Rows of a batch times parameters that one thread still processes sooner than several threads share.
+# Rows of a batch times parameters up to which one thread is faster than several.
 ONE_THREAD = 2**22
-# Weights from which C++ steps that generate their own noise beat those that read it from memory.
+# Number of weights from which C++ steps that generate their own noise beat those that read it from memory.
 SOME = 2**11
 
 
@@ -73,7 +73,7 @@ class Backend:
 
     @property
     def fused(self) -> bool:
-        """Whether whole trajectories or blocks of steps run outside Python."""
+        """Whether full trajectories or blocks of steps run outside Python."""
         return self.density is not None
 
     @property
@@ -92,11 +92,11 @@ class Backend:
         short: bool = False,
         always: bool = False,
     ) -> Callable[..., Any]:
-        """Return a step of the torch backend, compiled if `calls` calls on `values` parameter values pay for it.
+        """Return a step of the torch backend, compiled if that pays off for `calls` calls on `values` parameters.
 
         Args:
             short: the step is so short that the code between its kernels is compiled too.
-            always: compile in any case, for variants of a step that is compiled already.
+            always: compile in any case, for variants of a step that is already compiled.
         """
         mode = False if self.fused else True if always else self.compile
         return compiled(function, mode, calls, device, values, short=short)
@@ -162,7 +162,7 @@ def select_for_training(
 def wide_stack(problem: Problem) -> Stack | None:
     """Return the network if C++ minibatch steps of any width apply to it.
 
-    This also decides how the run's noise is generated, whether or not the C++ library is there.
+    This also decides how the run's noise is generated, whether or not the C++ library is available.
     """
     forward = problem.forward
     if forward.looped or forward.stack is None or forward.module is not problem.layout.module:
@@ -185,10 +185,10 @@ def select_noise(
     compile: Compile,
     inside: bool,
 ) -> ChainNoise | LargeNoise:
-    """Return the noise of minibatch steps: by position where that is faster, else from torch's generators.
+    """Return the noise of minibatch steps: counter-based if that is faster, else from torch's generators.
 
     `inside` is whether C++ steps may generate it themselves. The choice depends on network, dtype and device, never on
-    whether the C++ library is there.
+    whether the C++ library is available.
     """
     if device.type == "cpu" and dtype == torch.float32 and dim >= (min(SOME, MANY) if inside else MANY):
         fill = wide.fill_normal if compile is not False and library() is not None else fill_normal

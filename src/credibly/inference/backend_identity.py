@@ -1,7 +1,7 @@
 """The backend as part of a run's identity: a run resumes on the backend that it was started on, or not at all.
 
 Backends agree to rounding, and chains magnify rounding until their draws have nothing in common. So a run that was
-started with the C++ library is not resumed without it, and one that was started without it does not use it now.
+started with the C++ library is not resumed without it, and one that was started without it resumes without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERYWHERE = (
 
 
 def backend_facts(selected: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return what a manifest records of a run's backend: what was selected, and what there was to select from.
+    """Return what a manifest records about a run's backend: what was selected, and what was available.
 
     `selected` has the `name` of the backend, and whether torch has `compiled` the steps.
     """
@@ -40,7 +40,7 @@ def check_same_backend(selected: Mapping[str, Any], world: World) -> None:
 
 @contextmanager
 def as_started(manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Select backends in this block as where the run was started: without what was not there."""
+    """Select backends in this block as when the run was started, without those that were not available then."""
     stored = manifest.get("backend", {})
     with ExitStack() as stack:
         if stored.get("library") is False:

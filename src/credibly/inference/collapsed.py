@@ -5,7 +5,7 @@ precision r. Under Gaussian noise and a Normal prior N(m, Lambda^-1) the weights
 
     A = Phi' R Phi + Lambda,   alpha = A^-1 (Phi' R y + Lambda m),   w ~ N(alpha, A^-1),
 
-so they need not be sampled along with the rest. With e = y - Phi alpha, the log marginal likelihood of the rest is
+so they need not be sampled with the rest. With e = y - Phi alpha, the log marginal likelihood of the rest is
 
     1/2 sum log r - 1/2 (sum r e^2 + (alpha - m)' Lambda (alpha - m)) - 1/2 log |A| + 1/2 log |Lambda| + const.
 
@@ -13,7 +13,7 @@ The directions in which this density is narrow are far less narrow than those of
 curvature of a network on a UCI table falls by a factor of 200 to 400, and steps are up to twenty times as long.
 
 The points of `CollapsedTarget` are parameter vectors in which standardised weights xi = A^1/2 (w - alpha) ~ N(0, I)
-take the places of w. `decode` turns them into parameter vectors, `encode` turns those into points.
+replace w. `decode` turns them into parameter vectors, `encode` turns those into points.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from credibly.inference.target import ProblemTarget, Target, to_target
 from credibly.likelihoods import Gaussian, HeteroscedasticGaussian
 from credibly.problem import Problem
 
-# Most features of the output layer: an evaluation takes rows times features squared.
+# Maximum number of features of the output layer: an evaluation costs rows times features squared.
 MAX_FEATURES = 128
 # Largest log variance, beyond which float32 would overflow.
 LARGEST = 80.0
-# By their numbers in the C++ backend.
+# Activations by their numbers in the C++ backend.
 ACTIVATIONS = (lambda a: a, functional.relu, torch.tanh, functional.silu, torch.sigmoid)
 
 
@@ -60,7 +60,7 @@ def refusal(problem: Problem) -> str:
     if stack is None or len(stack.layers) < 2 or stack.layers[-1][4] or not stack.layers[-2][4]:
         return "the network must be a stack of Linear layers with activations between them, all of them random"
     if stack.layers[-1][0] >= MAX_FEATURES:
-        return f"the last hidden layer must have less than {MAX_FEATURES} units, got {stack.layers[-1][0]}"
+        return f"the last hidden layer must have fewer than {MAX_FEATURES} units, got {stack.layers[-1][0]}"
     return ""
 
 
@@ -72,7 +72,7 @@ def _stack(problem: Problem) -> Stack | None:
 
 
 class Solution(NamedTuple):
-    """The output weights of C points given the rest: mean (C, F), Cholesky factor of A (C, F, F), its failures (C,)."""
+    """The output weights of C points given the rest: mean (C, F), Cholesky factor of A (C, F, F), failures (C,)."""
 
     mean: Tensor
     factor: Tensor
@@ -122,7 +122,7 @@ class CollapsedTarget(ProblemTarget):
 
     # -- the density ---------------------------------------------------------------------------------------------------
     def select_backend(self, compile: Compile) -> Backend:
-        """Select C++ on a CPU if all rows are here, torch otherwise."""
+        """Select C++ on a CPU if all rows are in this process, torch otherwise."""
         self.backend = Backend("torch", False)
         self._plain.select_backend(compile)
         problem, stack = self.problem, self.problem.forward.cpp_stack
@@ -141,7 +141,7 @@ class CollapsedTarget(ProblemTarget):
         return points * self.local.n * (self.problem.forward.row_width + len(self.output) ** 2)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log marginal likelihood (C,) and the gradient (C, D) of the whole log density."""
+        """Return the log marginal likelihood (C,) and the gradient (C, D) of the full log density."""
         if self.backend.fused:
             return self.backend.trajectories.likelihood_and_grad(theta)
         point = theta.detach()
@@ -273,11 +273,11 @@ class CollapsedTarget(ProblemTarget):
 
 
 def to_sampled_target(problem: Problem | Density, mesh: Mesh | None, collapse: bool | str, plain: bool) -> Target:
-    """Return the target of a sampler: collapsed if that is asked for, or if it is "auto" and pays.
+    """Return the target of a sampler: collapsed if requested, or if `collapse` is "auto" and it pays off.
 
-    It pays on a CPU; the CUDA kernel of small stacks takes a hundredth of the time of a collapsed gradient on a GPU.
-    The choice does not depend on whether there is a C++ library. `plain` rules it out. Raise if it is asked for and not
-    possible.
+    It pays off on a CPU; the CUDA kernel of small stacks takes a hundredth of the time of a collapsed gradient on a
+    GPU. The choice does not depend on whether there is a C++ library. `plain` rules it out. Raise if it is requested
+    and not possible.
     """
     if not isinstance(problem, Problem):
         if collapse is True:

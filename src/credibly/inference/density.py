@@ -22,7 +22,7 @@ class Density:
         scale: a guess of the standard deviations, a number or (D,). Starting points are drawn from N(0, scale^2), and
             the initial mass is its inverse square.
         name: identifies the density when a stored run is resumed.
-        dtype, device: of the points.
+        dtype, device: dtype and device of the points.
     """
 
     def __init__(

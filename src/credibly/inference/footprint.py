@@ -14,7 +14,7 @@ from credibly.errors import InputError
 from credibly.inference.density import Density
 from credibly.problem import Problem
 
-# Buffers of the size of a chain in a sampler: position, momentum and gradient, and a copy of each to return to.
+# Buffers of the size of a chain in a sampler: position, momentum and gradient, and a copy of each for rejections.
 CHAIN_BUFFERS = 6
 FEWER = 'make fewer parameters random, such as random="head.*"'
 
@@ -25,11 +25,11 @@ def check_training(
     """Raise if training does not fit into memory.
 
     Args:
-        name: of the method.
-        problem: what it is fitted to.
-        parameters: values that are optimised at a time, over all members.
-        copies: further tensors of their size: a gradient and the optimiser's moments.
-        result: values of the posterior beside them.
+        name: name of the method.
+        problem: the problem it is fitted to.
+        parameters: number of values that are optimised at a time, over all members.
+        copies: number of further tensors of that size: a gradient and the optimiser's moments.
+        result: number of further values that the posterior takes.
         batch: rows per step.
     """
     size = problem.layout.dtype.itemsize
@@ -40,7 +40,7 @@ def check_training(
         # Views and identities among the layers' outputs share memory, and autocast halves it.
         "activations": 0.5 * batch * problem.forward.row_width * size,
     }
-    advice = f"Take fewer members or a lower rank where there are some, {FEWER}, or use MAP"
+    advice = f"Take fewer members or a lower rank if the method has them, {FEWER}, or use MAP"
     if needs["activations"] > sum(needs.values()) / 2:
         advice = "Pass a smaller batch_size, or accumulate=8 for eight microbatches per step"
     what = f"{name} of {problem.dim:,} parameters"
@@ -55,13 +55,13 @@ def check_sampling(
     draw_dtype: str | None,
     out: str | os.PathLike[str] | None,
 ) -> None:
-    """Raise if the draws or the state of the chains do not fit into memory, or the draws not onto the disk of `out`."""
+    """Raise if draws or state of the chains do not fit into memory, or if draws do not fit on the disk of `out`."""
     dtype = problem.layout.dtype if isinstance(problem, Problem) else problem.dtype
     stored: torch.dtype = getattr(torch, draw_dtype) if draw_dtype else dtype
     every = float(chains) * draws * problem.dim * stored.itemsize
     state = float(CHAIN_BUFFERS) * chains * problem.dim * dtype.itemsize
     what = f"{name} with {chains} chains of {draws} draws of {problem.dim:,} parameters"
-    # With a folder, one draw of every chain is held at a time, or as many as make a shard.
+    # With a folder, one draw of every chain is in memory at a time, or as many as make a shard.
     needs = {"draws": every if out is None else every / draws, "state of the chains": state}
     ways = f"take fewer chains, or {FEWER}"
     if out is None:
@@ -85,12 +85,12 @@ def check_sampling(
 
 
 def training_rows(batch: int, accumulate: int) -> int:
-    """Return the rows whose activations are held at a time."""
+    """Return the number of rows whose activations are in memory at a time."""
     return math.ceil(batch / accumulate)
 
 
 def smaller_run(problem: Problem, count: int, batch: int, buffers: int = CHAIN_BUFFERS) -> str:
-    """Return which number of chains or members, or which batch, should fit where these ran out of memory.
+    """Return the number of chains or members, or the batch size, that should fit after running out of memory.
 
     An estimate: `buffers` vectors per chain, and activations with their gradients; at most half of what failed.
     """

@@ -5,16 +5,16 @@ C_x and C_g of draws and gradients then satisfy
 
     A C_g A = C_x   for   A = Sigma
 
-so the geometric mean A of C_x and C_g^-1 is the covariance, long before chains have travelled along it (as nutpie has
-it). It is found in the space that draws and gradients span together, in units of s = (Var x / Var g)^(1/4). Along each
-of its eigenvectors the variance is the eigenvalue or that of the median chain, if larger, as for a diagonal mass:
-densities of networks are curved, and A alone makes trajectories too short. Those that differ clearly from the usual one
-are kept.
+so the geometric mean A of C_x and C_g^-1 is the covariance, long before chains have travelled along it (as in nutpie).
+It is found in the space that draws and gradients span together, in units of s = (Var x / Var g)^(1/4). Along each of
+its eigenvectors the variance is the larger of the eigenvalue and the variance of the median chain, as for a diagonal
+mass: densities of networks are curved, and A alone makes trajectories too short. Eigenvectors whose variance differs
+clearly from the typical one are kept.
 
-A chain that is far from the others must not decide what all of them get:
+A chain that is far from the others must not determine the mass of all of them:
 
 - chains whose density is far below that of the others are left out of a window (`far_chains`);
-- s is the median over the chains, and no chain counts for more than the median chain does (`spectral_estimate`).
+- s is the median over the chains, and no chain has more weight than the median chain (`spectral_estimate`).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from torch import Tensor
 
 from credibly.gaussians.mass import Factor, most_extreme
 
-# Eigenvalues within this factor of the usual one are not worth an eigenvector.
+# Eigenvalues within this factor of the typical one are not worth an eigenvector.
 CUTOFF = 2.0
 # The estimate is shrunk as if there were this many more draws and gradients, of unit variance in every direction.
 MORE_DRAWS = 1.0
-# Log densities further below the median than this many standard deviations, sqrt(D/2) or as the chains show it.
+# A chain is far if its log density is this many standard deviations below the median: sqrt(D/2), or that of the chains.
 FAR = 5.0
 
 
 def far_chains(levels: Tensor, dim: int) -> Tensor:
-    """Return which chains, by their mean log density (C,), are far outside of where the others are, (C,).
+    """Return a mask (C,) of the chains whose mean log density (C,) is far below that of the others.
 
-    The log density of a Gaussian has the standard deviation sqrt(D/2). Half of the chains define what is usual, so
-    there are always others, and of two chains neither is far.
+    The log density of a Gaussian has the standard deviation sqrt(D/2). Half of the chains define what is typical, so
+    some chains always remain, and of two chains neither is far.
     """
     usual = torch.quantile(levels, 0.5)
     spread = 1.4826 * torch.quantile((levels - usual).abs(), 0.5)
@@ -51,7 +51,7 @@ def spectral_estimate(draws: Tensor, gradients: Tensor, otherwise: Tensor, rank:
     Args:
         draws, gradients: of C chains, (C, n, d) each.
         otherwise: s of coordinates that did not move, or whose gradient did not change, (d,).
-        rank: most eigenvectors.
+        rank: maximum number of eigenvectors.
     """
     x, g = (part.double() - part.double().mean(1, keepdim=True) for part in (draws, gradients))
     scale, known = _median_scale(x, g, otherwise.double())
@@ -66,7 +66,7 @@ def spectral_estimate(draws: Tensor, gradients: Tensor, otherwise: Tensor, rank:
     eye = MORE_DRAWS * torch.eye(x.shape[2], dtype=x.dtype, device=x.device)
     covariances = ((part.mT @ part + eye) / (rows + MORE_DRAWS) for part in every.chunk(2))
     values, vectors = torch.linalg.eigh(geometric_mean(*covariances))
-    # Where the density is curved, gradients vary more than its width says: the larger of the two counts.
+    # In a curved density gradients vary more than its width implies, so the larger of the two variances is taken.
     values = torch.maximum(values, torch.quantile(torch.square(x @ vectors).mean(1), 0.5, dim=0)).clamp(min=1e-12)
     return most_extreme(scale, vectors if basis is None else basis @ vectors, values, rank, CUTOFF)
 
@@ -82,7 +82,7 @@ def geometric_mean(draws: Tensor, gradients: Tensor) -> Tensor:
 
 
 def _median_scale(x: Tensor, g: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the median over chains of (Var x / Var g)^(1/4), (d,), and where there is one."""
+    """Return the median over chains of (Var x / Var g)^(1/4), (d,), and a mask of where it is defined."""
     squares, slopes = torch.square(x).mean(1), torch.square(g).mean(1)
     known = (squares > 0) & (slopes > 0)
     each = torch.where(known, 0.25 * (squares / slopes).log(), torch.nan)

@@ -1,4 +1,4 @@
-"""The contract of a method: settings as fields, one `fit`, and what the demo, tables and command line show of it."""
+"""The contract of a method: settings as fields, one `fit`, and its presentation in demo, tables and command line."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from credibly.storage.record import Record
 
 
 class Method(ABC):
-    """A way from a `Problem` to a `Posterior`. Settings are fields; `fit` does the work.
+    """An inference method: `fit` turns a `Problem` into a `Posterior`. Settings are fields.
 
     Attributes:
         name: the key in `METHODS` and on the command line.
-        label: a short name for pictures and tables; by default the class name.
+        label: a short name for figures and tables; by default the class name.
         infers_scales: whether a method that trains can infer the scales of a hierarchical prior; samplers can.
         uses_dropout: whether dropout layers act in its fits; it is off in the density.
         streams: whether it works on data that are read batch by batch.
@@ -58,14 +58,14 @@ class Method(ABC):
         """Fit the problem.
 
         Args:
-            problem: the density.
+            problem: the posterior density to infer.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet.
             progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
         """
 
     def record(self, problem: Problem, seed: int, history: dict[str, Any], status: str = "complete") -> Record:
-        """Return how a posterior came about."""
+        """Return the record of how a posterior was made."""
         tempering = {"likelihood": problem.tempering.likelihood, "prior": problem.tempering.prior}
         if self.starts_fresh:
             history = {"initialisers": problem.layout.start_rules, **history}
@@ -97,7 +97,7 @@ class Method(ABC):
 
     @property
     def starts_fresh(self) -> bool:
-        """Whether a fit starts at new initial values of the network; the record then has the rules behind them."""
+        """Whether a fit starts at new initial values of the network; the record then has the initialisers."""
         init = getattr(self, "init", None)
         return isinstance(init, str) and init in ("fresh", "ensemble")
 
@@ -129,7 +129,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit as a process takes part in it.
+    """One fit, as seen by one of its processes.
 
     Attributes:
         method, problem, seed: what is fitted, and how.
@@ -146,7 +146,7 @@ class Fit:
     progress: bool | None
 
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
-        """Return how the posterior came about."""
+        """Return the record of how the posterior was made."""
         return self.method.record(self.problem, self.seed, history, status)
 
     @contextmanager
@@ -208,8 +208,8 @@ def check_run(seed: int, out: str | os.PathLike[str] | None) -> None:
 def initial(problem: Problem, init: str | Tensor, members: int, seed: int) -> Tensor:
     """Return starting points (M, D).
 
-    "network" takes the network's own weights, "fresh" new ones by its modules' initialisers (perturbed around its own
-    where there is none), "prior" draws from the prior.
+    "network" takes the network's own weights, "fresh" new ones from its modules' initialisers (perturbations of its own
+    for modules without one), "prior" draws from the prior.
     """
     layout = problem.layout
     if isinstance(init, Tensor):

@@ -1,7 +1,7 @@
 """A network whose parameters are views of one row of the flat vector: what a plain training loop runs.
 
 `Forward` evaluates many parameter vectors at once, as a function of the flat (C, D) tensor. For one vector of millions
-of weights, the passes over that tensor (its pieces as views, the concatenated gradient, temporaries of the update) cost
+of weights, the passes over that tensor (its parts as views, the concatenated gradient, temporaries of the update) cost
 as much as the network. Here the module itself runs, and each gradient is handed over as soon as autograd has it.
 """
 
@@ -22,10 +22,10 @@ from credibly.priors.elementwise import Normal
 from credibly.priors.flat import BoundPrior
 from credibly.problem import Problem
 
-# Weights from which a step on the module beats one on the flat vector; smaller networks keep their exact results.
+# Number of weights from which a step on the module beats one on the flat vector. Smaller networks keep their results.
 LARGE = 1_000_000
 
-# Values whose log density is evaluated at a time, in float64.
+# Number of values whose log density is evaluated at a time, in float64.
 PIECE = 2**18
 
 Hand = Callable[[int, Tensor, Tensor], None]
@@ -51,7 +51,7 @@ def has_leaves(problem: Problem) -> bool:
 
 
 class ModuleLeaves:
-    """A copy of a problem's network, without weights of its own, and leaves for every entry of the flat vector.
+    """A copy of a problem's network, without its own weights, and leaves for every entry of the flat vector.
 
     Attributes:
         leaves: one per entry of the layout: parameters of the copy, then those of the likelihood.
@@ -86,7 +86,7 @@ class ModuleLeaves:
             leaf.data = row[entry.start : entry.stop].view(entry.shape)
 
     def release(self) -> None:
-        """Let go of the bound row: the module and its hooks may live on until garbage is collected."""
+        """Release the bound row: the module and its hooks may live on until garbage is collected."""
         for leaf in self.leaves:
             leaf.data = leaf.data.new_empty(0)
 
@@ -134,7 +134,7 @@ class ModuleLeaves:
         return value.detach()
 
     def probe(self, row: Tensor) -> None:
-        """Find out by a backward pass of two rows whether leaves may change during one."""
+        """Test with a backward pass of two rows whether leaves may change during one."""
         problem = self.problem
         x, y = map_inputs(lambda t: t[:2], problem.x), problem.y[:2]
         self.bind(row)
@@ -167,7 +167,7 @@ class ModuleLeaves:
 def agrees(problem: Problem) -> bool:
     """Return whether a module of leaves gives what the problem gives at two rows, away from the network's own weights.
 
-    Any network may have code that a copy of it does not run, such as the head of a frozen body, which is on a tape.
+    A network may have code that its copy does not run, such as the head of a frozen body, which is on a tape.
     """
     layout = problem.layout
     x, y = map_inputs(lambda t: t[:2], problem.x), problem.y[:2]

@@ -15,7 +15,7 @@ from credibly.networks.layout import Layout
 from credibly.problem import Problem
 from credibly.storage.manifest import load_tensors
 
-# Bytes of data that a run folder keeps, so that it can be resumed without the program that started it.
+# Maximum bytes of data that a run folder stores, so that it can be resumed without the program that started it.
 KEPT_DATA = 2**28
 
 
@@ -38,7 +38,7 @@ def problem_files(problem: Problem | Density) -> dict[str, dict[str, Tensor]]:
 
 @contextmanager
 def initial_network(problem: Problem | Density, folder: Path) -> Iterator[None]:
-    """Give the network the weights that a run began with: some starting points depend on them."""
+    """Load the weights that a run began with into the network: some starting points depend on them."""
     if isinstance(problem, Density):
         yield
         return

@@ -9,7 +9,7 @@ from credibly.distributed.world import current
 from credibly.errors import InputError
 from credibly.problem import Problem
 
-# Settings that need rows in memory: the value that does not, and what the others need.
+# Settings that need rows in memory: the one value that does not need them, and the reason why others do.
 SETTINGS: dict[str, tuple[Any, str]] = {
     "validation": (0.0, "held-out rows are kept in memory"),
     "bootstrap": (False, "resampled rows are kept in memory"),

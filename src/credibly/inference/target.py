@@ -24,20 +24,20 @@ from credibly.inference.target_base import FEATURE_ROWS, DensityTarget, Target
 from credibly.priors.flat import BoundPrior
 from credibly.problem import Problem
 
-# Values of one evaluation that stay in the CPU caches: beyond, chains or rows are evaluated in turn.
+# Number of values of one evaluation that fit into the CPU caches. Beyond it chains or rows are evaluated in turn.
 CACHED = 2**19
-# Most strips of rows per evaluation: a compiled step has code for each.
+# Maximum number of strips of rows per evaluation: a compiled step has code for each.
 MAX_STRIPS = 8
 
 __all__ = ["DensityTarget", "ProblemTarget", "StreamTarget", "Target", "to_target"]
 
 
 class ProblemTarget(Target):
-    """The full-batch density of a problem, in micro-batches where its activations would not fit into memory.
+    """The full-batch density of a problem, in micro-batches if its activations would not fit into memory.
 
     Attributes:
-        sharded: whether other processes of the mesh hold the other rows.
-        local: the problem of the rows that this process holds.
+        sharded: whether other processes of the mesh have the other rows.
+        local: the problem of the rows of this process.
     """
 
     def __init__(self, problem: Problem, mesh: Mesh | None = None) -> None:
@@ -61,7 +61,7 @@ class ProblemTarget(Target):
         self._compiled: dict[tuple[int, int], Callable[..., tuple[Tensor, Tensor]]] = {}
 
     def whole(self, points: int) -> bool:
-        """Return whether one block of rows holds all the data, and this process holds all the rows."""
+        """Return whether a single block of rows is all the data, with no other rows in other processes."""
         return self.backend.fused or (not self.sharded and self.problem.block_rows(points) >= self.problem.n)
 
     def work(self, points: int) -> int:
@@ -82,17 +82,14 @@ class ProblemTarget(Target):
         return max(1, min(chains, budget // (rows * self.problem.forward.row_width)))
 
     def select_backend(self, compile: Compile) -> Backend:
-        """Select C++ or CUDA for small stacks whose rows are all here, torch otherwise."""
+        """Select C++ or CUDA for small stacks whose rows are all in this process, torch otherwise."""
         if self.sharded:
             return super().select_backend(compile)
         self.backend = select_for_trajectories(self.problem, self.weights, compile)
         return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile each shape by itself. Triton units stay as they are.
-
-        They beat what the compiler makes of the layers.
-        """
+        """Compile each shape by itself. Triton units are not compiled: they are faster than the compiled layers."""
         if self.problem.fused:
             return False
         blocks = math.ceil(self.local.n / self.local.block_rows(chains))
@@ -101,7 +98,7 @@ class ProblemTarget(Target):
         return self._compile
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate in one piece, or sum over blocks of rows and over processes, with the prior's gradient apart."""
+        """Evaluate at once, or sum over blocks of rows and over processes and add the prior's gradient."""
         if self.backend.fused:
             return self.backend.trajectories.likelihood_and_grad(theta)
         if self.whole(len(theta)):
@@ -185,7 +182,7 @@ class ProblemTarget(Target):
         return self.problem.prior.log_prob(theta.double())
 
     def features(self, theta: Tensor) -> Tensor:
-        """Return the outputs at a few rows of the whole problem, the same in all processes."""
+        """Return the outputs at a few rows of the full problem, the same in all processes."""
         n = len(self.problem.y)
         rows = torch.linspace(0, n - 1, min(n, FEATURE_ROWS), device=self.device).long()
         with torch.no_grad():
@@ -194,7 +191,7 @@ class ProblemTarget(Target):
 
     @property
     def scale(self) -> Tensor:
-        """Of the bound prior; where a prior has no standard deviation, the geometric mean of the others, or 1."""
+        """Prior standard deviations; if a prior has none, the geometric mean of the others, or 1."""
         prior = self.problem.prior
         if type(prior) is BoundPrior and self.dim >= LARGE and (same := prior.same_std) is not None:
             return same.double().expand(self.dim)
@@ -209,10 +206,10 @@ class ProblemTarget(Target):
 
 
 class StreamTarget(ProblemTarget):
-    """The density of a stream, estimated by its first rows, which are in memory, where it would need all of them.
+    """The density of a stream, with its first rows, which are in memory, as an estimate of all of them.
 
     Attributes:
-        streamed: the problem with the stream; `problem` is that of the rows at hand.
+        streamed: the problem with the stream; `problem` is that of the rows in memory.
     """
 
     def __init__(self, streamed: Problem) -> None:
@@ -220,7 +217,7 @@ class StreamTarget(ProblemTarget):
         self.streamed = streamed
 
     def whole(self, points: int) -> bool:
-        """Return False: the rows at hand are not all rows."""
+        """Return False: the rows in memory are not all rows."""
         return False
 
     def select_backend(self, compile: Compile) -> Backend:
@@ -228,7 +225,7 @@ class StreamTarget(ProblemTarget):
         return Target.select_backend(self, compile)
 
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log likelihood and gradient as estimated by the rows at hand, scaled to N."""
+        """Return log likelihood and gradient as estimated from the rows in memory, scaled to N."""
         gradient = self.prior_gradient(theta)
         log_lik = torch.zeros(len(theta), dtype=torch.float64, device=self.device)
         scale = self.problem.n / len(self.problem.y)

@@ -19,7 +19,7 @@ from credibly.core.rng import stream
 from credibly.inference.backend import TORCH, Backend
 from credibly.inference.density import Density
 
-# Rows whose predictions are the features of a network's target.
+# Number of rows whose predictions are the features of a network's target.
 FEATURE_ROWS = 64
 
 
@@ -30,7 +30,7 @@ class Target(ABC):
         dim, device, dtype: of the points.
         weights: (1/T_lik, 1/T_prior): log p = weights[0] * log likelihood + weights[1] * log prior.
         looped: whether points must be evaluated one at a time, and `reason` why.
-        backend: what evaluates it.
+        backend: the backend that evaluates it.
         collapsed: whether points are not parameter vectors themselves, because some parameters are integrated out.
     """
 
@@ -45,11 +45,11 @@ class Target(ABC):
 
     @abstractmethod
     def whole(self, points: int) -> bool:
-        """Return whether `points` points are evaluated in one piece, which may then be part of a compiled step."""
+        """Return whether `points` points are evaluated at once, so that this may be part of a compiled step."""
 
     @abstractmethod
     def likelihood_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log likelihood (C,) in float64 and the gradient (C, D) of the whole log density."""
+        """Return the log likelihood (C,) in float64 and the gradient (C, D) of the full log density."""
 
     @abstractmethod
     def log_prior(self, theta: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Target(ABC):
         return statistics
 
     def minibatch_and_grad(self, theta: Tensor, rows: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        """Return log likelihood (C,) and gradient (C, D) as estimated by some rows; a plain density has no rows.
+        """Return log likelihood (C,) and gradient (C, D) as estimated from some rows; a plain density has no rows.
 
         Args:
             theta: the points (C, D).
@@ -124,12 +124,12 @@ class Target(ABC):
         return self.backend.name
 
     def select_backend(self, compile: Compile) -> Backend:
-        """Select the backend of full-batch evaluations; it is used from here on."""
+        """Select the backend of full-batch evaluations from now on."""
         self.backend = Backend("torch", compile)
         return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Compile the pieces of an evaluation that is not whole. Return whether they will be compiled."""
+        """Compile the parts of an evaluation in several blocks. Return whether they will be compiled."""
         return False
 
     def at_once(self, chains: int) -> int:
@@ -177,7 +177,7 @@ class DensityTarget(Target):
 
     @property
     def scale(self) -> Tensor:
-        """As given by the user."""
+        """The scale, as given by the user."""
         return self.density.scale
 
     def fingerprint(self) -> str:

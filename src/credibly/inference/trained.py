@@ -27,11 +27,11 @@ def trained_posterior(method: Method, nets: Sequence[nn.Module], data: Any, like
     """Return the weights of trained networks as a posterior with one draw per network.
 
     Args:
-        method: what the record names.
+        method: the method that the record names.
         nets: networks of one architecture. Statistics of BatchNorm are folded into its weights, as members may differ
             in them.
         data: (x, y), which give the shapes and, if the likelihood's scale is learned, each network's noise.
-        likelihood: of y given the network's output.
+        likelihood: the likelihood of y given the network's output.
     """
     for number, net in enumerate(nets):
         if not isinstance(net, nn.Module):
@@ -50,9 +50,9 @@ def trained_posterior(method: Method, nets: Sequence[nn.Module], data: Any, like
 
 
 def _random(nets: Sequence[nn.Module]) -> tuple[str, ...] | str | None:
-    """Return which parameters are random: the trainable ones, and all in which the networks differ.
+    """Return which parameters are random: the trainable ones, and all others in which the networks differ.
 
-    Raise if they are of different architectures or differ in other tensors.
+    Raise if their architectures differ, or if they differ in other tensors.
     """
     first = nets[0]
     shapes = {name: t.shape for name, t in first.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Snapshots of weights during someone else's training, and the posterior that they make.
+"""Snapshots of weights during training by another library, and the posterior built from them.
 
 `kind="swag"` keeps the running mean and variance of the snapshots and the last deviations from that mean, and gives the
 Gaussian of SWAG as published (Maddox et al. 2019). `kind="draws"` keeps every snapshot as a draw: a snapshot ensemble
@@ -73,7 +73,7 @@ class SnapshotCollector:
                 raise InputError(
                     "start",
                     f"must be a number of steps where the length of training is unknown, got {self.start}",
-                    "Pass start=1000, say",
+                    "Pass a number of steps, such as start=1000",
                 )
             first = self.start * total
         if step < first or (self.steps and step <= self.steps[-1]):
@@ -85,7 +85,7 @@ class SnapshotCollector:
         parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         names = [(name, tuple(p.shape)) for name, p in parameters]
         if self.names and names != self.names:
-            raise InputError("module", "has other trainable parameters than at the first snapshot")
+            raise InputError("module", "must have the same trainable parameters at every snapshot, got others")
         if not names:
             raise InputError("module", "has no trainable parameters")
         self.names = names

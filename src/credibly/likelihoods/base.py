@@ -40,7 +40,7 @@ class Likelihood(ABC):
 
     support: ClassVar[str]  # "real", "time", "count", "binary" or "class"
     ordered: ClassVar[bool] = True  # whether outcomes have quantiles
-    # How noise depends on the own parameters: 1 if it grows with them, -1 if it falls, 0 if they are no noise levels.
+    # How noise depends on the own parameters: 1 if it grows with them, -1 if it falls, 0 if they are not noise levels.
     noise_sign: ClassVar[int] = 1
     wide: ClassVar[bool] = False  # whether results need float64 whatever the network's dtype
 
@@ -114,11 +114,11 @@ class Likelihood(ABC):
     def predictive_log_prob(self, output: Tensor, y: Tensor, extra: Extra) -> Tensor:
         """Return the log density of y that predictions report, in the shape of `log_prob`, which it is by default.
 
-        The two differ for a working likelihood, whose `log_prob` is a loss and no density of y.
+        The two differ for a working likelihood, whose `log_prob` is a loss and not a density of y.
         """
         return self.log_prob(output, y, extra)
 
-    # -- what a likelihood knows better than the general code ----------------------------------------------------------
+    # -- overrides of the general code ---------------------------------------------------------------------------------
     def fisher_root(self, output: Tensor, extra: Extra) -> Tensor | None:
         """Return S (N, ..., W, R) with S S' the Fisher information of outputs (N, ..., W); None derives it elsewhere.
 
@@ -169,7 +169,7 @@ class IndependentTargets(Likelihood):
     outputs_per_target: ClassVar[int] = 1
 
     def bind(self, output: Tensor, y: Tensor) -> Self:
-        """Match the output width to y: targets (N, ..., K), or a single target without an axis of its own."""
+        """Match the output width to y: targets (N, ..., K), or a single target without a target axis."""
         arranged = self.arrange(output)
         width, per = arranged.shape[-1], self.outputs_per_target
         elementwise = arranged.shape[1:-1]
@@ -213,7 +213,7 @@ def row_shape(values: Tensor) -> str:
 
 
 def channels_first(likelihood: Likelihood, output: Tensor, y: Tensor) -> str:
-    """Return advice for outputs (rows, K, H, W) beside targets (rows, H, W) or (rows, K, H, W), or an empty string."""
+    """Return advice for outputs (rows, K, H, W) with targets (rows, H, W) or (rows, K, H, W), or an empty string."""
     fits = tuple(y.shape[1:]) in (tuple(output.shape[2:]), tuple(output.shape[1:]))
     if output.ndim > 2 and likelihood.axis == -1 and fits:
         return "Pass axis=1 to the likelihood: the network returns classes or targets on axis 1, before the pixels"

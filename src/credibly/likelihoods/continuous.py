@@ -165,7 +165,7 @@ class StudentT(_SharedScale):
     Args:
         scale: as for `Gaussian`.
         df: degrees of freedom. The variance is scale^2 df / (df - 2), infinite for df <= 2, and the mean exists for
-            df > 1. Below, predictions report the location, which is the median, as their mean.
+            df > 1. For smaller df, predictions report the location, which is the median, as their mean.
     """
 
     df: float = field(default=4.0, kw_only=True)
@@ -203,8 +203,8 @@ class HeteroscedasticGaussian(LocationScale):
     """y ~ N(m(x, w), floor^2 + exp(v(x, w))): the network predicts K means and then K values v on its last axis.
 
     Args:
-        floor: smallest standard deviation. Without one the density has no bound: a network that meets repeated rows or
-            targets of a few values can put the variance of those rows as close to zero as the prior allows.
+        floor: smallest standard deviation. Without one the density is unbounded: if rows repeat or targets take only a
+            few values, the network can make the variance of those rows as close to zero as the prior allows.
     """
 
     floor: float = 0.0

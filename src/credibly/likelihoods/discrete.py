@@ -73,7 +73,7 @@ class Categorical(Likelihood):
 
     Args:
         ignore_index: a label that stands for no label, such as -100 for padded tokens or unlabelled pixels. Such
-            elements have a log likelihood of zero, no curvature, and no part in metrics; rows that hold nothing else
+            elements have a log likelihood of zero, no curvature, and no effect on metrics; rows without any other label
             are left out, so that N counts the others.
     """
 
@@ -246,7 +246,7 @@ class Poisson(IndependentTargets):
 
 
 def class_labels(y: Tensor, classes: int, ignore_index: int | None = None) -> Tensor:
-    """Check labels, but for those that are ignored, against the number of classes and return them as int64."""
+    """Check labels, except ignored ones, against the number of classes and return them as int64."""
     if y.is_floating_point():
         valid = torch.isfinite(y) & (y == y.round())
         if not bool(valid.all()):

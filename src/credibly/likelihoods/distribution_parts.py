@@ -1,4 +1,4 @@
-"""What follows from a `torch.distributions` object: in closed form where it has one, from samples where it does not."""
+"""Moments, entropies, CDFs and quantiles of a `torch.distributions` object, in closed form or else from samples."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Independen
 from credibly.errors import InputError
 from credibly.likelihoods.base import Parameter, row_shape
 
-BLOCK_VALUES = 2**22  # samples held at a time
-MOST_COUNTS = 4096  # probabilities of counts up to this one are summed; beyond, a CDF is that of samples
+BLOCK_VALUES = 2**22  # samples in memory at a time
+MOST_COUNTS = 4096  # probabilities of counts up to this one are summed; beyond it, a CDF is that of samples
 
 
 @contextmanager
@@ -52,14 +52,14 @@ def support_kind(d: Distribution) -> str:
 
 
 def bounds(d: Distribution) -> tuple[Tensor | float | None, Tensor | float | None]:
-    """Return the ends of the support, None where it has none."""
+    """Return the ends of the support; None for an unbounded side."""
     support: Any = d.support
     support = getattr(support, "base_constraint", support)
     return getattr(support, "lower_bound", None), getattr(support, "upper_bound", None)
 
 
 def target_form(d: Distribution, output: Tensor, y: Tensor, support: str, name: str) -> tuple[str, bool]:
-    """Return where targets lie in the distribution of outputs (rows, ..., W), and whether y has no axis for them.
+    """Return the position of targets in the distribution of outputs (rows, ..., W), and whether y lacks their axis.
 
     The forms are "plain" (no axis of their own), "axis" (the last of the batch) and "event" (a vector per row).
     """
@@ -96,7 +96,7 @@ def within_support(d: Distribution, y: Tensor) -> None:
 
 # -- closed forms ------------------------------------------------------------------------------------------------------
 def _mean(d: Distribution) -> Tensor:
-    """Return the mean; where it does not exist, the median."""
+    """Return the mean, or the median if the mean does not exist."""
     mean = d.mean
     if not bool(torch.isnan(mean).any()):
         return mean
@@ -186,7 +186,7 @@ def sampled_entropy(d: Distribution, count: int) -> tuple[Tensor, Tensor]:
 
 
 def sampled_cdf(d: Distribution, value: Tensor, count: int, *, counts: bool) -> Tensor:
-    """Return P(y <= value): the sum of the probabilities of counts where they are few, else a fraction of samples."""
+    """Return P(y <= value): a sum over counts if they are few, else the fraction of samples."""
     if counts and float(value.max()) <= MOST_COUNTS:
         return _summed(d, value)
     total = torch.zeros_like(value)

@@ -1,8 +1,8 @@
 """A likelihood made from a function that returns a `torch.distributions` object.
 
-Log densities are always those of the distribution. Moments, entropies, CDFs and quantiles are too where it has them;
-otherwise they come from a fixed number of samples with a fixed seed, so that a result is the same whenever it is asked
-for. `FromDistribution.sampled` names what is sampled, `monte_carlo_error` returns the standard errors.
+Log densities are always those of the distribution. Moments, entropies, CDFs and quantiles are too if it has them;
+otherwise they come from a fixed number of samples with a fixed seed, so that a result is the same on every call.
+`FromDistribution.sampled` lists the sampled quantities, `monte_carlo_error` returns their standard errors.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def from_distribution(
         make: the function. The distribution must not depend on anything random, nor on other rows.
         parameters: random parameters of the model besides the network's, such as a dispersion; `make` gets each as a
             keyword argument, in its own shape.
-        support: "real", "count", "binary" or "class"; "auto" reads it off the distribution.
-        samples: samples per row and draw for what the distribution has no closed form of.
+        support: "real", "count", "binary" or "class"; "auto" infers it from the distribution.
+        samples: samples per row and draw for quantities without a closed form.
         seed: seed of those samples.
         axis: the axis of the network's output that holds the W outputs, where 0 is the rows.
     """
@@ -156,7 +156,7 @@ class FromDistribution(Likelihood):
         return self._each(output, extra, lambda d, v: d.log_prob(v), y, per_target=False)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Return mean and variance; of a distribution without a mean, the median instead of it."""
+        """Return mean and variance; for a distribution without a mean, the median replaces it."""
         if self.support in ("class", "binary"):
             p = self._probabilities(output, extra).exp()
             p = p if self.support == "class" else p[..., 1]
@@ -277,7 +277,7 @@ class FromDistribution(Likelihood):
 
     # -- storage -------------------------------------------------------------------------------------------------------
     def spec(self) -> dict[str, Any]:
-        """Return what a run folder keeps: everything but the function."""
+        """Return the description for a run folder: everything except the function."""
         stored = {name: to_spec(getattr(self, name)) for name in STORED}
         return {"kind": kind_name(type(self)), "make": self.name, "own": to_spec(dict(self.own)), **stored}
 

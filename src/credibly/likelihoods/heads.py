@@ -2,8 +2,8 @@
 
     log p(y | f(x, w)) = sum_h weight_h log p_h(y_h | f_h(x, w))
 
-Inside, the outputs of all heads lie side by side in one tensor (C, N, W), and the targets in one (N, T): everything
-that handles one likelihood handles several. Predictions are split into one `Predictive` per head again.
+Internally, the outputs of all heads are concatenated in one tensor (C, N, W), and the targets in one (N, T), so all
+code for one likelihood works for several. Predictions are split into one `Predictive` per head again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Heads(Likelihood):
     Args:
         heads: {name: likelihood}.
         weights: {name: factor of the head's log likelihood}; 1 for heads that are not named. Other values than 1
-            temper a head: its targets then count more or less than the model says.
+            temper a head: its targets then have more or less weight than the model gives them.
     """
 
     heads: Mapping[str, Likelihood]
@@ -58,7 +58,7 @@ class Heads(Likelihood):
 
     def __post_init__(self) -> None:
         for own in ("heads", "weights", "shapes", "target_shapes"):
-            # A description has them as pairs.
+            # A stored description has the heads as pairs.
             object.__setattr__(self, own, dict(getattr(self, own)))
         if not self.heads or not all(isinstance(head, Likelihood) for head in self.heads.values()):
             raise InputError("heads", f"must be a dict of names and likelihoods, got {self.heads!r}")
@@ -88,7 +88,7 @@ class Heads(Likelihood):
                 found = f"has the heads {', '.join(map(str, given)) or 'none'}, the likelihood {', '.join(self.heads)}"
                 raise InputError(argument, found, "They need the same names")
         bound, columns, target_shapes = {}, [], {}
-        # In the order of the network, which puts its outputs side by side.
+        # In the order of the network, in which its outputs are concatenated.
         for name in outputs:
             head, device = self.heads[name], outputs[name].device
             values = y[name] if isinstance(y[name], Tensor) else torch.as_tensor(getattr(y[name], "values", y[name]))
@@ -196,7 +196,7 @@ class Heads(Likelihood):
         return torch.stack([row.sum(-1) for row in rows]).sum(0)
 
     def moments(self, output: Tensor, extra: Extra) -> tuple[Tensor, Tensor]:
-        """Return means and variances of all heads side by side, (C, N, elements)."""
+        """Return means and variances of all heads, concatenated, (C, N, elements)."""
         both = (self._each(output, extra, lambda p, o, e, i=i: p.likelihood.moments(o, e)[i]) for i in (0, 1))  # type: ignore[misc]
         mean, variance = (torch.cat(columns, -1) for columns in both)
         return mean, variance
@@ -207,6 +207,6 @@ class Heads(Likelihood):
         return torch.stack([row.sum(-1) for row in rows]).sum(0)
 
     def sample(self, output: Tensor, extra: Extra, generator: torch.Generator) -> Tensor:
-        """Draw targets of all heads side by side, (C, N, T)."""
+        """Draw targets of all heads, concatenated, (C, N, T)."""
         drawn = self._each(output, extra, lambda p, o, e: p.likelihood.sample(o, e, generator))
         return torch.cat([values.to(output.dtype) for values in drawn], -1)

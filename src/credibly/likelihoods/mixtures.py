@@ -15,7 +15,7 @@ from credibly.likelihoods.base import Extra, IndependentTargets
 from credibly.likelihoods.sampled_fisher import sampled_root
 
 REACH, STEP = 9.0, 0.5  # points of the quadrature of the entropy, in standard deviations of each component
-NODES = 3  # of the quadrature between two of them
+NODES = 3  # nodes of the quadrature between two of them
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class GaussianMixture(IndependentTargets):
         return mean, (weight * (std.square() + (means - mean.unsqueeze(-2)).square())).sum(-2)
 
     def entropy(self, output: Tensor, extra: Extra) -> Tensor:
-        """Return -E log p in nats per target, by Gauss-Legendre quadrature between points half a deviation apart."""
+        """Return -E log p in nats per target, by Gauss-Legendre quadrature between points half a std apart."""
         wide = output.double()
         _, means, std = self.parts(wide)
         # Points around every component at its own scale, so that narrow ones are resolved inside wide ones.

@@ -17,14 +17,14 @@ import math
 import torch
 from torch import Tensor
 
-# The largest noisy logit lies between these: its Gaussian part within 2.2 standard deviations (more for many classes,
-# of which one may be further out), its Gumbel part from -1.8 to 5. Wider ranges need more nodes, narrower ones cut off
-# tails.
+# The largest noisy logit is within these limits: its Gaussian part within 2.2 standard deviations (more for many
+# classes, one of which may be further out), its Gumbel part from -1.8 to 5. Wider ranges need more nodes, narrower ones
+# cut off tails.
 DEVIATIONS = 2.2
 BELOW, ABOVE = 1.8, 5.0
 # exp(-exp(50)) is zero in any dtype, and exp(50) not yet infinite.
 LARGEST_EXPONENT = 50.0
-# Values held at a time where no graph needs all of them: what fits into the caches, or what fills a GPU.
+# Values in memory at a time if no autograd graph needs all of them: as many as fit into the caches, or fill a GPU.
 BLOCK_VALUES = {"cpu": 2**20, "cuda": 2**26}
 
 

@@ -65,7 +65,7 @@ class Ordinal(Likelihood):
         assert self.classes is not None
         v = torch.ones(len(y), dtype=torch.float64, device=y.device) if weight is None else weight.double()
         rows = v.reshape(-1, *(1,) * (y.ndim - 1)).expand(y.shape).flatten()
-        # Half a row more in every class, so that one without rows has a place too.
+        # Half a row more in every class, so that a class without rows has an interval too.
         count = torch.bincount(y.flatten(), weights=rows, minlength=self.classes) * (y.numel() / rows.sum()) + 0.5
         below = (count.cumsum(0) / count.sum())[:-1].clamp(1e-6, 1 - 1e-6)
         cuts = [round(math.log(p / (1 - p)), 2) for p in below.tolist()]

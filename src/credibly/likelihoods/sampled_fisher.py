@@ -1,4 +1,4 @@
-"""The Fisher information of a row's output from labels drawn from the likelihood, where there is no closed form.
+"""The Fisher information of a row's output from labels drawn from the likelihood, if there is no closed form.
 
     F = E_y[s s'] ~ (1/M) sum_m s(y_m) s(y_m)',   s(y) = d log p(y | f) / d f
 
@@ -15,7 +15,7 @@ from credibly.core.rng import stream
 from credibly.likelihoods.base import Extra, Likelihood
 
 LABELS = 256  # labels per row: a relative error of 9 % per row, below 1 % in a sum over 100 rows
-BLOCK_VALUES = 2**22  # outputs held at a time
+BLOCK_VALUES = 2**22  # outputs in memory at a time
 
 
 def sampled_root(likelihood: Likelihood, output: Tensor, extra: Extra, labels: int = LABELS, seed: int = 0) -> Tensor:

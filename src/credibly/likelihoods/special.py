@@ -12,7 +12,7 @@ from torch import Tensor
 Shape = float | Tensor
 
 SUMMED = 128  # counts whose entropy is summed term by term
-NODES = 192  # of the integral over larger counts
+NODES = 192  # nodes of the integral over larger counts
 
 
 def student_t_cdf(z: Tensor, df: float) -> Tensor:

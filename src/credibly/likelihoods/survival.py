@@ -120,7 +120,7 @@ class Survival(SharedParameter):
             log_first, log_second = torch.lgamma(1 + scale), torch.lgamma(1 + 2 * scale)
         else:
             log_first, log_second = scale**2 / 2, 2 * scale**2
-        # Clipped far outside anything meaningful, so that a chain on its way cannot overflow.
+        # Clipped far outside any meaningful value, so that a chain that has not converged cannot overflow.
         mean = torch.exp((loc + log_first).clamp_max(150.0))
         return mean, mean**2 * torch.expm1((log_second - 2 * log_first).clamp_max(300.0))
 

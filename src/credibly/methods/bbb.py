@@ -39,8 +39,8 @@ from credibly.storage.record import Record
 
 # Draws for the ELBO that is reported at the end.
 FINAL_SAMPLES = 32
-# The learning rate of richer families, in units of their start's standard deviations, over that of the mean field, in
-# units of the weights, whose standard deviations are a few tenths or less.
+# Learning rate of the richer families relative to that of the mean field. Theirs is in units of the standard deviations
+# they start from, which are a few tenths or less; that of the mean field is in units of the weights.
 RELATIVE_RATE = 3
 
 
@@ -92,7 +92,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
         check_integer("kl_warmup", self.kl_warmup, least=0)
 
     def check_memory(self, problem: Problem) -> None:
-        """Raise if a fit would need more memory than there is: the family's parameters, and a draw of the weights."""
+        """Raise if a fit would need more memory than is available: for the family's parameters and a draw."""
         values = self.members * family(self.family, self.rank).size(problem.dim)
         drawn = 2 * self.members * self.samples * problem.dim
         check_training(type(self).__name__, problem, parameters=values, result=drawn, batch=self.rows_at_once(problem))
@@ -130,7 +130,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
                 phi = widened(chosen, self._train(fit, data, MeanField(), phi, layers).theta, problem.dim)
             done = self._refine(fit, data, chosen, phi.clone(), noise, warm)
             if not (warm or data.stops):
-                # The same draws for both: what they have in common cancels.
+                # Both use the same draws, so noise that they share cancels in the difference.
                 before, after = (self._elbos(fit, chosen, values) for values in (phi, done.theta))
                 done.theta = torch.where((after >= before).unsqueeze(1), done.theta, phi)
                 history |= {"mean_field_elbo": float(before.mean()), "improved": (after >= before).tolist()}
@@ -168,13 +168,13 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
     ) -> Trained:
         """Train a richer family from phi of a Gaussian in it, in the units of that Gaussian.
 
-        A mean-field start has no factor yet; it begins with a small one, whose variance the diagonal gives up.
+        A mean-field start has no factor yet; it begins with a small one, whose variance is taken off the diagonal.
         """
         width, dim = phi.shape[-1] - (fit.problem.prior.groups if self.learn_prior_scale else 0), fit.problem.dim
         gaussian, rest = phi[:, :width], phi[:, width:]
         relative = Relative(chosen, chosen.loc(gaussian, dim), chosen.variance(gaussian, dim).sqrt())
         begin = relative.phi(chosen.parts(gaussian)) if warm else relative.start()
-        # After a mean-field fit the weight of the KL term has risen to 1 already.
+        # After a mean-field fit the weight of the KL term has already risen to 1.
         options = replace(self, lr=RELATIVE_RATE * self.learning_rate, kl_warmup=self.kl_warmup if warm else 0)
         title = f"{self.label}, {self.family}"
         done = options._train(fit, data, relative, torch.cat([begin, rest], -1), noise, title)
@@ -202,7 +202,7 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
 
     @property
     def starts_fresh(self) -> bool:
-        """Several members from one point would stay together, so they start at new initial values."""
+        """Whether members start at new initial values: several members from one point would stay together."""
         several = isinstance(self.init, str) and self.init in ("network", "map") and self.members > 1
         return several or super().starts_fresh
 
@@ -224,9 +224,9 @@ class BayesByBackprop(TrainingMethod[GaussianPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return training that clips harder if the network predicts the variance.
+        """Return settings that clip gradients harder if the network predicts the variance.
 
-        Noisy weights bring a predicted variance near zero. Elsewhere a norm of 10 would hold a precise fit back.
+        Noisy weights bring a predicted variance near zero. For other likelihoods a norm of 10 would slow a precise fit.
         """
         settings = super().table_settings(layers, noise)
         return settings | ({"clip_norm": 10.0} if noise == "heteroscedastic" else {})
@@ -241,7 +241,7 @@ def widened(chosen: LowRank | FullRank, values: Tensor, dim: int) -> Tensor:
 
 
 def warm_start(problem: Problem, posterior: GaussianPosterior, chosen: Family, members: int) -> Tensor:
-    """Return the parameters phi (M, P) of an earlier posterior. Raise if it is of another network or family."""
+    """Return the parameters phi (M, P) of an earlier posterior. Raise if its network or family differs."""
     if (posterior.family, posterior.components) != (chosen, members):
         raise InputError(
             "init",

@@ -35,15 +35,15 @@ class ChEES(SamplingMethod):
     """ChEES-HMC: HMC that learns one trajectory length for all chains in warm-up.
 
     Args:
-        chains, draws: number of chains, at least 2, and of draws per chain.
+        chains, draws: number of chains, at least 2, and number of draws per chain.
         warmup: iterations before the first draw, in which trajectory length, step size and mass adapt; they are frozen
             afterwards. Trajectories start with three steps, so early iterations are cheap.
-        step_size: of the integrator; None finds it during warm-up.
-        target_accept: acceptance that the step size is adapted to.
+        step_size: integrator step size; None finds it during warm-up.
+        target_accept: acceptance rate that the step size is adapted to.
         pooled: one step size for all chains at the end of warm-up; False gives each its own.
         mass: "identity", "prior", "diagonal" or "auto", as in `HMC`.
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
-        max_steps: most steps per trajectory; T does not grow beyond, and the record says so.
+        max_steps: maximum steps per trajectory; T does not grow beyond it, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
         trajectory_length: not a setting of ChEES. It raises an error that says so.
@@ -91,7 +91,7 @@ class ChEES(SamplingMethod):
         return ChEESSampler(target, self._as_hmc().plan(target), seed, mesh or Mesh(World()))
 
     def _as_hmc(self) -> HMC:
-        """Return HMC with the settings that both share. It checks them, and its plan is the one of the warm-up."""
+        """Return HMC with the settings that both share. It checks them, and its plan is that of the warm-up."""
         own = {field.name for field in dataclasses.fields(self)} & {field.name for field in dataclasses.fields(HMC)}
         return HMC(**{name: getattr(self, name) for name in own})
 

@@ -52,7 +52,7 @@ Rate = float | Mapping[str, float]
 # Rates and a precision; None for the network's own, or learned.
 Choice = tuple[Rate | None, float | None]
 
-# Fraction of the rows held out to choose rate and tau, unless `validation` or `folds` says otherwise.
+# Fraction of the rows held out to choose rate and tau, unless `validation` or `folds` is given.
 GRID_VALIDATION = 0.2
 HELD_OUT = "held-out"
 # Noise scales tried on held-out rows, a factor of 1.16 apart, up to 1.6 times the standard deviation of the targets.
@@ -62,7 +62,7 @@ LOWEST, HIGHEST = -7.0, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(TrainingMethod[DropoutPosterior]):
-    """MC-Dropout: dropout kept on at prediction, as draws of the weights; the weight decay follows from the prior.
+    """MC-Dropout: dropout stays on at prediction, as draws of the weights; the weight decay follows from the prior.
 
     Args:
         rate: dropout probability; None keeps the rates of the network's own layers (0.05 for inserted ones). Or rates
@@ -72,10 +72,10 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
         insert: name patterns of Linear and convolution layers before which dropout is inserted, "*" for all of them.
         tau: observation precision for a Gaussian likelihood with learned scale: a number fixes it, several are compared
             as the rates are. None learns it with the weights, or takes the likelihood's own fixed scale. "held-out"
-            takes, for each rate, the one with the highest density on held-out rows, and fits again with it: a noise
-            learned with the weights is that of the training rows, which is too small where the network has fitted some
-            of it.
-        folds: folds for that comparison. 1 holds out the fraction `validation`, a fifth by default, once.
+            takes, for each rate, the one with the highest density on held-out rows, and fits again with it: noise
+            learned with the weights is that of the training rows, which is too small if the network has fitted some of
+            it.
+        folds: number of folds for that comparison. 1 holds out the fraction `validation`, a fifth by default, once.
         concrete: learn the rate of each layer by Concrete Dropout; `rate` is then the initial value.
         init: "network", "fresh", "prior" or a (1, D) tensor.
     """
@@ -296,7 +296,7 @@ class MCDropout(TrainingMethod[DropoutPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return dropout before the last layer: a table has few columns, and dropping one drops all it says."""
+        """Return dropout before the last layer: a table has few columns, and dropping one loses all it contains."""
         settings = super().table_settings(layers, noise)
         return settings | ({"insert": str(2 * layers), "rate": 0.1} if layers else {})
 

@@ -45,9 +45,9 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         rotate: with `validation`, members hold out different rows in turn, so that every row trains most of them; False
             holds out the same rows for all.
         bootstrap: each member sees N rows resampled with replacement, with their weights if they have any.
-        anchored: randomised MAP, see the module's page; needs Normal priors.
+        anchored: randomised MAP, see the module docstring; needs Normal priors.
         prior: False leaves the prior out (an ensemble of maximum-likelihood fits).
-        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+        noise_from: rows that learned noise comes from: "training" (the joint mode with the weights, too small if the
             network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
             predicted by a further fit to the others).
         init: "fresh" (each member from the modules' own initialisers, or perturbed around the given weights where there
@@ -72,7 +72,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
             raise InputError("anchored", "must be False with prior=False, got True", "Anchored members need the prior")
 
     def check_memory(self, problem: Problem) -> None:
-        """Raise if a fit would need more memory than there is: members of large networks are trained in turn."""
+        """Raise if a fit would need more memory than is available: members of large networks are trained in turn."""
         large, rows = problem.dim >= LARGE, self.rows_at_once(problem)
         trained, beside = (1, self.members - 1) if large else (self.members, 0)
         check_training(
@@ -106,7 +106,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
             # Rounded here: sums over processes differ in the last digits.
             history["gradients"] = round(history["gradients"], 2)
             if self.noise_from == HELD_OUT:
-                # All members in every process: the rows that one has not seen may be those of another process's.
+                # All members in every process: a row that one has not seen may have been seen in another process.
                 start = initial(problem, self.init, self.members, seed)
                 every = self.rows(problem, seed, range(self.members))
                 loss = partial(NegativeLogDensity, problem, prior_weight=float(self.prior))
@@ -132,10 +132,10 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return anchored members that start at draws from the prior, and stop and take their noise by held-out rows.
+        """Return anchored members that start at draws from the prior, with early stopping and noise by held-out rows.
 
-        Members that start alike and share one prior mean would mostly agree. Held-out rows stop each of them before it
-        fits the noise of its rows; what it has fitted of it by then would still make its intervals too narrow.
+        Members that start alike and share one prior mean would mostly agree. Early stopping ends each of them before it
+        fits the noise of its rows; the part it has fitted by then would still make its intervals too narrow.
         """
         anchored = {"members": 10, "anchored": True, "init": "prior", "validation": 0.2, "noise_from": HELD_OUT}
         return super().table_settings(layers, noise) | anchored
@@ -146,7 +146,7 @@ class DeepEnsemble(TrainingMethod[DrawsPosterior]):
         return super().demo_settings(quick) | {"members": 10, "anchored": True, "init": "prior"}
 
     def rows(self, problem: Problem, seed: int, own: range) -> Data:
-        """Return the rows that these members train on and stop by."""
+        """Return the rows that these members train on, and those that decide early stopping."""
         if self.validation and self.bootstrap:
             raise InputError(
                 "validation",

@@ -46,26 +46,26 @@ class HMC(SamplingMethod):
     """Hamiltonian Monte Carlo on the full batch: draws from the posterior itself, many chains at once.
 
     Args:
-        chains, draws: number of chains, and of draws per chain.
+        chains, draws: number of chains, and number of draws per chain.
         warmup: iterations before the first draw, in which step size and mass adapt; they are frozen afterwards. A chain
-            that does not move in a third of them restarts from another chain's position, and the record says so.
+            that does not move in a third of them restarts from another chain's position, and the record lists it.
         step_size: Delta; None finds it during warm-up.
         trajectory_length: tau; None takes pi/2 times the prior's scale. "tuned" takes that length or a half, a quarter
             or an eighth of it, whichever gave the most effective predictions per gradient during warm-up.
-        target_accept: acceptance that the step size is adapted to.
+        target_accept: acceptance rate that the step size is adapted to.
         pooled: one step size for all chains at the end of warm-up, such that the worst of them moves; False gives each
             its own throughout (chains then wait for the one with the most steps).
         mass: "identity", "prior" (M = 1/prior variance), adapted during warm-up ("diagonal", "low-rank", or "block":
             correlations within layers), a posterior of the same problem, whose covariance is M^-1, or
-            "auto": diagonal for a `Density` and where the output layer is integrated out; else identity if all prior
+            "auto": diagonal for a `Density` and if the output layer is integrated out; else identity if all prior
             scales are equal, and prior if they differ.
-        mass_rank: most eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
+        mass_rank: maximum number of eigenvectors of a low-rank mass, and of blocks of more than 512 parameters.
         mass_start: a posterior whose covariance is M^-1 until the first window of an adapted mass has ended.
         jitter: trajectory lengths vary by up to this fraction, which breaks up periodic orbits; None takes 0.2, or 0 if
             the trajectory length is given.
         refresh: fraction of the momentum that is resampled; below 1, momentum persists from one trajectory to the next.
         integrator: "leapfrog" or "minimum-error" (two gradients per step).
-        max_steps: most steps per trajectory when the step size is adapted; longer ones are cut, and the record says so.
+        max_steps: maximum steps per trajectory if the step size is adapted; longer ones are cut, as the record reports.
         thin: iterations per draw.
         init: "ensemble" (a MAP fit for each chain), "map", "prior", "network", "fresh", a (C, D) tensor or a posterior.
         start_steps: training steps of the MAP fits of "ensemble" and "map".
@@ -73,11 +73,11 @@ class HMC(SamplingMethod):
         compile: True, False or "auto".
         collapse: whether the output layer of a regression network is integrated out (see `inference.collapsed`): the
             hidden layers are sampled without it, and its weights are drawn exactly given them. The posterior is the
-            same, with far fewer gradients per draw. "auto" does so on a CPU where it is possible: Gaussian noise (also
+            same, with far fewer gradients per draw. "auto" does so on a CPU if possible: Gaussian noise (also
             heteroscedastic), a Normal prior, stacks of Linear layers; not with a given `step_size`.
-        until: "mixed" goes on, with longer trajectories or more draws, until R-hat and the effective sample size of
-            predictions reach 1.03 and 400, and the record says whether they did. None stops after `draws` draws.
-        budget: the time limit of `until`, in seconds or as "10min"; None sets none.
+        until: "mixed" continues, with longer trajectories or more draws, until R-hat and the effective sample size of
+            predictions reach 1.03 and 400, and the record reports whether they did. None stops after `draws` draws.
+        budget: the time limit of `until`, in seconds or as "10min"; None sets no limit.
     """
 
     name: ClassVar[str] = "hmc"
@@ -185,7 +185,7 @@ class HMC(SamplingMethod):
         return "identity" if high <= low * (1 + 1e-6) else "prior"
 
     def inverse_mass(self, target: Target) -> InverseMass:
-        """Return the initial M^-1: one that is given, or the prior's variance."""
+        """Return the initial M^-1: the given one, or the prior's variance."""
         if not isinstance(self.mass, str):
             return given_mass("mass", self.mass, target)
         if self.mass_start is not None:
@@ -236,8 +236,8 @@ class HMC(SamplingMethod):
         return {"chains": 16, "warmup": 80, "draws": 80, "thin": 2, **_SHORT}
 
 
-# Their length suits the scales of the weights. Tables keep all weights in whole trajectories, too: trials without the
-# output layer overrated the chains of concrete and underrated those of wine.
+# Their length suits the scales of the weights. Tables also sample all weights with full-length trajectories: trials
+# without the output layer overrated the chains of concrete and underrated those of wine.
 _SHORT: dict[str, Any] = {
     "trajectory_length": 0.5,
     "refresh": 0.3,

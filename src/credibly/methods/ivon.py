@@ -8,8 +8,8 @@
     m <- m - lr (g / (1 - b1^t) + delta (m - loc)) / (h + delta)
 
 This is natural-gradient descent on the free energy of Bayes by Backprop (Shen et al. 2024). E_q[h_hat] is the diagonal
-of the expected Hessian, so where q is at rest its precisions are those of the best Gaussian of independent weights. A
-step evaluates one gradient, as a step of Adam does, and h takes the place of Adam's second moment.
+of the expected Hessian, so once q has converged its precisions are those of the best Gaussian with independent weights.
+A step evaluates one gradient, as a step of Adam does, and h replaces Adam's second moment.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from credibly.posterior.model import Model
 from credibly.problem import Problem
 from credibly.storage.record import Record
 
-# Time constants of h in a run: its initial value counts for e^-5 or less of it in the end. An estimate of h has a
-# relative noise of about the root of the batches per epoch; in long runs more renewals keep that of h at 15 %.
+# Time constants of h in a run: at the end its initial value has a weight of e^-5 or less. A single estimate of h has a
+# relative noise of about the root of the batches per epoch; in long runs averaging over more of them keeps it at 15 %.
 RENEWALS, PER_EPOCH = (5.0, 15.0), 0.045
 # Initial curvature over lr times the largest one: steps with a momentum of 0.9 diverge below 1/38.
 STABLE = 0.1
-# Most of an estimate that enters h in one step, in short runs.
+# The largest weight of a single estimate of h, in short runs.
 LARGEST_RATE = 0.1
 
 
@@ -63,7 +63,7 @@ class IVON(TrainingMethod[GaussianPosterior]):
         samples: draws of the weights per step.
         members: Gaussians in the mixture, fitted side by side from different starting points.
         init: initial means: "network", "fresh", "prior" or an (M, D) tensor. A mean-field posterior of the same
-            network, from IVON or Bayes by Backprop, gives the standard deviations too.
+            network, from IVON or Bayes by Backprop, also gives the standard deviations.
     """
 
     name: ClassVar[str] = "ivon"
@@ -89,14 +89,14 @@ class IVON(TrainingMethod[GaussianPosterior]):
             check_integer(name, getattr(self, name))
 
     def check_memory(self, problem: Problem) -> None:
-        """Raise if a fit would need more memory than there is: means, curvatures, mean gradients, and draws."""
+        """Raise if a fit would need more memory than is available: means, curvatures, mean gradients, and draws."""
         drawn = 2 * self.members * self.samples * problem.dim
         rows, size = self.rows_at_once(problem), 3 * self.members * problem.dim
         check_training(type(self).__name__, problem, parameters=size, copies=0, result=drawn, batch=rows)
 
     @property
     def starts_fresh(self) -> bool:
-        """Several members from one point would stay together, so they start at new initial values."""
+        """Whether members start at new initial values: several members from one point would stay together."""
         several = isinstance(self.init, str) and self.init == "network" and self.members > 1
         return several or super().starts_fresh
 
@@ -116,7 +116,7 @@ class IVON(TrainingMethod[GaussianPosterior]):
             seed=seed,
         )
         theta, hess_init = self._start(fit, objective, data)
-        # The update clips by the norm of the gradient alone; a step would include that of the curvature.
+        # The update clips by the norm of the gradient alone; a generic step would include that of the curvature.
         options = replace(self, clip_norm=None)
         mesh = fit.world.all_rows()
         large = takes_module_step(problem, self, sharded=mesh.shape[1] > 1)
@@ -160,7 +160,7 @@ class IVON(TrainingMethod[GaussianPosterior]):
             try:
                 top = largest_curvature(problem, one, data, seed, rows=rows)
             except InputError:
-                # A flat start; steps with this curvature are those of gradient descent.
+                # The loss is flat at the start; steps with this curvature are those of gradient descent.
                 top = 1.0
             found.append(max(STABLE * self.lr * top, mean_curvature(problem, one, data, seed, rows=rows)))
         return max(found)
@@ -170,7 +170,7 @@ class IVON(TrainingMethod[GaussianPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return four draws per step, which cost little on a small network and halve the noise of mean and width."""
+        """Return four draws per step, which cost little on a small network and halve the noise of mean and std."""
         return super().table_settings(layers, noise) | {"samples": 4}
 
 

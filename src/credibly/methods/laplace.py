@@ -2,7 +2,7 @@
 
     q(w) = N(w*, P^-1),   P = (1/T_lik) sum_i v_i J_i' F_i J_i + (1/T_prior) diag(-d^2 log p(w*))
 
-w* is the mode (a MAP fit first), or a network that is trained already. J_i is the Jacobian of the output of row i and
+w* is the mode (a MAP fit first), or an already trained network. J_i is the Jacobian of the output of row i and
 F_i the Fisher information of the likelihood in that output: the generalised Gauss-Newton matrix, which is positive
 semi-definite. v_i is the weight of row i, 1 by default.
 """
@@ -50,19 +50,19 @@ class Laplace(TrainingMethod[LaplacePosterior]):
     """Laplace approximation: a Gaussian around a trained network, from the curvature at its weights.
 
     Args:
-        structure: of the curvature: "kron" (Kronecker factors of each Linear layer and convolution, K-FAC), "diag" or
-            "full" (small networks). Parameters of other kinds are diagonal unless it is full.
+        structure: structure of the curvature: "kron" (K-FAC: Kronecker factors of Linear layers and convolutions),
+            "diag" or "full" (small networks). With "kron", parameters of other layers are diagonal.
         fisher: the Fisher information of the outputs: "exact", "sampled" (from labels drawn from the model; unbiased,
             and cheaper for many classes) or "empirical" (from the observed labels; a rough substitute).
         fisher_samples: number of labels per row with "sampled". Each costs one backward pass.
         random: which of the problem's random parameters the Gaussian covers: None for all, "last layer", or glob
             patterns on their names. The others stay at their trained values.
-        start: "map" fits the mode first, with the settings of training; "network" takes the network as it is, which
+        start: "map" fits the mode first, with the training settings; "network" takes the network as it is, which
             makes a network trained elsewhere Bayesian; or a (D,) tensor of weights.
         init: starting point of the MAP fit: "network", "fresh", "prior" or a (1, D) tensor.
-        noise_from: what a learned noise maximises: "training" (the density of the training rows, together with the
-            weights: too small where the network has fitted some of the noise) or "evidence" (the evidence, with the
-            weights integrated out).
+        noise_from: what learned noise maximises: "training" (the density of the training rows, together with the
+            weights: too small if the network has fitted some of the noise) or "evidence" (the marginal likelihood,
+            with the weights integrated out).
         tune: "evidence" chooses one factor on the scale of all Normal priors by the Laplace evidence, after the fit.
         tune_noise: with `tune`, also choose a factor on a Gaussian likelihood's fixed scale.
         refits: with `tune`, how often to fit the mode again under the chosen scales, and choose again.
@@ -114,7 +114,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
 
     @property
     def post_hoc(self) -> bool:
-        """Whether the network's own weights are taken."""
+        """Whether w* is the network's own weights, without a MAP fit."""
         return isinstance(self.start, Tensor) or self.start == "network"
 
     def _fit(self, fit: Fit) -> LaplacePosterior:
@@ -172,7 +172,7 @@ class Laplace(TrainingMethod[LaplacePosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return the noise of highest evidence: on a small table that of the mode is much too small."""
+        """Return settings that take the noise of highest evidence: on a small table that of the mode is too small."""
         return super().table_settings(layers, noise) | {"noise_from": "evidence"}
 
     def _point(self, fit: Fit, problem: Problem, begin: Tensor, history: dict[str, Any]) -> Tensor:

@@ -33,18 +33,18 @@ class MCLMC(SamplingMethod):
     """Microcanonical Langevin Monte Carlo: a direction of unit length instead of a momentum.
 
     Args:
-        chains, draws: number of chains, and of draws per chain.
+        chains, draws: number of chains, and number of draws per chain.
         warmup: iterations before the first draw, in which step size and length adapt; they are frozen afterwards.
-        adjusted: whether paths are accepted or rejected, which makes the draws exact. False has a bias that the step
-            size bounds, and the record has the variance of the energy error that goes with it.
+        adjusted: whether paths are accepted or rejected, which makes the draws exact. False has a bias that depends on
+            the step size, and the record has the variance of the energy error that it comes from.
         step_size: None finds it during warm-up.
-        trajectory_length: of the path of an iteration, over which directions persist; None takes the width of the
-            density, sqrt(sum of the variances), as found during warm-up.
+        trajectory_length: length of the path of an iteration, over which directions persist; None takes the width of
+            the density, sqrt(sum of the variances), as found during warm-up.
         energy_variance: variance of the energy error of a step, per dimension, that the step size of the unadjusted
             form is adapted to. The bias shrinks with it.
-        target_accept: acceptance that the step size of the adjusted form is adapted to.
+        target_accept: acceptance rate that the step size of the adjusted form is adapted to.
         integrator: "minimum-error" (two gradients per step) or "leapfrog".
-        max_steps: most steps per iteration; longer paths are cut, and the record says so.
+        max_steps: maximum steps per iteration; longer paths are cut, and the record reports it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, until, budget: as in `HMC`.
         mass: not a setting of MCLMC. It raises an error that says so.
@@ -104,7 +104,7 @@ class MCLMC(SamplingMethod):
 
     def plan(self, target: Target) -> MCLMCPlan:
         """Resolve the settings for a target."""
-        # A direction needs two dimensions.
+        # In one dimension there is no direction to turn.
         if target.dim < 2:
             found = f"must have at least two parameters for {type(self).__name__}, got 1"
             raise InputError("problem", found, "Use HMC or NUTS")
@@ -126,7 +126,7 @@ class MCLMC(SamplingMethod):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return more chains of fewer draws."""
+        """Return settings with more chains of fewer draws."""
         return {"chains": 8, "warmup": 150, "draws": 150, "max_steps": 100, "init": "fresh"}
 
     @classmethod

@@ -1,6 +1,6 @@
 """Microcanonical Langevin ensembles: a short MCLMC chain from every member of a deep ensemble (Sommer et al. 2025).
 
-    w_m = argmax log p(w | D) from a start of its own;    chain m: MCLMC from w_m;    p(y | x) = mean over all draws
+    w_m = argmax log p(w | D), each from its own start;    chain m: MCLMC from w_m;    p(y | x) = mean over all draws
 
 The chains are short and need not meet: each is a local posterior around its member, and the draws are the mixture of
 them with equal weights. See `credibly.methods.mclmc` for the dynamics.
@@ -27,7 +27,7 @@ class MILE(MCLMC):
     """Microcanonical Langevin ensemble: a deep ensemble with a short MCLMC chain from each of its members.
 
     Args:
-        chains, draws: number of members, at least 2, and of draws from the chain of each.
+        chains, draws: number of members, at least 2, and number of draws from each member's chain.
         start_steps: training steps of the members.
         warmup, max_steps: of the chains, as in `MCLMC`.
         init: "ensemble" trains the members; or a (C, D) tensor or a posterior with a start for every chain.
@@ -46,7 +46,7 @@ class MILE(MCLMC):
     start_steps: int = 1000
 
     def __post_init__(self, mass: None) -> None:
-        advice = "A member without others is no ensemble; use MCLMC or NUTS for a single chain"
+        advice = "A single member is no ensemble; use MCLMC or NUTS for a single chain"
         check_integer("chains", self.chains, 2, advice=advice)
         if isinstance(self.init, str) and self.init != "ensemble":
             found = f'must be "ensemble", a (chains, D) tensor or a posterior for MILE, got {self.init!r}'
@@ -62,7 +62,7 @@ class MILE(MCLMC):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return the settings for one fit of several."""
+        """Return cheaper settings: a table's fit is one of several."""
         return {"chains": 8, "start_steps": 1000}
 
     @classmethod

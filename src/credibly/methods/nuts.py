@@ -35,14 +35,14 @@ class NUTS(SamplingMethod):
     """The No-U-Turn sampler: HMC that finds the length of every trajectory by itself.
 
     Args:
-        chains, draws: number of chains, and of draws per chain.
+        chains, draws: number of chains, and number of draws per chain.
         warmup: iterations before the first draw, in which step size and mass adapt, as in `HMC`.
-        step_size: of the leapfrog integrator; None finds it during warm-up.
-        target_accept: mean acceptance over the points of a trajectory that the step size is adapted to.
+        step_size: leapfrog step size; None finds it during warm-up.
+        target_accept: mean acceptance over the points of a trajectory, to which the step size is adapted.
         pooled: one step size for all chains at the end of warm-up; False gives each its own.
         mass, mass_rank, mass_start: as in `HMC`.
-        max_depth: most doublings of a trajectory, of 2^max_depth - 1 steps. The record counts the trajectories that
-            reached it.
+        max_depth: maximum doublings of a trajectory, which then has 2^max_depth - 1 steps. The record counts the
+            trajectories that reached it.
         thin: iterations per draw.
         init, start_steps, draw_dtype, compile, collapse, until, budget: as in `HMC`.
         trajectory_length: not a setting of NUTS. It raises an error that says so.
@@ -91,7 +91,7 @@ class NUTS(SamplingMethod):
         return self._as_hmc().given_mass(target)
 
     def _as_hmc(self) -> HMC:
-        """Return HMC with the settings that both share. It checks them, and its plan is the one of the warm-up."""
+        """Return HMC with the settings that both share. It checks them, and its plan is that of the warm-up."""
         own = {field.name for field in dataclasses.fields(self)} & {field.name for field in dataclasses.fields(HMC)}
         return HMC(**{name: getattr(self, name) for name in own}, max_steps=2**self.max_depth - 1, jitter=0.0)
 

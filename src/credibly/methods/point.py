@@ -30,7 +30,7 @@ class _Point(TrainingMethod[DrawsPosterior]):
     """One set of weights.
 
     Args:
-        noise_from: rows that a learned noise comes from: "training" (the mode with the weights, too small where the
+        noise_from: rows that learned noise comes from: "training" (the joint mode with the weights, too small if the
             network has fitted some of the noise) or "held-out" (those of `validation`, or else ten folds, each
             predicted by a further fit to the others).
         init: "network" (start from the weights given), "fresh", "prior" or a (1, D) tensor.
@@ -51,7 +51,7 @@ class _Point(TrainingMethod[DrawsPosterior]):
             begin, data = initial(problem, self.init, 1, seed), split(problem, self, seed)
             objective = NegativeLogDensity(problem, data.count, self.prior_weight)
             title, mesh = type(self).__name__, fit.world.all_rows()
-            # Training changes it; the folds of held-out noise start there, too.
+            # A copy, because training changes it and the folds of held-out noise also start from it.
             theta = begin.clone() if self.noise_from == HELD_OUT else begin
             done = train(
                 problem, objective, theta, self, data, seed=seed, title=title, progress=fit.progress, mesh=mesh
@@ -78,7 +78,10 @@ class _Point(TrainingMethod[DrawsPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return the noise of held-out rows: a point has no other width, and its residuals are too small."""
+        """Return settings that take the noise from held-out rows.
+
+        A point estimate has no other source of width, and its training residuals are too small.
+        """
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
 

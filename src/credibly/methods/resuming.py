@@ -64,7 +64,7 @@ def resume_with_problem(
     if resumable_manifest(folder)["status"] == "complete":
         return _load_complete(folder, problem), problem
     world = current()
-    # The manifest is read again under the lock: another process may have resumed the run before we had it.
+    # The manifest is read again under the lock: another process may have resumed the run before we acquired it.
     with world.propagate_errors(), open_folder(path, world) as run:
         if run.manifest.get("status", "complete") != "complete":
             with as_store_errors(f"path: the run in {name!r}"):
@@ -114,7 +114,7 @@ def _method(folder: Path, manifest: dict[str, Any]) -> SamplingMethod | Training
     """Return the method with the settings it had."""
     if manifest["kind"] == KIND:
         return _training_method(folder, manifest)
-    # Starting points that were a tensor or a posterior are in a file of their own.
+    # Starting points that were a tensor or a posterior are in a separate file.
     stored = "start.safetensors" in manifest["files"]
     settings = {**manifest["record"]["settings"], **({"init": "prior"} if stored else {})}
     # So is a mass that was a posterior.
@@ -189,7 +189,7 @@ def stored_problem(folder: Path, manifest: dict[str, Any]) -> Problem:
             f"path: {name!r} was started on {manifest['arithmetic']['device']}, which is not available ({reason}). "
             f"{how}"
         ) from error
-    # Copied: tensors in a file start at any byte, and products of unaligned operands round differently.
+    # Copied: tensors in a file may be unaligned, and products of unaligned operands round differently.
     data = {name: values.clone() for name, values in load_tensors(folder / "data.safetensors", device).items()}
     fixed = load_tensors(folder / "fixed.safetensors")
     values = {**dict(net.named_parameters()), **dict(net.named_buffers())}

@@ -15,13 +15,13 @@ measures the largest curvature a and the noise where the chains are, and takes t
 keeps the heat below 5 % of the temperature (`credibly.inference.sampling.sgmcmc_steps` has the formulas). On full
 batches that is h = 1 / sqrt(a) for SGHMC and eps = 1.5 / a for SGLD, neither of which biases a Gaussian.
 
-Times are in units of the prior's standard deviation, which sets the slowest time scale there is, and HMC's trajectory
-length. The friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps
-follows from the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves
-less, so it has more chains, and R-hat shows where they have not mixed.
+Times are in units of the prior's standard deviation, which sets the slowest time scale and HMC's trajectory length. The
+friction is 1.4 in these units, near the critical damping of that slowest motion, and the number of steps follows from
+the step size, so that the chains move far enough. SGLD diffuses: in the same number of steps it moves less, so it has
+more chains, and R-hat shows where they have not mixed.
 
 Gradient noise makes minibatches no cheaper per row than full batches: a smaller batch needs smaller steps. They pay off
-where a step on all rows takes too long or too much memory. `control_variate=True` (SVRG; Johnson & Zhang 2013, Dubey et
+if a step on all rows takes too long or too much memory. `control_variate=True` (SVRG; Johnson & Zhang 2013, Dubey et
 al. 2016) removes most of the noise.
 
 The sampler itself is in `credibly.inference.sampling.sgmcmc`.
@@ -53,9 +53,9 @@ from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
 PRECONDITIONERS = ("auto", "prior", "rmsprop")
-# Rows up to which every step takes all of them, and the smallest and largest batch beyond.
+# Number of rows up to which every step is full-batch, and the smallest and largest batch beyond that.
 FULL_ROWS, BATCHES = 10_000, (192, 320)
-# Gradients of all rows that a MAP fit may cost to be the start of a chain.
+# The most full-batch gradients that a MAP fit may cost if a chain is to start at it.
 CHEAP = 100
 
 
@@ -64,12 +64,12 @@ class _SGMCMC(SamplingMethod):
     """Settings that SGLD and SGHMC share.
 
     Args:
-        chains, draws: number of chains, and of draws per chain.
+        chains, draws: number of chains, and number of draws per chain.
         warmup: steps before the first draw, in which step size and preconditioner are found; None takes as many as the
             chains need to forget where they started, judged by the prior's scale, and the record keeps their number.
-        thin: steps per draw; None takes as many as let the chains move across the prior's scale several times during
-            all draws.
-        max_steps: most steps per chain if `warmup` or `thin` is None; the record says whether it cut them.
+        thin: steps per draw; None takes enough of them for the chains to cross the prior's scale several times over all
+            draws.
+        max_steps: maximum steps per chain if `warmup` or `thin` is None; the record reports whether it cut them.
         batch_size: rows per minibatch; None takes all rows up to 10,000 of them, else about 256, chosen so that an
             epoch leaves out few rows.
         step_size: h of SGHMC, eps of SGLD; None finds it in warm-up, and the record keeps its value.
@@ -88,9 +88,9 @@ class _SGMCMC(SamplingMethod):
         start_steps: training steps of the MAP fits of "ensemble" and "map".
         draw_dtype: dtype of the stored draws; None takes the network's.
         compile: True, False or "auto".
-        until: "mixed" goes on until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
-            record says whether they did; with the constant schedule. None stops after `draws` draws.
-        budget: the time limit of `until`, in seconds or as "10min"; None sets none.
+        until: "mixed" continues until R-hat and the effective sample size of predictions reach 1.03 and 400, and the
+            record reports whether they did; only with the constant schedule. None stops after `draws` draws.
+        budget: the time limit of `until`, in seconds or as "10min"; None sets no limit.
     """
 
     overdamped: ClassVar[bool]
@@ -146,7 +146,7 @@ class _SGMCMC(SamplingMethod):
             raise InputError("until", f"must be None with schedule={self.schedule!r}, got {self.until!r}", advice)
 
     def check_problem(self, problem: Problem | Density) -> None:
-        """Raise if the batch size is larger than the number of rows, or a control variate has no minibatches."""
+        """Raise if the batch size exceeds the number of rows, or if a control variate is set without minibatches."""
         if isinstance(problem, Problem):
             self.batch(problem.n, problem.stream)
         if self.control_variate and (isinstance(problem, Density) or self.batch(problem.n) == problem.n):
@@ -159,7 +159,7 @@ class _SGMCMC(SamplingMethod):
     def start_points(self, problem: Problem | Density) -> str | Tensor | Posterior:
         """Return the starting points that "auto" stands for.
 
-        With many rows, MAP fits on minibatches cost next to nothing; with few, chains find the posterior sooner from
+        With many rows, MAP fits on minibatches cost almost nothing; with few, chains reach the posterior sooner from
         fresh weights.
         """
         if not (isinstance(self.init, str) and self.init == "auto"):
@@ -197,7 +197,7 @@ class _SGMCMC(SamplingMethod):
         )
 
     def resolved_schedule(self) -> Schedule:
-        """Return when draws are taken, and the step size of every step, with one step for every number not given."""
+        """Return the schedule of draws and step sizes, with 1 in place of every number that is not given."""
         return Schedule(
             kind=self.schedule,
             warmup=1 if self.warmup is None else self.warmup,
@@ -250,9 +250,9 @@ class SGLD(_SGMCMC):
 
     w <- w + (eps/2) P g + sqrt(eps P) (xi + xi') / 2
 
-    xi and xi' are the normal numbers of the last step and of this one: averaged over two steps, the noise leaves no
-    bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as those of
-    SGHMC do.
+    xi and xi' are the standard normal draws of the previous step and of this one: averaged over two steps, the noise
+    leaves no bias on Gaussian posteriors. Unless `step_size` is given, chains move with momentum during warm-up, as
+    those of SGHMC do.
     """
 
     name: ClassVar[str] = "sgld"
@@ -283,5 +283,5 @@ class SGHMC(_SGMCMC):
 
 
 def _mean_scale(scale: Tensor) -> float:
-    """Return the root mean square of the scales (D,); one number seen as many has no memory to square it in."""
+    """Return the root mean square of the scales (D,). An expanded scalar is handled without allocating D values."""
     return float(scale[0]) if scale.stride() == (0,) else float(torch.square(scale).mean().sqrt())

@@ -3,13 +3,14 @@
     q(w) = N(mean, (diag(variance) + D D' / (K - 1)) / 2)
 
 mean and variance are those of all T recorded points; the K columns of D are the last points minus the running mean at
-their time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches.
+the time. SGD starts at a MAP fit, or at the weights of the network. Its noise is that of minibatches.
 
-At a given learning rate the points are iterates, as in the paper. Their stationary variance follows learning rate,
-batch size and curvature (Mandt, Hoffman & Blei 2017): the region that training moves in, not the posterior, and no
-single rate makes it the posterior's in more than one direction, since for a well-specified likelihood it is the same in
-all. By default the points are therefore averages over windows of m steps, stretched around their mean, whose variance
-is the posterior's in every direction that relaxes within a window (`training.gradient_noise`).
+At a given learning rate the points are iterates, as in the paper. Their stationary variance follows from learning rate,
+batch size and curvature (Mandt, Hoffman & Blei 2017). It describes the region that training moves in, not the
+posterior, and no single rate matches the posterior's variance in more than one direction, since for a well-specified
+likelihood it is the same in all. By default the points are therefore averages over windows of m steps, stretched around
+their mean, whose variance is the posterior's in every direction that relaxes within a window
+(`training.gradient_noise`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from credibly.posterior.gaussian import GaussianPosterior
 from credibly.posterior.model import Model
 from credibly.problem import Problem
 
-# Minibatches per epoch by default: with all rows in one there would be no noise to learn from. For averages, whose
-# width does not depend on the batch size, larger batches keep the noise of the Hessian down.
+# Minibatches per epoch by default: a single one would have no noise to learn from. For averages, whose width does not
+# depend on the batch size, larger batches keep the noise of the Hessian down.
 LEAST_BATCHES, LEAST_BATCHES_AVERAGED = 8, 4
 # Steps between two recorded iterates, by default.
 LEAST_STEPS = 10
@@ -64,7 +65,7 @@ RATE_BY_CURVATURE = 1.0
 RATE_BY_TRACE = 0.2
 # Averages per pass over a stream.
 WINDOWS_PER_PASS = 4
-# Learning rates tried if none is given.
+# Number of learning rates tried if none is given.
 TRIALS = 5
 
 
@@ -81,13 +82,13 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             rate sets their variance. None matches the posterior instead: points are averages over `every` steps of
             SGD on independent minibatches, stretched by the measured noise of the gradients. The rate then only
             decides which directions have relaxed. It is a fifth of the largest stable one, with each weight in units
-            of its gradient noise; if SGD diverges all the same, it restarts with a quarter of that.
-        noise_from: rows that the mean of a learned noise comes from: "training" or "held-out" (those of `validation`,
+            of its gradient noise; if SGD still diverges, it restarts with a quarter of that.
+        noise_from: rows that the mean of learned noise comes from: "training" or "held-out" (those of `validation`,
             or else ten folds, each predicted by a MAP fit to the others).
-        init: "map" (a MAP fit first, with the settings of training), "network" (the weights as given: a posterior
-            around a network that is trained already) or a (1, D) tensor.
+        init: "map" (a MAP fit first, with the training settings), "network" (the weights as given: a posterior around
+            an already trained network) or a (1, D) tensor.
 
-    SGD has the momentum and batch size of the training settings, and with `sgd_lr` their clipping; without a batch
+    SGD uses the momentum and batch size of the training settings, and with `sgd_lr` their clipping; without a batch
     size, minibatches have 128 rows, or an eighth of the rows if there are few.
     """
 
@@ -115,8 +116,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             raise InputError("init", f'must be "map", "network" or a (1, D) tensor, got {self.init!r}')
 
     def check_memory(self, problem: Problem) -> None:
-        """Raise if a fit would need more memory than there is: averages or deviations, then the Gaussian."""
-        # Deviations are part of the Gaussian, where the network is large.
+        """Raise if a fit would need more memory than is available: averages or deviations, then the Gaussian."""
+        # For a large network the deviations are part of the Gaussian.
         recorded = 0 if self.sgd_lr is not None else self.iterates + 1
         # Running moments in float64, and the parameters of the Gaussian.
         result = (recorded + 4 + 2 + self.rank) * problem.dim
@@ -185,7 +186,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
             history |= {"noise_ratio": noise.ratio, "stretch": stretch}
         history |= {"sgd_lr": rate, "sgd_batch": batch, "sgd_every": every}
         history |= {"iterates": self.iterates, "sgd_loss": moments.losses}
-        # The averages need two windows more: SGD forgets its start in one, and differences are between two.
+        # Averages need two more windows: SGD forgets its start in the first, and a difference takes two.
         steps = every * (self.iterates + (0 if self.sgd_lr is not None else 2))
         history["gradients"] = round(history.get("gradients", 0.0) + steps * batch / data.count, 2)
         phi = moments.phi(problem.layout.dtype)
@@ -200,18 +201,21 @@ class SWAG(TrainingMethod[GaussianPosterior]):
 
     @classmethod
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
-        """Return the noise of held-out rows: the mean that SGD circles around has fitted some of the noise."""
+        """Return settings that take the noise from held-out rows.
+
+        The mean that SGD circles around has fitted some of the noise of the training rows.
+        """
         return super().table_settings(layers, noise) | {"noise_from": HELD_OUT}
 
     @staticmethod
     def _points(averages: Tensor, stretch: float, widest: Tensor) -> Tensor:
         """Return points (T, D) around the mean of all averages (T + 1, D) but the first."""
-        # Half the variance of a difference is that of an average, without a drift of the mean, as SGD has where it
+        # Half the variance of a difference is that of an average, free of the drift of the mean that SGD has when it
         # starts away from the mode.
         change = averages.diff(dim=0) / math.sqrt(2)
         spread = stretch * (change - change.mean(0))
-        # Data narrow the prior. A weight whose fluctuation is wider has not settled, and a wild noise scale among them
-        # would widen every interval.
+        # The posterior is narrower than the prior. A weight that fluctuates more than that has not settled, and if it
+        # is a noise scale it would widen every interval.
         spread = spread * (widest / spread.std(0)).clamp(max=1)
         return averages[1:].mean(0) + spread
 
@@ -231,8 +235,8 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         """
         problem, scale = fit.problem, noise.scale
         large = takes_module_steps(problem, objective, self, sharded=fit.world.all_rows().shape[1] > 1)
-        # The batches of a pass are disjoint. Half the variance of a difference of two windows of one pass is that of
-        # independent batches all the same.
+        # The batches of a pass are disjoint. Even so, half the variance of a difference of two windows of one pass is
+        # that of independent batches.
         batches = make_batches(problem, fit.seed, "SWAG") or IndependentBatches(
             data.rows, batch, seed=fit.seed, purpose="independent batches", device=problem.device
         )
@@ -241,7 +245,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
         rates = [first / 4**trial for trial in range(TRIALS)]
         for rate in rates:
             if large:
-                # In the units of the weights, with the gradients multiplied by scale^2, it is the same.
+                # Equivalently, in the units of the weights, the gradients are multiplied by scale^2.
                 own = torch.square(scale[0])
                 descent = self._descend(fit, objective, theta.clone(), batches, rate, every, averaged=True, scale=own)
             else:
@@ -256,7 +260,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
                         points.append(point)
                         losses.append(loss)
             except TrainingError:
-                # A rate that diverges gives way to the next; the last one raises.
+                # After a rate that diverges comes the next; the last one raises.
                 if rate == rates[-1]:
                     raise
                 continue
@@ -277,9 +281,9 @@ class SWAG(TrainingMethod[GaussianPosterior]):
     ) -> Iterator[tuple[Tensor, float]]:
         """Run SGD at a constant rate from theta (1, D), in place, and yield a point (D,) and the loss every few steps.
 
-        Points are iterates, or the averages over each window, in float64; of those there are two more. Clipped
-        gradients would have less noise than was measured, so averages are without. `scale` (D,) preconditions the steps
-        of a large network, whose averages are in its own dtype.
+        Points are iterates, or averages over each window in float64, of which there are two more. Averages are taken
+        without clipping: clipped gradients would have less noise than was measured. `scale` (D,) preconditions the
+        steps of a large network, whose averages are in its own dtype.
         """
         steps = every * (self.iterates + (2 if averaged else 0))
         clip = None if averaged else self.clip_norm
@@ -316,7 +320,7 @@ class SWAG(TrainingMethod[GaussianPosterior]):
 
 
 def window_of_stream(given: int | None, wanted: int, per_epoch: int) -> int:
-    """Return the steps per average on a stream: windows must be parts of a pass, over which gradient noise cancels."""
+    """Return the steps per average on a stream: over a full pass gradient noise cancels, so windows must be shorter."""
     most = per_epoch // WINDOWS_PER_PASS
     if most < LEAST_STEPS or (given is not None and given > most):
         raise InputError(

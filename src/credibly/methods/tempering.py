@@ -2,9 +2,9 @@
 
     p_k(w) proportional to p(D|w)^(1 / T_k) p(w),    1 = T_1 < T_2 < ... < T_K
 
-Each of K replicas follows HMC on its own p_k. After every trajectory neighbours propose to exchange positions, which
-they do with probability min(1, exp((1/T_k - 1/T_(k+1)) (log p(D|w_(k+1)) - log p(D|w_k)))). A position that has been at
-a high temperature, where the likelihood hardly separates the modes, comes back to the posterior in another mode. Only
+Each of K replicas follows HMC on its own p_k. After every trajectory neighbours propose to exchange positions, accepted
+with probability min(1, exp((1/T_k - 1/T_(k+1)) (log p(D|w_(k+1)) - log p(D|w_k)))). A position that has been at a high
+temperature, where the likelihood hardly separates the modes, may come back to the posterior in another mode. Only
 the draws at T_1 are kept. Temperatures are multiples of the problem's own.
 
 The exchanges are in `credibly.inference.kernels.tempering`, the sampler in `credibly.inference.sampling.tempering`.
@@ -39,23 +39,23 @@ class ParallelTempering(SamplingMethod):
     """Parallel tempering: HMC at a ladder of temperatures, with exchanges that carry it from mode to mode.
 
     Args:
-        chains, draws: number of independent ladders, and of draws per ladder at the problem's own temperature.
+        chains, draws: number of independent ladders, and number of draws per ladder at the problem's own temperature.
         warmup: iterations before the first draw, in which temperatures, step sizes and mass adapt; they are frozen
             afterwards.
-        temperatures: how many temperatures from 1 to `hottest`, spaced in warm-up for equal swap acceptance; or the
-            temperatures themselves, increasing from 1. They multiply the problem's own temperature of the likelihood.
-            A `Density` is tempered as a whole.
+        temperatures: the number of temperatures from 1 to `hottest`, spaced in warm-up for equal swap acceptance; or
+            the temperatures themselves, increasing from 1. They multiply the problem's own likelihood temperature.
+            All of a `Density` is tempered.
         hottest: the highest temperature, if `temperatures` is a number of them. None takes the highest, up to 10, at
             which that many temperatures still exchange 40 % of the time.
-        trajectory_length: at the lowest temperature; None takes pi/2 times the prior's scale. The others take as many
-            steps, of their own size.
-        step_size: at the lowest temperature; at T it is sqrt(T) times as large. None finds one for every temperature
-            during warm-up.
-        target_accept: acceptance that the step size of each temperature is adapted to.
+        trajectory_length: length at the lowest temperature; None takes pi/2 times the prior's scale. The others take
+            the same number of steps, each with its own step size.
+        step_size: step size at the lowest temperature; at T it is sqrt(T) times as large. None finds one for every
+            temperature during warm-up.
+        target_accept: acceptance rate that the step size of each temperature is adapted to.
         mass: "identity", "prior", "diagonal" or "auto", as in `HMC`; the same at all temperatures.
         jitter, refresh, integrator, max_steps: of the trajectories, as in `HMC`.
         thin: iterations per draw.
-        init, start_steps: of the ladders, as in `HMC`; all replicas of a ladder start at the same point.
+        init, start_steps: starts of the ladders, as in `HMC`; all replicas of a ladder start at the same point.
         draw_dtype, compile, until, budget: as in `HMC`.
     """
 

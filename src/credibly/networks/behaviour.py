@@ -1,4 +1,4 @@
-"""Whether a network is a function of its weights and inputs: it leaves its input alone, and repeats its output."""
+"""Check that a network is a deterministic function of its weights and inputs, and does not modify its input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_behaviour(layout: Layout, rows: Inputs, first: Tensor) -> None:
         rows: a few rows of the data. They are copied first: the caller's tensors never change.
         first: its output for these rows in an earlier pass.
     """
-    # Random numbers of a network must not move the caller's generators.
+    # Random numbers of a network must not advance the caller's generators.
     devices = [layout.device] if layout.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         given = map_inputs(torch.clone, rows)
@@ -53,7 +53,7 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 
 
 def _gap(first: Tensor, second: Tensor) -> tuple[float, float]:
-    """Return the largest difference where both are finite, and the largest value there."""
+    """Return the largest difference over elements that are finite in both, and the largest value among them."""
     both = torch.isfinite(first) & torch.isfinite(second)
     if not bool(both.any()):
         return 0.0, 0.0

@@ -24,9 +24,9 @@ from credibly.errors import InputError, StoreError
 from credibly.networks.layer_table import LAYERS, SHOWN_BY, TABLE, layer_kind
 
 VERSION = 1
-# Levels of nested Sequentials.
+# Maximum depth of nested Sequentials.
 DEEPEST = 32
-# Values in total, so that a modified number raises an error instead of exhausting memory.
+# Maximum number of values in total, so that a modified number raises an error instead of exhausting memory.
 LARGEST = 2**32
 _DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 

@@ -1,6 +1,6 @@
 """A module evaluated with other values of its parameters.
 
-torch's `functional_call` follows tied weights by itself, but walks through the whole module in every call to find them,
+torch's `functional_call` follows tied weights by itself, but walks through the full module in every call to find them,
 and leaves the given values in place of a parameter where a module is registered under two names. Here ties are found
 once per module, and every attribute is replaced once.
 """
@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-# Tied parameters, each as the attributes that hold it, each attribute with all of its names.
+# Tied parameters, each as the attributes that refer to it, each attribute with all of its names.
 Ties = list[list[list[str]]]
 
 
 def find_ties(module: nn.Module) -> Ties:
-    """Return the parameters that several attributes of a module hold."""
+    """Return the parameters that several attributes of a module refer to."""
     found: dict[int, dict[tuple[int, str], list[str]]] = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         for name, parameter in part._parameters.items():
@@ -29,7 +29,7 @@ def find_ties(module: nn.Module) -> Ties:
 
 
 def call_with(module: nn.Module, values: Mapping[str, Tensor], args: Any, kwargs: Any, ties: Ties | None = None) -> Any:
-    """Return what a module returns with these values of parameters, by name; tied parameters share one value."""
+    """Call a module with these values of its parameters, by name; tied parameters share one value."""
     given = dict(values)
     for attributes in find_ties(module) if ties is None else ties:
         for name in (name for names in attributes for name in names if name in values):

@@ -4,8 +4,8 @@ torch's convolutions take about as long in either layout. Pooling does not: torc
 channels, and the compiler's code is scalar otherwise. The compiler itself puts convolutions channels last, except those
 of one input channel, where the layout is ambiguous; and its gradient of max-pooling scatters by index.
 
-Networks with group normalisation stay in torch's default layout: theirs is slower channels last, and its gradient ends
-the process there if the weights need one and the images do not.
+Networks with group normalisation stay in torch's default layout: group normalisation is slower channels last, and its
+gradient crashes the process there if the weights need one and the images do not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Arrangement(NamedTuple):
 def find_arrangement(module: nn.Module, trial: Inputs, device: torch.device, dtype: torch.dtype) -> Arrangement:
     """Return how the network takes its inputs.
 
-    Channels last is tried out, since `x.view(len(x), -1)` after a convolution raises there, unlike flatten and reshape.
+    Channels last is tested, since `x.view(len(x), -1)` after a convolution raises there, unlike flatten and reshape.
     """
     on_cpu = device.type == "cpu"
     dimensions = {t.ndim for _, t in tensors_of(trial)}
@@ -51,7 +51,7 @@ def find_arrangement(module: nn.Module, trial: Inputs, device: torch.device, dty
         try:
             width, group_norm, output = _measured(module, rows, look)
             output_tensor(output)
-        except Exception:  # whatever it is, the network runs in the usual layout
+        except Exception:  # whatever the reason, the network runs in the default layout
             pass
         else:
             return Arrangement(group_norm, not group_norm, width)
@@ -110,7 +110,7 @@ def channels_last(x: Tensor) -> Tensor:
     if x.shape[1] > 1 or x.device.type != "cpu":
         return x.contiguous(memory_format=torch.channels_last)
     n, _, height, width = x.shape
-    # With one channel both layouts are the same; only the strides tell the following layers which is meant.
+    # With one channel both layouts are the same; only the strides show the following layers which is meant.
     return x.contiguous().as_strided((n, 1, height, width), (height * width, 1, width, 1))
 
 

@@ -1,7 +1,7 @@
-"""Copies of networks that forward passes have left tensors on.
+"""Copy networks that keep tensors of earlier forward passes as attributes.
 
 Hooks such as those of the old `torch.nn.utils.weight_norm`, and forward passes that keep activations, store results of
-computations as attributes of a module. `copy.deepcopy` refuses these, and tensors from inside `torch.func.vmap` have
+computations as attributes of a module. `copy.deepcopy` rejects these, and tensors from inside `torch.func.vmap` have
 no values once it has ended.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from credibly.networks.selection import RANDOM
 
 Module = TypeVar("Module", bound=nn.Module)
-# Containers in containers that are searched.
+# Maximum depth of nested containers that are searched.
 DEEPEST = 3
 
 
@@ -41,7 +41,7 @@ def copy_module(module: Module, memo: dict[int, Any] | None = None) -> Module:
 def forget_results(module: nn.Module) -> None:
     """Set attributes of the module that hold tensors from inside an ended `torch.func` transform to None."""
     for part in module.modules():
-        # A module's own dicts of parameters and buffers are left alone.
+        # A module's own dicts of parameters and buffers are not changed.
         own = {name: value for name, value in vars(part).items() if not name.startswith("_")}
         for name, value in own.items():
             if any(map(_escaped, _tensors(value))):

@@ -104,7 +104,7 @@ def masked_copy(
         module: the network, in evaluation mode.
         insert: patterns of the names of Linear and convolution layers before which to insert dropout.
         rate: the rate of all sites; None keeps the layers' own rates, and 0.05 for inserted ones. A layer whose rate
-            is 0 is then no site.
+            is 0 is then not a site.
         include: patterns of the names of layers that are sites even if their own rate is 0.
         only: the names of the layers that may be sites; None for all.
     """
@@ -155,7 +155,7 @@ def find_sites(
 ) -> tuple[tuple[Site, ...], dict[str, tuple[int, ...]]]:
     """Return the dropout sites in the order of a trial forward pass, and the shape of each site's mask per row.
 
-    A layer that the pass does not call is no site.
+    A layer that the pass does not call is not a site.
     """
     rows = row_count(trial)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -20,7 +20,7 @@ from credibly.core.autodiff import first_order
 from credibly.networks.normalisation import FilterResponseNorm
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-# Values of an image that one Triton program holds.
+# Number of values of an image that one Triton program processes.
 MOST_VALUES = 2**14
 
 

@@ -1,6 +1,6 @@
-"""Trial passes before a fit: what the fit will run, on two rows, with gradients.
+"""Trial passes before a fit: the computation that the fit will run, on two rows, with gradients.
 
-A fit evaluates several parameter vectors, each on rows of its own or on the same ones, and differentiates the result.
+A fit evaluates several parameter vectors, each on its own rows or all on the same ones, and differentiates the result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MEMORY = "micro_batch= bounds the memory of a full-batch pass instead"
 def try_batched(
     run: Callable[[Parameters, Inputs, bool], Tensor], varied: Parameters, trial: Inputs, *, own_rows: bool = True
 ) -> None:
-    """Run a batched pass of two parameter vectors with gradients, on shared rows and on rows of their own.
+    """Run a batched pass of two parameter vectors with gradients, on shared rows and on separate rows.
 
-    Masks of dropout always share their rows: `own_rows` is False. Errors are the caller's to interpret.
+    Masks of dropout always share their rows: `own_rows` is False. The caller interprets errors.
     """
     count = len(next(iter(varied.values())))
     for shared in (True, False) if own_rows else (True,):
@@ -38,7 +38,7 @@ def try_batched(
 
 
 class Evaluated(Protocol):
-    """What the trial needs of a `Forward`: the network's layout, and outputs for named parameters (C, *shape)."""
+    """The part of `Forward` that the trial needs: the network's layout, and outputs for named parameters."""
 
     layout: Layout
     stack: Any
@@ -50,7 +50,7 @@ class Evaluated(Protocol):
 def refuse_without_gradient(forward: Evaluated, trial: Inputs) -> None:
     """Raise if the outputs at a few rows cannot be differentiated in the random parameters of the network."""
     if forward.stack is not None:
-        # Plain layers and activations.
+        # Plain layers and activations are always differentiable.
         return
     layout = forward.layout
     values = dict(layout.module.named_parameters())

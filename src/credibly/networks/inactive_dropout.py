@@ -1,8 +1,8 @@
-"""Dropout that MC-Dropout leaves alone: rates of zero, layers that are not called, and dropout without a layer.
+"""Dropout that MC-Dropout does not control: rates of zero, layers that are not called, and dropout without a layer.
 
 Transformers have all three. timm puts `nn.Dropout(0.0)` everywhere. Hugging Face and timm keep a layer for the dropout
 of attention weights only to read its rate, and pass that to a fused kernel in training mode. Stochastic depth drops
-whole branches. None of these has a mask to set, and none acts in evaluation mode: passes differ by the other layers.
+entire branches. None of these has a mask to set, and none acts in evaluation mode: passes differ by the other layers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def describe_inactive(found: Mapping[str, Sequence[str]], most: int = 3) -> str:
 
 
 def note_inactive(found: Mapping[str, Sequence[str]]) -> None:
-    """Log what stays off."""
+    """Log the dropout that stays off."""
     if found:
         log.info("dropout that stays off: %s", describe_inactive(found))
 

@@ -1,4 +1,4 @@
-"""New initial values for a network, by the initialisers that its modules bring along.
+"""New initial values for a network, from the initialisers of its modules.
 
 In the order in which a network is built, so that later ones have the last word:
 
@@ -27,7 +27,7 @@ MARK = 1.6180339887
 # Standard deviation of a perturbation, relative to that of the tensor and to the absolute value of its mean. The second
 # keeps gains near 1.
 OF_STD, OF_MEAN = 0.5, 0.02
-# And for a tensor of zeros.
+# Standard deviation of the perturbation of a tensor of zeros.
 OF_ZERO = 0.02
 # Rules of peft that do not depend on the weights of the adapted layer.
 LORA_RULES = (True, False, "gaussian")

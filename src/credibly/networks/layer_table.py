@@ -133,7 +133,7 @@ TABLE: dict[type[nn.Module], Arguments] = {
     },
 }  # fmt: skip
 
-# Arguments that a layer keeps under no attribute: they are true if the given parameter exists.
+# Arguments that are not attributes of the layer: they are true if the given parameter exists.
 SHOWN_BY: dict[tuple[type[nn.Module], str], str] = {
     **{(kind, "bias"): "bias" for kind, arguments in TABLE.items() if "bias" in arguments},
     (FilterResponseNorm, "affine"): "weight",

@@ -64,7 +64,7 @@ class Layout:
             with `requires_grad`.
         extra: further random tensors by name and shape, such as a learned noise scale; they follow the network's.
         trained: whether statistics of BatchNorm layers are final, whichever mode the module is in. If not, they are
-            refused in training mode unless some parameters are fixed.
+            rejected in training mode unless some parameters are fixed.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Layout:
         self.dtype = joint_dtype([e.dtype for e in entries])
         floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
         self.mixed = len(set(floating)) > 1
-        # Of floating inputs; a problem with a network of several dtypes finds out which one it takes.
+        # The dtype of floating inputs; a problem determines which one a network of several dtypes takes.
         self.input_dtype = floating[0]
         self.network_dim = start
         for name, shape in (extra or {}).items():
@@ -118,7 +118,7 @@ class Layout:
 
     @property
     def has_fixed(self) -> bool:
-        """Whether the network has parameters that are not random; what is run of it may then only be a part."""
+        """Whether the network has parameters that are not random, in which case only a part of it may be run."""
         return self.network_dim < sum(p.numel() for p in self.module.parameters())
 
     @property
@@ -177,7 +177,7 @@ class Layout:
         return self.output(call_with(self.module, self.split(theta)[0], args, kwargs))
 
     def output(self, out: Any) -> Tensor:
-        """Return the tensor of what a network returned; in the layout's dtype, if the network has several."""
+        """Return the output tensor of a network, in the layout's dtype if the network has several."""
         tensor = output_tensor(out)
         return tensor.to(self.dtype) if self.mixed else tensor
 
@@ -210,7 +210,7 @@ class Layout:
 
     @functools.cached_property
     def start_rules(self) -> dict[str, list[str]]:
-        """Where the values of `reinitialised` come from: names of random parameters by rule."""
+        """The origin of the values of `reinitialised`: names of random parameters by rule."""
         if self.whole is not None:
             return self.whole.start_rules
         perturbed = uninitialised(self.module)
@@ -226,7 +226,7 @@ class Layout:
     def reinitialised(self, seed: int, count: int, first: int = 0) -> Tensor:
         """Return new initial values (count, network_dim) from the modules' own initialisers, one stream per row.
 
-        Parameters that no initialiser writes are perturbed around their values; `start_rules` tells which.
+        Parameters that no initialiser writes are perturbed around their values; `start_rules` lists them.
         """
         if self.whole is not None:
             return self.whole.reinitialised(seed, count, first)
@@ -250,7 +250,7 @@ class Layout:
         return random + [{"name": n, "shape": list(t.shape), "role": "fixed"} for n, t in self.fixed().items()]
 
     def facts(self) -> dict[str, str]:
-        """Return what a table shows of the network: its class, its random and fixed tensors, device and dtype."""
+        """Return facts about the network for a table: its class, its random and fixed tensors, device and dtype."""
         fixed = self.fixed()
         held = f"; fixed: {sum(t.numel() for t in fixed.values()):,} values in {len(fixed)} tensors" if fixed else ""
         off = {"dropout": _off(self.dropout_off)} if self.dropout_off else {}
@@ -262,7 +262,7 @@ class Layout:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # What forward passes left on the module cannot be pickled.
+        # Tensors that forward passes left on the module cannot be pickled.
         forget_results(self.module)
         return dict(vars(self))
 
@@ -310,7 +310,7 @@ def _fan_in(module: nn.Module) -> dict[str, int]:
     for prefix, part in module.named_modules():
         for name, parameter in part.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
-            # peft looks the columns of `lora_embedding_A` up, like an embedding.
+            # peft looks up the columns of `lora_embedding_A`, like an embedding.
             looked_up = isinstance(part, (nn.Embedding, nn.EmbeddingBag)) or prefix.endswith("lora_embedding_A")
             if parameter.ndim < 2 or looked_up:
                 fans[full] = 1

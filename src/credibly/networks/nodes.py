@@ -1,4 +1,4 @@
-"""Problems on one graph: the network sees the whole graph, and the rows of the data are nodes.
+"""Problems on one graph: the network sees the full graph, and the rows of the data are nodes.
 
 The graph is a context that all rows share. The network is called once with all of it, and its outputs are taken at
 the rows: nodes of a minibatch, of a subset or of a prediction.

@@ -1,4 +1,4 @@
-"""Which networks a problem accepts: wrappers are opened, and what cannot work is refused before any work.
+"""Checks of networks before any work: wrappers are opened, and networks that cannot work are rejected.
 
 A network has to be a differentiable function of its random parameters and of each row alone, whose parameters can be
 exchanged from outside. The checks here read the module. `gradient_trial` runs it.
@@ -36,7 +36,7 @@ def admit(net: nn.Module) -> nn.Module:
 
 
 def settle(net: nn.Module) -> None:
-    """Switch off, in place, what serves plain training loops only: sparse gradients, checkpointing, compiled calls."""
+    """Switch off, in place, features for plain training loops: sparse gradients, checkpointing, compiled calls."""
     for part in net.modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
             part.sparse = False
@@ -51,7 +51,7 @@ def settle(net: nn.Module) -> None:
 def unchanged_buffers(net: nn.Module) -> Iterator[None]:
     """Raise if the forward pass within the context changes a buffer of the network.
 
-    The network has run before, so a cache that the first pass fills is left alone by this one.
+    The network has run before, so a cache that the first pass fills is not changed by this one.
     """
     before = {name: _value(buffer) for name, buffer in net.named_buffers()}
     yield

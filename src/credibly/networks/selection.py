@@ -1,4 +1,4 @@
-"""Which parameters of a network are random, and the dtypes that they and the fixed ones have."""
+"""Select the random parameters of a network, and determine the dtypes of these and of the fixed ones."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def input_dtype(module: nn.Module, x: Inputs) -> torch.dtype | None:
         try:
             with torch.no_grad():
                 call(module, trial)
-        except Exception:  # whatever it is, the network does not take this dtype
+        except Exception:  # whatever the reason, the network does not take this dtype
             continue
         return dtype
     return None

@@ -1,4 +1,4 @@
-"""A direct batched forward pass for plain stacks of layers: what vmap computes, with less dispatch.
+"""A direct batched forward pass for plain stacks of layers: the same as vmap, with less dispatch overhead.
 
 `nn.Sequential` of Linear layers and elementwise activations is by far the commonest network in this field. For these
 the C parameter vectors are evaluated with `baddbmm` layer by layer; every other network takes the general path (vmap).
@@ -27,11 +27,11 @@ _ELEMENTWISE = (
     nn.ReLU6, nn.Hardtanh, nn.LogSigmoid, nn.Softsign, nn.Identity, nn.Dropout, nn.AlphaDropout,
 )  # fmt: skip
 
-# The most values that torch's vectorised loops process at a time on a CPU.
+# The maximum number of values that torch's vectorised loops process at a time on a CPU.
 WHOLE_VECTORS = 32
-# Values of a weight from which on the layout of its gradient matters.
+# Number of values of a weight from which the layout of its gradient matters.
 LARGE_WEIGHT = 2**10
-# Rows per output of a layer from which on a mask is applied to its weight.
+# Number of rows per output of a layer from which a mask is applied to its weight.
 FOLD_RATIO = 4
 
 

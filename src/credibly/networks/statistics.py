@@ -24,7 +24,7 @@ def with_fixed_statistics(module: nn.Module, *, trained: bool) -> tuple[nn.Modul
 
     Args:
         module: the network; it is returned itself if it has no such layer.
-        trained: whether the statistics are final. If not, layers in training mode are refused.
+        trained: whether the statistics are final. If not, layers in training mode are rejected.
     """
     names = find_running_statistics(module)
     if not names:

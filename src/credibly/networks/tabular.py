@@ -16,7 +16,7 @@ from credibly.networks.zoo import mlp
 
 
 class PeriodicEmbedding(nn.Module):
-    """Embeds numeric columns by sines and cosines, so that a network can follow steep and wavy effects.
+    """Embed numeric columns by sines and cosines, so that a network can follow steep and wavy effects.
 
     Each of the given columns x_j becomes `width` units relu(W_j [cos(2 pi c x_j), sin(2 pi c x_j)] + b_j), which are
     appended to the inputs. The frequencies c are fixed: quantiles of a half-normal distribution. Inputs are clipped
@@ -50,7 +50,7 @@ class PeriodicEmbedding(nn.Module):
             raise InputError("columns", f"must be indices from 0 to {inputs - 1}, at least one, got {columns!r}")
         self.inputs, self.columns, self.frequencies = inputs, columns, frequencies
         self.width, self.scale, self.limit = width, scale, limit
-        # A row per unit, whose fan-in is then that of its own column.
+        # A row per unit, so that its fan-in is that of its own column.
         self.weight = nn.Parameter(torch.empty(len(columns) * width, 2 * frequencies))
         self.bias = nn.Parameter(torch.empty(len(columns) * width))
         normal = NormalDist(0, scale)

@@ -1,4 +1,4 @@
-"""Posterior: what a method returns. It predicts, saves itself and gives draws of the weights."""
+"""Posterior: the result of a fit. It predicts, saves itself and gives draws of the weights."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from credibly.storage.record import Record
 from credibly.storage.stored_draws import StoredDraws
 
 if TYPE_CHECKING:
-    # Imported on use, so that fitting and predicting do not wait for it.
+    # Imported on first use, so that fitting and predicting do not wait for it.
     from credibly.diagnostics.summary import Diagnostics
 
 # Streamed draws up to this size are read into memory for a prediction, larger ones in chunks.
@@ -94,12 +94,12 @@ class SampledPosterior(Posterior):
         return draws if self._model is None else draws.to(self._model.layout.dtype)
 
     def diagnostics(self, x: Any = None, y: Any = None, *, spread: bool = False) -> Diagnostics:
-        """Return R-hat, ESS and MCSE of the weights and of what they predict at held-out inputs x; with a verdict.
+        """Return R-hat, ESS and MCSE of the weights and of the predictions at held-out inputs x, with a verdict.
 
-        The predictions are what counts: a network's weights have symmetries, so chains may disagree on the weights and
-        agree on every function of interest. Chains may also agree on every predicted mean and disagree about the noise.
-        The verdict is therefore about the worst of the means, variances that depend on x, learned scales, the log
-        likelihood of the training data and, given y, the log density of every row.
+        Convergence is judged by the predictions: a network's weights have symmetries, so chains may disagree on the
+        weights and agree on every function of interest. Chains may also agree on every predicted mean and disagree
+        about the noise. The verdict is therefore about the worst of the means, variances that depend on x, learned
+        scales, the log likelihood of the training data and, given y, the log density of every row.
 
         With `spread`, every process of a run has to call this. Each handles some of the coordinates and rows of x, and
         the results are gathered: no process needs all draws of a run that is in a folder.
@@ -151,7 +151,7 @@ class SampledPosterior(Posterior):
             own = draws[..., first:] if isinstance(draws, Tensor) else draws.columns(first, dim)
             names = {name.rpartition(".")[2] for name in self.layout.extra}
             found["noise scale" if names == {"log_scale"} else "learned parameters"] = own
-        # Of a minibatch it is no function of the draw.
+        # The log likelihood of a minibatch is not a function of the draw.
         if "log_likelihood" in self.statistics and self.record.history.get("batch_size") is None:
             found["log likelihood"] = self.statistics["log_likelihood"].unsqueeze(-1)
         parts = {name: shard(values.shape[-1], world.rank, world.size) for name, values in found.items()}

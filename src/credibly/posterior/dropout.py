@@ -39,7 +39,7 @@ from credibly.predictive.blocks import BLOCK_VALUES, GPU_BLOCK_VALUES
 from credibly.predictive.heads import predictive_of
 from credibly.storage.record import Record
 
-# Rows whose own masks come from one random stream.
+# Number of rows whose own masks come from one random stream.
 ROW_BLOCK = 64
 
 
@@ -257,7 +257,7 @@ def draw_masks(
     purpose, *indices = stream_name or ("shared",)
     generator = stream(seed, f"{purpose} masks", *(int(i) for i in indices), device=like.device)
     sizes = [math.prod(shapes[site.name]) for site in sites]
-    # One draw for all sites, turned into masks in place: for small networks this is much of a prediction's time.
+    # One draw for all sites, turned into masks in place: for small networks this dominates the prediction time.
     drawn = torch.rand((count, 1, sum(sizes)), generator=generator, dtype=like.dtype, device=like.device)
     alike = len({(s.rate, s.gain) for s in sites}) == 1
     for s, u in zip(sites[:1], (drawn,)) if alike else zip(sites, drawn.split(sizes, -1)):

@@ -84,7 +84,7 @@ class GaussianPosterior(Posterior):
         )
         for component in range(self.components):
             own = stream(seed, "gaussian draws", component, device=self.phi.device)
-            # Draw by draw: filled as one block, the numbers would depend on its length.
+            # Draw by draw, because the numbers of a single block would depend on its length.
             for draw in noise[component].unbind(0):
                 draw.normal_(generator=own)
         with torch.no_grad():
@@ -95,7 +95,7 @@ class GaussianPosterior(Posterior):
 
         Args:
             draw: the index of a draw from `sample`; None takes the mean.
-            component: whose mean.
+            component: index of the component whose mean is taken.
             seed: seed of the draws.
         """
         if draw is not None:
@@ -125,7 +125,7 @@ class GaussianPosterior(Posterior):
         if q is exact. For a mixture it is the mean over components, a lower bound of the mixture's own ELBO.
 
         Args:
-            problem: the density.
+            problem: the posterior density that q approximates.
             samples: draws per component, at least 2.
             seed: seed of the draws.
             prior_scale: learned factors on the scales of the prior's groups, (M, groups).
@@ -229,6 +229,6 @@ class GaussianPosterior(Posterior):
 
 
 def _thinned(values: Tensor, most: int = 1_000_000) -> Tensor:
-    """Return at most `most` of the values, evenly spaced: torch.quantile refuses very large inputs."""
+    """Return at most `most` of the values, evenly spaced: torch.quantile rejects very large inputs."""
     flat = values.flatten()
     return flat if len(flat) <= most else flat[torch.linspace(0, len(flat) - 1, most).long()]

@@ -37,7 +37,7 @@ class LaplacePosterior(Posterior):
 
     Attributes:
         loc: w*, (D,).
-        precision_blocks: the blocks of P, each with the likelihood's and the prior's term apart. A block's `source` is
+        precision_blocks: the blocks of P, each with separate terms of likelihood and prior. A block's `source` is
             a layer's name, "rest" (other parameters), "all" (structure "full") or "likelihood" (learned noise).
         names: the network's parameters that the Gaussian covers.
         log_likelihood, log_prior: at w*, before tempering; the prior is that of the covered parameters.
@@ -85,7 +85,7 @@ class LaplacePosterior(Posterior):
                 return layer.indices.flatten()
         raise InputError(
             "net",
-            f"its forward uses the weight of {block.source!r} beyond its call, and the stored curvature lacks that",
+            f"its forward also uses the weight of {block.source!r} outside its call, which the stored curvature lacks",
             "Fit the posterior again",
         )
 

@@ -17,7 +17,7 @@ from credibly.posterior.model import Model
 
 
 class FunctionDraws:
-    """Draws of whole functions, by a Jacobian-vector product along each draw (S, D) of w - w*; rows are joint."""
+    """Draws of functions, by a Jacobian-vector product along each draw (S, D) of w - w*; rows are joint."""
 
     def __init__(self, model: Model, loc: Tensor, offsets: Tensor) -> None:
         self.model, self.loc, self.offsets = model, loc, offsets
@@ -48,8 +48,8 @@ class OutputDraws:
 
     All rows share one set of quasi-random normal points (Sobol, scrambled by the seed), whitened to mean zero and
     identity covariance. A row's mean and covariance are then exact, and everything else (densities, quantiles, averaged
-    probabilities) converges faster than with independent draws. Where outputs have further axes (pixels), each element
-    is drawn from its own covariance.
+    probabilities) converges faster than with independent draws. If outputs have further axes (pixels), each element is
+    drawn from its own covariance.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def _layer_covariance(block: Block, a: Tensor, g: Tensor) -> Tensor:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return L with L L' = covariance, by an eigendecomposition where it is numerically singular."""
+    """Return L with L L' = covariance, by an eigendecomposition if it is numerically singular."""
     wide = covariance.double()
     wide = 0.5 * (wide + wide.mT)
     root, info = torch.linalg.cholesky_ex(wide)

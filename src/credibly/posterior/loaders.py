@@ -26,12 +26,12 @@ Own = TypeVar("Own", bound=Posterior)
 
 
 class LoaderRows:
-    """The rows of a loader for one model, in the order of its data set, in the same version at every pass."""
+    """The rows of a loader for one model, in the order of its data set and the same at every pass."""
 
     def __init__(self, loader: DataLoader[Any], model: Model, target: str | None = None) -> None:
         self.model, self.target = model, target
         if not isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
-            # Without shuffling and drop_last: every row is predicted, in order.
+            # Without shuffling and without drop_last, so that every row is predicted, in order.
             loader = DataLoader(
                 loader.dataset,
                 batch_size=loader.batch_size,

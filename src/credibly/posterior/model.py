@@ -1,4 +1,4 @@
-"""The part of a problem that outlives its data."""
+"""The part of a problem that prediction needs, without the data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from credibly.problem import Problem
 
 @dataclass(frozen=True)
 class Model:
-    """What prediction needs of a problem: network, flat layout and likelihood, without the data.
+    """The part of a problem that prediction needs: network, flat layout and likelihood, without the data.
 
     Attributes:
-        forward: of the network, or of its head if its frozen body is run apart, by `inputs`.
-        frozen: the network in two parts, if it is run so.
+        forward: forward pass of the network, or of its head if `inputs` runs its frozen body separately.
+        frozen: the network in two parts, if it is run that way.
         row: structure, shapes and dtypes of one row of x, as returned by `credibly.core.inputs.describe`.
     """
 
@@ -40,7 +40,7 @@ class Model:
         return cls(whole.layout, problem.likelihood, problem.forward, describe(whole.sample.x), frozen)
 
     def inputs(self, x: Any, grad: bool = False) -> Inputs:
-        """Return x on the model's device, or the activations of its frozen body, which `forward` takes.
+        """Return x on the model's device, or the activations of its frozen body if `forward` takes those.
 
         With `grad`, they are differentiable functions of x. Raise on a wrong shape before anything is computed.
         """

@@ -37,7 +37,7 @@ SHARD_BYTES = 2**28
 
 
 class Saveable(Protocol):
-    """What `save` needs of a posterior."""
+    """The interface that `save` needs from a posterior."""
 
     kind: ClassVar[str]
     record: Record
@@ -51,7 +51,7 @@ class Saveable(Protocol):
 
 
 def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a run folder under a temporary name and rename it, so a reader sees all of it or nothing.
+    """Write a run folder under a temporary name and rename it, so a reader sees the complete folder or none.
 
     A folder that is overwritten stays in place until the new one is on the disk, and the two are exchanged in one
     operation: a process killed at any moment leaves one of them complete.
@@ -73,7 +73,7 @@ def save(posterior: Saveable, path: str | os.PathLike[str], *, overwrite: bool =
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
-        # Locked, so that no other process takes it for the leftover of a dead one.
+        # Locked, so that no other process treats it as the leftover of a dead one.
         with RunFolder(draft, {}):
             facts = header(posterior._model, posterior.kind, posterior.record)
             manifest = {**facts, "description": posterior.description(), "files": write_files(posterior, draft)}

@@ -1,4 +1,4 @@
-"""The likelihood of a run folder: from its description, or passed again where the folder cannot hold its code."""
+"""The likelihood of a run folder: from its description, or passed again if the folder cannot store its code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from credibly.priors.elementwise import PRIORS
 
 
 def stored_likelihood(spec: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
-    """Return the likelihood as it was bound in the run; `given` is the caller's, for a class or function of their own.
+    """Return the likelihood as it was bound in the run; `given` is the caller's, for user-defined code.
 
-    Nothing in a folder is executed, so a function or class that is not credibly's has to be passed again.
+    Nothing in a folder is executed, so a function or class from outside credibly has to be passed again.
     """
     if given is not None:
         return given.restored(spec)

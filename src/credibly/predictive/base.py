@@ -3,7 +3,7 @@
     p(y | x, D) ~ (1/S) sum_s p(y | x, w_s)
 
 Everything is computed block by block from the outputs (S, rows, ...) of a block of rows under all draws, so memory does
-not grow with the number of rows. Metrics, reports and decisions read this class alone.
+not grow with the number of rows. Metrics, reports and decisions use only this class.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Predictive(Blocks):
     def mean(self) -> Tensor:
         """E[y | x, D]; for classes the averaged probabilities (N, ..., K).
 
-        Noise without a mean (`StudentT` with df <= 1) counts by its location, which is its median.
+        For noise without a mean (`StudentT` with df <= 1) its location, which is the median, is used instead.
         """
         # The mean alone is half the work of the summary. Without cached outputs, one pass computes everything instead.
         return self._mean if self._fits() and "_summary" not in vars(self) else self._summary.mean
@@ -68,7 +68,7 @@ class Predictive(Blocks):
         """Var[y | x, D], in the shape of the mean; for regression and counts it is aleatoric + epistemic.
 
         It is infinite for noise of infinite variance (`StudentT` with df <= 2), as is the aleatoric part. Intervals and
-        the epistemic part are finite all the same.
+        the epistemic part are still finite.
         """
         return self._summary.variance
 
@@ -129,7 +129,7 @@ class Predictive(Blocks):
             # Rounding can leave the difference slightly below zero; a single draw must give exactly zero.
             epistemic = (total - aleatoric).clamp_min(0) if self.draws > 1 else torch.zeros_like(total)
             if likelihood.support in ("real", "time"):
-                # Next to noise of infinite variance the difference is not defined, the variance of the means is.
+                # With noise of infinite variance the difference is undefined, but the variance of the means is not.
                 epistemic = torch.where(aleatoric.isfinite(), epistemic, variance_of_means)
             variance = likelihood.variance(mean, variance_of_means, aleatoric)
             dtype = self._result_dtype(output)
@@ -200,7 +200,7 @@ class Predictive(Blocks):
         """Return the smallest set of classes with probability at least `level`, as booleans (N, ..., K)."""
         check_probability("level", level)
         p, order = self.probabilities.sort(-1, descending=True)
-        needed = p.cumsum(-1) - p < level  # a class belongs while the likelier ones do not yet reach the level
+        needed = p.cumsum(-1) - p < level  # a class is included while the likelier ones do not yet reach the level
         return torch.zeros_like(needed).scatter(-1, order, needed)
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
@@ -229,7 +229,7 @@ class Predictive(Blocks):
         return self.likelihood.restore(torch.cat(list(self.map_blocks(block)), 1), 1)
 
     def ood_score(self, kind: str = "total") -> Tensor:
-        """Return a score per row, (N,), that is higher for inputs unlike the training data.
+        """Return an out-of-distribution score per row, (N,), higher for inputs unlike the training data.
 
         Args:
             kind: "total" (entropy or variance), "epistemic" (mutual information or epistemic variance), or

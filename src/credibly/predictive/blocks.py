@@ -14,7 +14,7 @@ from credibly.predictive.source import DrawSource
 
 T = TypeVar("T")
 
-BLOCK_VALUES = 2**22  # network activations held at a time: 16 MiB in float32, small enough for the CPU caches
+BLOCK_VALUES = 2**22  # network activations in memory at a time: 16 MiB in float32, small enough for the CPU caches
 GPU_BLOCK_VALUES = 2**28  # the same on a GPU, which needs large blocks and has the memory: 1 GiB in float32
 MANY = 2**18  # rows times draws from which the C++ backend pays off: it may have to be compiled first
 CACHE_VALUES = 2**24  # the outputs of all rows are cached up to this many values: 64 MiB in float32
@@ -24,7 +24,7 @@ class Blocks:
     """Outputs (S, rows, ...) of blocks of rows under all draws of a source.
 
     Attributes:
-        rows, draws: how many there are.
+        rows, draws: number of rows and of draws.
     """
 
     _source: DrawSource
@@ -36,7 +36,7 @@ class Blocks:
     def map_blocks(self, function: Callable[[Tensor, dict[str, Tensor], int], T]) -> Iterator[T]:
         """Call `function(outputs, extra, start)` on consecutive blocks of rows and yield what it returns.
 
-        Only one block of outputs is held at a time. Outputs small enough to cache make a single block of all rows.
+        Only one block of outputs is in memory at a time. Outputs small enough to cache make a single block of all rows.
 
         Args:
             function: receives the outputs of the block under every draw, (S, rows, ..., K); the likelihood's own
@@ -46,7 +46,7 @@ class Blocks:
         with grad_for(self._x):
             if self._fits():
                 outputs = self._outputs(self._x, 0) if self._cached is None else self._cached
-                # A graph can be traversed once, so each result has its own.
+                # An autograd graph can be traversed once, so each result has its own.
                 self._cached = None if outputs.requires_grad else outputs
                 yield function(outputs, extra, 0)
                 return

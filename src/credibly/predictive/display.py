@@ -8,9 +8,9 @@ from torch import Tensor
 
 from credibly.core.html import fact_table
 
-# Rows that are shown, and targets or classes per row.
+# Number of rows that are shown, and of targets or classes per row.
 ROWS, COLUMNS = 5, 6
-# Activations of all rows and draws up to which predictions are shown without being asked for.
+# Number of activations of all rows and draws up to which predictions are computed just for display.
 SHOWN_VALUES = 2**26
 
 

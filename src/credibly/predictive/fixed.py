@@ -1,4 +1,4 @@
-"""Predictions of a model that is no posterior, as a `Predictive` with a single draw."""
+"""Predictions of a model without a posterior, as a `Predictive` with a single draw."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from credibly.predictive.source import DrawSource
 
 
 class HeadsPredictive(Predictive):
-    """Predictions of several heads: `predictive["name"]` is the `Predictive` of a head, `log_prob` that of all."""
+    """Predictions of several heads: `predictive["name"]` is the `Predictive` of one head, `log_prob` is joint."""
 
     likelihood: Heads
 

@@ -18,11 +18,12 @@ T = TypeVar("T")
 class JoinedPredictive(Predictive):
     """Predictions of different rows by different fits with the same likelihood, in the given order.
 
-    What needs one set of draws for all rows (`functions`, `map_blocks`) is not available. `places` is the given order.
+    Methods that need one set of draws for all rows (`functions`, `map_blocks`) are not available. `places` is the given
+    order.
 
     Args:
         parts: predictions by each fit.
-        order: for each row of the parts in turn, its place in the result; a permutation.
+        order: for each row of the parts in turn, its position in the result; a permutation.
     """
 
     def __init__(self, parts: Sequence[Predictive], order: Tensor) -> None:
@@ -112,7 +113,7 @@ class JoinedPredictive(Predictive):
         wanted = torch.arange(self.rows)[rows.cpu()]
         kept, places, start = [], [], 0
         for part in self.parts:
-            # Where each wanted row lies among those of the part, if it does.
+            # The position of each wanted row within the part, if it is there.
             local = self._order[wanted] - start
             inside = (local >= 0) & (local < len(part))
             if bool(inside.any()):
@@ -148,4 +149,4 @@ class JoinedPredictive(Predictive):
         return value
 
     def _unavailable(self, name: str) -> InputError:
-        return InputError(name, "needs the draws of one fit, these predictions are by several", "Use one of `parts`")
+        return InputError(name, "needs the draws of one fit, but these are from several", "Use one of `parts`")

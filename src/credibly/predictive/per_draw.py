@@ -1,4 +1,4 @@
-"""What each draw of the weights predicts, for diagnostics that compare draws: means, variances and log densities."""
+"""Predictions of each draw of the weights, for diagnostics that compare draws: means, variances and log densities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PerDraw(NamedTuple):
 
 
 def per_draw(predictive: Predictive, y: object = None) -> PerDraw:
-    """Return what each draw predicts, in one pass over the network's outputs."""
+    """Return the predictions of each draw, in one pass over the network's outputs."""
     likelihood = predictive.likelihood
     real = likelihood.support == "real"
     target = None if y is None else predictive.prepared(y)

@@ -1,9 +1,9 @@
 """Quantiles of a mixture of predictive distributions, by root finding on its CDF.
 
 For location-scale components the density is known too, and a few Halley steps converge from the quantile of a Gaussian
-with the mixture's moments. Heavy tails, whose moments say little or do not exist, other likelihoods, and the rare rows
-that do not converge use a bracketing method. A quantile of a mixture lies between the smallest and the largest quantile
-of its components, which needs no moments.
+with the mixture's moments. Heavy tails, whose moments are uninformative or do not exist, other likelihoods, and the
+rare rows that do not converge use a bracketing method. A quantile of a mixture lies between the smallest and the
+largest quantile of its components, which needs no moments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from credibly.likelihoods.continuous import LocationScale
 
 BLOCK_VALUES = 2**18  # values per block of rows: the repeated passes over a block stay in the CPU caches
 MAX_STEPS = 8  # Halley steps before falling back to bracketing
-MAX_VARIANCE = 4.0  # of a standardised component for Halley steps; beyond, a start from the moments is far off
+MAX_VARIANCE = 4.0  # largest variance of a standardised component for Halley steps; beyond it the start is far off
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def _by_bracketing(likelihood: Likelihood, output: Tensor, extra: dict[str, Tens
     if isinstance(likelihood, LocationScale):
         return _between_components(likelihood, output, extra, levels)
     means, variances = likelihood.moments(output, extra)
-    # Without moments the bracket starts anywhere and is widened for longer.
+    # Without moments the bracket starts anywhere and takes longer to widen.
     means = means.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     std = torch.where(variances.isfinite(), variances, means.square() + 1).sqrt()
     found = []

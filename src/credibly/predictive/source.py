@@ -11,7 +11,7 @@ from credibly.likelihoods import Likelihood
 
 
 class DrawSource(Protocol):
-    """What a `Predictive` needs of a posterior: network outputs for a range of draws.
+    """The interface that a `Predictive` needs from a posterior: network outputs for a range of draws.
 
     A source may also have `cpp_width()`, the values per row that the C++ backend keeps (None if it cannot be used),
     and `outputs_per_row`, the number of outputs per row and draw, which saves a trial pass.

@@ -37,8 +37,8 @@ class RowReader(Protocol):
 class StreamedPredictive(Predictive):
     """Predictions of the rows of a loader, in the order of its data set.
 
-    Moments take one pass over the loader and are kept; every other question (intervals, densities, samples) takes a
-    pass of its own. `targets` are those of the loader, if its batches have any.
+    Moments take one pass over the loader and are kept; everything else (intervals, densities, samples) takes a separate
+    pass. `targets` are those of the loader, if its batches have any.
     """
 
     def __init__(self, source: DrawSource, reader: RowReader) -> None:

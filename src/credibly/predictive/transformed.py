@@ -28,7 +28,7 @@ from credibly.predictive.base import Predictive
 from credibly.predictive.rescaling import in_units, with_likelihood
 from credibly.predictive.transforms import Transform
 
-NODES = 20  # of the quadrature over normal noise: exact for polynomials of degree 39
+NODES = 20  # nodes of the quadrature over normal noise: exact for polynomials of degree 39
 # Heavy tails take the trapezoidal rule over t with noise sinh(t), to 2e8 scales, where the integrand has decayed.
 TAIL, TAIL_NODES = 20.0, 201
 FARTHEST = 1e100  # values outside the domain of a transform are moved here
@@ -38,9 +38,9 @@ FARTHEST = 1e100  # values outside the domain of a transform are moved here
 class Transformed(IndependentTargets):
     """The likelihood of y with T(y) = location + scale * z, given that of a real target z. Results are float64.
 
-    Means and variances count values beyond the limits of a transform as those. Without limits, noise whose tails are
-    too heavy for the mean of y to exist (Student-t noise on a log scale) counts by its location, the median, and has an
-    infinite variance. Quantiles and densities are exact all the same.
+    For means and variances, values beyond the limits of a transform are clipped to them. Without limits, if the tails
+    of the noise are too heavy for the mean of y to exist (Student-t noise on a log scale), the location, which is the
+    median, replaces the mean, and the variance is infinite. Quantiles and densities are exact in any case.
     """
 
     inner: LocationScale
@@ -157,7 +157,7 @@ class Transformed(IndependentTargets):
 
 
 def _lognormal_within(transform: Transform, centre: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of exp(u) - shift for normal u, where values beyond the limits count as those.
+    """Return mean and variance of exp(u) - shift for normal u, with values beyond the limits clipped to them.
 
     With V = exp(u) and limits a < V < b, E V^k = exp(k m + k^2 s^2 / 2) [F(b_k) - F(a_k)] + a^k F(a_0) + b^k F(-b_0),
     where a_k = (log a - m) / s - k s and F is the normal CDF.

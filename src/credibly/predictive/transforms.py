@@ -19,13 +19,13 @@ from credibly.errors import InputError
 
 Array = npt.NDArray[Any]
 
-# What a caller may ask for; "power" becomes Box-Cox for positive targets and Yeo-Johnson for others.
+# The kinds that a caller may request; "power" becomes Box-Cox for positive targets and Yeo-Johnson for others.
 CHOICES = ("none", "log", "log1p", "power", "logit")
 KINDS = ("none", "log", "shifted_log", "box_cox", "yeo_johnson", "logit")
 LARGEST = 300.0  # exponents are clipped here: squares of exp(300) still fit a float64
 # Skewness from which a transform is worth a trial: an exponential variable has 2, a normal one 0.
 SKEWED = 0.75
-# A fitted power up to this is taken to be 0, the logarithm.
+# A fitted power up to this is treated as 0, the logarithm.
 SMALLEST_POWER = 0.05
 # Limits of a fitted transform: this many ranges of the training targets beyond them.
 FAR = 10.0
@@ -39,14 +39,14 @@ class Transform:
         kind: one of
             "none": y;
             "log": log y, for y > 0;
-            "shifted_log": log(y + shift), for y >= 0; predictions below 0 count as 0;
-            "box_cox": (v^power - 1) / power with v = y / unit, for y > 0; predictions below 0 count as 0;
+            "shifted_log": log(y + shift), for y >= 0; predictions below 0 are clipped to 0;
+            "box_cox": (v^power - 1) / power with v = y / unit, for y > 0; predictions below 0 are clipped to 0;
             "yeo_johnson": its extension to v = (y - shift) / unit of either sign (Yeo & Johnson 2000);
             "logit": log(y / (1 - y)), for 0 < y < 1.
         power: from 0 to 2, for the two power transforms.
         shift, unit: as above.
-        limits: values of y beyond these count as the nearer one in means and variances. A single draw that is far out
-            on a logarithmic scale would otherwise determine the mean over all of them. None for no limits.
+        limits: values of y beyond these are clipped to the nearer one in means and variances. Otherwise a single draw
+            that is far out on a logarithmic scale would determine the mean over all of them. None for no limits.
     """
 
     kind: str = "none"

@@ -124,7 +124,7 @@ def bind(
 
     Args:
         prior: one prior for all parameters, or {name pattern: prior}, where the first matching pattern applies. A
-            `GaussianPrior` covers the whole vector, including the layout's extra tensors.
+            `GaussianPrior` covers the full vector, including the layout's extra tensors.
         layout: the parameters in the flat vector.
         extra: priors of the layout's extra tensors, by name: one for all elements, or one per element.
     """

@@ -35,7 +35,7 @@ class GaussianPrior:
     Args:
         loc: the mean, (D,).
         precision: the precision P.
-        names: names and shapes of the tensors in the flat vector; a problem with others refuses the prior.
+        names: names and shapes of the tensors in the flat vector; a problem with other tensors rejects the prior.
         source: what it was made from, for the record.
     """
 
@@ -83,7 +83,7 @@ class GaussianPrior:
         return digest.hexdigest()[:32]
 
     def spec(self) -> dict[str, Any]:
-        """Return what a record keeps of it: enough to recognise it, not to rebuild it."""
+        """Return a description for a record: enough to recognise the prior, not to rebuild it."""
         return {
             "kind": "gaussian_prior.GaussianPrior",
             "structure": self.precision.structure,

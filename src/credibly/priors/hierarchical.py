@@ -5,7 +5,7 @@
 The flat vector has log s_g as a further coordinate, `prior_scale.<group>`, so samplers draw weights and scales jointly.
 
 The joint density of weights and scales has no mode: it grows without limit as s_g and the weights of the group go to 0
-together, like s^-n for n weights. Methods that maximise it are refused. Samplers that start at a mode hold the scales
+together, like s^-n for n weights. Methods that maximise it are rejected. Samplers that start at a mode fix the scales
 at the centre of their hyperprior for that fit.
 """
 
@@ -111,7 +111,7 @@ class Hierarchical(Prior):
     Args:
         scale: the hyperprior of s: `HalfCauchy`, `HalfNormal`, or a `Normal` of log(s), which makes s log-normal.
         base: the prior of the weights at s = 1; with `fan_in`, weights have standard deviation s / sqrt(fan-in).
-        per: what shares a scale: a "layer" (its weight and bias), a "tensor", or "all" parameters of this prior.
+        per: the group that shares a scale: a "layer" (its weight and bias), a "tensor", or "all" parameters here.
     """
 
     scale: Prior = field(default_factory=HalfCauchy)
@@ -125,9 +125,7 @@ class Hierarchical(Prior):
             if not isinstance(value, Prior) or isinstance(value, Hierarchical):
                 raise InputError(name, f"must be a prior, got {value!r}")
         if self.base.centre:
-            raise InputError(
-                "base", f"must be centred at 0, got {self.base!r}", "A scale around another centre is none"
-            )
+            raise InputError("base", f"must be centred at 0, got {self.base!r}", "Pass a base with loc=0")
 
     @property
     def fan_in(self) -> bool:  # type: ignore[override]
@@ -184,7 +182,7 @@ def scale_parameters(prior: Any, layout: Layout) -> dict[str, Parameter]:
 
 
 class BoundHierarchical(BoundPrior):
-    """The prior of the flat vector if some scales in it are unknown.
+    """The prior of the flat vector with unknown scales in it.
 
     Args:
         segments: the segments of all parameters, each of one tensor, with `Hierarchical` among their priors.

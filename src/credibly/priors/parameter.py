@@ -13,7 +13,7 @@ class Parameter:
 
     Attributes:
         shape: its shape.
-        prior: of all its elements, or one per element.
+        prior: the prior of all its elements, or one per element.
         init: the starting value of all its elements, or one per element.
     """
 

@@ -24,7 +24,7 @@ from credibly.tables.fit_summary import FitSummary
 GOOD, CARE, NO_TRUST = VERDICTS = ("good", "use with care", "do not trust")
 # Problems first, then what supports the fit, then remarks.
 ORDER = (FAIL, WARN, PASS, NOTE)
-# What a grade of the sampling means for the predictions.
+# What each grade of the sampling means for the predictions.
 SAMPLING = {
     MIXED: "The chains agree on the predictions.",
     USABLE: "The chains agree on the predictions; some diagnostics are beyond their limits.",
@@ -88,7 +88,7 @@ class Assessment:
 
 @once_per_fit
 def assess(facts: FitSummary) -> Assessment:
-    """Assess a fit by the metrics it has."""
+    """Assess a fit by its metrics and, for a sampler, its chains."""
     stage("verdict")
     made = [one for one in (check(facts) for check in findings.CHECKS) if one is not None]
     chains = sampling(facts)

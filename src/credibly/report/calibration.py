@@ -45,7 +45,7 @@ def _interval_section(facts: FitSummary) -> Section:
         "A 90% interval should cover 9 values in 10. One that covers fewer is overconfident: decisions based on it go "
         f"wrong more often than expected. On {count_of_rows(facts)}, coverage is only known approximately: calibrated "
         f"intervals leave the range within chance at either end with a probability of {CHANCE:.1%}, so that several "
-        "levels can be looked at.",
+        "levels can be tested at once.",
     )
     finding = f"At all {len(LEVELS)} levels, coverage is within chance of its nominal value."
     if off:
@@ -58,7 +58,7 @@ def _interval_section(facts: FitSummary) -> Section:
         title="Observed against nominal coverage",
         size=(4.8, 4.0),
         alt=f"Observed against nominal coverage. {' '.join(f'{r[0]}: {r[1]}.' for r in rows)}",
-        caption="Below the line intervals are too narrow, above it too wide. Inside the grey band is within chance.",
+        caption="Intervals are too narrow below the line, too wide above it, and within chance in the grey band.",
     )
     return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve, _pit_picture(facts)), findings)
 

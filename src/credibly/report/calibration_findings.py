@@ -1,7 +1,7 @@
 """Findings on calibration: whether stated probabilities and intervals hold on the evaluated rows.
 
-Every warning needs two things: a probability under calibration below CHANCE, and an effect that matters. So many checks
-do not fail by chance, and many rows do not turn a harmless deviation into a warning.
+Every warning needs two things: a probability under calibration below CHANCE, and an effect that matters. Many
+checks then rarely cause false alarms, and many rows do not turn a harmless discrepancy into a warning.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def changing_noise(facts: FitSummary) -> Finding | None:
     correlation = residual_rank_correlation(facts)
     if correlation is None or abs(correlation) < CORRELATED:
         return None
-    # Of independent ranks the correlation is normal with variance 1/(n - 1), in good approximation.
+    # The correlation of independent ranks is approximately normal with variance 1/(n - 1).
     if math.erfc(abs(correlation) * math.sqrt((len(facts.y) - 1) / 2)) >= CHANCE:
         return None
     trend, large, small = ("grow", "narrow", "wide") if correlation > 0 else ("shrink", "wide", "narrow")

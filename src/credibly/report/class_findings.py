@@ -15,7 +15,7 @@ from credibly.report.recommendations import use_sampling
 from credibly.report.significance import CHANCE, sum_tails
 from credibly.tables.fit_summary import FitSummary
 
-# Rows of a class from which its recall says something.
+# Rows of a class from which its recall is informative.
 FEW_ROWS_OF_CLASS = 5
 # A recall below this misses more rows of the class than it finds.
 LOW_RECALL = 0.5
@@ -43,7 +43,7 @@ def outcome_by_cost(facts: FitSummary, label: int, ratio: float) -> Threshold:
 
 
 def imbalance(facts: FitSummary) -> Finding | None:
-    """Check that answering with the most probable class is of use, also for rare classes."""
+    """Check that answering with the most probable class is useful, also for rare classes."""
     found = metrics_by_class(facts)
     if found is None or facts.classes is None or int((found.rows > 0).sum()) < 2:
         return None
@@ -86,8 +86,8 @@ def _no_gain(facts: FitSummary, found: ClassMetrics) -> Finding | None:
     assert facts.classes is not None
     text = (
         f"No more accurate than always answering {facts.classes[most]}: accuracy {accuracy:.1%}, and {largest:.1%} of "
-        f"the rows are that class (balanced accuracy {float(found.balanced_accuracy):.1%}). Accuracy says nothing "
-        "here: judge by recall, precision and the probabilities."
+        f"the rows are that class (balanced accuracy {float(found.balanced_accuracy):.1%}). Accuracy is not "
+        "informative here: judge by recall, precision and the probabilities."
     )
     return Finding(WARN, text)
 

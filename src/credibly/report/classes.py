@@ -71,7 +71,7 @@ def classes_section(facts: FitSummary) -> Section | None:
         Column("Class"),
         Column("Rows", None, 0),
         Column("Recall", None, 3, "fraction of the rows of the class for which it is the most probable one"),
-        Column("Precision", None, 3, "fraction of the rows for which it is the most probable class that are of it"),
+        Column("Precision", None, 3, "fraction of the rows with it as the most probable class that belong to it"),
         Column("F1", None, 3, "harmonic mean of the two"),
         Column("ROC AUC", None, 3, "how often a row of the class gets a higher probability of it than another row"),
         Column("Avg. precision", None, 3, "mean precision over all recalls; the frequency of the class is chance"),
@@ -116,7 +116,7 @@ def cost_section(facts: FitSummary) -> Section | None:
         Column("Precision", None, 3),
         Column("Rows flagged", None, 0),
         Column("Cost per row", None, 4, "mean cost on these rows, in false alarms"),
-        Column("Best threshold here", None, 3, "the one of least cost on these rows, for comparison; noisy if few"),
+        Column("Best threshold here", None, 3, "threshold of least cost on these rows; noisy if there are few"),
     )
     rows: list[tuple[Value, ...]] = []
     for ratio in COST_RATIOS:

@@ -268,7 +268,7 @@ def _coverage_curves(facts: dict[str, FitSummary]) -> Picture:
         title="Observed against nominal coverage",
         size=(4.2, 4.4),
         alt="Observed against nominal coverage of every method.",
-        caption="Below the line intervals are too narrow, above it too wide. Inside the grey band is within chance.",
+        caption="Intervals are too narrow below the line, too wide above it, and within chance in the grey band.",
     )
 
 
@@ -328,7 +328,7 @@ def _methods_section(facts: dict[str, FitSummary], boosting: FitSummary | None) 
         "inference method differs."
     ]
     if boosting is not None:
-        noise = ", with normal noise whose size comes from residuals on other rows" * (first.task == "regression")
-        text.append(f"Gradient boosting has the same columns and rows, and trees in place of the network{noise}.")
+        noise = ", with normal noise estimated from residuals on other rows" * (first.task == "regression")
+        text.append(f"Gradient boosting has the same columns and rows, and trees instead of the network{noise}.")
     head = (Column("Method"), Column("Description"), Column("Settings"))
     return Section("The methods", tuple(text), Table(head, tuple(rows)))

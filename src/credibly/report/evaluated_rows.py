@@ -1,4 +1,4 @@
-"""Words for the rows behind the numbers of a page."""
+"""Phrases that describe the rows behind the metrics of a page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def origin(facts: FitSummary) -> str:
     if facts.on == "training":
         return f"All metrics are on {n:,} rows that the fit has seen. Expect worse on new data."
     if facts.on == "new":
-        seen = "the table of the fit, so it has seen most of them" if facts.evaluated == facts.table else ""
+        seen = "the table of the fit, which has seen most of them" if facts.evaluated == facts.table else ""
         seen = seen or f"which the fit has not seen, unless {facts.table} contains them"
         return f"All metrics are on {count_of_rows(facts)}, {seen}."
     if facts.refitted:

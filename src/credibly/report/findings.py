@@ -1,4 +1,4 @@
-"""Findings about the predictions of a fit: enough rows, better than the baseline, knows its limits, calibrated.
+"""Findings about the predictions of a fit: number of rows, baseline, epistemic uncertainty, calibration.
 
 A check returns None if the metrics it needs are missing or it has nothing to report.
 """
@@ -63,7 +63,7 @@ def baseline(facts: FitSummary) -> Finding | None:
         return Finding(FAIL, "At least one observed value had zero predicted probability (log density -inf).")
     rows = log_density_per_row(facts)
     if facts.baseline_density is not None and len(facts.baseline_density) == len(rows):
-        # Paired by row: what makes a row hard for both does not count.
+        # Paired by row, so that rows which are hard for both cancel out.
         rows = rows - torch.as_tensor(facts.baseline_density, dtype=torch.float64)
     error = standard_error(rows)
     gain = own - base
@@ -75,7 +75,7 @@ def baseline(facts: FitSummary) -> Finding | None:
     if gain < -WORSE * error:
         return Finding(FAIL, f"Worse than always predicting {always}: {scores}.", advice)
     if gain <= 2 * error:
-        within = f"a difference within its error of ±{2 * error:.2g}"
+        within = f"a difference within two standard errors (±{2 * error:.2g})"
         text = f"Not clearly better than always predicting {always}: {scores}, {within}."
         return Finding(WARN, text, advice)
     return Finding(PASS, f"Better than always predicting {always}: {scores}{_improvement(facts)}.")

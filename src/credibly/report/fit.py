@@ -148,7 +148,7 @@ def _columns_section(facts: FitSummary) -> Section | None:
 def _metrics_section(facts: FitSummary) -> Section:
     regression = facts.task == "regression"
     columns = metric_columns.columns(facts.task, (facts.figures, facts.baseline))
-    # Coverage has a target instead of a direction, so it is no contest with the baseline.
+    # Coverage has a target value instead of a direction, so neither row is highlighted as the best.
     shown = [dataclasses.replace(c, best=c.best if c.best in ("high", "low") else None) for _, c in columns]
     rows = [("this fit", *(facts.figures.get(key, "–") for key, _ in columns))]
     if facts.baseline:
@@ -197,8 +197,8 @@ def _error_picture(facts: FitSummary) -> Picture:
         title="Error against prediction",
         size=(5.4, 4.4),
         alt="Error of each row against its predicted mean, with the 90% interval around it.",
-        caption="Errors should scatter evenly around 0, and be as large as the vertical 90% intervals say. A slope or "
-        "a bend is structure that the fit has missed.",
+        caption="Errors should scatter evenly around 0, and 9 in 10 should lie inside the vertical 90% intervals. A "
+        "slope or a bend is structure that the fit has missed.",
     )
 
 

@@ -115,7 +115,7 @@ def effects_section(facts: FitSummary) -> Section | None:
     high = max(float(effect.high[:, column].max()) for effect in facts.effects for column, _ in shown)
     margin = 0.05 * (high - low or 1.0)
     pictures = [_curve(facts, i, effect, (low - margin, high + margin)) for i, effect in enumerate(facts.effects)]
-    return Section("How do they act?", text, pictures=tuple(pictures))
+    return Section("How do predictions depend on them?", text, pictures=tuple(pictures))
 
 
 def _classes(facts: FitSummary) -> list[tuple[int, str]]:

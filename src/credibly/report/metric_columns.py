@@ -36,7 +36,7 @@ REGRESSION = {
     "rmse": Metric("RMSE", "low", "root mean squared error of the predicted mean, in units of the target"),
     "crps": Metric("CRPS", "low", "error of the whole predictive distribution, in units of the target"),
     "coverage": Metric("Coverage", LEVEL, "fraction of observed values inside their 90% interval; ideally 0.9", True),
-    "width": Metric("Width", None, "mean width of the 90% interval; narrow is good only if coverage is right"),
+    "width": Metric("Width", None, "mean width of the 90% interval; narrow is good only with the right coverage"),
     "calibration_error": Metric(
         "Calibration error", "low", "mean gap between nominal and observed coverage, over all levels", True
     ),

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def once_per_fit(function: Callable[[FitSummary], T]) -> Callable[[FitSummary], T]:
-    """Make a function of a fit remember its result for as long as the fit is in use. Callers must not modify it."""
+    """Cache the result of a function of a fit for as long as the fit is in use. Callers must not modify it."""
     results: WeakKeyDictionary[FitSummary, T] = WeakKeyDictionary()
 
     @wraps(function)

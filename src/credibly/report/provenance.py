@@ -37,7 +37,7 @@ def guarantee_section(facts: FitSummary) -> Section | None:
         text += (
             "A lower bound is promised for the observed time, that of the event or of the censoring, whichever comes "
             "first, and so for the time of the event, which is never earlier. It needs no assumption about the "
-            "censoring but that new rows are censored alike. There is no promise about upper bounds.",
+            "censoring except that new rows are censored alike. There is no promise about upper bounds.",
         )
     finding = (
         f"Promised {level:.0%}, measured {measured:.1%} on {rows:,} rows; {low:.1%} to {high:.1%} is within chance, so "

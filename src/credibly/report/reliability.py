@@ -25,7 +25,7 @@ DECISIVE = (chains, coverage, other_levels, confidence)
 
 @dataclass(frozen=True)
 class Lead:
-    """Mean difference in log density per row between two fits, and its standard error over the rows."""
+    """Mean difference in log density per row between two fits, with its standard error over the rows."""
 
     mean: float
     error: float

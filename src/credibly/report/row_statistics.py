@@ -102,7 +102,7 @@ class ErrorOrder:
 
 @once_per_fit
 def error_order(facts: FitSummary) -> ErrorOrder | None:
-    """Test on ranks whether less confident predictions have larger errors; None if there is nothing to order.
+    """Test on ranks whether less confident predictions have larger errors; None if there is nothing to rank.
 
     Ranks, because the squares of a few outliers would drown every other row.
     """

@@ -97,7 +97,7 @@ def _problems(facts: FitSummary) -> tuple[list[str], tuple[Recommendation, ...]]
             command = refit_command(facts, "--set", "target_accept=0.95")
             advice.append(Recommendation("Take smaller steps to avoid divergences.", command))
     if found.e_bfmi is not None and min(found.e_bfmi) < E_BFMI_LOW:
-        problems.append(f"energy mixes slowly (E-BFMI {min(found.e_bfmi):.2f}; at least {E_BFMI_LOW} is wanted)")
+        problems.append(f"energy mixes slowly (E-BFMI {min(found.e_bfmi):.2f}; {E_BFMI_LOW} or more is good)")
         if known and not advice:
             advice.append(Recommendation("Warm up longer.", refit_command(facts, "--set", f"warmup={2 * warmup}")))
     return problems, tuple(advice)

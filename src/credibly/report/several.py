@@ -25,13 +25,13 @@ def target_pages(every: Sequence[FitSummary]) -> dict[str, Page]:
 
 def _overview(every: Sequence[FitSummary], names: Sequence[str]) -> Section:
     columns = metric_columns.columns(every[0].task, [facts.figures for facts in every])
-    # Targets have units of their own, so there is no best one.
+    # Targets have different units, so there is no best one.
     shown = [dataclasses.replace(column, best=None) for _, column in columns]
     rows: list[tuple[Value, ...]] = [
         (facts.target, *(facts.figures.get(key, "–") for key, _ in columns), name) for facts, name in zip(every, names)
     ]
     text = (
-        f"One network predicts {len(every)} targets, each with a noise level of its own. This page is about "
-        f"{every[0].target}; the others have pages beside it.",
+        f"One network predicts {len(every)} targets, each with its own noise level. This page is about "
+        f"{every[0].target}; the other targets have their own pages.",
     )
     return Section("All targets", text, Table((Column("Target"), *shown, Column("Page")), tuple(rows)))

@@ -1,7 +1,7 @@
 """Tests behind the findings: tail probabilities, and the level that keeps all of them together at 5 %.
 
-A fit is checked in several ways. Each check warns only at a probability below CHANCE, the Bonferroni share of FAMILY,
-so that predictions which are calibrated get a warning from any of them in at most 1 of 20 fits.
+A fit is checked in several ways. Each check warns only at a probability below CHANCE, the Bonferroni level for
+FAMILY, so that predictions which are calibrated get a warning from any of them in at most 1 of 20 fits.
 """
 
 from __future__ import annotations

@@ -37,17 +37,17 @@ def censored_section(facts: FitSummary) -> Section:
         rows.append(
             (f"{level:.0%}", f"{found:.1%}", f"{max(level - error, 0):.0%} to {min(level + error, 1):.0%}", result)
         )
-    head = (Column("Quantile"), Column("Over by then"), Column("Within chance"), Column("Result"))
+    head = (Column("Quantile"), Column("Event by then"), Column("Within chance"), Column("Result"))
     text = (
         f"By its 50% quantile, half of the rows should have had their event. {events:,} of {len(signed):,} rows had "
         "one; a censored row counts by the probability that the prediction itself gives it, so with many censored rows "
-        "this says little about late times.",
+        "this is uninformative about late times.",
     )
 
     def paint(ax: Axes) -> None:
         ax.plot([0, 1], [0, 1], linewidth=0.8, label="calibrated")
         ax.plot(CURVE, fractions[len(LEVELS) :], marker="o", markersize=3, label="observed")
-        ax.set(xlabel="predicted quantile", ylabel="fraction of rows over by then", xlim=(0, 1), ylim=(0, 1))
+        ax.set(xlabel="predicted quantile", ylabel="fraction of rows with the event by then", xlim=(0, 1), ylim=(0, 1))
         ax.legend()
 
     finding = f"More than chance explains: {', '.join(off)}." if off else "All quantiles are within chance."
@@ -57,7 +57,7 @@ def censored_section(facts: FitSummary) -> Section:
         paint,
         title="Observed against predicted quantiles",
         size=(4.8, 4.0),
-        alt=f"Fraction of rows over by each predicted quantile. {shown}",
+        alt=f"Fraction of rows with the event by each predicted quantile. {shown}",
         caption="Below the line events come later than predicted, above it earlier.",
     )
     return Section("Is it calibrated?", text, Table(head, tuple(rows)), (curve,), (finding,))

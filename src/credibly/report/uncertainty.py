@@ -24,7 +24,7 @@ def uncertainty_section(facts: FitSummary) -> Section:
     text = [
         "A prediction is uncertain for two reasons. Aleatoric uncertainty is noise in the target; it remains however "
         "many rows there are. Epistemic uncertainty is what the data leave open; it shrinks with more rows and is "
-        "large where there are none.",
+        "large far from the data.",
     ]
     findings = []
     pictures = []

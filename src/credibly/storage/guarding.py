@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a run is built from its files is an error of the run, in words."""
+"""Conversion of any error while a run is built from its files into a readable error about the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from credibly.errors import InputError, StoreError
 
 @contextmanager
 def as_store_errors(what: str) -> Iterator[None]:
-    """Turn any error that reading a modified run raises into a `StoreError`; `what` begins its sentence."""
+    """Turn any error from reading a modified run into a `StoreError` whose message begins with `what`."""
     try:
         yield
     except (StoreError, InputError):

@@ -1,4 +1,4 @@
-"""Reading JSON from a folder that anybody may have written: bounded in size, depth and digits, never waiting."""
+"""Reading JSON from an untrusted folder: bounded in size, depth and digits, and without blocking."""
 
 from __future__ import annotations
 

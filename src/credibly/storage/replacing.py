@@ -1,8 +1,8 @@
 """Replace a folder by another one such that a process killed at any moment leaves the old one or the new one in place.
 
 Linux exchanges the two names in one operation. Elsewhere, and on file systems without it, the old folder is renamed
-to `.NAME.PID.old` first. A process killed between the two renames leaves that name alone, and `recover` moves it back
-when somebody next looks for the folder.
+to `.NAME.PID.old` first. A process killed between the two renames leaves only that name, and `recover` moves it back
+the next time the folder is accessed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def replace_folder(new: Path, target: Path) -> None:
     old = place.with_name(f".{place.name}.{os.getpid()}.old")
     if exchange(new, place):
         fsync_folder(place.parent)
-        # Another name, so that nobody mistakes it for a run that waits to be resumed.
+        # Another name, so that it is not mistaken for a run that can be resumed.
         with suppress(OSError):
             os.rename(new, old)
         shutil.rmtree(old, ignore_errors=True)
@@ -50,7 +50,7 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one operation, and return whether the system could."""
+    """Exchange two names in one operation, and return whether the system supports that."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -66,7 +66,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def recover(target: Path) -> bool:
-    """Move a folder back that a killed process had moved aside; return whether there is a folder now.
+    """Move back a folder that a killed process had moved aside; return whether the folder exists now.
 
     Does nothing where the folder exists, or where the process that moved it still runs.
     """

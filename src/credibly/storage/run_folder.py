@@ -205,7 +205,7 @@ def _acquire_lock(path: Path, name: str) -> IO[bytes]:
         if _is_same_file(path / LOCK, handle):
             break
         handle.close()  # its holder deleted it and released the lock between our open and our flock
-    with suppress(OSError):  # for the error message of other processes; a full disk is no reason to stop here
+    with suppress(OSError):  # for the error message of other processes; a full disk must not stop this one
         handle.truncate(0)
         handle.write(f"process {os.getpid()} on {platform.node()}".encode())
     return handle

@@ -1,4 +1,4 @@
-"""What the JSON files of a run may contain, checked in one place before anything is built from them.
+"""Schemas of the JSON files of a run, checked in one place before anything is built from them.
 
 A field that is missing, of another type or out of range is named in the error. Fields that are not listed here are
 left to the code that reads them, which `guarding.as_store_errors` guards.
@@ -78,7 +78,7 @@ class StoredRecord(_Exact):
 
 
 class FrozenBody(_Strict):
-    """How the part of a network without random parameters is run."""
+    """How the part of a network without random parameters is evaluated."""
 
     looped: bool
 
@@ -120,7 +120,7 @@ class Backend(_Strict):
 
 
 class StreamedFields(_Strict):
-    """What the manifest of a sampler's run has beside."""
+    """Further fields in the manifest of a sampler's run."""
 
     status: Literal["running", "interrupted", "complete", "partial"]
     noted: list[str]
@@ -131,7 +131,7 @@ class StreamedFields(_Strict):
 
 
 class TrainingFields(_Strict):
-    """What the manifest of a fit that trains has beside, until it is over."""
+    """Further fields in the manifest of a fit that trains, until it is complete."""
 
     status: Literal["running"]
     state: str
@@ -143,13 +143,13 @@ class TrainingFields(_Strict):
 
 
 class DensityFields(_Strict):
-    """What the manifest of a run on a plain density has beside."""
+    """Further fields in the manifest of a run on a plain density."""
 
     density: dict[str, Any]
 
 
 class TableFacts(_Strict):
-    """table.json of a run, from its beginning on."""
+    """table.json of a run, from the start of the fit."""
 
     status: Status
     config: dict[str, Any]
@@ -168,7 +168,7 @@ class TableFacts(_Strict):
 
 
 class CompleteTableFacts(TableFacts):
-    """table.json of a run that is complete."""
+    """table.json of a complete run."""
 
     seconds: float
     on: Literal["cross-validated", "held-out", "training"]

@@ -2,7 +2,7 @@
 
 A posterior's manifest has the checksums of its own files, and table.json those of the manifests, the configuration and
 the stored rows. Its own checksum then stands for the whole run: a part that is edited, or comes from another run,
-does not match. Whoever can write to the folder can compute all of them anew; a checksum detects accidents and careless
+does not match. Whoever can write to the folder can recompute all of them; a checksum detects accidents and careless
 edits, and it is not a signature.
 """
 
@@ -51,7 +51,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
         _note_unsealed(os.fspath(folder))
     for name in facts["files"]:
         problem = problem_of(folder, name, facts["files"][name])
-        # Whatever needs a missing file says so; predictions do not need the stored rows.
+        # Code that needs a missing file reports it; predictions do not need the stored rows.
         if problem not in (None, MISSING):
             raise StoreError(f"path: {name} of {os.fspath(folder)!r} {problem}")
     return facts

@@ -1,4 +1,4 @@
-"""Draws that stay on disk: (chain, draw, D) in shards along the draws, of which slices are read on demand.
+"""Draws kept on disk: (chain, draw, D) in shards along the draws, whose slices are read on demand.
 
 A shard is one file, `draws-00003.safetensors`, or several that each hold some of the chains, as written by the
 processes of a run: `draws-00003-c00000.safetensors`, `draws-00003-c00004.safetensors`.

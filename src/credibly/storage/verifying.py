@@ -25,7 +25,7 @@ class Checked:
 def verify(path: str | os.PathLike[str]) -> list[Checked]:
     """Check all files of a run folder, of `credibly fit` or of `fit(..., out=path)`. Nothing is loaded from them.
 
-    A run that an earlier version wrote without checksums has a problem of its own: that changes would not be seen.
+    A run that an earlier version wrote without checksums has a separate problem: changes would not be detected.
     """
     folder = Path(path)
     if not recover(folder):

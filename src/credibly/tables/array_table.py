@@ -1,4 +1,4 @@
-"""Arrays in the place of a prepared table, for the choice of a recipe."""
+"""Arrays in place of a prepared table, for the choice of a recipe."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def moments(name: str, values: Array, weight: Array | None = None) -> tuple[Arra
 
 
 def row_weights(value: Any, rows: int) -> Array | None:
-    """Return weights of rows in float64, (rows,). Raise on values that are no weights."""
+    """Return weights of rows in float64, (rows,). Raise on values that are not weights."""
     if value is None:
         return None
     return np.asarray(to_weights(value, rows, torch.device("cpu"), torch.float64).numpy())
@@ -87,7 +87,7 @@ def class_weights(value: Any, classes: Array, labels: Array, weight: Array | Non
         known = [label in value for label in classes]
         if not all(known) and sum(known) != len(value):
             other = [key for key in value if key not in set(classes.tolist())]
-            raise InputError("class_weight", f"{other[0]!r} is no class of y", f"They are {classes.tolist()}")
+            raise InputError("class_weight", f"{other[0]!r} is not a class of y", f"The classes are {classes.tolist()}")
         of_class = np.array([float(value.get(label, 1.0)) for label in classes])
     else:
         constraint = 'must be None, "balanced" or a dict of non-negative weights by label'

@@ -1,6 +1,6 @@
 """Gradient boosting by scikit-learn on the columns of a table: the model that a comparison has to beat.
 
-It is no Bayesian method: a regression predicts N(f(x), s^2) with one s for all rows, the root mean square of residuals
+It is not Bayesian: a regression predicts N(f(x), s^2) with one s for all rows, the root mean square of residuals
 on folds that the model was not fitted to; classes have the probabilities of the classifier.
 """
 
@@ -57,7 +57,7 @@ class BoostingFit:
 def boosting_of(prepared: Prepared) -> BoostingFit | None:
     """Return gradient boosting on the split of a prepared table.
 
-    None without held-out rows, since trees reproduce their training rows, and for a task that it has no model of.
+    None without held-out rows, since trees reproduce their training rows, and for tasks that it does not support.
     """
     known = prepared.preparation
     if known.task not in TASKS or len(known.targets) > 1 or not len(prepared.held_out):
@@ -99,8 +99,8 @@ def fit_boosting(
     seconds = time.perf_counter() - started
     known = preparation.target_values(table.take(np.concatenate([test for _, test in splits])))
     predictive = _joined(found, preparation.classes is None)
-    figures = evaluation.evaluate(predictive, torch.from_numpy(known), seed=seed)
-    return BoostingFit(predictive, known, figures, round(seconds, 3))
+    metrics = evaluation.evaluate(predictive, torch.from_numpy(known), seed=seed)
+    return BoostingFit(predictive, known, metrics, round(seconds, 3))
 
 
 def boosting_inputs(preparation: Preparation, table: Table) -> tuple[Array, Array]:

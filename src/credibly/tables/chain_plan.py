@@ -26,11 +26,11 @@ from credibly.tables.threads import threads_for
 
 # Rows times parameters times gradients of the chains: about 80 processor seconds.
 WORK = 1.8e12
-# What a gradient costs however small the table is, in rows times parameters.
+# Fixed cost of a gradient, however small the table, in rows times parameters.
 OVERHEAD = 100_000
-# Settings that a user gives to determine the length of the chains.
+# Settings by which a user determines the length of the chains.
 LENGTHS = ("chains", "draws", "thin", "warmup", "max_steps", "step_size", "trajectory_length")
-# Whole trajectories. Cut ones walk at random where the posterior is narrow.
+# Whole trajectories. Truncated ones are random walks where the posterior is narrow.
 WHOLE: dict[str, Any] = {
     "chains": 4, "draws": 250, "warmup": 200, "target_accept": 0.8, "trajectory_length": None, "refresh": 1.0,
     "mass": "diagonal",
@@ -38,8 +38,8 @@ WHOLE: dict[str, Any] = {
 TRIAL: dict[str, Any] = {**WHOLE, "warmup": 150, "draws": 60, "thin": 1, "until": None, "budget": None}
 # Fraction of the work that the trial may take, which limits the steps per trajectory, at least and at most.
 TRIAL_WORK, TRIAL_STEPS = 0.15, (50, 5_000)
-# Effective draws to plan for, and to plan for at least, in units of what the verdict asks for: a trial measures them
-# roughly.
+# Effective draws to aim for and the minimum to accept, as multiples of what the verdict asks for: a trial measures them
+# only roughly.
 WANTED, LEAST = 2.0, 1.5
 # Fraction of divergent trajectories from which steps are made smaller, by the higher acceptance, and how much smaller.
 DIVERGENT, CAREFUL, SMALLER = 0.002, 0.95, 1.6
@@ -49,7 +49,7 @@ ROWS = 200
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """What a trial has found.
+    """The outcome of a trial.
 
     Attributes:
         settings: of the chains.

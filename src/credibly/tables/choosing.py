@@ -45,7 +45,7 @@ MANY = 10_000
 SCALES = (0.5, 1.0, 2.0, 4.0)
 # Inputs that an encoding may add to a table for HMC, and to others.
 SMALL_ADDED, LARGE_ADDED = 50, 200
-# A patience that never ends.
+# Patience that disables early stopping.
 UNSTOPPED = 10_000
 # Gain, in standard errors of the difference, from which a change is kept, and from which one is that slows HMC down (a
 # smaller noise floor, a wider prior, or many more inputs), or that has much smaller networks for many rows.
@@ -98,7 +98,7 @@ def choose(
     Args:
         recipe: the default, from which the search starts, with a method that is "hmc" or "ensemble".
         data: the rows.
-        fixed: fields of the recipe that stay as they are; "settings" if some of them were given.
+        fixed: fields of the recipe that must not change; "settings" if some of them were given.
         seed: seed of the folds and of the fits.
         progress: called with the number of candidates done and the most there can be.
     """
@@ -298,7 +298,7 @@ def _clearly_worse(new: Array, old: Array) -> bool:
 
 
 def _clearly_better(new: Array, old: Array, bar: float = CLEAR) -> bool:
-    # A candidate that was given up has fewer rows.
+    # A candidate that was abandoned early has fewer rows.
     if len(new) < len(old) or not np.isfinite(new).all():
         return False
     if not np.isfinite(old).all():

@@ -48,6 +48,6 @@ def mark_gaps(column: Column, out: Array, notes: Notes) -> None:
         # Other notes are about cells that have a value, so that their encoding differs from that of a missing cell.
         blank = np.zeros((1, len(features)), dtype=out.dtype)
         column.encode(None, blank)
-        noted = np.unique([row for row, _ in notes])
-        rows, values = noted[(out[noted] == blank).all(1)], out
+        marked = np.unique([row for row, _ in notes])
+        rows, values = marked[(out[marked] == blank).all(1)], out
     values[rows] = np.nan

@@ -71,9 +71,9 @@ class Numeric:
             notes = [(row, f"{self.name} = {note}") for row, note in wrong + infinite]
             values = column.to_numpy(zero_copy_only=False)
             if column.null_count and not self.indicator:
-                noted = {row for row, _ in notes}
+                explained = {row for row, _ in notes}
                 missing = np.flatnonzero(np.isnan(values))
-                notes += [(int(r), f"{self.name} is missing") for r in missing if int(r) not in noted]
+                notes += [(int(r), f"{self.name} is missing") for r in missing if int(r) not in explained]
         if self.indicator:
             out[:, -1] = np.isnan(values)
         if self.scale > 0:

@@ -5,7 +5,7 @@ Draw s of the weights predicts from completion c(s), so the mixture
     p(y | x_o, D) ~ (1/S) sum_s p(y | x_o, x_m^c(s), w_s)
 
 has as many terms as that of a complete row, and costs as much. The variance of E(y | x_o, x_m, w) over completions is
-part of the epistemic uncertainty: knowing the missing value would remove it, so it is no property of the noise.
+part of the epistemic uncertainty: knowing the missing value would remove it, so it is not noise.
 """
 
 from __future__ import annotations

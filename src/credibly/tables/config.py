@@ -40,7 +40,7 @@ class Config:
         method, hidden, activation, prior_scale, noise, inputs, embedding, settings, noise_floor: as in `Recipe`; None
             or "auto" is chosen by `tune`.
         device: "cpu", "cuda", ...; None for the CPU.
-        table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is refused;
+        table_sha256: checksum of the file that a stored run was fitted to. A file that has changed since is rejected;
             None skips the check.
         weight: column with the weights of the rows in the fit; None for ones.
         class_weight: "balanced" gives every class the same total weight in the fit; None for rows as they are.
@@ -48,7 +48,7 @@ class Config:
         order: levels of an ordinal target from low to high; () if they are numbers.
         event: column that holds 1 for an observed event and 0 for a censored time, for survival.
         na: cells that mark a missing value, beside the usual ones.
-        group: column whose groups stay together in every split, such as customers; it is no input.
+        group: column whose groups stay together in every split, such as customers; not an input.
         time: column with the time of the rows, of which the latest are predicted for the metrics.
         tune: how to choose what is left open: "folds" (see `credibly.tables.choosing`), "rows" or "evidence" (see
             `credibly.tables.tuning`), or "none" for fixed defaults.

@@ -44,11 +44,11 @@ class Conventions:
     def file_row(self, row: int) -> int:
         """Return the number that a row of the table has in the file, counted from 1 without the header."""
         skipped = np.asarray(self.skipped, dtype=np.int64)
-        # Of the rows of the file that are kept, the given one has `row` before it.
+        # `row` of the kept rows of the file come before the given one.
         return int(row + 1 + np.searchsorted(skipped - np.arange(len(skipped)), row, side="right"))
 
     def rules(self) -> Conventions:
-        """Return what applies to other files, too: without remarks and rows."""
+        """Return the conventions that apply to other files too: without remarks and rows."""
         return Conventions(self.na, self.decimals, self.days_first)
 
     def to_dict(self) -> dict[str, Any]:

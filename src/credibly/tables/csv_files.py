@@ -86,8 +86,7 @@ def blocks(
     """Yield blocks of a few megabytes with the given columns under their stripped names, missing cells null.
 
     Columns are text. Those in `numeric` are float64 up to the first block with a cell that is not a number, and text
-    from there on, for the caller to parse cell by cell. Cells that equal one of `missing`
-    or `na` are null.
+    from there on, for the caller to parse cell by cell. Cells that equal one of `missing` or `na` are null.
     """
     done, size = 0, BLOCK
     while True:
@@ -264,7 +263,7 @@ def _decimal(records: list[list[str]], delimiter: str) -> str:
         return "."
     cells = [c.strip() for r in records for c in r]
     commas = sum(re.fullmatch(r"[+-]?\d*,\d+([eE][+-]?\d+)?", c) is not None for c in cells)
-    # 1.234 may as well be a group of thousands, and decides nothing.
+    # 1.234 may be a decimal or a group of thousands, so it is no evidence for either.
     cells = [c for c in cells if not re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", c)]
     points = sum(re.fullmatch(r"[+-]?\d*\.\d+([eE][+-]?\d+)?", c) is not None for c in cells)
     return "," if commas > points else "."

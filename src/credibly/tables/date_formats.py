@@ -19,7 +19,7 @@ _NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 _NAME = rf"(?i:{'|'.join(_NAMES)})[a-z]*\.?"
 _TIME = r"([T ,]+\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(?i:am|pm)?\s*(?i:z|utc|gmt|[+-]\d{2}:?\d{2})?)?"
 # Two-digit years count only after slashes, or after dots if day and month have two digits each: 10-20-30 and
-# 1.2.3 are no dates.
+# 1.2.3 are not dates.
 DATE = (
     rf"^({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}[-/.]{_DAY})[-/.]{_YEAR}"
     rf"|({_DAY}/{_MONTH}|{_MONTH}/{_DAY})/\d\d|(0[1-9]|[12]\d|3[01])\.(0[1-9]|1[0-2])\.\d\d"
@@ -65,11 +65,11 @@ def day_first(column: Any) -> tuple[bool, str]:
     days, months = int((first > 12).sum()), int((second > 12).sum())
     if days != months:
         order = "day/month" if days > months else "month/day"
-        return days > months, f"read as {order}, against some of the dates" if days and months else ""
+        return days > months, f"read as {order}, which some of the dates contradict" if days and months else ""
     example = next(cell for cell in column.drop_null().to_pylist() if re.match(_LAYOUTS[1], cell))
     if re.match(r"\d+\.", example):
         return True, ""
-    return False, f"{example} read as month/day, though day/month is possible: write 2024-01-31 to be sure"
+    return False, f"{example} read as month/day, though day/month is possible: write dates as 2024-01-31 to avoid this"
 
 
 def parse_dates(column: Any, days_first: bool) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ def parse_dates(column: Any, days_first: bool) -> tuple[Array, Array]:
 
 
 def dates(column: pa.Array, days_first: bool) -> tuple[Array, Notes]:
-    """Return a column as datetime64[us] in UTC, NaT where a cell is missing, and (row, note) for what is no date.
+    """Return a column as datetime64[us] in UTC, NaT where a cell is missing, and (row, note) for what is not a date.
 
     Times without an offset stay as they are.
     """

@@ -33,7 +33,7 @@ class Date:
         fill: imputed number of days, the median of the training rows.
         low, high: range of the days in the training rows.
         year_mean, year_scale: mean and standard deviation of the calendar year. A scale of 0 means a single one, which
-            is no input.
+            is not an input.
         cycles: those of "month", "weekday" and "hour" that are inputs.
         indicator: whether training rows had missing cells, which adds a missing-value indicator.
         note: remark for the user.
@@ -72,8 +72,8 @@ class Date:
             notes = [(row, f"{self.name} = {note}") for row, note in wrong]
         missing = np.isnat(values)
         if cells is not None and not self.indicator:
-            noted = {row for row, _ in notes}
-            notes += [(int(r), f"{self.name} is missing") for r in np.flatnonzero(missing) if int(r) not in noted]
+            known = {row for row, _ in notes}
+            notes += [(int(r), f"{self.name} is missing") for r in np.flatnonzero(missing) if int(r) not in known]
         if self.indicator:
             out[:, -1] = missing
         at = 0

@@ -75,7 +75,7 @@ class InputEncoder:
             return {j for j, column in enumerate(_columns(X)) if _is_categorical(column)} if _has_dtypes(X) else set()
         names = [str(name) for name in X.columns] if _is_frame(X) else None
         if names is None and (issparse(X) or np.ndim(X) != 2):
-            return set()  # scikit-learn's validation raises
+            return set()  # scikit-learn's validation raises later
         width = np.shape(X)[1] if names is None else len(names)
         return set(_indices(np.asarray(wanted).reshape(-1).tolist(), names, width))
 
@@ -235,7 +235,7 @@ def _indices(wanted: Sequence[Any], names: list[str] | None, width: int) -> list
             if names is None:
                 raise InputError("categorical_features", f"names {value!r}, but X has no column names", "Pass indices")
             if value not in names:
-                raise InputError("categorical_features", f"{value!r} is no column of X", f"They are {names}")
+                raise InputError("categorical_features", f"{value!r} is not a column of X", f"The columns are {names}")
             found.append(names.index(value))
         elif isinstance(value, int) and -width <= value < width:
             found.append(value % width)

@@ -104,7 +104,7 @@ class Intervals(FoldFits):
         return to_array(lower), to_array(upper)
 
     def bayesian_interval(self, X: Any, level: float = 0.9) -> tuple[Array, Array]:
-        """Return the bounds of the central credible interval, which is right if the model is."""
+        """Return the bounds of the central credible interval, which is calibrated if the model is."""
         lower, upper = self._bayesian(X).interval(level)
         return to_array(lower), to_array(upper)
 
@@ -138,7 +138,7 @@ def assigned_folds(folds: int, rows: int, seed: int, labels: Array | None = None
     """Return the fold of each row, at random; every class is spread evenly over the folds.
 
     Args:
-        folds: their number; fewer where there are fewer rows.
+        folds: number of folds; fewer if there are fewer rows.
         rows: number of rows, at least 3.
         seed: of the assignment.
         labels: class indices, (rows,), of which every class needs at least two rows; None for regression.

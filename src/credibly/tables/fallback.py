@@ -1,7 +1,7 @@
 """Whether an ensemble may replace chains that would not mix in time: only if it predicts unseen rows as well.
 
 Both are fitted to the same folds of the table, the chains as the folds of a final fit would have them, so that these
-fits are kept for it. Chains that have not mixed are not draws from the posterior, and the report says so; but they may
+fits are reused there. Chains that have not mixed are not draws from the posterior, and the report says so; but they may
 predict better than anything else that there is time for.
 """
 

@@ -88,7 +88,7 @@ class FitSummary:
         class_weight: weights of the classes in the fit, such as "balanced".
         guarantee: coverage promised and measured, as {"level": 0.9, "measured": 0.904, "rows": n, "kind":
             "cross-conformal"}, for classes and counts with "measured_given"; None without a guarantee.
-        warnings: what was found in the table before the fit, a sentence each.
+        warnings: warnings about the table from before the fit, a sentence each.
         choices: candidates that were compared on folds before the fit.
         refitted: whether the rows behind the metrics were held out of other fits only, and the fit itself has all rows.
         importance: permutation importance of the columns; None if it was not computed.

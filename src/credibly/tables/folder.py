@@ -83,7 +83,7 @@ def new_run(folder: Path) -> Iterator[Path]:
                 " nothing was kept"
             ) from error
         if isinstance(error, Interrupted):
-            # By the sampler of a fold, whose message is about draws that are gone.
+            # Raised by the sampler of a fold, whose message is about draws that no longer exist.
             raise KeyboardInterrupt from error
         raise
     if replaces:

@@ -58,7 +58,7 @@ def guaranteed(
 
 
 def check_promise(argument: str, level: float, rows: int) -> None:
-    """Raise unless the calibration rows of a run are enough for a level."""
+    """Raise unless a run has enough calibration rows for a level."""
     if rows < rows_needed(level):
         found = (
             f"a promise of {level:g} needs {rows_needed(level):,} rows of the table that was fitted, it had {rows:,}"
@@ -96,7 +96,7 @@ def _parts(calibration: Calibration) -> Iterator[tuple[torch.Tensor, torch.Tenso
 def guarantee_facts(
     calibration: Calibration | None, predictive: Predictive, y: Array, fold: Array, level: float = LEVEL
 ) -> dict[str, Any] | None:
-    """Return what a report says on the guarantee; None if there is none.
+    """Return the values that a report shows on the guarantee; None if there is none.
 
     Classes and counts have two values. `measured` is of sets and intervals that are randomised, which can cover exactly
     what is promised. `measured_given` is of those that `predict` writes: sets with at least one class, intervals with

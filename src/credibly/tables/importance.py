@@ -1,4 +1,4 @@
-"""Permutation importance of the columns of a table: how much worse predictions become without what a column says.
+"""Permutation importance of the columns of a table: how much worse predictions become without a column's information.
 
 For column j and R random permutations of its cells among the rows,
 
@@ -49,7 +49,7 @@ LOWEST = -700.0
 
 @dataclass(frozen=True)
 class ColumnImportance:
-    """What permuting a column costs.
+    """The loss from permuting a column.
 
     Attributes:
         name: the column.

@@ -7,7 +7,7 @@ training rows. With o observed and m missing inputs, and z the standardised inpu
 
 where a and b are the missing inputs of the row and of the donor as predicted from the observed ones by linear
 regression, and S is the covariance of its residuals. The second term is that of predictive mean matching: it weighs
-the observed inputs by what they tell about the missing ones. Averaging predictions over the donors approximates
+the observed inputs by how well they predict the missing ones. Averaging predictions over the donors approximates
 
     p(y | x_o) = integral p(y | x_o, x_m) p(x_m | x_o) dx_m.
 """
@@ -31,7 +31,7 @@ DONORS = 2_000
 # Added to the variances of standardised inputs: collinear ones, such as the levels of a category, have no unique
 # regression.
 RIDGE = 0.01
-# Inputs are clipped here for distances, so that one absurd cell does not decide alone.
+# Inputs are clipped here for distances, so that one absurd cell does not dominate.
 CLIP = 10.0
 # Distance of donors that lack a needed input themselves, which are used only if there are no others.
 LAST = 1e6

@@ -181,8 +181,8 @@ class TableModel:
         """
         absent, kept = self._checked_columns(Path(table), header(table), levels, keep, times)
         block_rows = self.block_rows(draws)
-        rows = noted = blocks = 0
-        # (block, position in it, note)
+        rows = with_notes = blocks = 0
+        # (block, row within it, note)
         found: list[tuple[int, int, str]] = []
         known, everyone = self.preparation, world.current()
         mine = everyone.rank, everyone.size
@@ -198,17 +198,17 @@ class TableModel:
                 writer.write(columns)
                 texts = columns[NOTES]
                 some = [text for text in texts if text] if notes or more else []
-                rows, noted = rows + len(inputs), noted + len(some)
+                rows, with_notes = rows + len(inputs), with_notes + len(some)
                 seen = {text for _, _, text in found}
                 new = [text for text in dict.fromkeys(some) if text not in seen][: EXAMPLES - len(found)]
                 found += [(blocks * everyone.size + everyone.rank, position, text) for position, text in enumerate(new)]
                 blocks += 1
                 if progress is not None:
                     progress(rows * everyone.size)
-        parts = everyone.gather([rows, noted, found])
+        parts = everyone.gather([rows, with_notes, found])
         examples = dict.fromkeys(text for _, _, text in sorted(tuple(one) for _, _, each in parts for one in each))
-        rows, noted = sum(n for n, _, _ in parts), sum(n for _, n, _ in parts)
-        return PredictedFile(Path(out), rows, noted, tuple(examples)[:EXAMPLES], tuple(absent))
+        rows, with_notes = sum(n for n, _, _ in parts), sum(n for _, n, _ in parts)
+        return PredictedFile(Path(out), rows, with_notes, tuple(examples)[:EXAMPLES], tuple(absent))
 
     def _checked_columns(
         self, table: Path, names: list[str], levels: Sequence[float], keep: Sequence[str], times: Sequence[float]

@@ -36,7 +36,7 @@ def is_plain(column: Any, decimal: str = ".") -> Any:
 
 def decimal_mark(column: Any, default: str) -> str:
     """Return the decimal mark under which more texts of a column are numbers; the default if both fit equally."""
-    # What is a plain number under both marks decides nothing.
+    # Cells that are plain numbers under both marks are no evidence for either.
     column = column.filter(pc.invert(pc.match_substring_regex(column, r"^[+-]?\d+$")))
     point, comma = fits(column, ".").sum(), fits(column, ",").sum()
     return default if point == comma else "." if point > comma else ","

@@ -46,7 +46,7 @@ CROSS_VALIDATED = ("hmc", "ensemble", "map", "mle")
 HELD_OUT = 0.2
 # Fraction held out of tables with many rows, whatever the method.
 MANY_HELD_OUT = 0.1
-# Number of rows below which the folds would be too small to say anything: one part is held out.
+# Number of rows below which the folds would be too small to be informative: one part is held out.
 FEW = 50
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from credibly.errors import InputError
 from credibly.tables.sources import Source, check_expansion
 
-# Cells of a numeric column that need no detour by text; booleans are words.
+# Types of cells in a numeric column that need no conversion from text; booleans count as words.
 _NUMBERS = (float, int, type(None))
 INSTALL = 'pip install "credibly[excel]"'
 EXCEL_ROWS = 1 << 20
@@ -29,7 +29,7 @@ def read_text(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
     return _read_text(source, facts.st_mtime_ns, facts.st_size)
 
 
-# A prediction asks for the header, the number of rows and the rows.
+# Cached, since a prediction reads the header, the number of rows and the rows in separate calls.
 @lru_cache(maxsize=1)
 def _read_text(source: Source, _modified: int, _size: int) -> tuple[pa.Table, tuple[str, ...]]:
     return _workbook(source) if source.suffix == ".xlsx" else (_json_lines(source), ())
@@ -61,7 +61,7 @@ def record_columns(
 ) -> dict[str, pa.Array]:
     """Return columns of records: text as in a file of JSON lines, except for numeric columns of numbers, as float64.
 
-    A column that no record has is left out. Raise on nested values, which are no cells.
+    A column that no record has is left out. Raise on nested values, which are not cells.
     """
     found: dict[str, pa.Array] = {}
     for name in columns:
@@ -119,7 +119,7 @@ def _workbook(source: Source) -> tuple[pa.Table, tuple[str, ...]]:
                 filled.append((sheet.title, rows))
     except InputError:
         raise
-    # Whatever is wrong inside a workbook, the library raises as what it runs into.
+    # On a malformed workbook, the library raises whatever error it runs into.
     except Exception as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise InputError(

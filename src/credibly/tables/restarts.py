@@ -1,4 +1,4 @@
-"""Fits restarted by the launcher after a process was lost: the same command resumes what it had begun."""
+"""Fits restarted by the launcher after a process was lost: the same command resumes its unfinished run."""
 
 from __future__ import annotations
 

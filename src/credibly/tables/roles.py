@@ -17,7 +17,7 @@ from credibly.tables.targets import check_column
 
 
 def group_values(table: Any, name: str, rows: Array) -> Array:
-    """Return a group number per row, (N,) int64; rows without a group are groups of their own."""
+    """Return a group number per row, (N,) int64; each row without a group is its own group."""
     check_column("--group", name, table.column_names)
     cells = whole_column(table.take(pa.array(rows)), name)
     column = texts(cells)
@@ -30,7 +30,7 @@ def group_values(table: Any, name: str, rows: Array) -> Array:
 
 
 def time_values(table: Any, name: str, rows: Array) -> Array:
-    """Return the time of each row as a number, (N,) float64. Raise on cells that are no times."""
+    """Return the time of each row as a number, (N,) float64. Raise on cells that are not times."""
     check_column("--time", name, table.column_names)
     cells = whole_column(table.take(pa.array(rows)), name)
     if is_number(cells.type):
@@ -46,7 +46,7 @@ def time_values(table: Any, name: str, rows: Array) -> Array:
         advice = "Name a column of numbers or dates, and fix or remove rows without one"
         raise InputError("--time", f"{found}, and in {len(wrong):,} rows in all", advice)
     if values.min() == values.max():
-        raise InputError("--time", f"{name!r} has one time in all rows", "Name another column, or leave --time out")
+        raise InputError("--time", f"{name!r} is the same in all rows", "Name another column, or leave --time out")
     return np.asarray(values, dtype=np.float64)
 
 

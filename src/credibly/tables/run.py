@@ -210,7 +210,7 @@ def _begin(prepared: Prepared, folder: Path) -> None:
         "parameters": prepared.problem.layout.dim,
         "threads": threads_for(prepared.problem, prepared.method),
     }
-    # First without its files: if this is interrupted, the folder is still recognised as a run and may be replaced.
+    # First without the list of its files: if interrupted, the folder is still recognised as a run and may be replaced.
     write_facts(folder, facts)
     write_atomic(folder / CONFIG, write_config(config, {"method": prepared.why}))
     names = [*prepared.preparation.names, *prepared.preparation.target_columns]
@@ -229,7 +229,7 @@ def _finish(folder: Path, posterior: Posterior, seconds: float) -> TableRun:
     rows, on = run.rows()
     inputs, y = model.inputs(rows)[0], preparation.target_values(rows)
     predictive = run.predict_rows(inputs)
-    # The few members of a fold say little about how much they disagree.
+    # A fold has few members, so their disagreement is a noisy estimate.
     comparable = not model.folds or isinstance(posterior, SampledPosterior)
     reference = predictive if comparable else model.predict(inputs)
     reference = reference if len(reference) >= REFERENCE else model.predict_table(run.sample())

@@ -1,4 +1,4 @@
-"""Warnings before a fit: leaks of the target, twins across the split, identifiers, entities, time stamps, outliers."""
+"""Warnings before a fit: target leakage, duplicates across the split, identifiers, entities, time stamps, outliers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FAR_IN_LOGS = 10.0
 # With more distant values than this, and than this fraction, a column has heavy tails rather than errors.
 FEW = 3
 FEW_FRACTION = 0.001
-# Ratio of equal rows to those expected from independent columns from which they are no accident.
+# Ratio of equal rows to those expected from independent columns from which they are not an accident.
 MORE_THAN_CHANCE = 100
-# Fraction of held-out rows with a twin in training from which they distort the metrics.
+# Fraction of held-out rows with a duplicate in training from which they distort the metrics.
 TWINS = 0.01
 # Number of rows per value and of distinct values of a column that names entities, such as customers.
 ROWS_EACH = (2, 50)
@@ -55,7 +55,7 @@ def screen(
     group: str | None = None,
     time: str | None = None,
 ) -> tuple[str, ...]:
-    """Return what may make a fit misleading, as sentences without a full stop.
+    """Return warnings about what may make a fit misleading, as sentences without a full stop.
 
     Args:
         table: result of `read_table`.
@@ -119,7 +119,7 @@ class _Columns:
 
 
 def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
-    """Inputs from which the target can be read off."""
+    """Yield warnings about inputs that give the target away."""
     if columns.preparation.classes is None:
         for target, name in product(columns.targets, names):
             x, y = columns.numbers(name), columns.numbers(target)
@@ -139,7 +139,7 @@ def _copies(columns: _Columns, names: list[str]) -> Iterator[str]:
         # As many values as classes, and as many pairs of them: one to one.
         if columns.distinct(name) == count and len(np.unique(columns.codes(name) * count + classes)) == count:
             yield (
-                f"every value of {name} stands for one class of the target {target}; pass --drop {name} unless it is"
+                f"every value of {name} matches one class of the target {target}; pass --drop {name} unless it is"
                 f" known before {target} is"
             )
 
@@ -159,7 +159,7 @@ def _correlation(x: Array, y: Array) -> float:
 
 
 def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[tuple[str, str]]:
-    """Columns that identify the row, with the warning."""
+    """Yield columns that identify the row, each with its warning."""
     for name in names:
         x = columns.numbers(name)
         if x is None or len(x) < LEAST_VALUES or not np.isfinite(x).all():
@@ -168,11 +168,11 @@ def _row_numbers(columns: _Columns, names: list[str]) -> Iterator[tuple[str, str
         if (np.diff(x) == number).all() or (np.diff(x) == -number).all():
             yield name, f"{name} counts the rows ({x[0]:.0f}, {x[1]:.0f}, {x[2]:.0f}, ...); pass --drop {name}"
         elif columns.distinct(name) == len(x) and (x == np.trunc(x)).all() and ENTITY.search(_plain(name)):
-            yield name, f"{name} looks like an identifier: an integer of its own in every row; pass --drop {name}"
+            yield name, f"{name} looks like an identifier: a different integer in every row; pass --drop {name}"
 
 
 def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str]:
-    """Rows that occur twice, target included, if the columns are too fine for that to be chance."""
+    """Yield a warning about rows that occur twice, target included, if that is unlikely by chance."""
     rng = np.random.default_rng(0)
     key = np.zeros(len(training), dtype=np.uint64)
     # Fraction of pairs of rows that would be equal if the columns were independent.
@@ -193,11 +193,11 @@ def _twins(columns: _Columns, names: list[str], training: Array) -> Iterator[str
     seen = np.zeros(len(count), dtype=bool)
     seen[which[training]] = True
     both, held_out = int(seen[which[~training]].sum()), int((~training).sum())
-    split = f"; {both:,} of {held_out:,} held-out rows have a twin among the training rows" if both else ""
+    split = f"; {both:,} of {held_out:,} held-out rows have a duplicate among the training rows" if both else ""
     split += ", which makes the metrics look too good" if both > TWINS * held_out else ""
     yield (
         f"{_rows(repeated)} {'repeats' if repeated == 1 else 'repeat'} an earlier one, target included (row"
-        f" {columns.file_row(a)} is row {columns.file_row(int(first[which[a]]))}){split}; remove repeated rows unless"
+        f" {columns.file_row(a)} = row {columns.file_row(int(first[which[a]]))}){split}; remove repeated rows unless"
         " they are separate observations"
     )
 
@@ -267,7 +267,7 @@ def _robust_distance(values: Array, tails: bool) -> Array:
 
 
 def _entities(columns: _Columns, candidates: list[str]) -> Iterator[str]:
-    """Columns that name what several rows belong to, such as a customer."""
+    """Yield warnings about columns that name what several rows belong to, such as a customer."""
     for name in candidates:
         x = columns.numbers(name)
         cells = whole_column(columns.table, name)
@@ -287,7 +287,7 @@ def _entities(columns: _Columns, candidates: list[str]) -> Iterator[str]:
 
 
 def _behaves_like_entity(columns: _Columns, name: str, others: list[str], text: bool) -> bool:
-    """Return whether the rows of a value follow each other and share other columns, as in a panel."""
+    """Return whether rows with the same value are consecutive and share other columns, as in panel data."""
     codes, count = columns.codes(name), columns.distinct(name)
     runs = 1 + int((np.diff(codes) != 0).sum())
     sizes = np.bincount(codes)

@@ -21,7 +21,7 @@ TRAINING: dict[str, Any] = {
     "prior": True, "anchored": False, "init": "fresh",
 }  # fmt: skip
 PILOT: dict[str, Any] = {"members": 3, "steps": 60, "patience": 10}
-# Inputs up to which it is tried: the time of a step grows with the third power of the number of parameters.
+# Number of inputs up to which it is tried: the time of a step grows with the third power of the number of parameters.
 MOST_INPUTS = 60
 # Rows up to which an ensemble has MEMBERS members; larger tables have fewer.
 FEW_ROWS, MEMBERS, FEWEST_MEMBERS = 10_000, 10, 4

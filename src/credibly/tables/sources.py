@@ -105,7 +105,7 @@ def suffix_of(path: Path) -> tuple[str, str]:
         return ".zip", ".zip"
     compression = next((c for c in COMPRESSED if name.endswith(c)), "")
     inner = name.removesuffix(compression)
-    # Binary formats are compressed by themselves.
+    # Binary formats have built-in compression.
     text = (*DELIMITED, ".jsonl", ".ndjson")
     found = next((s for s in (text if compression else (*text, *TYPED, ".xlsx")) if inner.endswith(s)), "")
     return (found, compression) if found else ("", "")

@@ -49,7 +49,7 @@ def check_groups(option: str, name: str, groups: Array, least: int = FOLDS) -> N
     distinct = len(np.unique(groups))
     if distinct < least:
         found = f"{name!r} has {distinct} group{'s' if distinct > 1 else ''} in {len(groups):,} rows"
-        advice = "Name a column that tells apart those to be predicted, such as customers, or leave the option out"
+        advice = "Name a column of the units to be predicted, such as customers, or leave the option out"
         raise InputError(option, f"{found}, at least {least} are needed", advice)
 
 
@@ -63,7 +63,7 @@ def folds_of(rows: Rows, seed: int, folds: int = FOLDS) -> list[tuple[Array, Arr
         fold = _group_folds(rows.groups, folds, order)
     else:
         strata = np.zeros(rows.count) if rows.strata is None else rows.strata
-        # Deal out the rows of one stratum after the other, without starting anew for each.
+        # Deal out the rows of one stratum after the other, without restarting at the first fold for each.
         dealt = order[np.argsort(strata[order], kind="stable")]
         fold[dealt] = np.arange(rows.count) % folds
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]

@@ -36,7 +36,7 @@ NOISES = {
     "counts": "negative binomial counts, with a learned dispersion",
     "poisson": "Poisson counts, whose variance is their mean",
     "proportion": "beta-distributed proportions, with a learned precision",
-    "survival": "Weibull times, with a learned shape; censored rows count as not yet over",
+    "survival": "Weibull times, with a learned shape; a censored row counts by its probability of survival",
 }
 # Maximum number of rows at which chains are diagnosed.
 DIAGNOSED_ROWS = 200

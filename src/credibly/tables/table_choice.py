@@ -80,8 +80,8 @@ def _chains_or_ensemble(
         ensemble = prepared.with_recipe(other)
         result = compare(ours, FoldFits(ensemble))
     why = (
-        f"HMC would not mix in time: a trial of it gave {plan.effective:,.0f} effective draws, and enough of them would"
-        f" take {plan.times:,.1f} times as long as there is time for"
+        f"HMC would not mix in time: a trial run gave {plan.effective:,.0f} effective draws, and enough of them would"
+        f" take {plan.times:,.1f} times the time budget"
     )
     density = f"{result.difference:+.3f} ± {result.error:.3f} in log density per row that neither has seen"
     candidates: tuple[Candidate, ...]

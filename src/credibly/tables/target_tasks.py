@@ -43,10 +43,10 @@ def check_task_values(name: str, values: Array, task: str) -> None:
     wrong: Array
     if task == "counts":
         wrong = values[(values < 0) | (values != np.trunc(values))]
-        need, advice = "counts are integers from 0", "Pass --task regression"
+        need, advice = "counts are non-negative integers", "Pass --task regression"
     elif task == "proportion":
         wrong = values[(values < 0) | (values > 1)]
-        need, advice = "proportions are from 0 to 1", "Divide percentages by 100, or pass --task regression"
+        need, advice = "proportions are between 0 and 1", "Divide percentages by 100, or pass --task regression"
     elif task == "survival":
         wrong = values[values <= 0]
         need, advice = "times are positive", "Use a small time instead of 0, or remove those rows"
@@ -81,7 +81,7 @@ def ordered_levels(name: str, values: Any, order: Sequence[str]) -> tuple[str, .
 
 
 def event_values(name: str, cells: Any) -> Any:
-    """Return events as an Arrow array of booleans, null where missing. Raise on cells that are no events."""
+    """Return events as an Arrow array of booleans, null where missing. Raise on cells that are not events."""
     if pa.types.is_boolean(cells.type):
         return cells
     if is_number(cells.type):

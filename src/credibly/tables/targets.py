@@ -184,7 +184,7 @@ def _decide_numeric(name: str, values: Any, times: Any, task: str) -> tuple[str,
         return "classification", f"classification: {reason}; pass --task regression if they are a quantity{other}"
     if looks_like_counts(known, rows):
         reason = f"{name} holds integers from 0 to {known.max():,.0f}, most of them small"
-        return "counts", f"counts: {reason}; pass --task regression if they count nothing"
+        return "counts", f"counts: {reason}; pass --task regression if they are not counts"
     reason = f"regression: {name} is numeric with {distinct:,} distinct values"
     if looks_like_proportions(known):
         reason += " from 0 to 1; pass --task proportion to keep predictions there"
@@ -244,7 +244,7 @@ def check_column(option: str, name: str, names: list[str]) -> None:
 
 
 def weight_column(table: Any, name: str, target: str) -> Array:
-    """Return the weights of all rows, (N,) float64. Raise on cells that are no weights."""
+    """Return the weights of all rows, (N,) float64. Raise on cells that are not weights."""
     option = "--weight"
     check_column(option, name, table.column_names)
     if name == target:
@@ -258,7 +258,7 @@ def weight_column(table: Any, name: str, target: str) -> Array:
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong) or not values.any():
         held = f"{values[wrong[0]]:g} in row {wrong[0] + 1}" if len(wrong) else "0 in every row"
-        need = f"{name!r} must hold finite weights, none negative and one positive at least"
+        need = f"{name!r} must hold finite non-negative weights, at least one of them positive"
         raise InputError(option, f"{need}, got {held}", "Fix or remove those rows")
     return values
 

@@ -8,7 +8,7 @@ from credibly.inference.method import Method
 from credibly.inference.training.settings import GAUSS_NEWTON
 from credibly.problem import Problem
 
-# Values in a layer up to which more threads cost more than they gain; chains of HMC share no steps.
+# Values in a layer up to which more threads cost more than they gain; the second limit is for chains of HMC.
 SMALL = 500_000
 SMALL_CHAINS = 20_000
 # Width of a layer from which its matrix products keep several threads busy, whatever the number of rows.

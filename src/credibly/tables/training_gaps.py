@@ -1,6 +1,6 @@
 """Missing cells of training rows, sampled from their distribution given the other cells of the row and its target.
 
-A network that is fitted to rows whose gaps hold a guess takes the error of the guess for noise, and predicts too much
+A network that is fitted to rows whose gaps hold a guess treats the error of the guess as noise, and predicts too much
 noise for complete rows. Instead, fits alternate with draws of the missing cells (data augmentation, Tanner and Wong
 1987):
 
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 # Number of alternations: after one the noise is still too large where important cells are missing; large tables have
 # time for one only.
 ROUNDS, ROUNDS_OF_MANY, MANY = 3, 1, 3_000
-# Weight of rows with gaps in the first short fit, which takes the error of a guess for noise. A part of that error
+# Weight of rows with gaps in the first short fit, which treats the error of a guess as noise. A part of that error
 # survives every further round: about the fraction of the rows that have gaps.
 GAPPED = 0.25
 # Rows times parameters up to which the short fits are by HMC.

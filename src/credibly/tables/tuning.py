@@ -209,6 +209,6 @@ def _error(values: Array, weight: Array | None = None) -> float:
         return float("inf")
     if weight is None:
         return float(values.std(ddof=1) / np.sqrt(n))
-    share = weight / weight.sum()
-    squares = (share * (values - (share * values).sum())) ** 2
+    fraction = weight / weight.sum()
+    squares = (fraction * (values - (fraction * values).sum())) ** 2
     return float(np.sqrt(squares.sum() * n / (n - 1)))

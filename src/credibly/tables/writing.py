@@ -23,7 +23,7 @@ from credibly.tables.record_files import JsonLinesWriter, WorkbookWriter, excel_
 from credibly.tables.sources import WRITTEN
 
 SUFFIXES = WRITTEN
-# First characters by which a spreadsheet takes a cell for a formula.
+# First characters by which a spreadsheet treats a cell as a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -96,7 +96,7 @@ class TableWriter:
             self._writer = WorkbookWriter(self._file, schema.names)
         else:
             compressed = self._suffix == ".csv.gz"
-            # Level 1: higher levels take several times as long to save a few per cent.
+            # Level 1: higher levels take several times as long for a few per cent of the size.
             self._sink = gzip.GzipFile("", "wb", 1, self._file, 0) if compressed else self._file
             delimiter = "\t" if self._suffix == ".tsv" else ","
             self._writer = csv_writer(self._sink, schema, delimiter)

@@ -26,10 +26,10 @@ def check_extra(program: str) -> None:
 
 
 def app(*runs: str | os.PathLike[str], **settings: Any) -> Starlette:
-    """Return an ASGI application that answers predictions of run folders; see `credibly.web.serve.Settings`.
+    """Return an ASGI application that serves predictions of run folders; see `credibly.web.serve.Settings`.
 
     Args:
-        runs: folders written by `credibly fit`. One of several can be given a name for its address: "houses=runs/3/".
+        runs: folders written by `credibly fit`, each optionally with a name for its address: "houses=runs/3/".
         settings: fields of `Settings`, such as `token` and `max_rows`.
     """
     check_extra("credibly.web.app")

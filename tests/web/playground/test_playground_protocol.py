@@ -54,7 +54,7 @@ def changed(**changes):
         (changed(model={"hidden": [4], "prior_scale": 1, "noise": "loud"}), "noise must be a number"),
         (changed(model={"hidden": [4], "prior_scale": True}), "prior_scale must be a number"),
         (changed(panels=[{"method": "magic"}]), "method must be one of"),
-        (changed(panels=[{"method": "map", "options": {"callback": 1}}]), "callback: is no option of map"),
+        (changed(panels=[{"method": "map", "options": {"callback": 1}}]), "callback: is not an option of map"),
         (changed(panels=[{"method": "map", "options": {"steps": 1e9}}]), "steps must be an integer from 1 to 5000"),
         (changed(panels=[{"method": "map"}] * 5), "panels must be a list of 1 to 4 entries"),
         (changed(grid={"x": [1, -1, 5]}), "must run from a smaller to a larger value"),

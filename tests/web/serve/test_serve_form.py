@@ -177,7 +177,7 @@ def test_keyboard_alone(page, client):
     for _ in range(10):
         press(page, "Tab")
         seen.append(page.run("document.activeElement.name || document.activeElement.textContent"))
-    assert seen[:7] == ["Interface", "age", "bmi", "bp", "s5", "clinic", "0.50.80.90.95"]
+    assert seen[:7] == ["API", "age", "bmi", "bp", "s5", "clinic", "0.50.80.90.95"]
     assert seen[7:9] == ["Predict", "Typical row"]
 
 

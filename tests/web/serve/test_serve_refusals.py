@@ -158,7 +158,7 @@ class TestParameters:
             ("risk=a", ["risk", "'a'"]),
             ("risk=0.1&tolerance=-1", ["tolerance", "-1"]),
             ("confidence=0", ["confidence"]),
-            ("levels=0.5", ["levels", "no parameter", "level"]),
+            ("levels=0.5", ["levels", "not a parameter", "level"]),
             ("%00%1b=1", ["\\x00"]),
         ],
     )

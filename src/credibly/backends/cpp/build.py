@@ -1,7 +1,7 @@
 """Compile the C++ library when the package is built: one file per instruction set, and a manifest with their checksums.
 
 `setup.py` runs this. In a checkout that is not installed, `python src/credibly/backends/cpp/build.py` builds in place.
-Only the standard library is imported: no other package is there when a wheel is built.
+Only the standard library is imported: no other package is available when a wheel is built.
 
 Files are compiled to a plain C interface, without Python's, so one wheel per platform serves all versions of Python.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FOLDER = "compiled"
 MANIFEST = "manifest.json"
-TIMEOUT = 600  # seconds, of a compiler run
+TIMEOUT = 600  # time limit of a compiler run, in seconds
 
 # Variants from the slowest to the fastest, in the order of `cpu_level` in cpu.cpp. 512-bit vectors are requested
 # explicitly: the loops that the compiler vectorises itself would use 256 bits.
@@ -37,7 +37,7 @@ X86_VARIANTS: dict[str, tuple[str, ...]] = {
 }
 OTHER_VARIANTS: dict[str, tuple[str, ...]] = {"baseline": ()}
 FLAGS = ("-O3", "-std=c++17", "-fno-math-errno", "-ffp-contract=fast")
-# A library of its own, which every processor can run: which variants this one can.
+# A separate library that every processor can run: it reports which variants this processor supports.
 PROBE = "cpu"
 # Sources of a variant, those that take longest to compile first.
 SLOW = ("mlp_f64", "mlp_f32", "wide")
@@ -83,7 +83,7 @@ def build(folder: Path, which: str = "") -> None:
         path.write_text(json.dumps(manifest, indent=1) + "\n")
     files: dict[str, object] = manifest["files"]  # type: ignore[assignment]
     for path in folder.glob("*.so"):
-        if path.stem not in files:  # of an earlier build
+        if path.stem not in files:  # left over from an earlier build
             path.unlink()
 
 
@@ -167,7 +167,7 @@ def _link(compiler: list[str], folder: Path, name: str, objects: list[str]) -> d
 
 
 class _replacing:
-    """A temporary name beside a file, renamed to it unless the block raises."""
+    """Yield a temporary name in the same folder, and rename it to the file unless the block raises."""
 
     def __init__(self, target: Path) -> None:
         self.target, self.path = target, target.with_name(f".{target.name}.{os.getpid()}")

@@ -45,7 +45,7 @@ class OptimiserSettings:
         beta2: decay of the second moment.
         eps: added to the root of the second moment.
         clip_norm: largest norm of a gradient, 0 for no clipping.
-        weight: of the log likelihood of a row in the loss.
+        weight: weight of the log likelihood of a row in the loss.
         constant: added to the prior part of the loss.
     """
 
@@ -64,7 +64,7 @@ class DropoutSettings:
 
     Attributes:
         rates: (M, layers).
-        precision: of the prior, per member (M, D).
+        precision: precision of the prior, per member (M, D).
         fixed_from: parameters from this offset on stay fixed.
     """
 

@@ -1,4 +1,4 @@
-"""Whether runs use the C++ library: it may be there and switched off, for a run that was started without it."""
+"""Whether runs use the C++ library, which may be available but switched off for a run that was started without it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextvars import ContextVar
 from credibly.backends.cpp.library import library as load_library
 
 _OFF: ContextVar[bool] = ContextVar("cpp_off", default=False)
-# What the first request for the library in this process came to; empty before it.
+# The result of the first request for the library in this process; empty before it.
 _FOUND: list[bool] = []
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the library, or None if there is none here or it is switched off."""
+    """Return the library, or None if it is not available or switched off."""
     if _OFF.get():
         return None
     found = load_library()
@@ -35,7 +35,7 @@ def without_library() -> Iterator[None]:
 
 
 def library_found() -> bool | None:
-    """Return whether the library was found where a run asked for it; None if none has asked yet."""
+    """Return whether the library was found when a run requested it; None before the first request."""
     if _OFF.get():
         return False
     return _FOUND[0] if _FOUND else None

@@ -1,4 +1,4 @@
-"""The C++ library: compiled with the package by `build.py`, checked, and loaded for the processor at hand."""
+"""The C++ library: compiled with the package by `build.py`, checked, and loaded for this processor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loaded:
 
     Attributes:
         variant: its instruction set: "baseline", "avx2" or "avx512".
-        sha256: of its file. Two machines with the same variant and checksum compute the same bits.
+        sha256: checksum of its file. Machines with the same variant and checksum give bit-for-bit identical results.
         functions: the exported functions.
     """
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from credibly.backends.cpp import api
 from credibly.gaussians.mass import CorrelatedMass, InverseMass
 
-# Ranks are padded to multiples, as RANK_MULTIPLE in api.h has it.
+# Ranks are padded to multiples of this, which equals RANK_MULTIPLE in api.h.
 RANK_MULTIPLE = 16
 
 

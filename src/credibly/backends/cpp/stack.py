@@ -24,7 +24,7 @@ class Stack:
 
     Args:
         layers: (inputs, outputs, offset of weight in a parameter vector, offset of bias or -1, activation) per layer.
-        layout: of the parameter vectors.
+        layout: layout of the parameter vectors.
     """
 
     def __init__(self, layers: Sequence[Sequence[int]], layout: Layout) -> None:

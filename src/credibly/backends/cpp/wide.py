@@ -87,7 +87,7 @@ def supports_wide(stack: Stack | None, x: Any, y: Tensor, likelihood: Likelihood
 
 
 def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
-    """Fill out (whole chunks,) with the numbers of `rng.fill_normal`, on all threads."""
+    """Fill `out`, an integer number of chunks, with the numbers of `rng.fill_normal`, on all threads."""
     assert len(out) % CHUNK == 0
     threads = torch.get_num_threads() if len(out) >= MIN_THREADED_NORMALS else 1
     arguments = api_wide.Normals(keys=api_wide.Keys(*keys), count=len(out), threads=threads, out=api.address(out))
@@ -95,12 +95,12 @@ def fill_normal(out: Tensor, keys: tuple[int, int]) -> None:
 
 
 def _whole_chunks(values: Tensor) -> Tensor:
-    """Return (D,) padded with its last value to whole chunks."""
+    """Return (D,) padded with its last value to a multiple of the chunk size."""
     return torch.cat([values, values[-1:].expand(-len(values) % CHUNK)])
 
 
 def _by_chunk(loc: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Return location and precision per chunk, the precision nan where either varies within the chunk."""
+    """Return location and precision per chunk, with the precision NaN if either varies within the chunk."""
     locs, precisions = loc.view(-1, CHUNK), precision.view(-1, CHUNK)
     constant = (locs == locs[:, :1]).all(1) & (precisions == precisions[:, :1]).all(1)
     return locs[:, 0].contiguous(), torch.where(constant, precisions[:, 0], torch.nan)

@@ -1,1 +1,1 @@
-"""CUDA backend: whole HMC trajectories of small networks in one kernel, compiled at run time."""
+"""CUDA backend: full HMC trajectories of small networks in one kernel, compiled at run time."""

@@ -21,12 +21,12 @@ DIGEST = hashlib.sha256().digest_size
 
 
 def cached_code(parts: tuple[str, ...], build: Callable[[], bytes], folder: Path | None = None) -> bytes:
-    """Return compiled code: from the cache if it is there and intact, else compiled now and kept.
+    """Return compiled code, from the cache if it is there and intact, else compiled now and cached.
 
     Args:
         parts: everything that determines the code.
         build: returns the code. Its exceptions are passed on.
-        folder: of the cache. Default: `CREDIBLY_CACHE`, or `credibly` in the user's cache folder.
+        folder: folder of the cache. Default: `CREDIBLY_CACHE`, or `credibly` in the user's cache folder.
     """
     folder = cache_folder() if folder is None else folder
     if folder is None or not _private(folder):
@@ -51,13 +51,13 @@ def cache_folder() -> Path | None:
 
 
 def _name(parts: tuple[str, ...]) -> str:
-    # Lengths in front: ("ab", "c") and ("a", "bc") are different keys.
+    # Each part is preceded by its length, so that ("ab", "c") and ("a", "bc") are different keys.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _private(folder: Path) -> bool:
-    """Create the folder if needed. Return whether this user alone can write to it."""
+    """Create the folder if needed. Return whether only this user can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

@@ -1,4 +1,4 @@
-"""The log density of a small network on a GPU: one kernel for whole trajectories, as `cpp/density.py` on a CPU."""
+"""The log density of a small network on a GPU: one kernel for full trajectories, as `cpp/density.py` on a CPU."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class CudaDensity:
         return self._step_counts[1]
 
     def _block_buffers(self, chains: int, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the blocks of a chain exchange: gradients, log likelihoods, and arrival counters at zero."""
+        """Return the buffers that the blocks of a chain exchange: gradients, log likelihoods, arrival counters (0)."""
         key = chains * blocks
         if key not in self._buffers:
             sums = chains * (blocks + 1) * len(self.spec.slots()[3]) if blocks > 1 else 1

@@ -1,4 +1,4 @@
-"""What the CUDA kernel is specialised on: sizes of a network, its padded parameter vector, and a warp's memory."""
+"""The specialisation of the CUDA kernel: sizes of a network, its padded parameter vector, and a warp's memory."""
 
 from __future__ import annotations
 

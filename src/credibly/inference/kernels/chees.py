@@ -32,13 +32,13 @@ def chees(before: Tensor, after: Tensor, motion: Tensor) -> tuple[Tensor, Tensor
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
     """Return the means (K,) of values (K, C) with weights (C,); columns that are not finite do not count."""
     finite = torch.isfinite(values).all(0)
-    # Zero times infinity is NaN, so what has no weight must be finite too.
+    # Zero times infinity is NaN, so values without weight must be finite too.
     weight, values = torch.where(finite, weight, 0.0), torch.where(finite, values, 0.0)
     return (values * weight).sum(1) / weight.sum().clamp(min=1e-300)
 
 
 def van_der_corput(index: int) -> float:
-    """Return the number whose binary digits behind the point are those of index + 1 in reverse."""
+    """Return the van der Corput number: the binary digits of index + 1 in reverse, after the point."""
     value, part, left = 0.0, 0.5, index + 1
     while left:
         value, part, left = value + part * (left & 1), part / 2, left >> 1

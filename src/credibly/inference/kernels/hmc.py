@@ -83,7 +83,7 @@ INTEGRATORS = {i.name: i for i in (LEAPFROG, MINIMUM_ERROR)}
 
 
 def integrator(name: str) -> Integrator:
-    """Return the integrator of a name."""
+    """Return the integrator with the given name."""
     check_choice("integrator", name, INTEGRATORS)
     return INTEGRATORS[name]
 
@@ -169,5 +169,5 @@ def _potential(state: State, weights: tuple[float | Tensor, float]) -> Tensor:
 
 
 def _change(after: Tensor, before: Tensor, weight: float | Tensor) -> Tensor:
-    """Return what one part of the density adds to the energy difference."""
+    """Return the contribution of one part of the density to the energy difference."""
     return weight * (before - after) if isinstance(weight, Tensor) or weight != 1 else before - after

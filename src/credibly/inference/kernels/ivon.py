@@ -22,7 +22,7 @@ class VariationalNewton:
     """The update of means and curvatures, theta (M, 2 D) = (m, h), by gradients (M, 2 D) = (g_hat, h_hat).
 
     Attributes:
-        delta, loc: curvature and mean of the prior, (D,); delta is 0 where the prior is part of the loss.
+        delta, loc: curvature and mean of the prior, (D,); delta is 0 if the prior is part of the loss.
         beta1, beta2: decay of the means of gradients and of curvatures.
         clip: largest norm of g_hat, beyond which both estimates are scaled down; None for no limit.
     """

@@ -12,7 +12,7 @@ largest eigenvalue of R (-Hessian) R below 4. A step takes one gradient, which s
 
 With c = 0 no momentum survives a step, and what remains is, with eps = h^2,
 
-    w <- w + (eps/2) P g + sqrt(eps) R (xi + xi') / 2,      xi, xi' the normal numbers of the last step and of this one
+    w <- w + (eps/2) P g + sqrt(eps) R (xi + xi') / 2,      xi, xi' the normal draws of the last step and of this one
 
 which is SGLD with noise averaged over two steps (Leimkuhler & Matthews 2013). With independent noise its variance on a
 Gaussian of precision a would be (1/a) / (1 - eps a / 4); averaged, it is 1/a.

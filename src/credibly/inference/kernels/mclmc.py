@@ -72,7 +72,7 @@ def isokinetic(
 
 
 def refresh_partly(direction: Tensor, noise: Tensor, size: float, length: float) -> Tensor:
-    """Return directions that forget themselves over a path of the given length; noise (C, D) is standard normal."""
+    """Return partly refreshed directions, which decorrelate over the given length; noise (C, D) is standard normal."""
     return unit(direction + refreshed_part(size, length, direction.shape[-1]) * noise)
 
 

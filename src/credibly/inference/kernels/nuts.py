@@ -12,7 +12,7 @@ or that diverges, is discarded.
 
 The next state is drawn from the points with weights exp(-H): within a new half in proportion to the weights, between
 the halves with probability min(1, W_new / W_old), which favours points far from the start. Both leave the density
-invariant, and all energies are differences to the start in float64, for likelihood, prior and kinetic energy apart.
+invariant. All energies are differences from the start in float64, separately for likelihood, prior and kinetic energy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def join(a: Segment, b: Segment) -> Segment:
 
 
 def turns(a: Segment, b: Segment, inverse_mass: InverseMass) -> Tensor:
-    """Return whether a followed by b turns back, as a whole or across the halves, (C,)."""
+    """Return whether a followed by b makes a U-turn, from end to end or across the halves, (C,)."""
     turned = torch.zeros(len(a.total), dtype=torch.bool, device=a.total.device)
     for first, last, total in (
         (a.first, b.last, a.total + b.total),
@@ -101,7 +101,7 @@ def transition(
         inverse_mass: M^-1.
         uniform: numbers in [0, 1), (C, `uniforms(depth)`).
         weights: inverse temperatures of likelihood and prior.
-        depth: most doublings.
+        depth: maximum number of doublings.
     """
     left: Tensors = (start.theta, start.momentum, start.gradient)
     right = left

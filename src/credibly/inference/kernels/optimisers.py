@@ -42,8 +42,8 @@ class Adam:
     ) -> None:
         """Take one descent step along `gradient` (M, D), in place; lr is (), or (M, 1) with 0 for inactive rows."""
         m, v = state
-        # No `alpha` and no `addcmul`: those round once in the vectorised part of a tensor and twice in its tail, which
-        # would make a member's result depend on the number of members.
+        # `alpha` and `addcmul` are avoided: they round once in the vectorised part of a tensor and twice in its tail,
+        # which would make a member's result depend on the number of members.
         m.mul_(self.beta1).add_(gradient * (1 - self.beta1))
         v.mul_(self.beta2).add_(torch.square(gradient) * (1 - self.beta2))
         theta.sub_(lr * (m * c1) / (v.sqrt() * c2 + self.eps))
@@ -99,7 +99,7 @@ Optimiser = Adam | SGD
 
 
 class UpdateRule(Protocol):
-    """How flat (M, P) parameters follow from what an objective returns as their gradient."""
+    """An update rule: flat (M, P) parameters change by what an objective returns as their gradient."""
 
     def init(self, theta: Tensor) -> tuple[Tensor, ...]:
         """Return the state before the first step."""

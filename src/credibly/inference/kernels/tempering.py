@@ -24,10 +24,10 @@ import math
 import torch
 from torch import Tensor
 
-# Least rejection of a pair when temperatures are respaced, so that Lambda increases.
+# Minimum rejection of a pair when temperatures are respaced, so that Lambda increases.
 LEAST = 1e-3
 # Mean rejection beyond which a ladder should not reach higher: with half of the exchanges rejected the number of
-# temperatures is optimal (Syed et al. 2021), and with nearly all of them nothing travels.
+# temperatures is optimal (Syed et al. 2021), and with nearly all of them rejected no position travels.
 MOST = 0.6
 
 
@@ -52,10 +52,10 @@ def proposed_pairs(iteration: int, count: int, device: torch.device | None = Non
 
 
 def exchange(probability: Tensor, uniform: Tensor, iteration: int) -> Tensor:
-    """Return the position (C, K) that every temperature takes over, as an index into the temperatures.
+    """Return the position (C, K) that every temperature receives, as an index into the temperatures.
 
     Args:
-        probability: of an exchange, (C, K-1).
+        probability: probability of an exchange, (C, K-1).
         uniform: numbers in [0, 1), (C, K-1).
         iteration: decides between even and odd pairs.
     """
@@ -68,13 +68,13 @@ def exchange(probability: Tensor, uniform: Tensor, iteration: int) -> Tensor:
 
 
 def respace(beta: Tensor, rejection: Tensor, least: float | None = None) -> Tensor:
-    """Return as many inverse temperatures (K,) at equal distances of the communication barrier.
+    """Return K inverse temperatures, (K,), at equal distances of the communication barrier.
 
     Args:
         beta: the inverse temperatures (K,) that the rejections were measured with.
         rejection: mean rejection of every pair of neighbours, (K-1,).
-        least: None keeps both ends. Otherwise the last one is the smallest, from `least` on, for which neighbours are
-            rejected no more often than `MOST`; beyond the present one the barrier is extrapolated.
+        least: None keeps both ends. Otherwise the last one is the smallest, but at least `least`, for which neighbours
+            are rejected no more often than `MOST`; beyond the present one the barrier is extrapolated.
     """
     rejection = rejection.double().clamp(min=LEAST)
     barrier, logs = torch.cat([rejection.new_zeros(1), rejection.cumsum(0)]), beta.log()

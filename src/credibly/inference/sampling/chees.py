@@ -1,8 +1,8 @@
 """The ChEES sampler: HMC whose warm-up finds one trajectory length for all chains. See `kernels.chees`.
 
 The criterion is measured in weight space, in units of the mass. Its centre is the mean of all chains for a plain
-density. A network's chains lie in copies of each other's modes, where such a mean says nothing, so each chain has a
-centre of its own. (Centres in function space do not help: predictions have a fast part that the shortest trajectories
+density. A network's chains lie in permuted copies of the same modes, whose mean is meaningless, so each chain has its
+own centre. (Centres in function space do not help: predictions have a fast component, which the shortest trajectories
 change most per gradient. On UCI concrete, 8-50-1, they drive T to 0.06, with a third of the effective predictions per
 gradient that T = 1 has.)
 """
@@ -28,7 +28,7 @@ FIRST_STEPS = 3
 
 
 class LengthAscent:
-    """Adam (Kingma & Ba 2015) on log T, up the slope of C(T) / T, which is the criterion per gradient.
+    """Adam (Kingma & Ba 2015) on log T, maximising C(T) / T, the criterion per gradient.
 
         g = (dC / d log T - C) / c,    s <- b s + (1 - b) g^2,    log T <- log T + RATE / sqrt(k) g / sqrt(s)
 
@@ -51,7 +51,7 @@ class LengthAscent:
         self.squares, self.log_scale, self.count = 0.0, 0.0, 0
 
     def update(self, criterion: float, slope: float, least: float, most: float) -> None:
-        """Take a step, but neither down from `least`, a single step, nor up from `most`, where trajectories are cut."""
+        """Take a step, except down from `least` (a single step) or up from `most`, where trajectories are cut."""
         if criterion <= 0:
             return
         self.count += 1
@@ -81,7 +81,7 @@ class LengthAscent:
         return math.exp(self.log_mean)
 
     def tensor(self) -> Tensor:
-        """Return the whole state."""
+        """Return the state as a tensor."""
         return torch.tensor(
             [self.log_length, self.log_mean, self.squares, self.log_scale, float(self.count)], dtype=torch.float64
         )
@@ -140,7 +140,7 @@ class ChEESWarmup(Warmup):
         self.length = self.ascent.length
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
-        """Adapt what HMC adapts. The last iteration of warm-up averages the lengths."""
+        """Adapt what HMC adapts, and in the last iteration of warm-up take the average length."""
         mass, size, restarts = self.inverse_mass, self._mean_size(), len(self.restarts)
         state = super().update(t, before, state, info)
         if self.inverse_mass is not mass:
@@ -196,7 +196,7 @@ class ChEESSampler(HMCSampler):
 
     @property
     def cut(self) -> bool:
-        """True: the length is learned, whatever the step size, so it may become too long."""
+        """Always true: the length is learned, whatever the step size, so trajectories may become too long."""
         return True
 
     def _length(self, t: int) -> float:

@@ -30,18 +30,18 @@ SHARED = "Put the run folder on storage that all hosts share"
 
 
 class Given(Protocol):
-    """What a run is given beside plain values: starting points, and a mass."""
+    """The inputs of a run that are not plain values: starting points, and a mass."""
 
     @property
     def init(self) -> str | Tensor | Posterior:
-        """As the user gave it."""
+        """`init` as the user gave it."""
 
     @property
     def chains(self) -> int:
         """The number of chains."""
 
     def given_mass(self, target: Target) -> dict[str, Tensor]:
-        """Return the tensors of a mass that was given."""
+        """Return the tensors of a mass that was given as a posterior."""
 
 
 def create_folder(
@@ -54,7 +54,7 @@ def create_folder(
     world: World,
 ) -> RunFolder:
     """Create the folder in the leading process and open it in the others. Raise if one of them does not see it."""
-    # Every process takes part in the report.
+    # Every process joins the collective call that reports errors.
     report = sampler.report()
     folder = _create(method, problem, seed, out, sampler, record, report) if world.leader else None
     world.barrier()
@@ -91,7 +91,7 @@ def open_folder(path: str | os.PathLike[str], world: World) -> RunFolder:
 
 
 def is_unfinished(out: str | os.PathLike[str]) -> bool:
-    """Return whether a folder holds a sampler's run that has not ended."""
+    """Return whether a folder holds an unfinished run of a sampler."""
     try:
         manifest = parse_manifest(Path(out))
     except StoreError:
@@ -100,7 +100,7 @@ def is_unfinished(out: str | os.PathLike[str]) -> bool:
 
 
 def check_not_unfinished(out: str | os.PathLike[str]) -> None:
-    """Raise if the folder holds a run that waits to be resumed."""
+    """Raise if the folder holds an unfinished run."""
     if is_unfinished(out):
         name = os.fspath(out)
         raise StoreError(
@@ -109,12 +109,12 @@ def check_not_unfinished(out: str | os.PathLike[str]) -> None:
 
 
 def resume_hint(folder: RunFolder) -> str:
-    """Return the sentence that says how to continue a run."""
+    """Return the phrase that tells the user how to continue a run."""
     return f"resume with {resume_command(folder.name)} or credibly.resume({folder.name!r}, problem)"
 
 
 def own_state(parts: list[dict[str, Tensor]], sampler: Sampler, recorder: FolderRecorder) -> dict[str, Tensor]:
-    """Return this process's part of a checkpoint, whatever number of processes wrote it."""
+    """Return this process's part of a checkpoint, however many processes wrote it."""
 
     def axis_of(key: str) -> int | None:
         if key.startswith("process."):

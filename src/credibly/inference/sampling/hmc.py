@@ -25,15 +25,15 @@ from credibly.inference.target import Target
 
 # Steps per trajectory that compilation is planned for before the step size is known.
 GUESSED_STEPS = 50
-# Iterations in which every trajectory of every chain may diverge before the run gives up.
+# Consecutive iterations in which every trajectory of every chain may diverge before the run raises.
 PATIENCE = 10
 
 
 class HMCSampler(Sampler):
-    """C chains of HMC on one target, in chunks of chains where they do not fit into memory together."""
+    """C chains of HMC on one target, evaluated in chunks if they do not fit into memory together."""
 
     names: tuple[str, ...] = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior")
-    # What adapts it.
+    # The warm-up that adapts this sampler.
     warmup_kind: type[Warmup] = Warmup
 
     def __init__(self, target: Target, plan: HMCPlan, seed: int, mesh: Mesh) -> None:
@@ -58,7 +58,7 @@ class HMCSampler(Sampler):
         self.sums = torch.zeros(4, self.chains, dtype=torch.float64, device=target.device)
         # Gradients of each chain.
         self.gradients = torch.zeros(self.chains, dtype=torch.float64)
-        # Consecutive iterations in which every chain diverged, and the most steps of a trajectory in the last one.
+        # Consecutive iterations in which every chain diverged, and the longest trajectory of the last one, in steps.
         self.lost = self.steps = 0
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class HMCSampler(Sampler):
 
     @property
     def cut(self) -> bool:
-        """Whether `max_steps` cuts long trajectories: not those that the settings determine."""
+        """Whether `max_steps` cuts long trajectories, which it does not if the settings determine their length."""
         return self.plan.step_size is None
 
     def start(self, theta: Tensor) -> None:
@@ -95,8 +95,8 @@ class HMCSampler(Sampler):
         if bool(tensors["collapsed"]) != self.target.collapsed:
             kind = "without the output layer" if tensors["collapsed"] else "with all weights"
             raise StoreError(
-                f"collapse: the run was sampling {kind}, which it would not do here. Resume it on the kind of device "
-                "that it began on"
+                f"collapse: the run was sampling {kind}, which is not the case on this device. Resume it on the kind "
+                "of device that it was started on"
             )
         self.state = State(**{name: tensors[f"state.{name}"].to(device) for name in State._fields})
         self.sums, self.gradients = tensors["sums"].to(device), tensors["evaluations"]
@@ -119,7 +119,7 @@ class HMCSampler(Sampler):
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
         """Refresh the momentum, run a trajectory, accept or reject; adapt during warm-up."""
         t = self.done
-        # There is no momentum to keep in the first iteration.
+        # The first iteration has no momentum to keep.
         fraction = self.plan.refresh if t else 1.0
         momentum = refresh(self.state.momentum, self.noise.at(t), self.adaptation.inverse_mass, fraction)
         current = self.state._replace(momentum=momentum)
@@ -154,7 +154,7 @@ class HMCSampler(Sampler):
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. Anew, trajectories that `max_steps` cuts become longer; else there are more of them per draw."""
+        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
         if anew:
             self.begun = self.total = self.done
             if self.cut and self._shortened(self.adaptation.size):
@@ -193,7 +193,7 @@ class HMCSampler(Sampler):
         return self.trajectories.propose(current, self._placed[1], self.adaptation.inverse_mass, steps, stop)
 
     def _one_step(self, size: Tensor, trial: int) -> Tensor:
-        """Return the acceptance (C,) of a single step of the sizes (C,) from the current positions."""
+        """Return the acceptance (C,) of a single step with sizes (C,) from the current positions."""
         device, dtype = self.target.device, self.target.dtype
         draws = []
         for c in self.own:
@@ -211,7 +211,7 @@ class HMCSampler(Sampler):
         return self.adaptation.phase(self.done) if self.done < self.warmup else ("sampling", self.warmup, self.total)
 
     def _check_divergence(self, divergent: Tensor, error: Tensor) -> None:
-        """Raise if every trajectory diverges from the first one on: such a run would never move."""
+        """Raise if every trajectory has diverged since the first one: such a run would never move."""
         if self.plan.step_size is None and self.done <= self.warmup:
             return
         since = self.done - (self.warmup if self.plan.step_size is None else 0)

@@ -11,7 +11,7 @@ from credibly.inference.kernels.hmc import Integrator
 
 
 class MassBlock(NamedTuple):
-    """Consecutive coordinates whose correlations are estimated together, and the most eigenvectors to keep."""
+    """Consecutive coordinates whose correlations are estimated together, and the maximum number of eigenvectors."""
 
     start: int
     size: int
@@ -20,7 +20,7 @@ class MassBlock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class HMCPlan:
-    """The settings of `HMC` resolved for one target: nothing is "auto" any more.
+    """The settings of `HMC` resolved for one target, with no "auto" left.
 
     Attributes:
         length: trajectory length tau; if `tuned`, the longest that warm-up tries.

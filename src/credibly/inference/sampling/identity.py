@@ -27,7 +27,7 @@ CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
 def identity(problem: Problem | Density) -> dict[str, Any]:
-    """Return what a manifest records of a problem, beside its model, to recognise it."""
+    """Return what a manifest records to recognise a problem, in addition to its model."""
     if isinstance(problem, Density):
         scale = hashlib.sha256(problem.scale.cpu().numpy().tobytes()).hexdigest()[:16]
         facts: dict[str, Any] = {
@@ -40,7 +40,7 @@ def identity(problem: Problem | Density) -> dict[str, Any]:
 
 
 def arithmetic(problem: Problem | Density) -> dict[str, Any]:
-    """Return what rounding depends on, beside the problem."""
+    """Return what rounding depends on besides the problem."""
     found: dict[str, Any] = {"torch": torch.__version__, "device": str(problem.device)}
     if problem.device.type == "cpu":
         found["threads"] = torch.get_num_threads()
@@ -69,7 +69,7 @@ def probe(problem: Problem | Density) -> list[float]:
 
 
 def check_same(problem: Problem | Density, manifest: dict[str, Any], name: str) -> None:
-    """Raise, with what differs, unless this is the problem that the folder was started with."""
+    """Raise, listing the differences, unless this is the problem that the folder was started with."""
     differs = (
         _density_differs(problem, manifest) if isinstance(problem, Density) else _problem_differs(problem, manifest)
     )

@@ -26,7 +26,7 @@ PROBES = 8
 class Rendezvous:
     """When the processes of a run synchronise: every few seconds, all at the same iteration, to write a checkpoint.
 
-    Once the step size is found they have nothing to exchange in between. A single process never synchronises.
+    Once the step size is found they exchange nothing in between. A single process never synchronises.
     """
 
     def __init__(self, world: World, done: int) -> None:
@@ -39,7 +39,7 @@ class Rendezvous:
     def meet(self, done: int, stop: bool, expired: bool) -> tuple[bool, bool]:
         """Return whether any process was asked to stop, and whether the time is out.
 
-        The leader's clock decides about the time, and when to synchronise next.
+        The leader's clock decides whether the time is out, and when to synchronise next.
         """
         rate = (done - self.first) / max(1e-9, time.monotonic() - self.began)
         wait = max(1, round(min(EVERY_SECONDS * rate, 10 * (done - self.first))))
@@ -100,7 +100,7 @@ def run_loop(
 
 
 def _prolonged(sampler: Sampler, recorder: Recorder, until: Until | None, bar: Progress) -> bool:
-    """Return whether the run goes on after its last planned iteration, with room for the draws to come."""
+    """Return whether the run continues after its last planned iteration, and allocate space for further draws."""
     if until is None:
         return False
     draws, recorder.rounds = until.extend(sampler, recorder.discard), until.table()

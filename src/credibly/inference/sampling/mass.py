@@ -98,7 +98,7 @@ def given_mass(name: str, given: GivenMass, target: Target) -> Tensor | Correlat
 
 
 def mass_blocks(kind: str, target: Target, rank: int) -> tuple[MassBlock, ...]:
-    """Return the coordinates whose correlations a kind of mass estimates together, with the most eigenvectors each."""
+    """Return the coordinates whose correlations a kind of mass estimates together, with the maximum rank of each."""
     if kind == "low-rank":
         return (MassBlock(0, target.dim, min(rank, target.dim)),)
     if kind != "block":
@@ -109,7 +109,7 @@ def mass_blocks(kind: str, target: Target, rank: int) -> tuple[MassBlock, ...]:
 
 
 def layer_blocks(layout: Layout, rank: int) -> tuple[MassBlock, ...]:
-    """Return a block per module with random parameters of its own: the weight and the bias of a layer together."""
+    """Return a block per module that owns random parameters: the weight and the bias of a layer together."""
     ends: dict[str, tuple[int, int]] = {}
     last = ""
     for entry in layout.entries:
@@ -125,7 +125,7 @@ def layer_blocks(layout: Layout, rank: int) -> tuple[MassBlock, ...]:
 
 # -- adaptation --------------------------------------------------------------------------------------------------------
 class Window(NamedTuple):
-    """What the chains of this process did in a window: draws and gradients (C, n, D)."""
+    """The draws and gradients of this process's chains in a window, (C, n, D) each."""
 
     draws: Tensor
     gradients: Tensor
@@ -135,7 +135,7 @@ class MassAdaptation:
     """M^-1 and what the current window has collected for the next one.
 
     Args:
-        target, plan, mesh: of the run.
+        target, plan, mesh: target, plan and mesh of the run.
 
     Attributes:
         inverse: M^-1.

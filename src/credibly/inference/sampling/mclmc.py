@@ -33,7 +33,7 @@ from credibly.inference.target import Target
 
 # Relative variation of the length of adjusted paths, which breaks up periodic orbits.
 JITTER = 0.2
-# Iterations in a row in which every chain may diverge before the run gives up.
+# Consecutive iterations in which every chain may diverge before the run raises.
 PATIENCE = 10
 # Steps tried in the search for a rough step size.
 TRIALS = 60
@@ -256,7 +256,7 @@ class MCLMCSampler(Sampler):
         self.features.update(values)
 
     def _bias(self) -> dict[str, Any] | None:
-        """Return the comparison with a short adjusted run from here; None if the run is too short to pay for it."""
+        """Return the comparison with a short adjusted run from here; None if the run is too short to afford one."""
         count = iterations(self.done)
         if self.features is None or self.features.count < 2 or not count:
             return None
@@ -267,7 +267,7 @@ class MCLMCSampler(Sampler):
         return compare(self.features, exact, self.target, self.state.theta, self._of_all)
 
     def _keep(self, keep: Tensor, after: State) -> None:
-        """Go on from `after` where `keep`, elsewhere from the current state in the opposite direction."""
+        """Continue from `after` where `keep`, elsewhere from the current state in the opposite direction."""
         before = self.state._replace(momentum=-self.state.momentum)
         self.state = State(*(torch.where(keep if a.ndim == 1 else keep[:, None], a, b) for a, b in zip(after, before)))
 
@@ -288,7 +288,7 @@ class MCLMCSampler(Sampler):
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. Anew, there are twice as many iterations per draw."""
+        """Add draws; with `anew`, with twice as many iterations per draw."""
         if anew:
             self.begun = self.total = self.done
             self.features = None

@@ -12,7 +12,7 @@ from credibly.inference.adaptation import Welford
 from credibly.inference.sampling.sampler import Sampler
 from credibly.inference.target import Target
 
-# The check takes this fraction of the iterations of a run, from as many on as it needs to find a step size.
+# The check takes this fraction of the iterations of a run, if that is enough of them to find a step size.
 FRACTION, LEAST = 0.1, 40
 
 
@@ -32,7 +32,7 @@ def compare(
         adjusted: the adjusted sampler.
         target: of the run.
         start: the last positions (C, D).
-        of_all: gathers a per-chain tensor of all processes.
+        of_all: function that gathers a per-chain tensor from all processes.
     """
     exact = Welford(len(start), draws.mean.shape[1], draws.mean.device)
     adjusted.start(start)

@@ -20,8 +20,8 @@ class MCLMCPlan:
 
     Attributes:
         step_size, length: None if warm-up finds them.
-        energy_variance: of the energy error of a step per dimension, that the step size of the unadjusted form aims at.
-        scale: (D,) of the coordinates, or None for ones.
+        energy_variance: target variance of the energy error of a step, per dimension, in the unadjusted form.
+        scale: scale of the coordinates, (D,), or None for ones.
     """
 
     chains: int
@@ -43,12 +43,12 @@ class MCLMCAdaptation:
     """Step size and length, the same for all chains, and the moments that they follow from.
 
     The error of a step of a second-order integrator grows with the cube of its size, and its variance with the sixth
-    power. So the size that a target variance asks for is known from the variance at another size.
+    power. So the size for a target variance follows from the variance measured at another size.
 
     Args:
-        plan: of the run.
-        chains: of this process.
-        dim, device: of the target.
+        plan: plan of the run.
+        chains: number of chains of this process.
+        dim, device: dimension and device of the target.
     """
 
     # Length of trajectories in units of sqrt(sum of the variances), for the two forms. A trajectory of HMC of length
@@ -85,7 +85,7 @@ class MCLMCAdaptation:
         return "length" if name == "mass" else name
 
     def wanted(self, size: float, variance: float) -> float:
-        """Return the step size that the target variance asks for, given the variance at `size`; at most twice it."""
+        """Return the step size with the target variance, given the variance at `size`; at most twice `size`."""
         if not math.isfinite(variance):
             return size / 2
         ratio = self.plan.energy_variance / max(variance, 1e-300)
@@ -103,8 +103,8 @@ class MCLMCAdaptation:
 
         Args:
             t: the iteration.
-            variance: of the energy error of its steps per dimension, over all chains.
-            acceptance: of all chains, (C,).
+            variance: variance of the energy error of its steps, per dimension, over all chains.
+            acceptance: acceptance of all chains, (C,).
             theta: scaled positions of this process's chains.
             squares: a function that gathers `Welford.squares` of all chains.
         """
@@ -133,7 +133,7 @@ class MCLMCAdaptation:
         self.size = min(2 * self.size, max(0.5 * self.size, (self.plan.energy_variance / self.rate) ** (1 / 6)))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the whole state."""
+        """Return the state as a tensor."""
         found = {f"dual.{k}": v for k, v in self.dual.tensors().items()}
         found |= {f"draws.{k}": v for k, v in self.draws.tensors().items()}
         found |= {"pool.recent": self.pool.recent, "pool.limited": self.pool.limited}

@@ -11,5 +11,5 @@ class MILESampler(MCLMCSampler):
     """MCLMC from the members of an ensemble."""
 
     def history(self) -> dict[str, Any]:
-        """Return what MCLMC records, and that every chain is a local posterior of its own."""
+        """Return what MCLMC records, with every chain marked as a separate local posterior."""
         return {**super().history(), "local": True}

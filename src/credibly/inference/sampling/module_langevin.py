@@ -20,12 +20,12 @@ from credibly.inference.target import ProblemTarget, Target
 from credibly.problem import Problem
 from credibly.runtime import release_freed_memory
 
-# Rows that are evaluated at a time before the first step, where batches are smaller.
+# Minimum rows per evaluation before the first step, for runs with smaller batches.
 LEAST_ROWS = 32
 
 
 class ModuleLangevin:
-    """A step in place of one chain: the sampler's buffers (1, D), then rows, noise and controls."""
+    """An in-place step of one chain, called with the sampler's buffers (1, D), then rows, noise and controls."""
 
     def __init__(self, target: ProblemTarget, plan: SGMCMCPlan, scale: float) -> None:
         self.target, self.root, self.scale = target, plan.root, scale
@@ -51,7 +51,7 @@ class ModuleLangevin:
         noise: Iterable[tuple[slice, Tensor]],
         controls: Tensor,
     ) -> None:
-        """Take one step. The noise comes in pieces, so that all of it is never in memory."""
+        """Take one step. The noise comes in chunks, so that it is never all in memory."""
         size, heat, kept, _ = controls.tolist()
         self._add(momentum, gradient, 0.5 * size)
         self._add(theta, momentum, 0.5 * size)
@@ -75,7 +75,7 @@ class ModuleLangevin:
         return self._add_rows(theta, gradient, every if rows is None else every.at(rows.reshape(-1)), self.scale)
 
     def _add_rows(self, theta: Tensor, gradient: Tensor, rows: Rows, scale: float, *, more: bool = False) -> Tensor:
-        """Return `scale` times the log likelihood, (1,); write its gradient and the prior's, or add it (`more`)."""
+        """Return `scale` times the log likelihood, (1,); write its gradient and the prior's, or add them (`more`)."""
         leaves, factor = self.leaves, scale * self.target.weights[0]
         leaves.bind(theta[0])
         views = leaves.views(gradient[0])

@@ -18,7 +18,7 @@ from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.sampler import Stopped
 from credibly.inference.target import Target
 
-# How many times as long as that of other C++ calls, about 0.1 s, a call may take: a trajectory is one call.
+# A call may take this many times as long as other C++ calls, which take about 0.1 s: a trajectory is one call.
 LONGER_CALLS = 20
 
 
@@ -30,7 +30,7 @@ class NUTSSampler(HMCSampler):
 
     Args:
         target, plan, seed, mesh: as for HMC; the plan's trajectory length is not used.
-        depth: most doublings of a trajectory.
+        depth: maximum doublings of a trajectory.
     """
 
     names = ("acceptance", "divergent", "energy", "log_likelihood", "log_prior", "steps", "tree_depth")
@@ -72,14 +72,14 @@ class NUTSSampler(HMCSampler):
         }
 
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. Anew, there are twice as many iterations per draw."""
+        """Add draws; with `anew`, with twice as many iterations per draw."""
         if anew:
             self.begun = self.total = self.done
             self.thin *= 2
         self.total += draws * self.thin
 
     def _most_doublings(self, t: int) -> int:
-        """Return the maximum depth of iteration t: less while the mass is a guess."""
+        """Return the maximum depth of iteration t, which is lower until the mass has been estimated."""
         most = self.adaptation.most_steps(t) if t < self.warmup else self.max_steps
         return min(self.depth, (most + 1).bit_length() - 1)
 

@@ -1,6 +1,6 @@
 """Recording draws: in memory, or in shards of a run folder together with the state to resume from.
 
-In a folder, memory does not grow with the number of draws: one block is held, written when it is full, and reused.
+In a folder, memory does not grow with the number of draws: one block is kept, written when it is full, and reused.
 Every few seconds the sampler's state and the current block are written with a new manifest. A run that is killed
 resumes from there and repeats what came after.
 """
@@ -32,7 +32,7 @@ class Recorder:
         kept: draws per chain so far.
         filled: how many of them are in the current block.
         before: seconds that the run had taken before this process resumed it.
-        rounds: what a run that goes on until it is done has judged so far, one row per round.
+        rounds: convergence checks so far of a run with `until`, one row per round.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Recorder:
         self.mesh, self.chains, self.own = mesh, chains, mesh.chains(chains)
         self.total, self.names, self.kept = draws, names, 0
         self.block = min(draws, block or draws)
-        # Without values, memory is not taken before there are draws.
+        # Uninitialised, so that no memory is committed before there are draws.
         self.draws = torch.empty(len(self.own), self.block, dim, dtype=dtype, device=device)
         self.statistics = torch.zeros(len(self.own), self.block, len(names), dtype=torch.float64, device=device)
         self.filled = 0
@@ -67,10 +67,10 @@ class Recorder:
             self.spill()
 
     def spill(self) -> None:
-        """Handle a full block; in memory the block is all there is."""
+        """Handle a full block; in memory there is nothing to do, because the block holds all draws."""
 
     def reserve(self, draws: int) -> None:
-        """Make room for that many draws beyond those recorded."""
+        """Make room for the given number of further draws."""
         missing = self.filled + draws - self.block
         if missing > 0:
             self.block += missing
@@ -79,7 +79,7 @@ class Recorder:
             self.statistics = torch.cat([self.statistics, more], 1)
 
     def discard(self) -> None:
-        """Forget all draws: they were warm-up."""
+        """Discard all draws: they were warm-up."""
         self.kept = self.filled = 0
 
     def so_far(self) -> Tensor:
@@ -112,7 +112,7 @@ class FolderRecorder(Recorder):
         device: torch.device,
         layout_dtype: torch.dtype,
     ) -> None:
-        # Of all chains, so that shards do not depend on the number of processes.
+        # Computed from all chains, so that shards do not depend on the number of processes.
         bytes_per_draw = chains * (dim * dtype.itemsize + len(names) * torch.float64.itemsize)
         super().__init__(
             chains, draws, dim, names, mesh, dtype=dtype, device=device, block=max(1, SHARD_BYTES // bytes_per_draw)
@@ -143,7 +143,7 @@ class FolderRecorder(Recorder):
         """Do nothing: a full block is written and reused."""
 
     def discard(self) -> None:
-        """Forget all draws; their shards go with the next checkpoint."""
+        """Discard all draws; the next checkpoint deletes their shards."""
         super().discard()
         for name in [n for n in self.folder.manifest["files"] if n.startswith(("draws-", "stats-"))]:
             self.folder.drop(name)

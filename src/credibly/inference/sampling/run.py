@@ -57,14 +57,14 @@ DRAW_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 class SamplingMethod(Method):
-    """A method whose posterior is the draws of a `Sampler`: its settings, and the one `fit` that all samplers share.
+    """A method whose posterior is the draws of a `Sampler`: its settings, and the `fit` that all samplers share.
 
     Attributes:
         shards_rows: whether processes that hold the same chains may each evaluate a part of the rows.
         chains, draws: number of chains, and of draws per chain.
         init, start_steps: starting points, see `credibly.inference.sampling.starts`.
         draw_dtype: dtype of the stored draws; None for the network's.
-        until, budget: whether to go on until the chains agree, and for how long, see `inference.sampling.until`.
+        until, budget: whether to continue until the chains agree, and for how long, see `inference.sampling.until`.
     """
 
     shards_rows: ClassVar[bool] = False
@@ -171,7 +171,7 @@ class Run:
         self.method, self.problem, self.seed = method, problem, seed
         self.progress = progress if world.leader else False
         self.world, self.mesh = world, world.mesh(method.chains)
-        # What is evaluated; records and folders are about the problem itself.
+        # The target is what is evaluated; records and folders describe the problem itself.
         self.work = problem.reduced() if isinstance(problem, Problem) else problem
         self.target = method.target(self.work, self.mesh if method.shards_rows else None)
         self.sampler = method.sampler(self.target, seed, self.mesh)
@@ -245,19 +245,19 @@ class Run:
         return self._posterior(draws, record, statistics)
 
     def history(self) -> dict[str, Any]:
-        """Return what the record keeps of the run."""
+        """Return the entries that describe the run in the record."""
         reached = {} if self.until is None else {"until": self.until.history()}
         return {**self.sampler.history(), **reached, "starts": self.starts()}
 
     def starts(self) -> dict[str, Any] | None:
-        """Return where the chains started; a folder knows it of a run whose starting points are no longer at hand."""
+        """Return where the chains started, as the run folder records it if there is one."""
         if self.folder is not None:
             known: dict[str, Any] | None = self.folder.manifest["record"]["history"].get("starts")
             return known
         return describe_starts(self.problem, self.method.init, self.method.chains, self.seed)
 
     def record(self, history: dict[str, Any], status: str = "complete") -> Record:
-        """Return how the posterior came about."""
+        """Return the record of how the posterior was made."""
         if isinstance(self.work, Problem):
             return self.method.record(self.work, self.seed, history, status)
         return Record(

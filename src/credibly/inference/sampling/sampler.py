@@ -22,7 +22,7 @@ class Sampler(ABC):
         target: the density that is sampled.
         theta: current positions of the chains, (C, D).
         done: iterations so far.
-        total: iterations of the whole run.
+        total: total number of iterations of the run.
         names: the statistics recorded with every draw.
     """
 
@@ -34,7 +34,7 @@ class Sampler(ABC):
 
     @property
     def backend_name(self) -> str:
-        """The backend of its steps, or of full gradients if only those are not torch's."""
+        """The backend of the steps, or of full gradients if only those run outside torch."""
         own: str = getattr(getattr(self, "backend", None), "name", "torch")
         return self.target.backend_name if own == "torch" else own
 
@@ -62,7 +62,7 @@ class Sampler(ABC):
 
     @abstractmethod
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add `draws` draws to the run. Begun anew, earlier iterations are warm-up and draws cost twice as much."""
+        """Add `draws` draws to the run. With `anew`, earlier iterations become warm-up and draws cost twice as much."""
 
     @abstractmethod
     def live_values(self) -> dict[str, float | str]:

@@ -29,9 +29,9 @@ from credibly.inference.training.batches import Batches
 BLOCK = 100
 # Decay of the running mean of squared gradients.
 DECAY = 0.99
-# Minibatch gradients that the preconditioner starts from.
+# Number of minibatch gradients that initialise the preconditioner.
 FIRST_GRADIENTS = 16
-# Weights per chain from which chains take their steps in turn on a CPU.
+# Number of weights per chain from which a CPU advances the chains one after another.
 LARGE = 2**17
 
 
@@ -53,9 +53,9 @@ class SGMCMCSampler(Sampler):
         self.anchor_gradient = torch.zeros_like(self.anchor)
         self.value = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.heat = Temperatures(target, self.chains, overdamped=plan.overdamped)
-        # In turn, a chain's state stays in the caches during a step. Independent of how chains are distributed.
+        # Chains evaluated one by one stay in the caches during a step. Independent of how chains are distributed.
         self.one_by_one = target.looped or (target.device.type == "cpu" and target.dim >= LARGE)
-        # What a step evaluates, and N / B.
+        # The gradient function of a step, and N / B.
         self.stepped, self.scale = target, 1.0
         self.batches = self._make_batches()
         self.warm = Warmup(target, plan, seed, mesh, self.batches)
@@ -73,20 +73,20 @@ class SGMCMCSampler(Sampler):
 
     @property
     def total(self) -> int:  # type: ignore[override]
-        """Steps of the whole run, as far as warm-up has found their number."""
+        """Total number of steps of the run, as far as warm-up has determined it."""
         return self.warm.schedule.steps
 
     @property
     def warmup(self) -> int:
-        """Steps before the first draw, as far as they are known."""
+        """Number of steps before the first draw, as far as it is known."""
         return self.warm.schedule.warmup
 
     def _select_backend(self) -> None:
-        """Select noise and backend; the C++ steps know neither an adapted preconditioner nor control variates."""
+        """Select noise and backend; the C++ steps support neither an adapted preconditioner nor control variates."""
         target, each, how = self.target, self.one_by_one, self.plan.compile
         problem = target.problem if isinstance(target, ProblemTarget) and not target.sharded else None
         if problem is not None and problem.fused and how == "auto":
-            # Compiled code cannot use the kernels of fused units, which a CUDA graph of the eager step has.
+            # Compiled code cannot use the kernels of fused units; a CUDA graph of the eager step can.
             how = False
         if self.adapts_root or self.plan.control_variate or self.stepped is not target:
             problem = None
@@ -103,7 +103,7 @@ class SGMCMCSampler(Sampler):
         """Compile the step of the torch backend, or capture it as a CUDA graph, where that pays off."""
         target, plan, backend = self.target, self.plan, self.backend
         calls = self.total * (plan.chains if self.one_by_one else 1)
-        # Of all chains, so that results do not depend on the number of processes.
+        # Computed from all chains, so that results do not depend on the number of processes.
         values = target.dim if self.one_by_one else target.dim * plan.chains
         own = module_step(self.stepped, plan, self.scale) if self.one_by_one and not backend.fused else None
         self.step: Any = own or backend.compile_step(self._step, calls, target.device, values)
@@ -122,7 +122,7 @@ class SGMCMCSampler(Sampler):
             buffer.copy_(new)
 
     def _unrolled(self, *tensors: Any) -> None:
-        """Take K steps per call, where a step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
+        """Take K steps per call, if a step takes no longer than a call: rows (K, C, B), noise (C, K, D)."""
         buffers, (rows, noise, controls) = tensors[:-3], tensors[-3:]
         after = buffers
         for k in range(len(controls)):
@@ -133,7 +133,7 @@ class SGMCMCSampler(Sampler):
     def _after(
         self, state: tuple[Tensor, ...], rows: Tensor | None, noise: Tensor, controls: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the state after a step; what a method does not have stays as it is."""
+        """Return the state after a step; parts that a method does not use stay unchanged."""
         theta, momentum, gradient, squares, value, anchor, anchor_gradient = state
         size, heat, kept, learning = controls.unbind(0)
         root = adapted_root(squares) if self.adapts_root else self.plan.root
@@ -155,7 +155,7 @@ class SGMCMCSampler(Sampler):
         return [*self.warm.controls(t), (1 - DECAY) if t < self.warmup else 0.0]
 
     def advance(self, stop: Callable[[], bool]) -> dict[str, Tensor]:
-        """Take the steps up to the next draw, at most a hundred of them."""
+        """Take the steps up to the next draw, but at most a hundred."""
         if stop():
             raise Stopped
         upto = min(self.warm.schedule.next_draw(self.done), self.done + BLOCK, self.warm.stage_end)
@@ -172,7 +172,7 @@ class SGMCMCSampler(Sampler):
         return {"log_likelihood": self.value, "step_size": size.to(self.value.device)}
 
     def _advance_safely(self, upto: int) -> None:
-        """Take steps; in warm-up, take them again with half the size while they are unstable."""
+        """Take steps; in warm-up, repeat them with half the size while they are unstable."""
         adapting = self.warm.adapts and self.done < self.warmup
         before = [buffer.clone() for buffer in self._buffers()] if adapting else []
         for trial in range(MOST_HALVINGS + 1):
@@ -241,11 +241,11 @@ class SGMCMCSampler(Sampler):
             self.step(*(b[one] for b in buffers), own, self._noise_of(c, t), controls)
 
     def _noise_of(self, c: int, t: int) -> Any:
-        """Return the noise of one chain's step, in pieces for a step on the module."""
+        """Return the noise of one chain's step, in chunks for a step on the module."""
         return self.noise.pieces(c, t) if isinstance(self.step, ModuleLangevin) else self.noise.of(c, t)
 
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws; anew, with twice as many steps per draw."""
+        """Add draws; with `anew`, with twice as many steps per draw."""
         self.warm.prolong(self.done, draws, anew)
         if anew:
             self.heat.sums.zero_()
@@ -324,7 +324,7 @@ class SGMCMCSampler(Sampler):
         phases = (("warm-up", 0, self.warmup), ("sampling", self.warmup, self.total))
         plan = f"{'looped' if self.target.looped else 'batched'}: {self.target.reason}"
         if self.one_by_one and not self.target.looped and not self.backend.fused:
-            plan += "; large, so chains take their steps in turn"
+            plan += "; large, so chains take their steps one after another"
         return {
             "phases": [{"name": name, "first": first, "end": end} for name, first, end in phases],
             **self.warm.history(),

@@ -18,7 +18,7 @@ FRICTION = 1.4
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When draws are taken, and the step size and noise of every step.
+    """The schedule of a run: when draws are taken, and the step size and noise of every step.
 
     Attributes:
         kind: "constant", "polynomial" (the step size decays as t^-0.55) or "cyclical" (a cosine per cycle, with draws
@@ -42,7 +42,7 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run."""
+        """Total number of steps of the run."""
         if self.kind == "cyclical":
             return self.warmup + self.cycles * self._cycle[0]
         return self.warmup + self.draws * self.thin
@@ -91,11 +91,11 @@ class SGMCMCPlan:
     """The settings of `SGLD` or `SGHMC` resolved for one target.
 
     Attributes:
-        template: the schedule, but for the steps that warm-up finds.
+        template: the schedule, except for the numbers of steps that warm-up finds.
         warmup, thin: as given; None if the number of steps follows from the step size.
         times: how far the chains move in warm-up and while drawing, as multiples of `unit`, if warm-up finds the
             number of steps.
-        max_steps: most steps per chain that it may find.
+        max_steps: upper limit on the steps per chain that warm-up finds.
         batch_size: rows per minibatch; None for a plain density.
         overdamped: whether no momentum survives a step while drawing (SGLD).
         momentum: the fraction of the momentum that a step keeps; None for a friction of 1.4 / `unit`, which damps the

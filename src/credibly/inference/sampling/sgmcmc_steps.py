@@ -12,11 +12,11 @@ h is the step of SGHMC, eps = h^2 that of SGLD:
     heat        h V / (2 friction) <= 5 % of the temperature;                     eps V / 4 <= 5 %
     epochs      h <= 0.25 B / (N sqrt(a));                                        eps <= B / (N a)
 
-A step satisfies the first, and either of the other two. Minibatches of an epoch are disjoint, so their errors cancel
-over it, if it is short against the fastest motion; what remains is the heat of the N mod B rows that an epoch leaves
-out, which is limited to 5 % as well. With a control variate V grows with the distance from the anchor during the steps
-of an epoch, as V' (h k)^2 after k steps of SGHMC and V' eps k for SGLD. Motion is slow against an epoch, so the heat is
-that of its mean: a third and a half of the value at the end.
+A step satisfies the first condition and either of the other two. Minibatches of an epoch are disjoint, so their errors
+cancel over the epoch if it is short compared with the fastest motion; what remains is the heat of the N mod B rows that
+an epoch leaves out, which is also limited to 5 %. With a control variate V grows with the distance from the anchor
+during an epoch, as V' (h k)^2 after k steps of SGHMC and V' eps k for SGLD. Motion is slow compared with an epoch, so
+the heat is that of the mean of V: a third and a half of its value at the end.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Probe:
 
     @property
     def noisy(self) -> bool:
-        """Whether gradients are those of minibatches."""
+        """Whether gradients come from minibatches."""
         return self.batches is not None and not self.batches.whole
 
     def gradient(self, theta: Tensor, trial: str) -> Tensor:
-        """Return a minibatch gradient outside the run's own batches; all chains share its rows."""
+        """Return the gradient of an extra minibatch, separate from the run's batches; all chains share its rows."""
         return self._evaluate(theta, *self._rows(trial, self.batches.batch if self.batches is not None else 0))
 
     def estimate(self, theta: Tensor, root: Tensor | None, done: int) -> Estimate:
@@ -103,7 +103,7 @@ class Probe:
 
     @property
     def cost(self) -> float:
-        """Gradients of an estimate, of all chains and in units of full gradients."""
+        """Cost of an estimate over all chains, in units of full gradients."""
         if self.batches is None:
             return 2.0 * ITERATIONS * self.count
         n, each = self.batches.count, PROBE_BATCHES * (2 if self.plan.control_variate else 1)
@@ -122,7 +122,7 @@ class Probe:
         along = metric * direction / direction.norm()
         time, away = 1.0, point
         if self.plan.control_variate:
-            # A free flight from the anchor, short against the fastest oscillation.
+            # A free flight from the anchor, short compared with the fastest oscillation.
             time = 0.3 / math.sqrt(curvature)
             away = point + time * metric * self._normal("flight", chain, done).to(point)
         slopes = []
@@ -134,7 +134,7 @@ class Probe:
         return torch.stack(slopes).var() / time**2 * self._all_rows()
 
     def _all_rows(self) -> float:
-        """Return the variance of batches of all rows over that of batches of the rows at hand, which are fewer."""
+        """Return the ratio of the variance of batches of all rows to that of batches of the rows in memory."""
         if not isinstance(self.target, ProblemTarget) or self.batches is None:
             return 1.0
         held, batch = len(self.target.problem.y), self.batches.batch
@@ -147,10 +147,10 @@ class Probe:
         return torch.randn(1, self.target.dim, generator=generator, dtype=torch.float64)
 
     def _rows(self, purpose: str, count: int) -> tuple[Tensor | None, float]:
-        """Return that many rows without replacement, and N divided by their number."""
+        """Return rows drawn without replacement, and N divided by their number."""
         if not isinstance(self.target, ProblemTarget):
             return None, 1.0
-        # Of a stream, some rows are at hand.
+        # Of a stream, only some rows are in memory.
         n, held = self.target.problem.n, len(self.target.problem.y)
         if not 0 < count < held:
             return None, n / held

@@ -21,15 +21,15 @@ POSITION = "stream_position"
 class StreamSampler(SGMCMCSampler):
     """C chains of SGLD or SGHMC whose steps take the batches of a stream.
 
-    Steps of warm-up that are taken again with half the size take the batches that follow. The batches read so far are
-    part of the state, so that a resumed run continues where it stopped.
+    Warm-up steps that are repeated with half the size take the batches that follow. The number of batches read so far
+    is part of the state, so that a resumed run continues where it stopped.
     """
 
     target: StreamTarget
     batches: StreamBatches
 
     def __init__(self, target: StreamTarget, plan: SGMCMCPlan, seed: int, mesh: Mesh) -> None:
-        # Each batch is a tensor of its own, at the end of a pass of another length: nothing to compile or replay.
+        # Each batch is a new tensor, and the last of a pass has another length: nothing to compile or replay.
         super().__init__(target, dataclasses.replace(plan, compile=False), seed, mesh)
         self.replayed = None
 
@@ -45,7 +45,7 @@ class StreamSampler(SGMCMCSampler):
             self.step(*self._buffers(), rows, self.noise.at(t), controls)
             return
         if isinstance(self.step, ModuleLangevin):
-            # All rows of the window, which need not be gathered.
+            # The step takes all rows of the window, so none need to be gathered.
             self.step.scale, rows = self.scale, None  # type: ignore[assignment]
         for c in range(self.chains):
             one = slice(c, c + 1)

@@ -4,7 +4,7 @@
     configurational   -(w - c) . g / D for any fixed c, whose expectation is 1 by integration by parts
 
 g is the gradient of the log density, here its minibatch estimate, which does not depend on w's own error; c is the
-prior's mean. Gradient noise heats both; a step near the limit of stability heats or cools single directions.
+prior's mean. Gradient noise heats both; a step near the limit of stability heats or cools individual directions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Temperatures:
     def add(self, theta: Tensor, momentum: Tensor, gradient: Tensor) -> None:
         """Add a draw (C, D) with its momentum and gradient."""
         for c in range(len(theta)):
-            # Chain by chain: temporaries of one of them.
+            # One chain at a time, to limit the memory of temporaries.
             self.sums[c, 0] += torch.linalg.vector_norm(momentum[c], dtype=torch.float64) ** 2 / theta.shape[1]
             self.sums[c, 1] -= torch.dot((theta[c] - self.centre), gradient[c]).double() / theta.shape[1]
         self.sums[:, 2] += 1

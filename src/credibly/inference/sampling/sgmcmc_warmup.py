@@ -17,14 +17,14 @@ from credibly.inference.sampling.sgmcmc_steps import Estimate, Probe, momentum_s
 from credibly.inference.target import ProblemTarget, Target
 from credibly.inference.training.batches import Batches
 
-# Fraction of warm-up in which chains descend from where they start, with this friction and half the step.
+# Fraction of warm-up in which chains descend from their starting points, with this friction and half the step size.
 DESCENT, DAMPING = 0.25, 20.0
-# Steps before the second estimate of the curvature; then they double.
+# Steps before the second estimate of the curvature; later intervals double.
 FIRST_STAGE = 32
-# Rise of a chain's energy, per dimension and beyond, that only a step too large explains (from the mode to equilibrium
-# it rises by 1 per dimension), and how often such a step is halved.
+# A rise of a chain's energy, per dimension and in addition, that only too large a step explains (from the mode to
+# equilibrium it rises by 1 per dimension), and how often such a step is halved.
 UNSTABLE, MOST_HALVINGS = (2.0, 50.0), 10
-# A step that no run reaches.
+# A step number that no run reaches.
 NEVER = 2**50
 
 
@@ -35,7 +35,7 @@ class Warmup:
     points where the draws begin), in stages that double in length. Each begins with an estimate of curvature and
     noise, because both change on the way from the start to the posterior, and the last one gives the step size of the
     draws. In the first quarter, chains descend with strong friction and half the step. Steps that raise the energy of a
-    chain by more than heating explains are taken again, half as long.
+    chain by more than heating explains are repeated, half as long.
 
     Attributes:
         size: step size of the draws, in units of the method: h for SGHMC, eps for SGLD.
@@ -53,7 +53,7 @@ class Warmup:
         self.pace = self.kept = self.elapsed = self.gradients = self.largest = 0.0
         self.stage_end, self.shortened = 0 if self.adapts else NEVER, False
         self.found = Estimate(math.nan, math.nan)
-        # What compilation assumes before the first estimate.
+        # The values that compilation assumes before the first estimate.
         self.schedule = plan.schedule(1000, 20)
         if not self.adapts:
             step = math.sqrt(self.size) if plan.overdamped else self.size
@@ -119,7 +119,7 @@ class Warmup:
         return kinetic - target.weights[0] * value - target.weights[1] * target.log_prior(theta)
 
     def slow_down(self, steps: int) -> None:
-        """Halve the steps of this stage, after `steps` of them that are taken again."""
+        """Halve the step size of this stage; the last `steps` steps will be repeated."""
         batches, damped = self.batches, self.kept < self.plan.kept(self.pace)
         self.gradients += self.plan.chains * steps * (1.0 if batches is None else batches.batch / batches.count)
         self.pace, self.largest = self.pace / 2, 4 * self.largest
@@ -142,7 +142,7 @@ class Warmup:
 
     def check_finite(self, theta: Tensor, value: Tensor, done: int, first: int) -> None:
         """Raise, with the chain and the step size, unless all weights and values are finite after `done` steps."""
-        # Not finite where any weight is not, and allocates nothing.
+        # The sum is not finite if any weight is not, and it allocates nothing.
         ends = torch.stack(theta.aminmax())
         if bool(torch.isfinite(value).all()) and bool(torch.isfinite(ends).all()):
             return
@@ -186,7 +186,7 @@ class Warmup:
         return max(1, min(wanted, most))
 
     def prolong(self, done: int, draws: int, anew: bool) -> None:
-        """Plan further draws after `done` steps; anew, they are the only ones, with twice as many steps each."""
+        """Plan further draws after `done` steps; with `anew`, they are the only ones, with twice as many steps each."""
         now = self.schedule
         if anew:
             now = dataclasses.replace(now, warmup=done, thin=2 * now.thin, draws=0)

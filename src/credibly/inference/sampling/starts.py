@@ -19,10 +19,10 @@ from credibly.inference.training.settings import Training
 from credibly.posterior.base import Posterior
 from credibly.problem import Problem
 
-# A predicted variance near zero makes gradients of any size, and one such step can lose a chain for good.
+# A predicted variance near zero makes gradients arbitrarily large, and one such step can lose a chain for good.
 CLIP_NORM = 100.0
 STARTS = ("prior", "map", "ensemble", "network", "fresh")
-# Random starting points that are tried for a chain whose density is zero or undefined at the first.
+# Number of random starting points to try for a chain whose density is zero or undefined at the first.
 TRIES = 100
 
 
@@ -46,8 +46,8 @@ def starts(
     """Return the starting points (C, D) of all chains, or of the chains in `own`.
 
     "prior": draws from the prior, which are more dispersed than the posterior, as R-hat requires. "map": all chains at
-    one MAP fit. "ensemble": each chain at a MAP fit of its own from the initial values of "fresh", all trained as one
-    batch. A posterior gives draws of its own. `steps` is the length of those fits, which need not reach the mode.
+    one MAP fit. "ensemble": each chain at its own MAP fit from the initial values of "fresh", all trained as one batch.
+    A posterior: at draws from it. `steps` is the length of those fits, which need not reach the mode.
     """
     chosen = slice(own.start, own.stop) if own is not None else slice(None)
     if isinstance(init, Posterior):
@@ -74,7 +74,7 @@ def describe_starts(
 ) -> dict[str, Any]:
     """Return where the chains start, for the record, and whether all of them start at the same point."""
     if isinstance(init, str):
-        # A density has no network: its chains start at random points, whatever the word.
+        # A density has no network: its chains start at random points, whatever `init` is.
         known = isinstance(problem, Problem)
         return {"init": init if known else "random", "identical": known and chains > 1 and init in ("map", "network")}
     points = init.sample(chains, seed=seed) if isinstance(init, Posterior) else init

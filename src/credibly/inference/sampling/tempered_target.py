@@ -15,8 +15,8 @@ class TemperedTarget(Target):
 
         grad log p_beta = beta (grad log p - grad log prior) + grad log prior
 
-    where log prior has its own temperature. So whatever evaluates the target, C++ and CUDA included, evaluates all
-    temperatures together. A plain density has no prior, and all of it is tempered.
+    where log prior has its own temperature. So every backend that evaluates the target, including C++ and CUDA,
+    evaluates all temperatures together. A plain density has no prior, and all of it is tempered.
 
     Args:
         inner: the target at beta = 1.
@@ -31,7 +31,7 @@ class TemperedTarget(Target):
         self.inner = inner
         self.dim, self.device, self.dtype, self.weights = inner.dim, inner.device, inner.dtype, inner.weights
         self.looped, self.reason = inner.looped, inner.reason
-        # Factors of the chunk that is evaluated next, by the length of the chunk: a compiled step reads them in place.
+        # Factors of the chunk to evaluate next, by the length of the chunk: a compiled step reads them in place.
         self._factors: dict[int, Tensor] = {}
         self.set_beta(torch.ones(rows, dtype=torch.float64))
 
@@ -41,7 +41,7 @@ class TemperedTarget(Target):
         self.row_weights = (self.inner.weights[0] * self.beta, self.inner.weights[1])
 
     def select_rows(self, part: slice) -> None:
-        """Set which rows are evaluated from here on."""
+        """Set which rows are evaluated from now on."""
         beta = self.beta[part].unsqueeze(1)
         if len(beta) not in self._factors:
             self._factors[len(beta)] = torch.empty_like(beta, dtype=self.dtype)
@@ -59,7 +59,7 @@ class TemperedTarget(Target):
         return torch.lerp(prior, gradient, ratio.to(gradient).unsqueeze(1))
 
     def prior_gradient(self, theta: Tensor) -> Tensor:
-        """Return that of the inner target: the prior is not tempered."""
+        """Return the result of the inner target: the prior is not tempered."""
         return self.inner.prior_gradient(theta)
 
     @property
@@ -74,11 +74,11 @@ class TemperedTarget(Target):
         return self.backend
 
     def compile_pieces(self, mode: Compile, calls: int, chains: int) -> bool:
-        """Let the inner target compile its pieces, unless C++ or CUDA evaluates it."""
+        """Let the inner target compile its parts, unless C++ or CUDA evaluates it."""
         return not self.inner.backend.fused and self.inner.compile_pieces(mode, calls, chains)
 
     def whole(self, points: int) -> bool:
-        """Return whether an evaluation may be part of a compiled step: not a call of C++ or CUDA."""
+        """Return whether an evaluation may be part of a compiled step, which a call to C++ or CUDA may not."""
         return not self.inner.backend.fused and self.inner.whole(points)
 
     def at_once(self, chains: int) -> int:

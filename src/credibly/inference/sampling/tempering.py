@@ -2,7 +2,7 @@
 
 All replicas of all ladders are one computation of C x K chains. An iteration is a trajectory of every replica and then
 a proposal to exchange neighbours. Trajectories have the same number of steps at every temperature, so no replica waits
-for another; with larger steps those at high temperatures are longer, as the density there is wider. The draws of a
+for another; at high temperatures, where the density is wider, larger steps make them longer. The draws of a
 ladder are the positions at its lowest temperature, that of the problem.
 """
 
@@ -37,9 +37,9 @@ class TemperingSampler(Sampler):
 
     Args:
         target: the density at the problem's own temperature.
-        plan: of the trajectories; its chains are the ladders.
+        plan: plan of the trajectories; its chains are the ladders.
         beta: inverse temperatures (K,), decreasing from 1.
-        spacing: whether and how warm-up spaces them anew.
+        spacing: whether and how warm-up adapts their spacing.
         seed, mesh: of the run.
     """
 
@@ -74,7 +74,7 @@ class TemperingSampler(Sampler):
         # Per ladder: round trips after warm-up, divergences of its coldest replica in warm-up.
         self.trips = torch.zeros(self.chains, dtype=torch.float64, device=device)
         self.early = torch.zeros_like(self.trips)
-        # Iterations after warm-up, gradients of each replica, steps of the last trajectory, and iterations in a row
+        # Iterations after warm-up, gradients of each replica, steps of the last trajectory, and consecutive iterations
         # in which all trajectories at the lowest temperature diverged.
         self.counted = self.gradients = self.steps = self.lost = 0
 
@@ -96,7 +96,7 @@ class TemperingSampler(Sampler):
         self.adaptation.begin()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return state, counts and everything adapted; the first axis of what replicas have runs over the ladders."""
+        """Return state, counts and everything adapted; the first axis of per-replica tensors runs over the ladders."""
         found = {f"state.{k}": self._by_ladder(v) for k, v in self.state._asdict().items()}
         for name in ("returning", "accepted", "divergent", "rejected", "trips", "early"):
             found[f"ladder.{name}"] = getattr(self, name)
@@ -122,7 +122,7 @@ class TemperingSampler(Sampler):
         return 0 if name.startswith(("state.", "ladder.")) else self.adaptation.chain_axis(name)
 
     def _by_ladder(self, values: Tensor) -> Tensor:
-        """Return what rows have, (C K, ...), as (C, K, ...)."""
+        """Return a per-row tensor (C K, ...) as (C, K, ...)."""
         return values.reshape(self.chains, self.count, *values.shape[1:])
 
     def _of_all(self, own: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class TemperingSampler(Sampler):
     def _exchange(self, t: int) -> tuple[Tensor, Tensor]:
         """Exchange positions between neighbours.
 
-        Return which replica's position every temperature has taken over, (C, K), and the rejections (C, K-1) of all
+        Return the replica whose position each temperature now has, (C, K), and the rejections (C, K-1) of all
         pairs, proposed or not. Momenta do not depend on positions and stay where they are.
         """
         beta = self.adaptation.beta.to(self.target.device)
@@ -184,7 +184,7 @@ class TemperingSampler(Sampler):
         return order, 1 - probability
 
     def _set_ladder(self) -> None:
-        """Take the temperatures of the adaptation, and change the gradients to them."""
+        """Use the current temperatures of the adaptation, and rescale the gradients to them."""
         before, beta = self.tempered.beta, self.adaptation.beta.repeat(self.chains).to(self.target.device)
         gradient = self.tempered.at_other_beta(self.state.theta, self.state.gradient, beta / before)
         self.state = self.state._replace(gradient=gradient)
@@ -207,7 +207,7 @@ class TemperingSampler(Sampler):
         return self.trajectories.propose(current, placed, mass, [steps] * len(self.rows), stop)
 
     def _one_step(self, sizes: Tensor, trial: int) -> Tensor:
-        """Return the acceptance (C, K) of a single step of the sizes (K,) from the current positions."""
+        """Return the acceptance (C, K) of a single step with sizes (K,) from the current positions."""
         device, dtype = self.target.device, self.target.dtype
         draws = []
         for row in self.rows:
@@ -222,7 +222,7 @@ class TemperingSampler(Sampler):
         return self._by_ladder(info.acceptance).cpu()
 
     def _check_divergence(self, divergent: Tensor) -> None:
-        """Raise if every trajectory at the lowest temperature diverges from the first draw on."""
+        """Raise if every trajectory at the lowest temperature has diverged since warm-up ended."""
         if self.counted >= PATIENCE:
             return
         self.lost = self.lost + 1 if bool(self._of_all(divergent).all()) else 0
@@ -239,7 +239,7 @@ class TemperingSampler(Sampler):
         return self.done > self.begun and (self.done - self.begun) % self.thin == 0
 
     def prolong(self, draws: int, *, anew: bool) -> None:
-        """Add draws. Anew, trajectories that `max_steps` cuts become longer; else there are more of them per draw."""
+        """Add draws. With `anew`, lengthen trajectories that `max_steps` cuts, else take more of them per draw."""
         if anew:
             self.begun = self.total = self.done
             if self._wanted > self._most_steps:
@@ -250,12 +250,12 @@ class TemperingSampler(Sampler):
 
     @property
     def _most_steps(self) -> float:
-        """Most steps of a trajectory: no limit if the step size is given."""
+        """Maximum steps of a trajectory; no limit if the step size is given."""
         return self.max_steps if self.plan.step_size is None else math.inf
 
     @property
     def _wanted(self) -> int:
-        """Steps of a trajectory of the full length."""
+        """Number of steps of a full-length trajectory."""
         return math.ceil(self.plan.length / float(self.adaptation.size[0]) - 1e-9)
 
     def phase(self) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
-"""What parallel tempering adapts during warm-up and then freezes: temperatures, a step size for each, and the mass.
+"""The warm-up of parallel tempering: it adapts temperatures, a step size for each and the mass, and then freezes them.
 
 Step sizes follow dual averaging of the mean acceptance of all ladders at a temperature, unless they are given. At the
-end of each window (of doubling length) the temperatures are spaced anew for equal swap acceptance, with step sizes
+end of each window (of doubling length) the temperatures are respaced for equal swap acceptance, with step sizes
 interpolated between the old ones, and a diagonal mass is set to the variances that the coldest replicas have had.
 """
 
@@ -27,9 +27,10 @@ from credibly.inference.kernels.tempering import interpolate, respace
 from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.target import Target
 
-# Without evidence, step sizes drift towards this multiple of the last ones after a change of ladder or mass.
+# After a change of ladder or mass, dual averaging shrinks step sizes towards this multiple of the last ones.
 OPTIMISM = 2.0
-# Temperatures as given; between given ends; or up to where neighbours still exchange, at most to the given end.
+# The temperatures are as given; between given ends; or up to the highest at which neighbours still exchange, at most to
+# the given end.
 Spacing = Literal["given", "between", "free"]
 
 
@@ -39,9 +40,9 @@ class TemperingWarmup:
     Args:
         target, plan, mesh: of the run; `plan.chains` counts the ladders.
         beta: the first inverse temperatures (K,).
-        spacing: whether and how they are spaced anew.
-        one_step: `one_step(sizes, trial)` returns the acceptance (C, K) of one integrator step of the sizes (K,) from
-            the current positions; `trial` tells apart the momenta of repeated calls.
+        spacing: whether and how their spacing is adapted.
+        one_step: `one_step(sizes, trial)` returns the acceptance (C, K) of one integrator step with sizes (K,) from the
+            current positions; `trial` numbers repeated calls, which have different momenta.
 
     Attributes:
         beta: inverse temperatures (K,).
@@ -102,9 +103,9 @@ class TemperingWarmup:
         """Adapt after iteration t. Return whether the temperatures have changed.
 
         Args:
-            theta, gradient: of the coldest replicas, (C, D).
-            acceptance: of the trajectories, (C, K).
-            rejection: of exchanges of neighbours, (C, K-1).
+            theta, gradient: positions and gradients of the coldest replicas, (C, D).
+            acceptance: acceptance of the trajectories, (C, K).
+            rejection: rejections of exchanges between neighbours, (C, K-1).
         """
         given, moved = self.plan.step_size is not None, False
         if not given:

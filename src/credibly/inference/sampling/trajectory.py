@@ -19,24 +19,24 @@ from credibly.inference.target import Target
 
 # Steps per call for small problems, where the call itself costs as much as the arithmetic of a step.
 UNROLLED = 8
-# Values computed per step from which sharing them over threads pays off.
+# Number of values computed per step from which multithreading pays off.
 WORTH_SHARING = 2**17
-# Values computed per step beyond which the cost of a call does not matter.
+# Number of values computed per step beyond which the overhead of a call does not matter.
 FEW_VALUES = 2**20
 # Parameters of all chains together up to which a problem counts as small.
 SMALL = 50_000
 
-# Ranks of a mass are padded to multiples: compiled code and CUDA graphs are for fixed shapes.
+# Ranks of a mass are padded to multiples of this: compiled code and CUDA graphs have fixed shapes.
 RANK_MULTIPLE = 16
 
 Stop = Callable[[], bool]
 
 
 class Trajectory:
-    """Integrator steps of C chains, in place on buffers of its own.
+    """Integrator steps of C chains, in place on its own buffers.
 
-    In C++ or CUDA a whole trajectory is one call. In torch, a step (or a few) is one compiled function if the target is
-    evaluated in one piece; otherwise the target compiles its pieces. On a GPU the steps are captured as a CUDA graph
+    In C++ or CUDA a trajectory is one call. In torch, a step (or a few) is one compiled function if the target is
+    evaluated in one chunk; otherwise the target compiles its parts. On a GPU the steps are captured as a CUDA graph
     and replayed, which saves the kernel launches of small networks.
 
     Args:
@@ -141,7 +141,7 @@ class Trajectory:
             buffer.copy_(value)
 
     def _load_mass(self, inverse_mass: InverseMass) -> None:
-        """Copy M^-1 into the buffers; factors of new shapes get new ones, which no graph knows yet."""
+        """Copy M^-1 into the buffers; factors of new shapes get new ones, which no graph has captured yet."""
         factors: list[Tensor] = []
         starts: tuple[int, ...] = ()
         if isinstance(inverse_mass, CorrelatedMass):
@@ -151,7 +151,7 @@ class Trajectory:
         if starts != self.factor_starts or [f.shape for f in factors] != [f.shape for f in self.factors]:
             self.factor_starts, self.factors = starts, tuple(torch.empty_like(f) for f in factors)
             self.graphs.clear()
-            # Compiled code has no guards: it would go on with the number of factors that it was compiled for.
+            # Compiled code has no guards: it would keep using the number of factors that it was compiled for.
             self._compile(*self.planned)
         if inverse_mass is not None:
             self.mass.copy_(inverse_mass if isinstance(inverse_mass, Tensor) else inverse_mass.scale)
@@ -204,7 +204,7 @@ class ChunkedTrajectories:
         target, scheme: the density and the integrator.
         chains: chains of this process.
         all_chains: chains of the run.
-        steps: steps of the whole run, for the decision to compile.
+        steps: total steps of the run, for the decision to compile.
     """
 
     def __init__(self, target: Target, scheme: Integrator, chains: int, all_chains: int, steps: int) -> None:
@@ -261,7 +261,7 @@ class ChunkedTrajectories:
         steps: list[int],
         stop: Stop | None,
     ) -> State:
-        """Return where one step of the signed sizes leads the chains of a chunk; those with 0 steps rest."""
+        """Return the state after one step of the signed sizes for the chains of a chunk; those with 0 steps rest."""
         self.target.select_rows(part)
         path = self.by_size[part.stop - part.start]
         if not path.backend.fused:

@@ -1,4 +1,4 @@
-"""Run until done: a sampler goes on until its chains agree on predictions, or until its time is out.
+"""Run until done: a sampler continues until its chains agree on predictions, or until its time is out.
 
 Draws are taken in rounds. After each round R-hat and the effective sample size are computed for predictions at 64
 training rows (coordinates, for a plain density). While the worst of them misses the goal,
@@ -35,15 +35,15 @@ from credibly.inference.target import Target
 
 log = logging.getLogger("credibly")
 
-# What the worst prediction has to reach.
+# The goal for the worst prediction.
 RHAT, ESS = 1.03, 400.0
 # R-hat above which the draws so far count as warm-up.
 APART = 1.1
-# Most draws that are kept, as a multiple of those requested.
+# Maximum number of draws that are kept, as a multiple of those requested.
 MOST = 4
-# Rounds without a budget, each about twice as long as the one before.
+# Maximum number of rounds without a budget, each about twice as long as the one before.
 ROUNDS = 8
-# Seconds between two judgements for the progress bar.
+# Seconds between two convergence checks for the progress bar.
 EVERY_SECONDS = 2.0
 
 
@@ -79,14 +79,14 @@ class Judgement:
 
     @property
     def factor(self) -> float:
-        """How many times as many draws the goal takes: R-hat - 1 falls, and ESS grows, in proportion to them."""
+        """The factor by which the draws must grow to reach the goal: R-hat - 1 falls and ESS grows in proportion."""
         if not (math.isfinite(self.rhat) and self.ess > 0):
             return math.inf
         return max((self.rhat - 1) / (RHAT - 1), ESS / self.ess)
 
 
 class Until:
-    """The rounds of one run: predictions at every draw, the clock, and the decision to go on.
+    """The rounds of one run: predictions at every draw, the clock, and the decision to continue.
 
     Args:
         target, mesh: of the run.
@@ -104,7 +104,7 @@ class Until:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken, those before a resume included."""
+        """Seconds that the run has taken, including those before a resume."""
         return self.before + time.monotonic() - self.began
 
     def table(self) -> Tensor:
@@ -145,7 +145,7 @@ class Until:
         return Judgement(float(rhat.max()), float(ess.min()), count, self.seconds)
 
     def extend(self, sampler: Sampler, discard: Callable[[], None]) -> int:
-        """Judge the last round and prolong the sampler by another one. Return its draws per chain, 0 for none.
+        """Check the last round and extend the sampler by another one. Return its draws per chain, 0 for none.
 
         `discard()` forgets the recorded draws. A collective call of all processes: the clock of the first decides.
         """
@@ -161,7 +161,7 @@ class Until:
             self.rounds.append(now)
             return 0
         time_left = math.inf if self.budget is None else self.budget - spent
-        # A longer round that cannot end in time would only throw draws away.
+        # A longer round that cannot end in time would only discard draws.
         apart = now.rhat > APART and time_left > spent
         crowded = len(self.values) >= MOST * self.draws
         self.rounds.append(Judgement(now.rhat, now.ess, now.draws, now.seconds, discarded=apart or crowded))

@@ -1,8 +1,8 @@
-"""What HMC adapts during warm-up and then freezes: step size, mass, trajectory length, chains that are stuck.
+"""The warm-up of HMC: it adapts step size, mass and trajectory length, then freezes them, and restarts stuck chains.
 
 A chain that no proposal has moved for a third of the warm-up is restarted from the position of another chain: it would
 otherwise stay where it is, and its draws would be copies of its starting point. The record lists such chains. With a
-given step size nothing of this happens.
+given step size no chain is restarted.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from credibly.inference.sampling.hmc_plan import HMCPlan
 from credibly.inference.sampling.mass import MassAdaptation
 from credibly.inference.target import Target
 
-# Most steps per trajectory while the mass is a guess: long ones with the steps that the narrowest direction allows cost
-# much and reach little.
+# Maximum steps per trajectory until the mass has been estimated: long trajectories, with the steps that the narrowest
+# direction allows, are expensive and gain little.
 UNSCALED_STEPS = 100
-# Iterations without a move after which a chain counts as stuck, where a third of the warm-up is shorter.
+# Minimum number of iterations without a move after which a chain counts as stuck, if a third of the warm-up is shorter.
 LEAST_STUCK = 20
-# So does a chain whose own step size is this fraction of the others'.
+# A chain also counts as stuck if its own step size is below this fraction of the others'.
 NEGLIGIBLE = 1e-6
 
 
 class Restart(NamedTuple):
-    """A chain that had not moved when `iteration` began, and the chain from whose position it went on."""
+    """A chain that had not moved when `iteration` began, and the chain from whose position it restarted."""
 
     chain: int
     iteration: int
@@ -52,8 +52,8 @@ class Warmup:
 
     Args:
         target, plan, seed, mesh: of the run.
-        one_step: `one_step(sizes, trial)` returns the acceptance (C,) of one integrator step of the sizes (C,) from the
-            current positions; `trial` tells apart the momenta of repeated calls.
+        one_step: `one_step(sizes, trial)` returns the acceptance (C,) of one integrator step with sizes (C,) from the
+            current positions; `trial` numbers repeated calls, which have different momenta.
 
     Attributes:
         size: step size of every chain (C,), in float64 on the CPU; a new tensor whenever it changes.
@@ -74,14 +74,14 @@ class Warmup:
         self.common_from = plan.warmup + 1
         if plan.pooled:
             self.common_from = self.phases[-1][1] if len(self.phases) > 1 else plan.warmup // 3
-        # Whether they do. A process may hold a single chain of several, so the length of a tensor cannot tell.
+        # Whether they do. A process may have a single chain of several, so the length of a tensor does not show it.
         self.common = False
         self.length = plan.length
         self.size = torch.full((self.chains,), plan.step_size or 0.0, dtype=torch.float64)
         self.dual = DualAveraging(torch.ones(self.chains), plan.target_accept)
         self.pool = PooledAcceptance(plan.chains, plan.target_accept)
         self.trial: LengthTrial | None = None
-        # Iterations in a row that rejected the proposal, (C,).
+        # Consecutive iterations that rejected the proposal, (C,).
         self.rejected = torch.zeros(self.chains, dtype=torch.float64, device=target.device)
         self.restarts: list[Restart] = []
 
@@ -98,7 +98,7 @@ class Warmup:
         return 0.25 if self.trial is None else self.trial.part
 
     def most_steps(self, t: int) -> int:
-        """Return the most steps of the trajectories of iteration t; shorter until a mass has been estimated."""
+        """Return the maximum steps of the trajectories of iteration t; fewer until a mass has been estimated."""
         first = next((end for name, _, end in self.phases if name == "mass"), 0)
         return min(self.plan.max_steps, UNSCALED_STEPS) if t < first else self.plan.max_steps
 
@@ -122,10 +122,10 @@ class Warmup:
         return usable_step_sizes(found, found if self.common else self._of_all(found))
 
     def observe(self, t: int, current: State, proposal: State, info: Info, steps: list[int]) -> None:
-        """Use the whole trajectories of iteration t, of the given steps, before `update`; HMC does not need them."""
+        """Use the proposals of iteration t, after the given steps, before `update`; HMC does not need them."""
 
     def update(self, t: int, before: Tensor, state: State, info: Info) -> State:
-        """Adapt after iteration t, from the positions `before` to `state`, and return the state to go on from."""
+        """Adapt after iteration t, which led from `before` to `state`, and return the state to continue from."""
         name, first, end = self.phase(t)
         if self.plan.tuned:
             self._try_lengths(t, before, state.theta)
@@ -140,7 +140,7 @@ class Warmup:
         if self.plan.step_size is None:
             if t + 1 == self.common_from:
                 self.common = self.plan.chains > 1
-                # What every chain accepts is known by now: larger steps would lose the worst of them.
+                # The step size that each chain accepts is known by now: a larger one would lose the worst chain.
                 self._restart_step_size(harmonic_mean(self._of_all(self.dual.final)), optimism=1.0)
             elif name == "mass" and t + 1 == end:
                 self._restart_step_size(self.dual.final)

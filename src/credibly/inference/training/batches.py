@@ -8,7 +8,7 @@ from torch import Tensor
 from credibly.core.rng import stream
 from credibly.core.threads import one_thread
 
-# More steps than any run has.
+# A number of steps that no run reaches.
 MANY_STEPS = 2**31
 
 
@@ -18,7 +18,7 @@ class Batches:
     Args:
         rows: indices of the training rows, or their number for all rows of the problem.
         batch: rows per batch; all of them makes every step a full-batch step.
-        seed: of the shuffles.
+        seed: seed of the shuffles.
         members: number of shuffles; 0 for one that all members share.
         resampled: (M, N) rows of each member: resampled with replacement (bootstrap), or those of its fold.
         first: index of the first member.
@@ -42,7 +42,7 @@ class Batches:
         self.per_epoch = max(1, len(self.rows) // batch)
         self.whole = batch == len(self.rows)
         self._all = resampled if resampled is not None else None if isinstance(rows, int) else rows
-        # Seeding a stream costs as much as a small shuffle, so a stream serves several epochs where they are short.
+        # Seeding a stream costs as much as a small shuffle, so a stream serves several epochs if they are short.
         self.epochs = 8 if len(self.rows) <= 10_000 else 1
         self._block = -1
         self._order: tuple[Tensor, ...] = ()

@@ -1,4 +1,4 @@
-"""What a callback of training sees."""
+"""The training state that is passed to callbacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrainingState:
         step, steps: steps taken, and planned.
         loss: the last loss of each member, on its minibatch.
         first: index of the first of these members: large networks are trained one after another.
-        title: of the progress bar.
+        title: title of the progress bar.
     """
 
     step: int

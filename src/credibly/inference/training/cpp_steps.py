@@ -88,7 +88,7 @@ def _columns(drawn: list[Tensor]) -> Tensor:
 def cpp_step(
     problem: Problem, objective: Objective, options: Training, steps: int, theta: Tensor, batch: int
 ) -> CppStep | None:
-    """Return the C++ step, or None if the backend is not selected or does not know the objective."""
+    """Return the C++ step, or None if the backend is not selected or does not support the objective."""
     if isinstance(objective, DropoutObjective):
         return _dropout_step(problem, objective, options, steps, theta, batch)
     if type(objective) is not NegativeLogDensity or objective.own:

@@ -21,9 +21,9 @@ class Data:
 
     Attributes:
         rows: indices of the training rows, or their number for all rows.
-        held_out: the problem of the rows to stop by; None for none.
-        parts: where members hold out different rows, the problems of all parts, with `held` the part of each member.
-        resampled: the rows (M, N) that each member trains on, where they are its own; `rows` is then their number.
+        held_out: the problem of the held-out rows that decide early stopping; None for none.
+        parts: if members hold out different rows, the problems of all parts, with `held` the part of each member.
+        resampled: the rows (M, N) that each member trains on, if they differ; `rows` is then their number.
     """
 
     rows: Tensor | int
@@ -39,7 +39,7 @@ class Data:
 
     @property
     def stops(self) -> bool:
-        """Whether there are held-out rows to stop by."""
+        """Whether there are held-out rows for early stopping."""
         return self.held_out is not None or bool(self.parts)
 
     def score(self, objective: Objective, theta: Tensor) -> Tensor:

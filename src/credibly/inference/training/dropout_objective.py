@@ -26,7 +26,7 @@ from credibly.problem import Problem
 # Forward passes per held-out score, for early stopping and for a grid.
 SCORING_PASSES = 20
 GRID_PASSES = 200
-# Values that the passes over held-out rows may compute; larger problems get fewer passes.
+# Limit on the values that the passes over held-out rows compute; larger problems get fewer passes.
 GRID_VALUES = 2**31
 CONCRETE_TEMPERATURE = 0.1
 
@@ -55,7 +55,7 @@ class Dropped:
                 "net",
                 f"has no dropout layer{also}",
                 'Add nn.Dropout layers, or pass insert="*" for dropout before every layer'
-                + (", or rate= for the layers that are there" if ZERO in self.inactive else ""),
+                + (", or rate= for the existing layers" if ZERO in self.inactive else ""),
             )
         note_inactive(self.inactive)
         self.inserted = tuple(name for name in self.rates if not _is_dropout(problem.layout.module, name))
@@ -145,7 +145,7 @@ class DropoutObjective(Objective):
 
         gradient, parts = grad_and_aux(total, theta)
         if self.fixed_scale:
-            # The noise scale keeps the value that tau gives it.
+            # The noise scale keeps the value given by tau.
             dim, network = self.problem.dim, self.problem.layout.network_dim
             gradient = torch.cat(
                 [gradient[:, :network], torch.zeros_like(gradient[:, network:dim]), gradient[:, dim:]], -1
@@ -200,11 +200,11 @@ class DropoutObjective(Objective):
         log_scales: Tensor | None = None,
         passes: int | None = None,
     ) -> Tensor:
-        """Return that score for some members under each of the given noise scales, (S, M); (1, M) under their own."""
+        """Return the score of some members under each of the given noise scales, (S, M); (1, M) under their own."""
         weights, rates = (values[members] for values in self._split(theta, self.own[0]))
         count, network = len(weights), self.problem.layout.network_dim
         if passes is None:
-            # The log of a mean over few passes is biased low, most where the passes differ most.
+            # The log of a mean over few passes is biased low, and most if the passes differ a lot.
             affordable = GRID_VALUES // (count * held_out.n * max(1, self.network.forward.row_width))
             passes = max(SCORING_PASSES, min(GRID_PASSES, affordable))
         generator = stream(self.seed, "dropout scoring", device=self.problem.device)

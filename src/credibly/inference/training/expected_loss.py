@@ -15,7 +15,7 @@ from credibly.inference.kernels.ivon import VariationalNewton, deviation
 from credibly.inference.training.objectives import Objective, effective_rows
 from credibly.problem import Problem
 
-# Draws of each Gaussian that held-out rows are scored with.
+# Number of draws from each Gaussian for the score on held-out rows.
 SCORED = 8
 
 
@@ -28,10 +28,10 @@ class ExpectedLoss(Objective):
     Args:
         problem: the density.
         n: number of training rows.
-        members, samples: Gaussians, and draws of each per step.
+        members, samples: number of Gaussians, and of draws from each per step.
         betas: decay of the means of gradients and of curvatures.
         clip: largest norm of the gradient of a member; None for no limit.
-        seed: of the draws.
+        seed: seed of the draws.
         first: index of the first member, whose draws do not depend on the others.
     """
 
@@ -75,7 +75,7 @@ class ExpectedLoss(Objective):
         return MeanField().phi((mean, deviation(curvature, self.delta, self.effective)))
 
     def noise(self, step: int) -> tuple[Tensor, ...]:
-        """Draw standard normal numbers, (M, K, D), those of each member from a stream of its own."""
+        """Draw standard normal numbers, (M, K, D), each member's from its own stream."""
         return (self._draws("variational Newton", self.samples, step),)
 
     def _draws(self, purpose: str, count: int, *step: int) -> Tensor:

@@ -32,7 +32,7 @@ class FolderJournal(Journal):
     """A journal in a run folder.
 
     Args:
-        method, problem, seed: the fit.
+        method, problem, seed: the fit whose stages are kept.
         out: the folder, which is created by the first checkpoint.
         folder: the folder of a fit that is resumed.
     """
@@ -54,7 +54,7 @@ class FolderJournal(Journal):
         self.states = 0 if folder is None else int(self.stopped["states"])
 
     def result(self, stage: int) -> Saved | None:
-        """Return the result of a stage that is over; None for any other."""
+        """Return the result of a finished stage; None for any other."""
         if self.folder is None or stage >= len(self.facts):
             return None
         return Saved(load_tensors(self.folder.path / _stage_file(stage), self.problem.device), self.facts[stage])
@@ -84,7 +84,7 @@ class FolderJournal(Journal):
         folder.commit(state=new, stages=self.facts, status="running", **{KIND: stopped})
 
     def finish(self, stage: int, result: Saved) -> None:
-        """Keep the result of a stage that is over; the next checkpoint stores it."""
+        """Keep the result of a finished stage; the next checkpoint stores it."""
         if stage >= len(self.facts):
             copies: dict[str, Tensor] = {name: tensor.clone() for name, tensor in result.tensors.items()}
             self.pending[stage] = Saved(copies, result.facts)

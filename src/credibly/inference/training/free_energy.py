@@ -19,7 +19,7 @@ from credibly.problem import Problem
 
 
 class VariationalSettings(Protocol):
-    """The settings of a variational fit that its loss depends on."""
+    """The settings of a variational fit that determine its loss."""
 
     @property
     def samples(self) -> int:

@@ -5,9 +5,9 @@
 grad is that of the negative log density, G its Gauss-Newton matrix and P the prior's precision. A step that does not
 lower the loss is repeated with four times the damping lambda; after one that does, lambda is divided by three. For a
 linear model with Gaussian noise and lambda = 0, one step ends in the mode. A step costs as much as many gradients, but
-follows narrow curved valleys, where steps along gradients are short: a network can fit a smooth target to a thousandth
-of its standard deviation in a few dozen steps. Parameters of the likelihood, such as a log scale, are moved to their
-mode given the weights after every step.
+follows narrow curved valleys, in which gradient steps are short: a network can fit a smooth target to a thousandth of
+its standard deviation in a few dozen steps. Parameters of the likelihood, such as a log scale, are moved to their mode
+given the weights after every step.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from credibly.inference.training.settings import GAUSS_NEWTON, Training
 from credibly.inference.training.trained import Trained
 from credibly.problem import Problem
 
-# Steps by default.
+# Default number of steps.
 STEPS = 100
-# Most parameters: a step decomposes a matrix of that size.
+# Maximum number of parameters: a step decomposes a matrix of that size.
 LARGEST = 5_000
-# Damping at the start, in units of the mean diagonal of G, and its least; factors after a step that lowers the loss and
+# Initial damping, in units of the mean diagonal of G, and its minimum; factors after a step that lowers the loss and
 # after one that does not; and how often such a step is repeated.
 DAMPING, LEAST, DOWN, UP, TRIES = 1e-3, 1e-10, 1 / 3, 4.0, 8
-# Rows that the matrix is summed over, at least, and at least per parameter. The loss and its gradient have all rows.
+# Minimum number of rows in the sum of the matrix, in total and per parameter. Loss and gradient always use all rows.
 FEWEST, PER_PARAMETER = 2_000, 4
-# Rows whose outputs are held at a time.
+# Number of rows whose outputs are in memory at a time.
 ROWS = 8_192
 
 
@@ -61,7 +61,7 @@ def train_gauss_newton(
     mesh: Mesh | None = None,
     peers: World | None = None,
 ) -> Trained:
-    """Minimise a negative log density from theta (M, D), one member after another, as `train` does by other steps."""
+    """Minimise a negative log density from theta (M, D), one member after another; the counterpart of `train`."""
     density = _check(problem, objective, mesh)
     steps = options.steps or options.epochs or STEPS
     heartbeat, histories, found = Heartbeat(peers or World()), [], []
@@ -126,7 +126,7 @@ class _Member:
         return float(self.terms.sum())
 
     def advance(self, title: str) -> bool:
-        """Take one step. Return whether none was found that lowers the loss."""
+        """Take one step. Return True if no step was found that lowers the loss."""
         if not math.isfinite(self.loss):
             raise TrainingError(
                 f"{title}: the loss of member {self.index} is not finite. Try standardised inputs and targets, or"
@@ -153,7 +153,7 @@ class _Member:
         return True
 
     def record(self, done: int, patience: int) -> bool:
-        """Record the loss and the score on held-out rows. Return whether the score has not risen for too long."""
+        """Record the loss and the score on held-out rows. Return True if the score has not risen for too long."""
         parts = self.history["parts"]
         assert isinstance(parts, dict)
         for name, value in zip(self.objective.part_names, self.terms[0].double()):
@@ -171,7 +171,7 @@ class _Member:
         return self.waited >= patience
 
     def _score(self) -> float:
-        """Return the score of the weights on held-out rows, with the noise that suits those rows best."""
+        """Return the score of the weights on held-out rows, with the noise scale that fits those rows best."""
         ((held_out, _),) = self.data.unseen(1)
         with torch.no_grad():
             judged = fit_own_parameters(held_out, self.theta[0]).unsqueeze(0)
@@ -210,7 +210,7 @@ class _Member:
         return matrix
 
     def _some_rows(self) -> Problem:
-        """Return the rows that the next matrix is summed over: others in every step."""
+        """Return the rows of the next matrix, which differ from step to step."""
         most = max(FEWEST, PER_PARAMETER * self.problem.dim)
         stride = len(self.rows) // most
         if stride < 2:

@@ -1,10 +1,10 @@
-"""The noise of minibatch gradients beside the curvature of the loss, which together set the width of SGD.
+"""The noise of minibatch gradients relative to the curvature of the loss, which together set the width of SGD.
 
 SGD on a quadratic loss with Hessian H, whose minibatch gradients are independent and have covariance V, fluctuates
 around the minimum. Averages of m successive iterates have covariance H^-1 V H^-1 / m once m steps are many relaxation
 times, for any stable learning rate, momentum and preconditioner (Polyak & Juditsky 1992). The loss is -(1/N) log p, so
-the posterior has covariance H^-1 / N. Where V = v H, as for a well-specified likelihood (the information identity),
-averages stretched by sqrt(m / (N v)) therefore have the covariance of the posterior, in every direction.
+the posterior has covariance H^-1 / N. If V = v H, as for a well-specified likelihood (the information identity),
+averages stretched by sqrt(m / (N v)) therefore have the covariance of the posterior in every direction.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from credibly.inference.training.data import Data
 from credibly.inference.training.objectives import Objective, effective_rows
 from credibly.problem import Problem
 
-# Minibatches whose gradients measure the size of their noise per weight, and along random directions.
+# Number of minibatches whose gradients measure the noise per weight, and along random directions.
 SCALE_BATCHES, NOISE_BATCHES, PROBES = 64, 192, 16
 POWER_STEPS = 12
-# Random directions whose curvatures give the mean of a Hessian's diagonal.
+# Number of random directions whose curvatures give the mean of a Hessian's diagonal.
 TRACE_PROBES = 4
-# Rows for products with the Hessian.
+# Number of rows for products with the Hessian.
 CURVATURE_ROWS = 2048
 # Largest ratio of two coordinates' rates.
 MOST_RATIO = 1e4
-# Rows per row of a batch from which drawing with replacement is as good as without: 1 % of the noise.
+# Rows of data per row of a batch from which sampling with replacement is as good as without: 1 % of the noise.
 PLENTY = 100
-# Steps whose rows one stream draws: seeding it costs as much as a small shuffle.
+# Number of steps whose rows come from one stream: seeding it costs as much as a small shuffle.
 BLOCK = 64
 
 
@@ -92,13 +92,13 @@ class Rescaled(Objective):
 
 @dataclass(frozen=True)
 class GradientNoise:
-    """The noise of minibatch gradients of -(1/N) log p at a point, beside the curvature there.
+    """The noise of minibatch gradients of -(1/N) log p at a point, relative to the curvature there.
 
     Attributes:
         scale: (1, D) coordinates u = w / scale, in which noise and prior have about the same size for every weight.
         ratio: v of V = v H, on average over random directions in those coordinates, where V is the covariance of the
             gradients and H the Hessian of the likelihood's part of the loss.
-        trace: of H with respect to u.
+        trace: trace of H with respect to u.
     """
 
     scale: Tensor
@@ -108,7 +108,7 @@ class GradientNoise:
 
 def gradient_noise(problem: Problem, theta: Tensor, data: Data, batch: int, seed: int) -> GradientNoise:
     """Measure the noise of independent minibatches at theta (1, D). Raise if there is none."""
-    # Rows at hand stand for those of a stream: drawn with replacement, their batches have the noise of its batches.
+    # Rows in memory stand in for those of a stream: drawn with replacement, their batches have the same noise.
     problem, data, streamed = at_hand(problem, data)
     batches = IndependentBatches(
         data.rows, batch, seed=seed, purpose="noise batches", device=problem.device, repeats=streamed
@@ -125,13 +125,13 @@ def gradient_noise(problem: Problem, theta: Tensor, data: Data, batch: int, seed
     variance = (squares - torch.square(total) / SCALE_BATCHES).clamp_min(0) / (SCALE_BATCHES - 1)
     if not bool(torch.isfinite(variance).all()) or float(variance.max()) == 0:
         raise InputError("sgd_lr", "must be given: the gradients at the start have no noise or are not finite")
-    # The noise of one row, beside one row's part of the prior.
+    # The noise of one row, plus one row's part of the prior.
     rows = effective_rows(problem, problem.n if streamed else data.count)
     prior = 1 / (torch.square(problem.prior.std.double()) * problem.tempering.prior * rows)
     size = batch * variance + prior
     scale = size.clamp_min(float(size.max()) / MOST_RATIO).rsqrt()
 
-    # The same directions for noise and curvature: where V = v H, their random lengths cancel in the ratio.
+    # The same directions for noise and curvature: if V = v H, their random lengths cancel in the ratio.
     signs = torch.randint(2, (PROBES, theta.shape[-1]), generator=stream(seed, "curvature probes")) * 2.0 - 1
     directions = signs.to(scale) * scale
     along = torch.cat([gradient(SCALE_BATCHES + step) @ directions.T for step in range(NOISE_BATCHES)])
@@ -194,7 +194,7 @@ def at_hand(problem: Problem, data: Data) -> tuple[Problem, Data, bool]:
 
 
 def difference_reach(theta: Tensor) -> float:
-    """Return the distance of a difference quotient of gradients."""
+    """Return the step of a finite difference of gradients."""
     return (1e-6 if theta.dtype == torch.float64 else 1e-3) * (1 + float(theta.norm()))
 
 

@@ -1,6 +1,6 @@
-"""The noise that a likelihood learns, from rows that the weights were not fitted to.
+"""Learned noise from held-out rows.
 
-The mode of weights and noise together underestimates the noise: it is that of residuals which the weights have made
+The joint mode of weights and noise underestimates the noise: it is that of residuals which the weights have made
 small. For a linear model with P weights and a flat prior its variance is RSS / N, although the expectation of RSS is
 (N - P) sigma^2; a network on a small table may fit most of its rows exactly. Methods that keep only a mode therefore
 take the noise that maximises the log predictive density of held-out rows,
@@ -32,10 +32,10 @@ from credibly.inference.training.settings import Training
 from credibly.problem import Problem
 
 TRAINING, HELD_OUT = "training", "held-out"
-# Fits to the other rows, by which held-out rows are predicted where training itself holds out none.
+# Number of folds whose rows are predicted by a fit to the others, if training itself holds out none.
 FOLDS = 10
-# Log scales that are tried, relative to the mean of the members', and then those in between: factors from 0.14 to 3,000
-# in steps of 0.2 %.
+# Log scales to try relative to the members' mean, first coarsely and then in between: factors from 0.14 to 3,000 in
+# steps of 0.2 %.
 LOWEST, HIGHEST, STEP, FINE = -2.0, 8.0, 0.1, 0.002
 
 Unseen = Sequence[tuple[Problem, Sequence[int]]]
@@ -68,7 +68,7 @@ def held_out_noise(problem: Problem, theta: Tensor, unseen: Unseen) -> Tensor:
             total += float(sum_rows(mixture, part.sample_weight))
         return total
 
-    # Several parameters, one per target, depend on one another only by the weights of the members: two rounds suffice.
+    # Several parameters, one per target, interact only through the weights of the members: two rounds suffice.
     for coordinate in [*range(len(noise))] * (1 if len(noise) == 1 else 2):
         for low, high, step in ((LOWEST, HIGHEST, STEP), (-STEP, STEP, FINE)):
             tried = [noise.clone() for _ in range(round((high - low) / step) + 1)]
@@ -103,9 +103,9 @@ def with_held_out_noise(
         theta: the members, fitted to the training rows of `data`.
         data: its held-out rows are used if it has any; otherwise those of `FOLDS` fits to all folds but one.
         objective: the loss of such a fit, given its number of rows.
-        options: settings of training, the same for such a fit.
+        options: training settings, also those of such a fit.
         begin: starting points of such fits, taken in turn.
-        seed: of the folds and the shuffles.
+        seed: seed of the folds and the shuffles.
         progress: whether to show a progress bar.
         mesh: processes that share the rows of each minibatch.
     """

@@ -1,4 +1,4 @@
-"""Moments of SGD's iterates, and the last deviations from their running mean: what SWAG's Gaussian is made of."""
+"""Moments of SGD's iterates, and the last deviations from their running mean, which define SWAG's Gaussian."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from credibly.inference.adaptation import Welford
 from credibly.inference.module_leaves import LARGE
 
-# So that a weight that never moved has a density.
+# Variance floor, so that a weight that never moved has a density.
 LEAST_VARIANCE = 1e-30
-# Weights of a large network that are processed at a time.
+# Number of weights of a large network that are processed at a time.
 CHUNK = 2**20
 
 
@@ -38,14 +38,14 @@ class Iterates:
         phi = torch.empty(1, (2 + rank) * dim, dtype=dtype, device=rho.device)
         phi[0, :dim], phi[0, dim : 2 * dim] = self.running.mean[0], rho
         factor = phi[0, 2 * dim :].view(dim, rank)
-        # Column by column: a stack of them would be another copy of what is largest here.
+        # Column by column, because a stack of them would be another copy of the largest tensor.
         for k, deviation in enumerate(self.deviations):
             factor[:, k] = deviation.double() / math.sqrt(2 * (rank - 1))
         return phi
 
 
 class LargeIterates(Iterates):
-    """The same for a large network: deviations are written to the result at once, in chunks of the weights."""
+    """`Iterates` of a large network: deviations are written to the result immediately, in chunks of the weights."""
 
     def __init__(self, rank: int, dim: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(rank, dim, device)

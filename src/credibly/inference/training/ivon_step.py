@@ -98,7 +98,7 @@ class IVONModuleStep(Step):
         self.delta: Tensor = objective.delta if one is None else objective.delta[:1].clone()
         self.replayed = None
         if self.by_triton:
-            # Seeds, learning rates and corrections of all steps, from which a graph reads those of its own.
+            # Seeds, learning rates and corrections of all steps, from which a graph reads those of the current step.
             self.seeds = torch.tensor(self._seeds(steps), dtype=torch.int64, device=device)
             self.table = torch.tensor(self.controls, dtype=torch.float32, device=device)
             if graph and options.compile is not False:
@@ -112,12 +112,12 @@ class IVONModuleStep(Step):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on beside theta."""
+        """Everything that the next step depends on besides theta."""
         return {"momentum": self.momentum, "parts": self.parts, "first_bad": self.first_bad}
 
     @property
     def backend_facts(self) -> dict[str, Any]:
-        """Steps on the module itself, which are torch's and not compiled."""
+        """The backend of steps on the module itself: torch, not compiled."""
         return {"name": "torch", "compiled": False}
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
@@ -178,13 +178,13 @@ class IVONModuleStep(Step):
             cpp.draw(self.drawn, mean, curvature, delta, objective.effective, stream_keys(*names, k))
             return
         if k == 0:
-            # The numbers of the step on the flat vector.
+            # The same random numbers as in the step on the flat vector.
             shape, own = (objective.samples, len(mean)), stream(*names, device=mean.device)
             self.noise = torch.randn(shape, generator=own, dtype=mean.dtype, device=mean.device)
         torch.mul(self.noise[k], deviation(curvature, self.delta, objective.effective), out=self.drawn).add_(mean)
 
     def _hand(self, state: tuple[Tensor, Tensor, Tensor], t: Any, controls: Any) -> Any:
-        """Return what takes the gradient of each leaf."""
+        """Return the function that receives the gradient of each leaf."""
         entries, rule = self.problem.layout.entries, self.objective.rule
         betas, n, sums = (rule.beta1, rule.beta2), self.objective.effective, self.sums
 

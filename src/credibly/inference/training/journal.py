@@ -1,9 +1,9 @@
-"""What a fit that trains has done so far, so that it can be stopped and resumed bit-for-bit.
+"""The journal of a fit that trains, so that it can be stopped and resumed bit-for-bit.
 
 A fit calls `train` once or several times: a MAP start, members of an ensemble in turn, further fits to folds. Each
-call is a stage. A journal keeps the result of every stage that is over and, at intervals, the state of the one that
-runs. A resumed fit runs from its beginning: stages that are over return their result at once, and the one that was
-stopped continues. Randomness needs no state, as it derives from (seed, purpose, step).
+call is a stage. A journal keeps the result of every finished stage and, at intervals, the state of the running one. A
+resumed fit runs from its beginning: finished stages return their result immediately, and the one that was stopped
+continues. Randomness needs no state, as it derives from (seed, purpose, step).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Journal(ABC):
         self.pause = EVERY_SECONDS
 
     def begin(self) -> int:
-        """Return the number of the stage that begins."""
+        """Return the number of the new stage."""
         self.stages += 1
         return self.stages - 1
 
@@ -52,7 +52,7 @@ class Journal(ABC):
         return time.monotonic() - self.saved_at >= self.pause
 
     def checkpoint(self, stage: int, state: Saved) -> None:
-        """Store the state of the stage that runs."""
+        """Store the state of the running stage."""
         began = time.monotonic()
         self.write(stage, state)
         self.saved_at = time.monotonic()
@@ -60,7 +60,7 @@ class Journal(ABC):
 
     @abstractmethod
     def result(self, stage: int) -> Saved | None:
-        """Return the result of a stage that is over; None for any other."""
+        """Return the result of a finished stage; None for any other."""
 
     @abstractmethod
     def state(self, stage: int) -> Saved | None:
@@ -72,7 +72,7 @@ class Journal(ABC):
 
     @abstractmethod
     def finish(self, stage: int, result: Saved) -> None:
-        """Keep the result of a stage that is over; the next checkpoint stores it."""
+        """Keep the result of a finished stage; the next checkpoint stores it."""
 
     @abstractmethod
     def check_backend(self, stored: dict[str, Any], now: dict[str, Any]) -> None:
@@ -84,17 +84,17 @@ class Journal(ABC):
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget everything: the fit has failed and would fail again."""
+        """Discard everything: the fit has failed and would fail again."""
 
 
 def current_journal() -> Journal | None:
-    """Return the journal of the fit that runs, if it keeps one."""
+    """Return the journal of the current fit, if it keeps one."""
     return _CURRENT.get()
 
 
 @contextmanager
 def keep_journal(journal: Journal | None) -> Iterator[None]:
-    """Let trainings in this block keep a journal."""
+    """Use this journal for every training in the block."""
     token = _CURRENT.set(journal)
     try:
         yield

@@ -86,16 +86,16 @@ def train(
         problem, objective: the data, and the loss of M members on them.
         theta: the starting points.
         options, data: how to train, and on which rows.
-        seed: of the shuffles.
-        title: of the progress bar.
+        seed: seed of the shuffles.
+        title: title of the progress bar.
         shared_batches: whether all members see the same minibatches.
         progress: whether to show a progress bar; None shows it on a terminal and in a notebook.
-        first: index of the first member, where other processes train other members.
+        first: index of the first member, if other processes train other members.
         mesh: processes that share the rows of each minibatch. The result is bit-for-bit identical in all of them, and
             that of one process up to rounding (float64: 1e-9 of the weights after 50 steps of Adam on small networks).
-        peers: processes that train the other members. Where members stop early, all continue, idle, until the last is
-            done, so that their histories are those of one process.
-        own_step: a function from batches and the number of steps to the step, where a method has one of its own.
+        peers: processes that train the other members. If members stop early, their processes idle until the last one
+            is done, so that all histories are those of a single process.
+        own_step: function from batches and the number of steps to the step, for methods with a custom step.
     """
     if options.optimiser == GAUSS_NEWTON:
         return train_gauss_newton(
@@ -218,7 +218,7 @@ class _Run:
         if self.theta.numel() < LARGE:
             self.good = self.theta.clone()
         elif self.theta.device.type != "cpu":
-            # A large network has better uses for the memory of its device.
+            # For a large network the copy is on the CPU, to leave the memory of its device free.
             self.good = self.theta.cpu()
         parts = self.step.parts.double()
         self.history["step"].append(done)
@@ -244,7 +244,7 @@ class _Run:
         return f"{lr:g}" if isinstance(lr, (int, float)) else str(dict(lr))
 
     def state(self, problem: Problem, steps: int, done: int, title: str) -> TrainingState:
-        """Return what a callback sees."""
+        """Return the state that a callback receives."""
         loss = tuple(float(value) for value in self.step.parts.double().sum(-1))
         return TrainingState(done, steps, loss, self.first, title, problem, self.theta)
 
@@ -265,7 +265,7 @@ class _Run:
     def finish(self, done: int) -> Trained:
         """Return the best parameters on held-out rows if there are any, otherwise the last."""
         self.history["steps"] = done
-        # Of all members, in units of full gradients.
+        # Gradients of all members, in units of full gradients.
         self.history["gradients"] = round(done * len(self.theta) * self.batch / self.data.count, 6)
         return Trained(self.best, self.history)
 
@@ -278,12 +278,12 @@ class Stage:
 
     @classmethod
     def begin(cls, run: _Run, batches: Batches) -> Stage | None:
-        """Return the stage that begins, if the fit keeps a journal."""
+        """Return the new stage, if the fit keeps a journal."""
         journal = current_journal()
         return None if journal is None else cls(journal, run, batches)
 
     def result(self) -> Trained | None:
-        """Return the result of the stage if it was over before the fit was stopped."""
+        """Return the result of the stage if it had finished before the fit was stopped."""
         saved = self.journal.result(self.number)
         if saved is None:
             return None
@@ -332,9 +332,9 @@ class Stage:
 
 
 def _copy(stored: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Copy stored values into tensors, in place. Raise if they are those of another fit."""
+    """Copy stored values into tensors, in place. Raise if they belong to another fit."""
     for name, tensor in tensors.items():
         if name not in stored or stored[name].shape != tensor.shape or stored[name].dtype != tensor.dtype:
-            raise StoreError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}: it is of another fit")
+            raise StoreError(f"the checkpoint has no {name} of shape {tuple(tensor.shape)}: it belongs to another fit")
         with torch.no_grad():
             tensor.copy_(stored[name])

@@ -1,4 +1,4 @@
-"""The base class of methods that train: the settings of training, and the one `fit` that they share."""
+"""The base class of methods that train: the training settings, and the `fit` that they share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TrainingMethod(Training, Method, Generic[P]):
         """Fit the problem.
 
         Args:
-            problem: the density.
+            problem: the posterior density to infer.
             seed: the source of all randomness; the same seed gives the same result.
             out: a folder to save the posterior in; it must not exist yet. A fit in one process writes checkpoints to
                 it, and `credibly resume` continues it after a stop.
@@ -88,15 +88,15 @@ class TrainingMethod(Training, Method, Generic[P]):
 
     @property
     def resumable(self) -> bool:
-        """Whether a folder can hold these settings: not a function, which nothing in a folder may stand for."""
+        """Whether a folder can store these settings, which it cannot if one of them is a function."""
         return not callable(self.optimiser) and self.callback is None
 
     def check_memory(self, problem: Problem) -> None:
-        """Raise if a fit would need more memory than there is; by default that of one network."""
+        """Raise if a fit would need more memory than is available; by default that of one network."""
         check_training(type(self).__name__, problem, parameters=problem.dim, batch=self.rows_at_once(problem))
 
     def rows_at_once(self, problem: Problem) -> int:
-        """Return the rows whose activations a step holds at a time."""
+        """Return the number of rows whose activations a step keeps at a time."""
         return training_rows(self.plan(problem.n, problem.stream)[1], self.accumulate)
 
     @abstractmethod
@@ -105,5 +105,5 @@ class TrainingMethod(Training, Method, Generic[P]):
 
 
 def partial_draws(fit: Fit, theta: Tensor, record: Record, error: TrainingError) -> DrawsPosterior:
-    """Return the members (M, D) that a failed training had reached, as a posterior of one draw each."""
+    """Return the last members (M, D) of a failed training as a posterior of one draw each."""
     return DrawsPosterior(Model.of(fit.problem), theta.unsqueeze(1), record)

@@ -1,4 +1,4 @@
-"""Updates of a module's parameters: fused Adam and SGD with learning-rate groups, or a torch optimiser of the user's.
+"""Updates of a module's parameters: fused Adam and SGD with learning-rate groups, or the user's own torch optimiser.
 
 The mathematics is that of `inference.kernels.optimisers`, in one pass over each parameter, and a Normal prior centred
 at zero enters as the weight decay of that pass.
@@ -18,14 +18,14 @@ from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Adam, optimiser
 from credibly.inference.module_leaves import EntryPrior, ModuleLeaves
 
-# Weights whose gradients wait for one call: on a GPU the calls take longer than the updates of small parameters.
+# Number of weights whose updates share one call: on a GPU calls take longer than the updates of small parameters.
 BUCKETS = {"cpu": 0, "cuda": 2**21}
 
 MakeOptimiser = Callable[[Any], torch.optim.Optimizer]
 
 
 class Rule(ABC):
-    """How leaves change, given the gradients of the likelihood's part of the loss."""
+    """An update rule of leaves, given the gradients of the likelihood's part of the loss."""
 
     # Whether leaves may be updated one by one, before all gradients are known.
     one_by_one: bool = True
@@ -85,7 +85,7 @@ class FusedRule(Rule):
     def update(self, index: int, leaf: Tensor, gradient: Tensor, prior: EntryPrior | None) -> None:
         """Update one leaf, or several at a time, in one pass.
 
-        A prior other than N(0, s^2) and a preconditioner take passes of their own.
+        A prior other than N(0, s^2) and a preconditioner take additional passes.
         """
         decay = None if prior is None else prior.plain_decay
         if prior is not None and (decay is None or self.scale is not None):
@@ -141,7 +141,7 @@ class FusedRule(Rule):
 
 
 class OwnRule(Rule):
-    """A torch optimiser that the user's function makes; its learning rates follow the schedule."""
+    """A torch optimiser returned by the user's function; its learning rates follow the schedule."""
 
     one_by_one = False
 

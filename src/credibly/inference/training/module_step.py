@@ -1,8 +1,8 @@
 """The training step of one large network: the module itself, with parameters that are views of the flat vector.
 
 It minimises the same loss as `steps.Step`, to rounding. Parameters are updated as soon as autograd has their gradient,
-so that no second vector of the size of the network is held; with clipping, accumulation or an optimiser of the user's,
-they are updated after the backward pass.
+so that no second vector of the size of the network is allocated; with clipping, accumulation or the user's own
+optimiser, they are updated after the backward pass.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from credibly.problem import Problem
 
 
 def needs_module(options: Training) -> bool:
-    """Return whether these settings are for steps on the module alone."""
+    """Return whether these settings are only available for steps on the module."""
     return callable(options.optimiser) or isinstance(options.lr, Mapping) or options.accumulate > 1
 
 
 def takes_module_steps(problem: Problem, objective: Objective, options: Training, *, sharded: bool = False) -> bool:
-    """Return whether members are trained as modules, one after another. Raise if settings that need it cannot have it.
+    """Return whether members are trained as modules, one after another. Raise if settings require it and it cannot be.
 
     `sharded` is whether processes share the rows of a batch.
     """
@@ -111,7 +111,7 @@ class ModuleStep(Step):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on beside theta; an optimiser of the user's keeps its own state."""
+        """Everything that the next step depends on besides theta; the user's own optimiser keeps its own state."""
         rule = self.rule_of_leaves
         state = rule.state if isinstance(rule, FusedRule) else ()
         moments = {f"state.{i}": tensor for i, tensor in enumerate(state)}
@@ -119,7 +119,7 @@ class ModuleStep(Step):
 
     @property
     def backend_facts(self) -> dict[str, Any]:
-        """Steps on the module itself, which are torch's and not compiled."""
+        """The backend of steps on the module itself: torch, not compiled."""
         return {"name": "torch", "compiled": False}
 
     def _rule(self, options: Training, theta: Tensor, scale: Tensor | None) -> Rule:

@@ -17,16 +17,16 @@ from credibly.problem import Problem
 
 
 class Objective(ABC):
-    """A loss of M independent parameter vectors, with its gradient: all that the training loop needs of a method.
+    """A loss of M independent parameter vectors, with its gradient: all that the training loop needs from a method.
 
     Attributes:
-        own: tensors of the members, with first axis M. They are passed back to `evaluate`, sliced if members are
-            evaluated one at a time.
+        own: per-member tensors, with first axis M. They are passed back to `evaluate`, sliced if members are evaluated
+            one at a time.
         part_names: the terms that the loss is the sum of, for the progress bar and the history.
         looped: whether members must be evaluated one at a time.
-        weights: of all rows of the problem, with a mean of 1; None for ones.
-        rule: the update by what `evaluate` returns; None for the optimiser of the settings.
-        shard: the rows of a batch that this process evaluates, where processes share batches; None for all. The noise
+        weights: weights of all rows of the problem, with a mean of 1; None for ones.
+        rule: the update rule for what `evaluate` returns; None for the optimiser of the settings.
+        shard: the rows of a batch that this process evaluates, if processes share batches; None for all. The noise
             of a step is drawn for all rows and sliced to these, so that it does not depend on the number of processes.
     """
 
@@ -77,7 +77,7 @@ class Perturbation:
 
 
 def with_mode(problem: Problem) -> Problem:
-    """Return the problem, or one whose density has a mode: with the scales of a hierarchical prior held."""
+    """Return the problem, or one whose density has a mode: with the scales of a hierarchical prior fixed."""
     if not isinstance(problem.prior, BoundHierarchical):
         return problem
     held = copy.copy(problem)
@@ -92,10 +92,10 @@ class NegativeLogDensity(Objective):
         problem: the density.
         n: number of training rows. With weights, N is n times their mean over all rows, for every member alike: the
             weight of the prior against the likelihood is exact whichever rows a member trains on.
-        prior_weight: 0 leaves the prior out.
+        prior_weight: weight of the log prior; 0 leaves the prior out.
         perturbation: how members differ.
 
-    The scales of a hierarchical prior are held where they start: the joint density of weights and scales has no mode.
+    The scales of a hierarchical prior stay where they start: the joint density of weights and scales has no mode.
     Anchored members have the mean of their Normal prior moved to a draw from it, and may have shifted targets.
     """
 
@@ -109,7 +109,7 @@ class NegativeLogDensity(Objective):
         given = perturbation or Perturbation()
         self.anchored, self.shifted = given.anchors is not None, given.targets is not None
         self.own = tuple(t for t in (given.anchors, given.targets) if t is not None)
-        # Of the mean over the batch: (N/B) / N / T.
+        # Factor of the mean over the batch: (N/B) / N / T.
         self.likelihood_weight = 1 / problem.tempering.likelihood
         self.prior_weight = prior_weight / problem.tempering.prior / effective_rows(problem, n)
         self.variance = torch.square(problem.prior.std) if self.anchored else torch.ones(())

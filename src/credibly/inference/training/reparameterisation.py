@@ -6,7 +6,7 @@ All three estimate the same gradient of the same free energy; they differ in var
     local     outputs N(x mu', x^2 sigma^2') drawn per row (Kingma et al. 2015); the weights are never drawn
     flipout   x mu' + ((x r) (sigma e)') s with signs r, s per row (Wen et al. 2018): a pseudo-independent draw per row
 
-The user's network stays as it is: in a copy of it, layers with the same parameters have a forward that takes the noise.
+The user's network is not changed: in a copy of it, layers with the same parameters have a forward that takes the noise.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class LayerNoise:
-    """The estimator of one fit. This one is "weights": no noise on layers.
+    """The estimator of one fit; this base class is "weights", without noise on layers.
 
     Attributes:
         reason: why it was chosen.
         whole: whether every random parameter belongs to a layer with its own noise.
-        shapes: of the noise of one pass: buffer, shape, whether it holds signs.
+        shapes: the noise of one pass: buffer, shape, whether it contains signs.
     """
 
     name = "weights"
@@ -89,7 +89,7 @@ class OnLayers(LayerNoise):
         return tuple(drawn)
 
     def cut(self, noise: tuple[Tensor, ...], rows: slice) -> tuple[Tensor, ...]:
-        """Return those rows of output noise and signs; noise on weights is shared by all rows."""
+        """Return the given rows of output noise and signs; noise on weights is shared by all rows."""
         per_row = [signs or self.name == "local" for _, _, signs in self.shapes]
         return tuple(drawn[:, :, rows] if cut else drawn for drawn, cut in zip(noise, per_row))
 
@@ -147,7 +147,7 @@ def choose_estimator(asked: str, problem: Problem, batch: int, *, mean_field: bo
                 f'must be "weights" with another family or several members, got "{asked}"',
                 "Noise on layers is for one mean-field Gaussian",
             )
-        return LayerNoise("draws of other families and of mixtures are made of whole weight vectors")
+        return LayerNoise("draws from other families and from mixtures are full weight vectors")
     found, problems = _trace(problem, batch)
     if not found:
         problems = ["no Linear or convolution layer was found"]
@@ -222,7 +222,7 @@ def _channels(layer: Any) -> tuple[int, int]:
 
 
 def _noise_shapes(layer: Any, name: str, output: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Return the noise buffers of a layer with outputs of that shape: name, shape, whether it holds signs."""
+    """Return the noise buffers of a layer with outputs of that shape: name, shape, whether it contains signs."""
     if name == "local":
         return [("noise", output, False)]
     rows, space, (inward, outward) = output[0], (1,) * (len(output) - 2), _channels(layer)

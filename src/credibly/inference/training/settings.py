@@ -13,14 +13,14 @@ from credibly.errors import InputError
 from credibly.inference.kernels.optimisers import Optimiser, learning_rates, optimiser
 
 DEFAULT_STEPS = 3_000
-# Steps on all rows at once that solve a linear system each.
+# The optimiser whose full-batch steps each solve a linear system.
 GAUSS_NEWTON = "gauss-newton"
 OPTIMISERS = ("adam", "sgd", GAUSS_NEWTON)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings of an optimisation, shared by every method that trains.
+    """Training settings, shared by every method that trains.
 
     Args:
         epochs: passes over the data; None uses `steps`.
@@ -43,7 +43,7 @@ class Training:
         callback: a function of a `TrainingState` (steps, losses, a copy of the network) that is called about 20 times
             per run, at least every 500 steps; training stops if it returns True.
         compile: True, False or "auto" (if the run is long enough to pay for it). Networks of a million weights or more
-            run as they are, without compilation, unless it is True.
+            run without compilation, unless it is True.
     """
 
     epochs: int | None = None
@@ -67,7 +67,7 @@ class Training:
                 check_integer(name, getattr(self, name))
         check_integer("patience", self.patience)
         if self.epochs is not None and self.steps is not None:
-            raise InputError("steps", f"must not be given beside epochs, got {self.steps} and epochs={self.epochs}")
+            raise InputError("steps", f"must be None with epochs, got {self.steps} and epochs={self.epochs}")
         check_integer("accumulate", self.accumulate)
         rates = self.lr if isinstance(self.lr, Mapping) else {"": self.lr}
         if not rates:
@@ -117,7 +117,7 @@ class Training:
     def table_settings(cls, layers: int, noise: str | float) -> dict[str, Any]:
         """Return clipped training.
 
-        A predicted variance near zero makes gradients of any size, and one such step can lose a member for good.
+        A predicted variance near zero makes gradients arbitrarily large, and one such step can lose a member for good.
         """
         return {"clip_norm": 100.0}
 

@@ -1,10 +1,9 @@
 """A training step whose rows are shared by several processes.
 
 Each process evaluates its part of the minibatch. The gradient and the loss of a batch of B rows are means over its
-rows, so they are the sum over processes of (their rows / B) times their own. The prior, or the complexity term, which
-every process adds to its own, enters once, because these weights sum to one. One buffer is summed over processes per
-step, and the update is then bit-for-bit identical everywhere. Against a single process it differs by the rounding of
-that sum.
+rows, so they are weighted sums over processes with weights (own rows / B). The prior, or the complexity term, which
+every process adds, enters once, because these weights sum to one. One buffer is summed over processes per step, and
+the update is then bit-for-bit identical everywhere. From a single process it differs by the rounding of that sum.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ShardedStep(Step):
         own = mesh.rows(batch)
         self.mesh, self.shard, self.weight = mesh, slice(own.start, own.stop), len(own) / batch
         objective.shard = self.shard
-        # Where a batch is all rows of the problem, `advance` gets no indices.
+        # If a batch is all rows of the problem, `advance` gets no indices.
         self.all_rows = torch.arange(own.start, own.stop, device=theta.device)
         self.evaluate = self.backend.compile_step(self._evaluate, steps, theta.device, theta.numel())
         self.update = self.backend.compile_step(self._update, steps, theta.device, theta.numel())

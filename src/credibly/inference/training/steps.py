@@ -19,7 +19,7 @@ from credibly.inference.training.objectives import Objective
 from credibly.inference.training.settings import Training
 from credibly.problem import Problem
 
-# Steps whose controls are split into views at a time: one view per step would cost more than a small step does.
+# Number of steps whose controls are split into views at once: a view per step would cost more than a small step.
 CHUNK = 1024
 
 
@@ -42,7 +42,7 @@ class Step:
         backend: Backend | None = None,
     ) -> None:
         self.problem, self.objective, self.clip = problem, objective, options.clip_norm
-        # Compiled code cannot use the kernels of fused units, which a CUDA graph of the eager step has.
+        # Compiled code cannot use the kernels of fused units; a CUDA graph of the eager step can.
         how = False if problem.fused and options.compile == "auto" else options.compile
         self.backend = backend or Backend("torch", how)
         self.rule: UpdateRule = objective.rule or options.rule
@@ -55,7 +55,7 @@ class Step:
         self._views: tuple[int, tuple[Tensor, ...]] = (-1, ())
         self.run = self.backend.compile_step(self._step, steps, theta.device, theta.numel())
         self.state = self.rule.init(theta)
-        # Adam in one pass over the parameters of one large member, where nothing is compiled.
+        # Adam in one pass over the parameters of one large member, if nothing is compiled.
         large = theta.device.type == "cpu" and len(theta) == 1 and theta.numel() >= LARGE
         self.one_pass = large and isinstance(self.rule, Adam) and self.run == self._step
         self.parts = torch.zeros(len(theta), len(objective.part_names), dtype=theta.dtype, device=theta.device)
@@ -65,7 +65,7 @@ class Step:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on beside theta, as tensors that steps change in place."""
+        """Everything that the next step depends on besides theta, as tensors that steps change in place."""
         state = {f"state.{i}": tensor for i, tensor in enumerate(self.state)}
         return {**state, "parts": self.parts, "first_bad": self.first_bad}
 
@@ -80,7 +80,7 @@ class Step:
         return t + 1
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
-        """Take step t on theta (M, P), in place; members whose `active` is 0 rest."""
+        """Take step t on theta (M, P), in place; members whose `active` is 0 do not change."""
         with torch.no_grad():
             controls, noise = self._controls_at(t), self.objective.noise(t)
             if self.replayed is not None:
@@ -117,7 +117,7 @@ class Step:
         controls: Tensor,
         active: Tensor,
     ) -> list[Callable[[], None]]:
-        """Return the calls of one step: a single one, or one per member where members are evaluated in turn."""
+        """Return the calls of one step: a single one, or one per member if members are evaluated in turn."""
         x, y = self.problem.x, self.problem.y
         if not self.objective.looped or len(theta) == 1:
             return [lambda: self.run(theta, state, own, parts, first_bad, x, y, rows, noise, controls, active)]

@@ -1,8 +1,8 @@
 """Minibatches of a stream, and the training step on them.
 
 A *window* is the problem with the rows of one batch in place of its data: everything that takes the data of a problem
-and indices of rows works on it, with the indices 0 to |B| - 1. Members of an ensemble share the batches: reading the
-data once per member would cost more than the independence of their minibatches is worth.
+and row indices works on it, with the indices 0 to |B| - 1. Members of an ensemble share the batches: reading the data
+once per member would cost more than the independence of their minibatches is worth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StreamBatches(Batches):
 
     Attributes:
         window: the problem with the rows of the last batch.
-        position: batches read so far, those before a resumed run included.
+        position: batches read so far, including those before a resume.
     """
 
     def __init__(self, problem: Problem, *, seed: int, purpose: str = "training", position: int = 0) -> None:
@@ -44,7 +44,7 @@ class StreamBatches(Batches):
         self._indices = torch.empty(0, dtype=torch.int64)
 
     def at(self, step: int) -> Tensor:
-        """Read the next batch into the window, whatever the step, and return the indices of its rows, (B,)."""
+        """Read the next batch into the window and return the indices of its rows, (B,). The step is ignored."""
         if self._source is None:
             self._source = self.stream.passes(self.seed, self.purpose, self.position)
         batch = next(self._source)
@@ -78,7 +78,7 @@ class StreamStep(Step):
         self.replayed, self.size = None, batches.batch
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
-        """Take step t on theta (M, P), in place, with the noise of as many rows as the batch has."""
+        """Take step t on theta (M, P), in place, with noise for the actual number of rows of the batch."""
         count = self.size if rows is None else len(rows)
         if count > self.size:
             raise InputError("data", f"a batch has {count} rows, the first had {self.size}", "Put the largest first")

@@ -1,4 +1,4 @@
-"""The training step of large networks on the batches of a stream: every member is a module of its own."""
+"""The training step of large networks on the batches of a stream: every member is a separate module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StreamModules(Step):
     """Steps of M members, theta (M, D), in turn on each batch of a stream, which is read once for all of them.
 
     Args:
-        batches: of the stream.
+        batches: the batches of the stream.
         objective, options, steps: as in `Step`.
         theta: the flat vectors, changed in place.
         scale: preconditioner (D,) of SGD: multiplies the gradients.
@@ -50,14 +50,14 @@ class StreamModules(Step):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that the next step depends on beside theta."""
+        """Everything that the next step depends on besides theta."""
         return {
             f"{m}.{name}": tensor for m, member in enumerate(self.members) for name, tensor in member.tensors.items()
         }
 
     @property
     def backend_facts(self) -> dict[str, Any]:
-        """Steps on modules, which are torch's and not compiled."""
+        """The backend of steps on modules: torch, not compiled."""
         return {"name": "torch", "compiled": False}
 
     def advance_to(self, theta: Tensor, batches: Batches, t: int, limit: int, active: Tensor) -> int:
@@ -65,11 +65,11 @@ class StreamModules(Step):
         batches.at(t)
         for m, member in enumerate(self.members):
             one = slice(m, m + 1)
-            # All rows of the window, which need not be gathered.
+            # The step takes all rows of the window, so none need to be gathered.
             member.advance_on(theta[one], None, t, active[one], with_prior=t + 1 == limit)
         return t + 1
 
     def advance(self, theta: Tensor, rows: Tensor | None, t: int, active: Tensor) -> None:
-        """Take step t on the batch at hand."""
+        """Take step t on the current batch."""
         for m, member in enumerate(self.members):
             member.advance(theta[m : m + 1], None, t, active[m : m + 1])

@@ -1,4 +1,4 @@
-"""What training ends with."""
+"""The result of a training run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass
 class Trained:
-    """The parameters (M, D) that training ended with, and its history."""
+    """The trained parameters (M, D), and the history of training."""
 
     theta: Tensor
     history: dict[str, Any] = field(default_factory=dict)

@@ -12,8 +12,8 @@ from torch import Tensor
 def deviations_in_place(averages: list[Tensor], stretch: float, widest: Tensor) -> Iterator[Tensor]:
     """Yield mean + deviation (D,) for each pair of successive averages, and free the averages on the way.
 
-    A deviation is half the difference's worth of variance, without the drift of the mean, stretched, and at most as
-    wide as `widest` (D,): what `credibly.methods.swag` has in closed form, holding no second copy of the averages.
+    A deviation has half the variance of the difference, without the drift of the mean; it is stretched, and at most as
+    wide as `widest` (D,). `credibly.methods.swag` computes the same in closed form; here there is no second copy.
     """
     count = len(averages) - 1
     mean = torch.zeros_like(averages[0])

@@ -1,4 +1,4 @@
-"""What the page draws of a posterior: predictions on a grid, the predictive at one input, R-hat of functions."""
+"""What the page shows of a posterior: predictions on a grid, the predictive at one input, R-hat of functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FUNCTIONS = 12
 LEVEL = 0.9
 # Points of a predictive density, and how many standard deviations they reach to either side.
 DENSITY_POINTS, REACH = 101, 4.0
-# Significant digits of numbers that are only drawn.
+# Significant digits of numbers that are only plotted.
 DIGITS = 6
 
 

@@ -37,7 +37,7 @@ class Plane:
 
 
 def surface(density: Density, x: tuple[float, float, int], y: tuple[float, float, int]) -> dict[str, Any]:
-    """Return the log density on a grid, row by row, as a message has it."""
+    """Return the log density on a grid, row by row, in the form of a message."""
     with torch.no_grad():
         values = density(grid(density, x, y))
     return {"x": list(x), "y": list(y), "log_density": plain(values)}
@@ -80,7 +80,7 @@ STARTS = {
 
 
 def make_plane(request: HMCRequest) -> Plane:
-    """Return the density that a request asks for."""
+    """Return the density of a request."""
     if request.density != "network":
         shape = SHAPES[request.density]
         points = torch.tensor(STARTS[request.density][: request.chains], dtype=torch.float64)
@@ -112,7 +112,7 @@ def network_plane(problem: Problem, chains: int, seed: int) -> Plane:
 
     modes_at = torch.stack([(m - origin) @ basis.T for m in (origin, second, third)])
     low, high = modes_at.min(0).values, modes_at.max(0).values
-    # A square window, so that distances look alike in both directions.
+    # A square window, so that distances look the same in both directions.
     centre, half = (low + high) / 2, 0.75 * float((high - low).max())
     window = (*(float(v) for v in (centre[0] - half, centre[0] + half)),)
     window += (*(float(v) for v in (centre[1] - half, centre[1] + half)),)

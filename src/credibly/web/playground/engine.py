@@ -1,4 +1,4 @@
-"""The engine of one page: one request at a time at work in a thread, a newer one cancels it."""
+"""The engine of one page: it runs one request at a time in a thread; a newer request cancels it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def hello() -> dict[str, Any]:
-    """Return the message that an engine sends first: what it can do."""
+    """Return the first message of an engine: its capabilities."""
     known = {"scenes": list(SCENES), "methods": list(OPTIONS), "points": MAX_POINTS}
     return {"type": "hello", "engine": f"credibly {__version__}", **known}
 
@@ -54,7 +54,7 @@ class Engine:
         return self.jobs[-1] if self.jobs else None
 
     def handle(self, text: str | bytes) -> None:
-        """Start the work of a message, or answer at once. Whatever is wrong with it becomes an error message."""
+        """Start the work of a message, or answer immediately. Anything wrong with it becomes an error message."""
         try:
             request = read(text)
         except InputError as error:
@@ -62,7 +62,7 @@ class Engine:
             return
         if isinstance(request, ProbeRequest):
             with self.lock:
-                # Only the latest input counts. A job answers between two steps; without one it is done here.
+                # Only the latest input counts. A running job answers between two steps; without one, answer here.
                 waiting = self.wanted
                 self.wanted = request if waiting is None or waiting == request else replace(request, panel=None)
                 busy = self.newest is not None and not self.newest.done
@@ -79,7 +79,7 @@ class Engine:
             job.start()
 
     def answer(self) -> None:
-        """Send the predictive of every panel at the input that was asked for last, if any."""
+        """Send the predictive of every panel at the latest probed input, if any."""
         with self.lock:
             request, self.wanted = self.wanted, None
         if request is None:
@@ -93,7 +93,7 @@ class Engine:
                 self.send({"type": "probe", "id": request.id, "panel": index, "stage": panel.stage, **found})
 
     def stop(self) -> None:
-        """Cancel what is running; its thread ends at the next step at which it looks."""
+        """Cancel the running job; its thread ends at the next step that checks for it."""
         if self.newest is not None:
             self.newest.cancel.set()
 
@@ -104,7 +104,7 @@ class Engine:
 
 
 class Job:
-    """One request at work in a thread of its own."""
+    """A request that runs in its own thread."""
 
     def __init__(self, request: FitRequest | HMCRequest | VIRequest, engine: Engine) -> None:
         self.request, self.engine, self.panels = request, engine, engine.panels
@@ -124,14 +124,14 @@ class Job:
         self.engine.send(message)
 
     def run(self) -> None:
-        """Do the work; a failure becomes a message in words."""
+        """Do the work; a failure becomes a readable message."""
         try:
             self.work()
         except Cancelled:
             pass
         except Exception as error:
             if not isinstance(error, (InputError, TrainingError, SamplingError)):
-                # A defect: the page gets a sentence, the terminal the traceback.
+                # A bug: the page shows a sentence, the terminal the traceback.
                 logging.getLogger(__name__).exception("request %s failed", self.request.id)
             if not self.cancel.is_set():
                 message = str(error).split("\n")[0][:300] or type(error).__name__
@@ -155,7 +155,7 @@ class Job:
             self.engine.answer()
 
     def finish(self) -> None:
-        """Answer what is still waiting, and leave later probes to the engine."""
+        """Answer pending probes, and leave later ones to the engine."""
         while True:
             with self.engine.lock:
                 if self.engine.wanted is None or self.cancel.is_set():

@@ -48,24 +48,24 @@ class Cancelled(Exception):
 
 @dataclass
 class Panel:
-    """A panel's latest posterior, the method and network shape that it belongs to, and how far its fit is."""
+    """A panel's latest posterior, its method and network shape, and the progress of its fit."""
 
     posterior: Posterior
     key: tuple[Any, ...]
     classes: bool
     stage: str
-    # The number of its request: one that is still at work uses the same network.
+    # The id of its request: one that is still running uses the same network.
     request: int
 
 
 class Rhythm:
-    """When a running fit shows a band: soon after the last one, unless bands take longer than the work in between."""
+    """The schedule of bands of a running fit: frequent, unless bands take longer than the work in between."""
 
     def __init__(self) -> None:
         self.next = time.monotonic() + EVERY
 
     def due(self) -> bool:
-        """Return whether it is time."""
+        """Return whether the next band is due."""
         return time.monotonic() >= self.next
 
     @contextmanager
@@ -78,14 +78,14 @@ class Rhythm:
 
 
 class FitRun:
-    """One fit request at work, on the engine's panels.
+    """A running fit request, on the engine's panels.
 
     Args:
         request: what to fit.
         panels: the latest posteriors, which it starts from and replaces.
         send: receives the messages.
         cancelled: whether a newer request has arrived.
-        pause: called whenever nothing is under way inside the library, so that the engine can answer probes: networks
+        pause: called whenever no library call is running, so that the engine can answer probes: networks
             are not safe to use from two threads at once.
     """
 
@@ -136,7 +136,7 @@ class FitRun:
 
         def watch(state: TrainingState) -> bool:
             self.pause()
-            # Before halfway the draft is the better picture.
+            # In the first half of the fit, the draft is the better picture.
             if state.step > state.steps / 2 and rhythm.due() and not self.cancelled():
                 so_far = self.trained(method, state.parameters.detach().clone())
                 if so_far is not None:
@@ -217,13 +217,13 @@ class FitRun:
         return {"acceptance": acceptance, "divergences": divergences}
 
     def diagnosis(self, posterior: Posterior) -> str | None:
-        """Return the library's verdict on chains, in words; None for methods without them."""
+        """Return the library's verdict on the chains as text; None for methods without chains."""
         if not isinstance(posterior, DrawsPosterior) or posterior.record.method not in ("hmc", "sghmc"):
             return None
         some = self.grid[:: max(1, len(self.grid) // DIAGNOSED)]
         return str(posterior.diagnostics(some).verdict)
 
     def key(self, method: Method) -> tuple[Any, ...]:
-        """Return what two fits must share for one to start where the other ended."""
+        """Return what must match between two fits for one to start where the other ended."""
         model = self.request.model
         return method.name, self.request.scene, model.hidden, model.activation, model.noise == "predicted"

@@ -56,7 +56,7 @@ def make_method(panel: PanelSpec, hidden: int) -> Method:
     """Return the method of a panel for a network with a number of hidden layers.
 
     Every method starts at fresh weights by the seed, so the code of a panel needs nothing but the seed to get the same
-    numbers. Dropout goes before every layer but the first: a single input that is dropped leaves nothing.
+    numbers. Dropout goes before every layer but the first: dropping a single input would leave nothing.
     """
     options: dict[str, Any] = {"init": "fresh", **panel.options}
     if panel.method == "dropout":

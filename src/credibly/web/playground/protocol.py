@@ -10,7 +10,7 @@ from typing import Any
 from credibly.core.checks import check_choice
 from credibly.errors import InputError
 
-# Bytes of one message, and rows of data: beyond these a fit would no longer be live.
+# Bytes of one message, and rows of data: beyond these a fit would be too slow to be interactive.
 MAX_BYTES = 256 * 1024
 MAX_POINTS = 400
 MAX_PANELS = 4
@@ -100,7 +100,7 @@ class HMCRequest:
     chains: int
     trajectories: int
     seed: int
-    # Of the network's posterior.
+    # For the posterior of a network.
     data: Data | None
     model: ModelSpec | None
 
@@ -171,7 +171,7 @@ class Fields:
 
 
 def read(text: str | bytes) -> Request:
-    """Return the request in a message. Raise `InputError` in words if there is none."""
+    """Return the request in a message. Raise `InputError` if it is not one."""
     if len(text) > MAX_BYTES:
         raise InputError("message", f"must have at most {MAX_BYTES:,} bytes, got {len(text):,}")
     try:
@@ -288,7 +288,7 @@ def _panel(panel: Fields) -> PanelSpec:
     given, limits = Fields(panel.get("options", {}), "options"), OPTIONS[method]
     unknown = sorted(set(given.value) - set(limits))
     if unknown:
-        raise InputError(unknown[0][:40], f"is no option of {method}; it has {', '.join(limits)}")
+        raise InputError(unknown[0][:40], f"is not an option of {method}; its options are {', '.join(limits)}")
     options: dict[str, float] = {}
     for key in given.value:
         low, high = limits[key]

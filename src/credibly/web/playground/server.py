@@ -24,9 +24,9 @@ from credibly.web.playground.engine import Engine, hello
 from credibly.web.playground.protocol import MAX_BYTES, OPTIONS
 
 STATIC = Path(__file__).parent / "static"
-# Pages at once: each may keep a core busy.
+# Maximum number of open pages: each may keep a core busy.
 MAX_SOCKETS = 16
-# Bytes at which the connection is closed; a smaller message that is still too large is answered in words.
+# Bytes at which the connection is closed; a smaller message that is still too large gets an error message.
 CLOSING_BYTES = 4 * MAX_BYTES
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
@@ -41,8 +41,8 @@ HEADERS = {
 def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
     """Return the ASGI application.
 
-    Requests that name another host than `hosts` are refused, so that no other site can reach it under a name of its
-    own, and sockets that a page of another origin opens.
+    Requests that name another host than `hosts` are refused, so that no other site can reach it under its own
+    name, and so are sockets opened by a page of another origin.
     """
     sockets: set[WebSocket] = set()
 
@@ -64,7 +64,7 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
 
     routes = [
         WebSocketRoute("/socket", socket),
-        # The page has an icon of its own, and browsers ask for this one all the same.
+        # The page has its own icon, but browsers request this one anyway.
         Route("/favicon.ico", no_icon),
         Mount("/", StaticFiles(directory=STATIC, html=True)),
     ]
@@ -72,7 +72,7 @@ def make_app(hosts: tuple[str, ...] = LOOPBACK) -> Starlette:
 
 
 async def no_icon(request: Request) -> Response:
-    """Answer with nothing."""
+    """Return an empty response."""
     return Response(status_code=204)
 
 
@@ -161,7 +161,7 @@ class WarmUp:
             self.engine.join()
 
     def stop(self) -> None:
-        """End it, as soon as the fit at work has ended."""
+        """Stop as soon as the current fit has ended."""
         self.stopped.set()
         self.engine.stop()
 
@@ -178,7 +178,7 @@ def run_server(host: str, port: int, ready: Callable[[str], None]) -> None:
                 shown = f"[{host}]" if ":" in host else host
                 ready(f"http://{shown}:{bound}/")
 
-    # Fits are small: more threads would only get into each other's way.
+    # Fits are small: more threads would only contend with each other.
     torch.set_num_threads(1)
     app = make_app((*LOOPBACK, host))
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", ws_max_size=CLOSING_BYTES)

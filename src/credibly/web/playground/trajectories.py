@@ -17,14 +17,14 @@ from credibly.web.playground.bands import finite
 from credibly.web.playground.densities import make_plane
 from credibly.web.playground.protocol import HMCRequest
 
-# Coordinates beyond which a path is no longer drawn, and the most steps of a trajectory.
+# Coordinates beyond which a path is no longer drawn, and maximum number of steps of a trajectory.
 FAR, MAX_STEPS = 1e6, 400
 
 Send = Callable[[dict[str, Any]], None]
 
 
 def run_trajectories(request: HMCRequest, send: Send, cancelled: Callable[[], bool]) -> None:
-    """Send the density, then each trajectory of each chain, then what the draws amount to."""
+    """Send the density, then each trajectory of each chain, then a summary of the draws."""
     plane = make_plane(request)
     send({"type": "surface", "id": request.id, **plane.surface()})
     target = to_target(plane.density)

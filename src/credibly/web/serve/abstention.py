@@ -1,4 +1,4 @@
-"""The reject option of a run: which rows not to predict, so that of the others few are wrong.
+"""The reject option of a run: which rows not to predict, so that few predictions of the others are wrong.
 
 The thresholds come from the rows that the fits of the folds have not seen: see `credibly.decide.selective`. What is
 wrong is a class other than the most probable one, or a number farther from the mean than a tolerance.
@@ -53,9 +53,9 @@ class RejectOption:
         return cls(uncertainty_of(columns, None), np.abs(columns["mean"] - y), classes=False)
 
     def select(self, risk: float, confidence: float, tolerance: float | None) -> Selection:
-        """Return the threshold that promises a risk."""
+        """Return the threshold that guarantees a risk."""
         if self.classes and tolerance is not None:
-            raise InputError("tolerance", "is for numbers, the run predicts classes", "Leave it out")
+            raise InputError("tolerance", "is for numeric targets, but the run predicts classes", "Leave it out")
         if not self.classes and tolerance is None:
             found = "needs a tolerance, as the run predicts numbers"
             raise InputError("risk", found, "Pass tolerance, the error from which on a prediction is wrong")
@@ -83,7 +83,7 @@ def uncertainty_of(columns: dict[str, Any], classes: tuple[str, ...] | None) -> 
 
 
 def abstention_facts(selection: Selection) -> dict[str, Any]:
-    """Return what an answer says on the promise, as plain JSON."""
+    """Return the values in a response that describe the guarantee, as plain JSON."""
     return {
         "risk": selection.risk,
         "confidence": selection.confidence,

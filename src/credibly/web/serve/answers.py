@@ -1,4 +1,4 @@
-"""Predictions as the body of an answer: JSON, JSON lines or CSV, by the code that writes prediction files."""
+"""Predictions as a response body: JSON, JSON lines or CSV, by the code that writes prediction files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPES = {JSON: JSON, LINES: LINES, CSV: f"{CSV}; charset=utf-8"}
 
 
 def accepted_type(header: str) -> str:
-    """Return the type of answer that an Accept header prefers. Raise if it accepts none of them."""
+    """Return the media type that an Accept header prefers. Raise if it accepts none of TYPES."""
     best, weight = "", 0.0
     for part in header.split(",") if header.strip() else ["*/*"]:
         name, *parameters = (p.strip().lower() for p in part.split(";"))
@@ -28,7 +28,7 @@ def accepted_type(header: str) -> str:
             best, weight = found, value
     if not best:
         advice = f"Accept one of {', '.join(TYPES)}"
-        raise RequestError(406, "no type of answer in the Accept header is known", argument="Accept", advice=advice)
+        raise RequestError(406, "none of the types in the Accept header is supported", argument="Accept", advice=advice)
     return best
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application: its addresses, and what each of them answers."""
+"""The ASGI application: its routes and what each of them returns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from credibly.web.serve.rows import JSON, Rows, parse_rows
 from credibly.web.serve.runs import ServedRun, Slot, load_slots, named_folders
 from credibly.web.serve.settings import Settings
 
-# Bodies up to this size are parsed at once; larger ones in a thread, while others are answered.
+# Bodies up to this size are parsed in the event loop; larger ones in a thread, so that other requests are not blocked.
 SMALL = 8_192
 # Rows with a higher score count as unusual in the metrics.
 UNUSUAL = 0.99
@@ -52,7 +52,7 @@ PAGES = {
 
 
 async def no_icon(request: Request) -> Response:
-    """Answer with nothing."""
+    """Return an empty response."""
     return Response(status_code=204)
 
 
@@ -63,7 +63,7 @@ def make_app(runs: tuple[str | os.PathLike[str], ...], settings: Settings) -> St
     routes = [
         Route("/", server.page("form.html"), methods=["GET"]),
         Route("/docs", server.page("docs.html"), methods=["GET"]),
-        # The pages have no icon, and browsers ask for one all the same.
+        # The pages have no icon, but browsers request one anyway.
         Route("/favicon.ico", no_icon, methods=["GET"]),
         *(Route(f"/pages/{name}", server.page(name), methods=["GET"]) for name in PAGES if ".html" not in name),
         Route("/openapi.json", server.describe, methods=["GET"]),
@@ -94,7 +94,7 @@ class Server:
     def __init__(self, runs: tuple[str | os.PathLike[str], ...], settings: Settings, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
-        # Predictions use the cores by themselves; a second thread makes room for parsing and for loading runs.
+        # A prediction already uses all cores; the second thread is for parsing.
         self.computing = ThreadPoolExecutor(1, "predict")
         self.parsing = ThreadPoolExecutor(1, "parse")
         self.slots: dict[str, Slot] = load_slots(
@@ -122,7 +122,7 @@ class Server:
         event("stopped")
 
     async def _watch(self) -> None:
-        """Load folders that were replaced. Requests go on with the old run until the new one is there."""
+        """Load folders that were replaced. The old run serves requests until the new one is loaded."""
         while True:
             await asyncio.sleep(self.settings.watch)
             for slot in self.slots.values():
@@ -137,7 +137,7 @@ class Server:
 
     # -- predictions ---------------------------------------------------------------------------------------------------
     async def predict(self, request: Request) -> Response:
-        """Answer the predictions of rows."""
+        """Return the predictions of rows."""
         slot = self._slot(request, "/predict")
         kind = accepted_type(request.headers.get("accept", ""))
         limit = TimeLimit(self.settings.timeout)
@@ -147,7 +147,7 @@ class Server:
         return Response(body, media_type=TYPES[kind], headers={"X-Credibly-Version": run.version})
 
     async def picture(self, request: Request) -> Response:
-        """Answer the prediction of one row with what a picture of it needs."""
+        """Return the prediction of one row with the values that a picture of it needs."""
         slot = self._slot(request, "/picture")
         limit = TimeLimit(self.settings.timeout)
         run, asked, rows = await self._rows(request, slot, limit)
@@ -161,7 +161,7 @@ class Server:
     async def _columns(
         self, slot: Slot, run: ServedRun, asked: Parameters, rows: Rows, limit: TimeLimit
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the columns of an answer, and facts on the run and the promise."""
+        """Return the columns of a response, and facts on the run and the guarantee."""
         columns = await limit(slot.predict(asked, rows, run))
         facts: dict[str, Any] = {"run": slot.name, "version": run.version}
         if asked.risk is not None and run.reject is not None:
@@ -182,7 +182,7 @@ class Server:
         risk = self.settings.risk if run.reject is not None and run.reject.classes else None
         asked = parse_parameters(request.query_params, run.model, risk)
         if asked.risk is not None and run.reject is None:
-            found = "the run has no held-out rows of a class or a number to promise it from"
+            found = "the run has no held-out rows of a class or a number to guarantee it from"
             raise InputError("risk", found, "Leave it out")
         body = await limit(read_body(request, self.settings.max_bytes), "the body did not arrive")
         request.scope["credibly_fields"]["bytes"] = len(body)
@@ -231,35 +231,35 @@ class Server:
         return handler
 
     async def describe(self, request: Request) -> Response:
-        """Answer the OpenAPI description."""
+        """Return the OpenAPI description."""
         request.scope["credibly_label"] = "/openapi.json"
         runs = {name: slot.current for name, slot in self.slots.items()}
         token = self.settings.token is not None
         return JSONResponse(openapi(runs, token=token, max_rows=self.settings.max_rows))
 
     async def columns(self, request: Request) -> Response:
-        """Answer the columns of a run."""
+        """Return the columns of a run."""
         slot = self._slot(request, "/columns")
         return JSONResponse(slot.facts() | {"columns": describe_columns(slot.current)})
 
     async def list_runs(self, request: Request) -> Response:
-        """Answer the runs."""
+        """Return the list of runs."""
         request.scope["credibly_label"] = "/runs"
         return JSONResponse({"runs": [slot.facts() for slot in self.slots.values()]})
 
     async def health(self, request: Request) -> Response:
-        """Answer that the process is alive."""
+        """Report that the process is alive."""
         request.scope["credibly_label"] = "/health"
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Answer whether runs are loaded, and how many of their folders could not be replaced."""
+        """Report whether runs are loaded, and how many replaced folders could not be loaded."""
         request.scope["credibly_label"] = "/ready"
         failed = sum(bool(slot.problem) for slot in self.slots.values())
         return JSONResponse({"status": "ready", "runs": len(self.slots), "failed_reloads": failed})
 
     async def show_metrics(self, request: Request) -> Response:
-        """Answer the metrics."""
+        """Return the metrics."""
         request.scope["credibly_label"] = "/metrics"
         for name, slot in self.slots.items():
             self.metrics.set("credibly_queue_rows", slot.batcher.rows, run=name)

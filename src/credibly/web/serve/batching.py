@@ -1,6 +1,6 @@
 """Micro-batching: requests that wait while others are predicted are then predicted together.
 
-There is no delay to collect requests: an idle server answers at once, and a busy one has larger batches.
+There is no delay to collect requests: an idle server answers immediately, and a loaded one has larger batches.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Batcher:
 
     Args:
         executor: where predictions are computed.
-        batch_rows: most rows of a batch of several jobs.
-        max_queue: most rows that may wait.
+        batch_rows: maximum number of rows in a batch of several jobs.
+        max_queue: maximum number of rows that may wait.
         observe: called with the number of rows of every batch.
     """
 
@@ -81,7 +81,7 @@ class Batcher:
         try:
             parts = await asyncio.get_running_loop().run_in_executor(self.executor, predict_together, batch)
         except Exception as error:
-            # One of them may be the reason: the others shall not fail with it.
+            # One job may have caused the error; retry each alone, so that the others do not fail with it.
             for job in batch if len(batch) > 1 else ():
                 await self._predict([job])
             if len(batch) == 1 and not batch[0].done.done():
@@ -89,12 +89,12 @@ class Batcher:
             return
         self.observe(sum(len(job.rows) for job in batch))
         for job, part in zip(batch, parts):
-            # The client may have left, or its time be over.
+            # The client may have disconnected or the request timed out.
             if not job.done.done():
                 job.done.set_result(part)
 
     def _next_batch(self) -> list[Job]:
-        """Take the first job and those that can be predicted with it. Drop those that nobody waits for."""
+        """Take the first job and those that can be predicted with it. Drop jobs whose client is gone."""
         batch: list[Job] = []
         others: deque[Job] = deque()
         count = 0

@@ -53,7 +53,7 @@ def _describe(column: Column, sample: Table) -> dict[str, Any]:
 
 
 def unusual_inputs(run: ServedRun, block: RecordBatch) -> list[dict[str, Any]]:
-    """Return for every column of the first row of a block how it lies among the training rows."""
+    """Return how the first row of a block compares with the training rows, for every column."""
     return [_compare(column, run.sample, block) for column in run.model.preparation.used]
 
 

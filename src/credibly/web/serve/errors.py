@@ -1,4 +1,4 @@
-"""Errors of a request: a status, and one line that says what is wrong and how to fix it."""
+"""Errors of a request: a status, and one line with what is wrong and how to fix it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from credibly.web.serve.logs import event
 from credibly.web.serve.metrics import SECONDS, Metrics
 from credibly.web.serve.settings import Settings
 
-# Addresses that are answered without a token: they say nothing about the runs.
+# Routes that need no token: they reveal nothing about the runs.
 OPEN = frozenset({"/", "/docs", "/health", "/ready"})
 PAGES = "/pages/"
 HEADERS = [
@@ -48,7 +48,7 @@ class Guard:
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -90,7 +90,7 @@ class Guard:
             raise
         except Exception as error:
             event("error", logging.ERROR, error, id=number)
-            found = RequestError(500, f"the server failed; its log has the reason under {number}")
+            found = RequestError(500, f"the server failed; its log has the error under id {number}")
             await self._refuse(found, send, seen)
 
     async def _refuse(self, error: RequestError, send: Send, seen: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class Guard:
         body = json.dumps(error.content(), ensure_ascii=False).encode() + b"\n"
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-        # What is left of the body is not read: the connection cannot be used again.
+        # The rest of the body is not read, so the connection cannot be reused.
         headers += [(b"connection", b"close")] if error.status in (408, 413) else []
         await send({"type": "http.response.start", "status": error.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -116,7 +116,7 @@ class Guard:
         if token is None or scope["path"] in OPEN or scope["path"].startswith(PAGES):
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        # Compared in constant time, so that the time of the answer does not tell how much of it is right.
+        # Compare in constant time, so that response times do not reveal a correct prefix.
         right = hmac.compare_digest(given.strip(), token.encode())
         if scheme.lower() != b"bearer" or not right:
             found = "the token is missing" if not given else "the token is wrong"

@@ -11,14 +11,14 @@ from credibly.web.serve.errors import RequestError
 
 
 class TimeLimit:
-    """The time that is left of a request, from now on."""
+    """The time left for a request, counted from now."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.end = asyncio.get_running_loop().time() + seconds
 
     async def __call__(self, work: Any, late: str = "") -> Any:
-        """Wait for some work. Raise once the time is over: 408 with the message `late` if there is one, else 503."""
+        """Await some work. Raise when the time is up: 408 with the message `late` if there is one, else 503."""
         try:
             async with asyncio.timeout_at(self.end):
                 return await work

@@ -39,15 +39,15 @@ class Histogram:
 HELP = {
     "credibly_requests_total": ("counter", "Requests by path, method and status."),
     "credibly_request_seconds": ("histogram", "Time from the first byte of a request to the last of its answer."),
-    "credibly_in_flight": ("gauge", "Requests that are being answered."),
+    "credibly_in_flight": ("gauge", "Requests in progress."),
     "credibly_rows_total": ("counter", "Rows predicted."),
-    "credibly_rows_with_notes_total": ("counter", "Rows with a missing, unknown or far-out cell."),
+    "credibly_rows_with_notes_total": ("counter", "Rows with a missing, unknown or out-of-range cell."),
     "credibly_rows_unusual_total": ("counter", "Rows with an ood score above 0.99."),
     "credibly_rows_abstained_total": ("counter", "Rows that the reject option abstained from."),
     "credibly_batch_rows": ("histogram", "Rows that were predicted together."),
-    "credibly_queue_rows": ("gauge", "Rows that wait for a prediction."),
+    "credibly_queue_rows": ("gauge", "Rows waiting for a prediction."),
     "credibly_reloads_total": ("counter", "Times that a replaced run folder was loaded, or failed to."),
-    "credibly_run_loaded_timestamp_seconds": ("gauge", "When the run that answers was loaded."),
+    "credibly_run_loaded_timestamp_seconds": ("gauge", "When the current run was loaded."),
     "process_resident_memory_bytes": ("gauge", "Resident memory."),
     "process_start_time_seconds": ("gauge", "When the server started."),
 }
@@ -94,7 +94,7 @@ class Metrics:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident memory of this process; None where the system does not say."""
+    """Return the resident memory of this process; None where the system does not report it."""
     try:
         with open("/proc/self/statm") as handle:
             return int(handle.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -58,7 +58,7 @@ def openapi(runs: Mapping[str, ServedRun], *, token: bool, max_rows: int) -> dic
             paths[f"{root}/picture"] = {"post": _picture(run, key)}
             paths[f"{root}/columns"] = {"get": _plain(f"Input columns of {name} with their distribution.")}
     paths["/runs"] = {"get": _plain("The runs, with their metrics and guarantee.")}
-    paths["/health"] = {"get": _plain("Whether the process answers.", open_to_all=True)}
+    paths["/health"] = {"get": _plain("Whether the process is alive.", open_to_all=True)}
     paths["/ready"] = {"get": _plain("Whether all runs are loaded.", open_to_all=True)}
     paths["/metrics"] = {"get": _plain("Metrics in the text format of Prometheus.", "text/plain")}
     found: dict[str, Any] = {
@@ -66,7 +66,7 @@ def openapi(runs: Mapping[str, ServedRun], *, token: bool, max_rows: int) -> dic
         "info": {
             "title": "credibly serve",
             "version": __version__,
-            "description": "Predictions with uncertainty. Answers are those that `credibly predict` writes.",
+            "description": "Predictions with uncertainty. Responses have the columns that `credibly predict` writes.",
         },
         "paths": paths,
         "components": {"schemas": schemas},
@@ -99,7 +99,7 @@ def _row(run: ServedRun) -> dict[str, Any]:
         properties[column["name"]] = kind | {"description": f"{about}{note}", "examples": [column["example"]]}
     return {
         "type": "object",
-        "description": "null is a missing value. Columns of the training table that are no inputs may be sent too.",
+        "description": "null is a missing value. Columns of the training table that are not inputs may be sent too.",
         "properties": properties,
         "required": list(properties),
     }
@@ -108,13 +108,13 @@ def _row(run: ServedRun) -> dict[str, Any]:
 def _prediction(run: ServedRun) -> dict[str, Any]:
     def kind(name: str) -> dict[str, Any]:
         text = name in TEXT_COLUMNS or name.startswith("set_")
-        # Infinite values are text, which JSON has no number for.
+        # Infinite values are text, since JSON has no number for them.
         return {"type": "string"} if text else {"type": ["number", "string", "null"]}
 
     properties = {name: kind(name) for name in answer_columns(run)} | {"abstain": {"type": "boolean"}}
     return {
         "type": "object",
-        "description": "The columns of `credibly predict`. `abstain` is there with `risk`.",
+        "description": "The columns of `credibly predict`. `abstain` is present if `risk` is given.",
         "properties": properties,
     }
 
@@ -165,7 +165,7 @@ def _predict(run: ServedRun, key: str, max_rows: int) -> dict[str, Any]:
 
 
 def _picture(run: ServedRun, key: str) -> dict[str, Any]:
-    found = _plain(f"Predict {run.model.preparation.target} of one row, with what a picture needs.")
+    found = _plain(f"Predict {run.model.preparation.target} of one row, with the values that a picture needs.")
     row = {"$ref": f"#/components/schemas/{key}Row"}
     found["requestBody"] = {
         "required": True,
@@ -188,11 +188,11 @@ def _errors(*statuses: int) -> dict[str, Any]:
     meaning = {
         400: "The body cannot be read.",
         401: "The token is missing or wrong.",
-        406: "No type of answer is accepted.",
+        406: "None of the accepted content types is supported.",
         408: "The body did not arrive in time.",
         413: "Too many bytes or rows.",
         415: "The content type is not supported.",
         422: "A column, cell or parameter cannot be used.",
-        503: "Too many rows are waiting, or the time was over.",
+        503: "Too many rows are waiting, or the request timed out.",
     }
     return {str(s): {"description": meaning[s], "content": {"application/json": {"schema": schema}}} for s in statuses}

@@ -15,26 +15,26 @@ from credibly.tables.prediction_columns import check_times
 if TYPE_CHECKING:
     from credibly.tables.model import TableModel
 
-# Most levels and times of one request: each adds columns to the answer.
+# Maximum number of levels and times per request: each adds columns to the response.
 MOST = 20
 NAMES = {
     "level": "Levels of the intervals or prediction sets, such as 0.8,0.95.",
-    "at": "Times whose probability of survival is answered, such as 12,24. Censored times only.",
+    "at": "Times at which to return the probability of survival, such as 12,24. Censored times only.",
     "allow_empty": "Let prediction sets of classes be empty (true or false).",
     "draws": "Number of posterior draws to use: fewer are faster and less accurate.",
     "guarantee": "Whether intervals and sets carry the coverage guarantee (true) or are those of the posterior (false),"
     " which is faster.",
-    "strict": "true refuses absent and unknown columns and cells that do not fit; false treats them as `credibly"
+    "strict": "true rejects absent and unknown columns and cells that do not fit; false treats them as `credibly"
     " predict` does: as missing, with a note.",
     "risk": "Adds `abstain`: of the rows that are not abstained from, at most this fraction is wrong.",
-    "confidence": "Probability that the promise of `risk` holds.",
+    "confidence": "Probability that the guarantee of `risk` holds.",
     "tolerance": "Error from which on a predicted number counts as wrong, in units of the target; with `risk`.",
 }
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What is asked for beside the rows."""
+    """The parameters of a request other than its rows."""
 
     levels: tuple[float, ...] = LEVELS
     times: tuple[float, ...] = ()
@@ -48,10 +48,10 @@ class Parameters:
 
 
 def parse_parameters(query: Mapping[str, str], model: TableModel, risk: float | None) -> Parameters:
-    """Return the parameters of a query string. Raise `InputError` unless the model can answer them."""
+    """Return the parameters of a query string. Raise `InputError` if the model does not support them."""
     for name in query:
         if name not in NAMES:
-            raise InputError(name, "is no parameter", f"Known are {', '.join(NAMES)}")
+            raise InputError(name, "is not a parameter", f"The parameters are {', '.join(NAMES)}")
     levels = check_levels("level", _list("level", query["level"])) if "level" in query else LEVELS
     times = check_times("at", _list("at", query["at"])) if "at" in query else ()
     draws = _integer("draws", query["draws"]) if "draws" in query else None
@@ -75,11 +75,11 @@ def parse_parameters(query: Mapping[str, str], model: TableModel, risk: float | 
 def _check(found: Parameters, query: Mapping[str, str], model: TableModel) -> None:
     known, promised = model.preparation, model.calibration is not None and found.guarantee
     if known.classes is not None and "level" in query and not promised:
-        raise InputError("level", "is for prediction sets, and the answer has none", "Leave it out")
+        raise InputError("level", "is for prediction sets, which this response has none of", "Leave it out")
     if promised and model.calibration is not None:
         check_promise("level", max(found.levels), model.calibration.rows)
     if found.allow_empty and (known.classes is None or not promised):
-        raise InputError("allow_empty", "is for prediction sets, and the answer has none", "Leave it out")
+        raise InputError("allow_empty", "is for prediction sets, which this response has none of", "Leave it out")
     if found.times and known.task != "survival":
         raise InputError("at", f"is for censored times, this is {known.task}", "Leave it out")
     if found.risk is not None:

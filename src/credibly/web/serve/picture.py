@@ -1,4 +1,4 @@
-"""What a picture of one prediction needs: the predictive distribution on a grid, and how each input lies."""
+"""The values behind a picture of one prediction: its distribution on a grid, and how unusual each input is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credibly.web.serve.rows import Rows
 if TYPE_CHECKING:
     from credibly.web.serve.runs import ServedRun
 
-# Points of a curve; most counts that are shown one by one.
+# Points of a curve; maximum number of counts that are shown one by one.
 POINTS = 161
 # Probability outside the range of a curve, on either side.
 TAIL = 0.001

@@ -1,7 +1,7 @@
 """The rows of a request: a body in JSON or CSV as inputs of the network, with notes on unusual cells.
 
-Cells are read as `credibly predict` reads those of a file. In addition a strict request, the default, is refused if a
-column is absent or unknown or a cell does not fit its column, where `credibly predict` would go on without it.
+Cells are read as `credibly predict` reads those of a file. In addition a strict request, the default, is rejected if a
+column is absent or unknown or a cell does not fit its column, where `credibly predict` would continue without it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _from_csv(body: bytes, known: Preparation, strict: bool, max_rows: int) -> t
     source = Bytes(Path("body"), ".csv", content=body)
     names = header(source)
     _check_names("body", dict.fromkeys(names), known, strict)
-    # One row more than allowed, so that too many are noticed before all are read.
+    # One row more than allowed, so that a body with too many rows is rejected before all are read.
     found = batches(source, known.names, known.numeric_names, max_rows + 1, conventions=known.conventions)
     block, notes = next(found)
     _check_count(block.num_rows, max_rows, exact=False)
@@ -149,7 +149,7 @@ def _check_names(where: str, found: dict[str, Any], known: Preparation, strict: 
     if absent:
         columns = "column" if len(absent) == 1 else "columns"
         raise InputError(where, f"lacks the {columns} {_listed(absent)}", f"Send null for a missing value, {LENIENT}")
-    # Columns of the training table that are no inputs may be there, so that its rows can be sent as they are.
+    # Columns of the training table that are not inputs may be present, so that its rows can be sent unchanged.
     ignored = {name for name, _, _ in known.columns} | set(known.target_columns)
     extra = [name for name in found if name not in ignored]
     if extra:

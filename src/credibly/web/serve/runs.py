@@ -1,4 +1,4 @@
-"""Run folders as the server holds them: loaded whole into memory, so that a folder may be replaced at any time."""
+"""Run folders in the server: loaded into memory as a whole, so that a folder may be replaced at any time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RETRY = 20.0
 
 @dataclass(frozen=True, eq=False)
 class ServedRun:
-    """A run folder, loaded; nothing of it is read from disk afterwards.
+    """A loaded run folder; nothing is read from disk afterwards.
 
     Attributes:
         name: its name in addresses.
@@ -45,7 +45,7 @@ class ServedRun:
         sample: some of its training rows.
         reject: thresholds for abstaining, from its held-out rows; None if it has none.
         block_rows: rows that are predicted at a time.
-        identity: what the folder was when it was loaded.
+        identity: state of the folder when it was loaded, from `identity_of`.
         loaded: when, in seconds since 1970.
     """
 
@@ -84,7 +84,7 @@ class ServedRun:
 
     def key(self, asked: Parameters, rows: Rows) -> Hashable:
         """Return what requests must have in common to be predicted together."""
-        # Rows with missing cells have another mixture, and would make complete rows in their company round differently.
+        # Rows with missing cells have another mixture, and complete rows in the same batch would round differently.
         own = (asked.levels, asked.times, asked.allow_empty, asked.draws, asked.guarantee)
         return self.version, own, bool(np.isnan(rows.inputs).any())
 
@@ -103,7 +103,7 @@ def load_run(name: str, folder: Path) -> ServedRun:
     )
     run = dataclasses.replace(run, model=model)
     if model.training_sample is not None:
-        # Prepared now, not in the first request with a missing cell.
+        # Prepare them now rather than in the first request with a missing cell.
         _ = model.donors
     reject = RejectOption.of(run)
     inputs, notes = model.inputs(sample.slice(0, 1))
@@ -119,7 +119,7 @@ def _in_memory(posterior: Posterior) -> Posterior:
 
 
 def identity_of(folder: Path) -> Hashable:
-    """Return what tells one state of a run folder from another, without reading it."""
+    """Return what identifies the state of a run folder, without reading its files."""
     try:
         facts = [os.stat(folder / name) for name in WATCHED]
     except OSError as error:
@@ -128,7 +128,7 @@ def identity_of(folder: Path) -> Hashable:
 
 
 class Slot:
-    """A place for a run: the one that answers, its queue, and what went wrong when the folder was last replaced.
+    """A slot for a run: the current one, its queue, and what went wrong when the folder was last replaced.
 
     Args:
         name: name in addresses.
@@ -146,7 +146,7 @@ class Slot:
         self._retry = 0.0
 
     async def predict(self, asked: Parameters, rows: Rows, run: ServedRun) -> Columns:
-        """Return the columns of rows under a run, which is that of the time when the request came."""
+        """Return the columns of rows under a run: the one that was current when the request arrived."""
         blocks = run.blocks(rows)
         parts = [await self.batcher.predict(b, run.key(asked, b), partial(run.predict, asked)) for b in blocks]
         if len(parts) == 1:
@@ -172,7 +172,7 @@ class Slot:
         self._tried, self._retry = identity, time.monotonic() + RETRY
         try:
             self.current = load_run(self.name, self.folder)
-        # Whatever is wrong with the new folder, the old run goes on.
+        # Whatever is wrong with the new folder, keep serving the old run.
         except Exception as error:
             before, self.problem = self.problem, self._shown(error)
             return "unchanged" if before == self.problem else "failed"
@@ -180,11 +180,11 @@ class Slot:
         return "loaded"
 
     def _shown(self, error: Exception) -> str:
-        """Return an error for clients, who need not know where the folder is."""
+        """Return an error for clients, without the path of the folder."""
         return printable(f"{type(error).__name__}: {error}".replace(os.fspath(self.folder), self.name))
 
     def facts(self) -> dict[str, Any]:
-        """Return what `/runs` shows of a run."""
+        """Return the description of a run for `/runs`."""
         run, known = self.current.run, self.current.model.preparation
         calibration = self.current.model.calibration
         return {

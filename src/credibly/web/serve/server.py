@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# Seconds that requests have left to be answered after a signal.
+# Seconds that requests in progress may take after a signal.
 GRACE = 20
-# Seconds that an idle connection stays open: longer than those of proxies, which would otherwise meet closed ones.
+# Seconds that an idle connection stays open: longer than in proxies, which would otherwise reuse a closed one.
 KEEP_ALIVE = 75
 
 
@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def run_server(app: Starlette, listening: socket.socket, *, quiet: bool = False) -> None:
-    """Answer requests until SIGINT or SIGTERM; those that have begun are answered before it returns."""
+    """Serve requests until SIGINT or SIGTERM; those in progress are completed before it returns."""
     import uvicorn
 
     write_logs(logging.WARNING if quiet else logging.INFO)
@@ -66,6 +66,6 @@ def run_server(app: Starlette, listening: socket.socket, *, quiet: bool = False)
     )
     host, port = listening.getsockname()[:2]
     event("listening", address=f"{host}:{port}", process=os.getpid())
-    # uvicorn raises a signal again once it has stopped; SIGTERM shall then be an ordinary end.
+    # uvicorn raises the signal again once it has stopped; SIGTERM is then a normal exit.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     uvicorn.Server(config).run(sockets=[listening])

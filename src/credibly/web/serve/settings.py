@@ -1,4 +1,4 @@
-"""Settings of the server: limits, the token, and which hosts may be asked for."""
+"""Settings of the server: limits, the token, and the allowed hosts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Settings:
 
     Attributes:
         token: clients must send it as `Authorization: Bearer TOKEN`; None for no authentication.
-        hosts: names that the Host header may have, so that a web page cannot reach a server on this machine by a name
-            of its own (DNS rebinding); () for any.
-        max_bytes: largest body of a request.
-        max_rows: most rows of a request.
-        timeout: seconds until a request is answered with an error.
-        max_queue: most rows that wait for a prediction, over all requests to a run.
+        hosts: names that the Host header may have, so that a web page cannot reach a server on this machine by its
+            own name (DNS rebinding); () for any.
+        max_bytes: maximum size of a request body.
+        max_rows: maximum number of rows per request.
+        timeout: seconds after which a request fails with an error.
+        max_queue: maximum number of rows waiting for a prediction, over all requests to a run.
         batch_rows: requests that wait together are predicted together, up to this many rows.
         risk: default of the `risk` parameter of runs that predict classes; None for no reject option.
-        watch: seconds between two looks at whether a run folder was replaced; 0 to never look.
+        watch: seconds between checks whether a run folder was replaced; 0 to never check.
     """
 
     token: str | None = None
@@ -43,7 +43,7 @@ class Settings:
             check_integer(name, getattr(self, name))
         check_positive("timeout", self.timeout)
         if self.watch != 0:
-            check_positive("watch", self.watch, "0 never looks")
+            check_positive("watch", self.watch, "0 never checks")
         if self.risk is not None:
             check_probability("risk", self.risk)
         if self.token is not None:
@@ -53,6 +53,6 @@ class Settings:
 def check_token(name: str, token: str) -> None:
     """Raise unless a token is long enough and can be sent in a header. The message does not contain it."""
     if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        advice = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"
+        advice = "Generate one with: python -c 'import secrets; print(secrets.token_urlsafe())'"
         found = f"must be at least {LEAST_TOKEN} ASCII characters without spaces, got {len(token)} characters"
         raise InputError(name, found, advice)

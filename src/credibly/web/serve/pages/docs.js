@@ -50,7 +50,7 @@ function section(path, method, one) {
   const answer = one.responses["200"].content["application/json"]?.schema?.properties?.predictions;
   if (answer) {
     const names = Object.keys(resolve(answer.items).properties);
-    found.append(make("h3", {}, "Answer"), make("p", {}, ...names.flatMap((n, i) => [i ? ", " : "", code(n)])));
+    found.append(make("h3", {}, "Response"), make("p", {}, ...names.flatMap((n, i) => [i ? ", " : "", code(n)])));
   }
   return found;
 }

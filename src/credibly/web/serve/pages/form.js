@@ -48,7 +48,7 @@ function typical() {
   predict();
 }
 
-/** Return the row as it is filled in: numbers where they are such, null for empty fields. */
+/** Return the row in the form: numbers in numeric columns, null for empty fields. */
 function row() {
   return Object.fromEntries(run.columns.map((column, number) => {
     const text = at(`field-${number}`).value.trim();
@@ -66,7 +66,7 @@ async function predict() {
     const found = await request(`runs/${encodeURIComponent(run.name)}/picture${level}`, {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify([row()]),
     });
-    // An earlier request may be answered after a later one.
+    // Responses may arrive out of order: show only the latest.
     if (own === turn) showPrediction(found);
   } catch (error) {
     if (own === turn) showProblem(error);
@@ -95,7 +95,7 @@ function showPrediction(found) {
   at("numbers").replaceChildren(...numbers.map(([key, value]) =>
     make("div", {}, make("dt", {}, key), make("dd", { "data-name": key, "data-value": value }, short(value)))));
   at("ood").textContent = one.ood === null ? "" :
-    `The model is more certain about ${(100 * one.ood).toFixed(0)} % of the reference rows (ood ${short(one.ood)}).`;
+    `The model is more confident on ${(100 * one.ood).toFixed(0)} % of the reference rows (ood ${short(one.ood)}).`;
   at("notes").replaceChildren(...one.notes.split("; ").filter(Boolean).map((note) => make("li", {}, note)));
   at("inputs-title").hidden = false;
   at("inputs").replaceChildren(...found.inputs.map((input, number) => inputRow(input, run.columns[number])));

@@ -33,7 +33,7 @@ export function distribution(found, one, curve) {
   const top = Math.max(...curve.y) || 1;
   const x = (v) => EDGE + ((v - low) / (high - low || 1)) * (WIDTH - 2 * EDGE);
   const y = (v) => HEIGHT - 40 - (v / top) * (HEIGHT - 60);
-  const names = { density: "density", probability: "probability", survival: "probability of surviving" };
+  const names = { density: "density", probability: "probability", survival: "probability of survival" };
   const picture = draw("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", class: "distribution",
     "aria-label": `${names[curve.kind]} of ${curve.target}, ${percent} % between ${short(lower)} and ${short(upper)}`,

@@ -1,4 +1,4 @@
-// Classification in the plane: probability, mutual information, and what a model says far away from its data.
+// Classification in the plane: probability, mutual information, and what a model predicts far from its data.
 
 import { FitScene, round } from "./fitting.js";
 import { colours, make, mix, show } from "./plot.js";

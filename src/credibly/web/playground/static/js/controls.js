@@ -10,7 +10,7 @@ const MODEL = [
   slider("prior", "Prior scale", 0.3, 10, { log: true, hint: "Standard deviation of the weights, times the root of the fan-in." }),
   slider("noise", "Noise", 0.02, 1, { log: true, only: "regression", hint: "Standard deviation of y around the function." }),
   { kind: "check", key: "predicted", label: "Noise predicted by the network", only: "regression" },
-  slider("likelihood", "Likelihood temperature", 0.01, 100, { log: true, hint: "Below 1 the data count for more than they are." }),
+  slider("likelihood", "Likelihood temperature", 0.01, 100, { log: true, hint: "Below 1 the data count for more rows than there are." }),
   slider("posterior", "Posterior temperature", 0.01, 100, { log: true, hint: "Below 1: a cold posterior, sharper than Bayes." }),
   slider("width", "Width", 2, 64, { step: 1 }),
   slider("depth", "Hidden layers", 1, 3, { step: 1 }),
@@ -127,7 +127,7 @@ export class Controls {
     return [
       this.field(choice("label", "Add points of class", { 0: "circle", 1: "square" }), { label: "0" }, labels),
       this.field(choice("map", "Show", { probability: "Probability", epistemic: "Epistemic: mutual information", aleatoric: "Aleatoric" }), own, redraw),
-      this.field(slider("far", "How far away?", 1, 30, { log: true, hint: "Zoom out: what does it say far from all data?" }), own, zoom),
+      this.field(slider("far", "How far away?", 1, 30, { log: true, hint: "Zoom out: what does it predict far from all data?" }), own, zoom),
     ];
   }
 

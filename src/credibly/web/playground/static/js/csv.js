@@ -26,7 +26,7 @@ export async function readPoints(file, scene, limit) {
     targets = scaled(kept.map(([row]) => row[1]), names[1], told);
   } else {
     const labels = [...new Set(kept.map(([, row]) => row[2]))].sort();
-    if (labels.length !== 2) throw new Error(`${file.name}: the third column must have two classes, it has ${labels.length}.`);
+    if (labels.length !== 2) throw new Error(`${file.name}: the third column must have two classes, got ${labels.length}.`);
     targets = kept.map(([, row]) => labels.indexOf(row[2]));
     told.push(`circle = ${labels[0]}, square = ${labels[1]}`);
   }

@@ -9,7 +9,7 @@ import { save } from "./save.js";
 // A new request waits for the drafts of the last one, so that dragging a point never starves a panel; but not longer.
 const PATIENCE = 600;
 const PROBE_EVERY = 50;
-// Pixels within which a pointer, or a finger, takes hold of a point.
+// Pixels within which a pointer, or a finger, grabs a point.
 const NEAR = 14;
 const FINGER = 22;
 export const round = (value) => Number(value.toPrecision(4));

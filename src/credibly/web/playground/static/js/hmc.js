@@ -26,7 +26,7 @@ export class InsideHMC {
       )),
       html("section", { class: "panel" }, html("h2", {}, "Energy error along the trajectory"), this.side, this.numbers,
         html("p", { class: "say" },
-          "Leapfrog keeps the energy almost constant. What it loses decides whether the end of a trajectory is accepted. " +
+          "Leapfrog keeps the energy almost constant. The error decides whether the end of a trajectory is accepted. " +
           "A large step makes the error grow until trajectories diverge; a short trajectory is a random walk.")),
     );
   }

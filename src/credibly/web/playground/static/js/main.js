@@ -59,8 +59,8 @@ class App {
     find("engine").dataset.state = state;
     if (state !== "closed") return;
     const worker = document.documentElement.dataset.engine;
-    this.hint(worker ? "WebAssembly could not be started in this browser. Opened as a file, the page cannot load it: use a file server."
-      : "The engine does not answer. Is `credibly playground` still running? Trying again …");
+    this.hint(worker ? "WebAssembly could not be started in this browser. If you opened the page as a file, use a web server instead."
+      : "The engine does not respond. Is `credibly playground` still running? Trying again …");
   }
 
   receive(message) {

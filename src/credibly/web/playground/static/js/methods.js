@@ -4,12 +4,12 @@ export const METHODS = {
   mle: {
     label: "MLE",
     class: "MLE",
-    say: "One network, the most likely one. It knows noise, but not what it does not know.",
+    say: "One network, the most likely one. It models noise, but not its own uncertainty.",
   },
   map: {
     label: "MAP",
     class: "MAP",
-    say: "One network, with a prior. Still a single line, as sure in a gap as on the data.",
+    say: "One network, with a prior. Still a single line, as confident in a gap as on the data.",
   },
   ensemble: {
     label: "Deep ensemble",
@@ -24,12 +24,12 @@ export const METHODS = {
   bbb: {
     label: "Bayes by Backprop",
     class: "BayesByBackprop",
-    say: "A Gaussian over every weight, by the variational free energy: factorised, so less free than the posterior.",
+    say: "A Gaussian over every weight, by the variational free energy: factorised, so less flexible than the posterior.",
   },
   laplace: {
     label: "Laplace",
     class: "Laplace",
-    say: "A Gaussian around the mode, from its curvature: local, and quick.",
+    say: "A Gaussian around the mode, from its curvature: local, but fast.",
   },
   sghmc: {
     label: "SGHMC",

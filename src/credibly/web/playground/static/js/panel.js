@@ -1,9 +1,9 @@
-// One panel: a method, its plot, how far its fit is, and the numbers at the probed input.
+// One panel: a method, its plot, the progress of its fit, and the numbers at the probed input.
 
 import { CHAINED, METHODS } from "./methods.js";
 import { html, make, Plot, show } from "./plot.js";
 
-// R-hat up to which chains are taken to agree, as in the library's verdicts.
+// R-hat up to which chains count as agreeing.
 const AGREE = 1.03;
 
 export class Panel {
@@ -65,7 +65,7 @@ export class Panel {
     this.band = band;
     this.node.dataset.stage = band.stage;
     this.node.dataset.request = band.id;
-    this.tell(`Verdict on the chains: ${(band.diagnosis ?? "").split(":")[0].toLowerCase()}`, band.diagnosis);
+    this.notify(`Verdict on the chains: ${(band.diagnosis ?? "").split(":")[0].toLowerCase()}`, band.diagnosis);
     if (band.rhat !== null && band.stage !== "draft") this.history.push(band.rhat);
     this.describe();
     this.spark();
@@ -75,11 +75,11 @@ export class Panel {
   fail(message) {
     this.node.dataset.stage = "failed";
     this.status.textContent = "failed";
-    this.tell("What went wrong", message);
+    this.notify("What went wrong", message);
     this.note.open = true;
   }
 
-  tell(title, text) {
+  notify(title, text) {
     this.note.hidden = !text;
     this.verdict.textContent = title;
     this.noteText.textContent = text ?? "";

@@ -36,7 +36,7 @@ export function ticks(low, high, count) {
   return found;
 }
 
-// A number for people: three significant digits, no exponent where it can be avoided.
+// A number for display: three significant digits, no exponent where it can be avoided.
 export function show(value, digits = 3) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3)) return value.toExponential(1).replace("-", "−");

@@ -1,4 +1,4 @@
-// Data to start from. Each preset is about one thing that the methods differ in.
+// Data to start from. Each preset shows one difference between the methods.
 
 // Mulberry32: the same points in every browser.
 export function random(seed) {
@@ -40,12 +40,12 @@ export const PRESETS = {
   regression: {
     gap: {
       label: "Gap",
-      say: "Nothing was seen between −0.7 and 0.7. Who knows that?",
+      say: "No data between −0.7 and 0.7: which methods are less confident there?",
       points: () => along(24, 1, (u, i) => (i % 2 ? 1 : -1) * (0.7 + 1.3 * u), () => 0.1),
     },
     far: {
       label: "Far-away star",
-      say: "Move the pointer to the right: the further from the data, the less anybody should be sure.",
+      say: "Move the pointer to the right: the further from the data, the less confident a model should be.",
       points: () => along(20, 2, (u) => -2 + 2.4 * u, () => 0.1),
     },
     noise: {
@@ -66,13 +66,13 @@ export const PRESETS = {
   classification: {
     star: {
       label: "Far-away star",
-      say: "Twenty points and a star far above them. A point estimate is sure of its class; Bayes is not.",
+      say: "Twenty points and a star far above them. A point estimate is certain of its class; Bayes is not.",
       points: () => clusters(20, 6, [[-1.5, 0], [1.5, 0]], 0.8),
       far: 3,
     },
     moons: {
       label: "Two moons",
-      say: "Two interleaved arcs: sure along them, unsure between and far away.",
+      say: "Two interleaved arcs: models should be confident along them, uncertain between them and far away.",
       points: () => {
         const { uniform, normal } = random(7);
         return Array.from({ length: 40 }, (_, i) => {

@@ -80,7 +80,7 @@ function numbers(values, length) {
   return Array.isArray(values) && values.length === length && values.every((value) => Number.isFinite(value));
 }
 
-// Takes over only what the state knows, with the type that it has there.
+// Copies only known keys of the state, with the expected type.
 function merge(into, from) {
   for (const [key, value] of Object.entries(from)) {
     if (!Object.hasOwn(into, key)) continue;

@@ -29,7 +29,7 @@ export class InsideVI {
       html("section", { class: "panel" }, html("h2", {}, "Free energy, in nats"), this.side, this.numbers,
         html("p", { class: "say" },
           "The network f(x) = b tanh(a x) is the same for (a, b) and (−a, −b), so its posterior has two equal modes. " +
-          "q settles in one of them: KL(q‖p) punishes mass where p has none. The moments of p cover both, and the valley between.")),
+          "q settles in one of them: KL(q‖p) penalises mass where p has none. The moments of p cover both, and the valley between.")),
     );
   }
 
