@@ -13,23 +13,23 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "modules.md"
 HEAD = """# Which networks work with which method
 
-Any `nn.Module` can be passed to `Problem`. This table has {count} small networks and idioms of forward passes. The
-tests fit each of them by every method, so a cell is what happens. A number stands for a refusal, whose words are below
-the table. A row that all methods refuse is refused when the `Problem` is built, before any work.
+Any `nn.Module` can be passed to `Problem`. This table has {count} small networks and forward-pass idioms. The test suite
+fits each of them with every method, so each cell shows tested behaviour. A number marks a combination that is rejected,
+with the message listed below the table. If all methods reject a network, `Problem` raises the error before any work.
 
-Wrappers (`DataParallel`, `DistributedDataParallel`, `torch.compile`) are opened: the module inside is used. The network
-is copied; sparse gradients, compiled calls and the checkpointing switches of timm and transformers are off in the copy.
-Whether several parameter vectors are evaluated together or in turn is decided by a trial of what the fit will run: two
-vectors, on shared rows and on rows of their own, with gradients. `problem.forward.reason` reports the choice.
+Wrappers (`DataParallel`, `DistributedDataParallel`, `torch.compile`) are unwrapped to the module inside. The network is
+copied; the copy has no sparse gradients or compiled calls, and the checkpointing switches of timm and transformers are
+off. A trial decides whether several parameter vectors are evaluated in one batch or one after another: it runs what the
+fit will run, with two vectors, shared and separate rows, and gradients. `problem.forward.reason` reports the outcome.
 
-Dropout layers are off in the density: every method but MC-Dropout fits the network in evaluation mode. The repr of a
+Dropout layers are off in the density: every method except MC-Dropout fits the network in evaluation mode. The repr of a
 problem lists them, and so does `record.history["dropout_off"]`.
 
 """
 TAIL = """
-## What to do about a refusal
+## How to fix a rejected network
 
-| what the network does | way out |
+| the network | fix |
 |---|---|
 | BatchNorm | `cr.replace_batchnorm(net, "frozen")` for a trained network, `"group"` or `"frn"` to train one |
 | edits a buffer in evaluation mode | update it only `if self.training`, or pass what it holds as an input |
