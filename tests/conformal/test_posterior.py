@@ -150,7 +150,7 @@ def test_bad_input(real, classes):
     calibrated = posterior.calibrate(x, y)
     p = calibrated.predict(x)
     for level in (0, 1, -0.1, 1.5, math.nan, "0.9", True, None):
-        with pytest.raises(cr.InputError, match="level must be between 0 and 1"):
+        with pytest.raises(cr.InputError, match="level must be strictly between 0 and 1"):
             p.interval(level)
     with pytest.raises(cr.InputError, match=r"0.99 needs at least 99 calibration rows, there are 20.*at most 0.952"):
         posterior.calibrate(x[:20], y[:20]).predict(x).interval(0.99)

@@ -179,7 +179,7 @@ def test_tails_have_all_their_digits(df):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"levels": (0.5, 1.0)}, "levels must be between 0 and 1, got 1.0"),
+        ({"levels": (0.5, 1.0)}, "levels must be strictly between 0 and 1, got 1.0"),
         ({"levels": (0.5, 0.5)}, "levels must be different"),
         ({"draws": 7}, "draws must be at most 6"),
         ({"draws": 0}, "draws must be a positive integer"),

@@ -196,7 +196,7 @@ def test_until_mixed_adds_rounds():
         ({"warmup": 0, "step_size": 0.1}, "warmup must be an integer of at least 20, got 0"),
         ({"max_steps": 0}, "max_steps must be a positive integer, got 0"),
         ({"mass": "dense"}, "mass must be one of"),
-        ({"target_accept": 1.2}, "target_accept must be between 0 and 1"),
+        ({"target_accept": 1.2}, "target_accept must be strictly between 0 and 1"),
         ({"budget": "1min"}, 'budget must be None without until="mixed"'),
     ],
 )

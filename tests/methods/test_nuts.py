@@ -244,7 +244,7 @@ def test_simulation_based_calibration_of_a_tiny_network():
         ({"max_depth": 30}, "max_depth must be an integer from 1 to 16, got 30"),
         ({"mass": "dense"}, "mass must be one of"),
         ({"warmup": 3}, "warmup must be an integer of at least 20"),
-        ({"target_accept": 1.2}, "target_accept must be between 0 and 1"),
+        ({"target_accept": 1.2}, "target_accept must be strictly between 0 and 1"),
         ({"budget": "1min"}, 'budget must be None without until="mixed"'),
     ],
 )

@@ -181,7 +181,7 @@ def test_invalid_settings(method, options, message):
 
 @pytest.mark.parametrize("momentum", [0.0, 1.0, -0.5, math.nan])
 def test_invalid_momentum(momentum):
-    with pytest.raises(cr.InputError, match=f"momentum must be between 0 and 1, got {momentum!r}"):
+    with pytest.raises(cr.InputError, match=f"momentum must be strictly between 0 and 1, got {momentum!r}"):
         cr.SGHMC(momentum=momentum)
 
 

@@ -188,7 +188,7 @@ def test_a_network_that_is_one_layer():
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, 1.5, math.nan])
 def test_rates_outside_the_open_interval(rate):
-    with pytest.raises(cr.InputError, match=f"rate must be between 0 and 1, got {re.escape(repr(rate))}"):
+    with pytest.raises(cr.InputError, match=f"rate must be strictly between 0 and 1, got {re.escape(repr(rate))}"):
         masked_copy(mlp(2, 3, 1), "*", rate)
 
 

@@ -303,9 +303,9 @@ def test_ood_scores():
 def test_bad_requests_are_refused():
     real = make(Gaussian(0.4), 1, REAL).predict(randn(5, 2, dtype=f64))
     classes = make(Categorical(), 3, LABELS).predict(randn(5, 2, dtype=f64))
-    with pytest.raises(cr.InputError, match=r"level must be between 0 and 1, got 1\.5"):
+    with pytest.raises(cr.InputError, match=r"level must be strictly between 0 and 1, got 1\.5"):
         real.interval(1.5)
-    with pytest.raises(cr.InputError, match=r"level must be between 0 and 1, got \[\]"):
+    with pytest.raises(cr.InputError, match=r"level must be strictly between 0 and 1, got \[\]"):
         real.quantile([])
     with pytest.raises(cr.InputError, match="prediction_set"):
         classes.interval(0.9)

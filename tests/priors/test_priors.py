@@ -87,7 +87,7 @@ def test_bad_priors_are_refused():
         Laplace(math.nan)
     with pytest.raises(cr.InputError, match="df must be a positive number, got -1"):
         StudentT(-1)
-    with pytest.raises(cr.InputError, match="pi must be between 0 and 1, got 1"):
+    with pytest.raises(cr.InputError, match="pi must be strictly between 0 and 1, got 1"):
         ScaleMixture(pi=1)
     with pytest.raises(cr.InputError, match=r"no pattern matches parameter '0.bias'"):
         bind({"*.weight": Normal()}, layout)

@@ -273,7 +273,7 @@ def test_refuses_bad_parameters_in_fit(wrong, message):
 
 def test_refuses_bad_data():
     model = regressor().fit(X, Y)
-    with pytest.raises(cr.InputError, match="level must be between 0 and 1, got 1.5"):
+    with pytest.raises(cr.InputError, match="level must be strictly between 0 and 1, got 1.5"):
         model.predict_interval(X, 1.5)
     with pytest.raises(ValueError, match="X has 2 features, but BayesianRegressor is expecting 3"):
         model.predict(X[:, :2])

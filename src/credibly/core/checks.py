@@ -43,7 +43,7 @@ def check_positive(name: str, value: Any, advice: str = "") -> None:
 def check_probability(name: str, value: Any, advice: str = "") -> None:
     """Raise unless `value` lies strictly between 0 and 1."""
     if not is_real(value) or not 0 < value < 1:
-        raise InputError(name, f"must be between 0 and 1, got {value!r}", advice)
+        raise InputError(name, f"must be strictly between 0 and 1, got {value!r}", advice)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str], advice: str = "") -> None:

@@ -175,7 +175,7 @@ def binomial_upper(events: int, trials: int, confidence: float = 0.95) -> float:
     if not 0 <= events <= trials or trials < 1:
         raise InputError("events", f"must be from 0 to trials, of at least 1 trial, got {events} in {trials} trials")
     if not 0 < confidence < 1:
-        raise InputError("confidence", f"must be between 0 and 1, got {confidence!r}")
+        raise InputError("confidence", f"must be strictly between 0 and 1, got {confidence!r}")
     if events == trials:
         return 1.0
     low, high, ways = events / trials, 1.0, _log_choose(events, trials)

@@ -324,7 +324,7 @@ def _check_rate(rate: Any, concrete: bool) -> None:
     for value in values:
         number = not isinstance(value, bool) and isinstance(value, (int, float))
         if not number or not 0 <= value < 1 or (value == 0 and (concrete or not isinstance(rate, Mapping))):
-            raise InputError("rate", f"must be between 0 and 1, got {value!r}")
+            raise InputError("rate", f"must be strictly between 0 and 1, got {value!r}")
     if not any(values):
         raise InputError("rate", f"must be above 0 for at least one layer, got {rate!r}")
 

@@ -96,7 +96,7 @@ def coverage(lower: Tensor, upper: Tensor, y: Tensor) -> Tensor:
 def coverage_standard_error(level: float, count: int) -> float:
     """Return sqrt(level (1 - level) / count), the standard error of the coverage of calibrated intervals."""
     if not 0 < level < 1:
-        raise InputError("level", f"must be between 0 and 1, got {level!r}")
+        raise InputError("level", f"must be strictly between 0 and 1, got {level!r}")
     if count < 1:
         raise InputError("count", f"must be a positive integer, got {count!r}")
     return math.sqrt(level * (1 - level) / count)
@@ -120,7 +120,7 @@ def regression_calibration(cdf_values: Tensor, levels: Tensor) -> Tensor:
     if not bool(((values >= -1e-6) & (values <= 1 + 1e-6)).all()):
         raise InputError("cdf_values", "must lie within [0, 1]", "Pass the predictive CDF at the observed y")
     if not bool(((at > 0) & (at < 1)).all()):
-        raise InputError("levels", "must be between 0 and 1")
+        raise InputError("levels", "must be strictly between 0 and 1")
     below = torch.searchsorted(values.flatten().sort().values, at.contiguous(), right=True)
     return below.to(at.dtype) / values.numel()
 

@@ -109,7 +109,7 @@ def masked_copy(
         only: the names of the layers that may be sites; None for all.
     """
     if rate is not None and not 0 < rate < 1:
-        raise InputError("rate", f"must be between 0 and 1, got {rate!r}")
+        raise InputError("rate", f"must be strictly between 0 and 1, got {rate!r}")
     module = copy_module(module)
     rates: dict[str, float] = {}
     for name, layer in module.named_modules():

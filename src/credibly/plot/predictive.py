@@ -195,7 +195,7 @@ def coverage_curve(
     """
     at = np.arange(1, 20) / 20 if levels is None else column("levels", levels)
     if not ((at > 0) & (at < 1)).all():
-        raise InputError("levels", f"must be between 0 and 1, got {at.tolist()}")
+        raise InputError("levels", f"must be strictly between 0 and 1, got {at.tolist()}")
     # y lies in the central interval of level q exactly when its predictive CDF is within q/2 of one half.
     distance = np.abs(2 * array(pit_values(predictive, y)).ravel() - 1)
     observed = (distance[:, None] <= at).mean(0)

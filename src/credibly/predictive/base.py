@@ -178,7 +178,7 @@ class Predictive(Blocks):
         """Return quantiles of the mixture, in the shape of the mean; (levels, N, ...) for several levels."""
         levels = (level,) if isinstance(level, (int, float)) else tuple(level)
         if not levels or any(not 0 < q < 1 for q in levels):
-            raise InputError("level", f"must be between 0 and 1, got {level!r}")
+            raise InputError("level", f"must be strictly between 0 and 1, got {level!r}")
         if not self.likelihood.ordered:
             found = f"{type(self.likelihood).__name__} outcomes have no quantiles"
             raise InputError("level", found, "Use prediction_set(level) or probabilities")
