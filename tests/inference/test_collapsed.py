@@ -195,7 +195,7 @@ def test_what_is_not_collapsed() -> None:
         (deep, cr.likelihoods.StudentT(), y, prior, "Gaussian"),
         (deep, gaussian, y, cr.priors.Laplace(1.0), "Normal"),
         (linear, gaussian, y, prior, "stack of Linear layers"),
-        (wide, gaussian, y, prior, "less than 128 units, got 128"),
+        (wide, gaussian, y, prior, "fewer than 128 units, got 128"),
     ):
         problem = cr.Problem(net, (x, targets), likelihood, given)
         assert reason in refusal(problem)

@@ -422,7 +422,7 @@ def test_layers_that_are_not_random_get_no_noise():
 def test_other_families_and_mixtures_draw_weights():
     chosen = choose("auto", "mlp", mean_field=False)
     assert chosen.name == "weights"
-    assert "other families and of mixtures" in chosen.reason
+    assert "other families and from mixtures" in chosen.reason
     assert choose("weights", "mlp", mean_field=False).reason == "asked for"
     for options in ({"family": "low-rank"}, {"family": "full-rank"}, {"members": 2}):
         with pytest.raises(
