@@ -22,6 +22,12 @@ from credibly.cli import app
 from warm_python import warm_python
 
 SCRIPT = Path(sys.executable).with_name("credibly")
+# Runs a script in an interpreter that may have been started with Ctrl-C turned off.
+AS_SCRIPT = """import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 REGRESSION = ("mean", "std", "std_aleatoric", "std_epistemic", "lower_90", "upper_90", "ood", "notes")
 RUN_FILES = [
     "config.toml",
@@ -112,10 +118,11 @@ def call(*words: object) -> Any:
 def start(*words: object, cwd: Path, python: str | None = None) -> subprocess.Popen[str]:
     """Start the installed command, by another interpreter if one is given.
 
-    It is the process itself that gets signals and is waited for; that of `warm_python` outlives its client when killed.
+    It is the process itself that gets signals and is waited for; that of `warm_python` gets those that its client
+    forwards, and outlives it when killed.
     """
     return subprocess.Popen(
-        [*([python] if python else []), str(SCRIPT), *(str(w) for w in words)],
+        [*([python, "-c", AS_SCRIPT] if python else []), str(SCRIPT), *(str(w) for w in words)],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

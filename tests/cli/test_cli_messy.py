@@ -123,6 +123,7 @@ def test_evaluation_reads_by_the_conventions_of_the_run(fitted: tuple[Path, str]
     )
 
 
+@pytest.mark.usefixtures("no_drawing")
 def test_the_configuration_reproduces_the_run(fitted: tuple[Path, str], tmp_path: Path) -> None:
     config = fitted[0] / "run" / "config.toml"
     assert re.search(r'na = \[\s*"-999",?\s*\]', config.read_text())

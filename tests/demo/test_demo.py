@@ -144,7 +144,9 @@ class TestDemo:
                 assert not history.get("compiled") or history["native"], (task, name)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("task", ["diabetes", "breast_cancer", "star_classification"])
+    @pytest.mark.parametrize(
+        "task", ["diabetes", pytest.param("breast_cancer", marks=pytest.mark.nightly), "star_classification"]
+    )
     def test_the_reference_has_mixed(self, task):
         """Check the settings of a full run; the wave takes too long for a test."""
         known = demo._load(task, 0)

@@ -16,11 +16,15 @@ from credibly.tables.importance import ColumnImportance, Importance
 from html_page import check_self_contained
 from tabular import facts_of
 
+# For the tests of words and numbers.
+NO_DRAWING = pytest.mark.usefixtures("no_drawing")
+
 
 def section_of(facts, heading):
     return next((s for s in report.fit_page(facts).sections if s.heading.startswith(heading)), None)
 
 
+@NO_DRAWING
 def test_nothing_is_shown_without_its_values():
     page = report.fit_page(facts_of("diabetes", "ensemble"))
     found = {section.heading for section in page.sections}
@@ -34,6 +38,7 @@ def test_nothing_is_shown_without_its_values():
     }
 
 
+@NO_DRAWING
 def test_each_class_has_its_metrics():
     facts = facts_of("wine", "ensemble")
     section = section_of(facts, "Each class")
@@ -46,6 +51,7 @@ def test_each_class_has_its_metrics():
     assert "reweighted" in weighted.text[-1]
 
 
+@NO_DRAWING
 def test_thresholds_follow_the_costs():
     facts = facts_of("moons", "ensemble")
     counts = np.bincount(facts.y)
@@ -72,15 +78,17 @@ def with_columns(facts, outputs):
 
 @pytest.mark.parametrize("name, outputs", [("diabetes", 1), ("moons", 2), ("wine", 3)])
 def test_importance_and_effects(name, outputs):
-    facts = with_columns(facts_of(name, "ensemble"), outputs)
-    section = section_of(facts, "Which columns matter?")
+    page = report.fit_page(with_columns(facts_of(name, "ensemble"), outputs))
+    sections = {section.heading: section for section in page.sections}
+    section = sections["Which columns matter?"]
     assert section.table.rows[0] == ("bmi", 0.4, 0.1, 3.0, 1.0)
     assert section.findings == ("Most important: bmi. 2 of 3 columns are within chance of no importance.",)
     assert section.text[-1] == "1 more column matters less."
-    assert [p.title for p in section_of(facts, "How do predictions depend on them?").pictures] == ["bmi", "<b>"]
-    check_self_contained(report.render(report.fit_page(facts)))
+    assert [p.title for p in sections["How do predictions depend on them?"].pictures] == ["bmi", "<b>"]
+    check_self_contained(report.render(page))
 
 
+@NO_DRAWING
 def test_the_guarantee_is_promised_measured_and_qualified():
     facts = facts_of("diabetes", "ensemble")
     found = {"level": 0.9, "measured": 0.904, "rows": 500, "kind": "cross-conformal prediction"}
@@ -93,6 +101,7 @@ def test_the_guarantee_is_promised_measured_and_qualified():
     assert (low.marks, "outside" in low.findings[0]) == (("warn",), True)
 
 
+@NO_DRAWING
 def test_intervals_of_counts_have_two_coverages():
     found = {"level": 0.9, "measured": 0.904, "measured_given": 0.947, "rows": 500, "kind": "cross-conformal"}
     facts = dataclasses.replace(facts_of("diabetes", "ensemble"), guarantee=found)
@@ -102,6 +111,7 @@ def test_intervals_of_counts_have_two_coverages():
     assert section.marks == ("pass", "pass")
 
 
+@NO_DRAWING
 def test_warnings_and_choices():
     facts = facts_of("diabetes", "ensemble")
     choices = (Candidate("scale 1", -1.2, 0.1), Candidate("scale 3", -1.0, math.nan, chosen=True))

@@ -152,7 +152,7 @@ class TestFallback:
         monkeypatch.setattr(choosing, "HMC_PILOT", QUICK)
         monkeypatch.setattr(choosing, "ENSEMBLE_PILOT", {"members": 2, "epochs": 3, "patience": 2})
         monkeypatch.setattr(table_choice, "SMALL_EPOCHS", (3, 3))
-        monkeypatch.setattr(choosing, "MOST_INPUTS", 0)
+        monkeypatch.setattr(choosing, "affordable_members", lambda rows, inputs: 0)
 
     def choice(self, table, monkeypatch, times, difference=0.1, **options):
         monkeypatch.setattr(table_choice, "compare", lambda *_, **__: Comparison(difference, 0.06))

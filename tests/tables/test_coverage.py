@@ -25,7 +25,11 @@ def coverage(splits, names=tuple(TABLES), **given):
 
 def test_intervals_of_the_default_cover_new_rows():
     assert 0.84 < coverage(splits=3, tune=None) < 0.94
-    # Choices by folds, of one split each to be quick.
+
+
+@pytest.mark.nightly
+def test_intervals_of_the_default_with_choices_by_folds_cover_new_rows():
+    """Nightly: `test_estimators.py` measures the coverage of the same choices on real data."""
     assert 0.82 < coverage(splits=1) < 0.96
 
 

@@ -91,7 +91,9 @@ def exact(x, y, scale, noise):
     return float(marginal.log_prob(torch.from_numpy(y).double())) / len(x), float(gap) / len(x)
 
 
-@pytest.mark.parametrize("weights, best", [((0.3, -0.2), 1.0), ((3.0, -2.5), 4.0)])
+@pytest.mark.parametrize(
+    "weights, best", [((0.3, -0.2), 1.0), pytest.param((3.0, -2.5), 4.0, marks=pytest.mark.nightly)]
+)
 def test_evidence_chooses_the_scale_as_the_closed_form_does(weights, best):
     """Laplace is exact on a linear model, up to how near training came to the mode."""
     x, y = line(60, weights, 0.5)
@@ -220,7 +222,7 @@ def test_which_rule_auto_stands_for():
     assert few.fit(x[:20], raw[:20, 0]).trials_ == ()
 
 
-@pytest.mark.parametrize("kind", ["numbers", "two", "three"])
+@pytest.mark.parametrize("kind", ["numbers", pytest.param("two", marks=pytest.mark.nightly), "three"])
 def test_a_table_is_tuned_from_the_command_line(brief, tmp_path, kind):
     """The choice is stored in the settings of the run, which reproduce it; explicit settings are kept."""
     rng = np.random.default_rng(0)

@@ -25,7 +25,7 @@ from credibly.predictive.base import Predictive
 from credibly.tables.fit_summary import Candidate
 from credibly.tables.input_scaling import InputScaling
 from credibly.tables.recipe import Recipe
-from credibly.tables.smooth_candidate import MOST_INPUTS, NAME, PILOT, is_smooth, smooth_recipe
+from credibly.tables.smooth_candidate import NAME, PILOT, affordable_members, is_smooth, smooth_recipe
 from credibly.tables.splitting import Rows, folds_of
 from credibly.tables.target_scale import TargetScale, candidate_transforms
 from credibly.tables.threads import threads_for
@@ -155,8 +155,9 @@ def _changes(recipe: Recipe, data: Rowset, fixed: Sequence[str]) -> list[Change]
         width = data.x.shape[1]
         if not may_change["inputs"]:
             width = InputScaling.fit(recipe.inputs, data.x, data.numeric).outputs(width)
-        if width <= MOST_INPUTS:
-            found.append(lambda best: iter([(NAME, smooth_recipe(best, data.rows.count, **may_change))]))
+        members = affordable_members(data.rows.count, width)
+        if members:
+            found.append(lambda best: iter([(NAME, smooth_recipe(best, members, **may_change))]))
     noises: list[Change] = []
     if real and small and free("noise") and recipe.noise_floor:
         noises.append(_floors)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from credibly.inference.training.gauss_newton import matrix_rows
 from credibly.inference.training.settings import GAUSS_NEWTON
 from credibly.tables.recipe import Recipe
 
@@ -21,10 +22,16 @@ TRAINING: dict[str, Any] = {
     "prior": True, "anchored": False, "init": "fresh",
 }  # fmt: skip
 PILOT: dict[str, Any] = {"members": 3, "steps": 60, "patience": 10}
-# Number of inputs up to which it is tried: the time of a step grows with the third power of the number of parameters.
-MOST_INPUTS = 60
-# Rows up to which an ensemble has MEMBERS members; larger tables have fewer.
-FEW_ROWS, MEMBERS, FEWEST_MEMBERS = 10_000, 10, 4
+# Maximum number of inputs, and of members; an ensemble with fewer members is not worth choosing.
+MOST_INPUTS, MEMBERS, FEWEST_MEMBERS = 60, 10, 4
+# Rows up to which a table has five folds, with a fifth of the members each, but at least two; larger ones have a single
+# held-out part.
+FEW_ROWS, FOLDS, FEWEST_OF_FOLD = 10_000, 5, 2
+# Multiplications per row and parameter of the loss and its gradient, at all attempts of a step.
+LOSS = 20
+# Multiplications that the final fit and those to folds may take together, at the maximum number of steps: about a
+# minute on two cores.
+WORK = 1.5e12
 
 
 def is_smooth(recipe: Recipe) -> bool:
@@ -32,15 +39,32 @@ def is_smooth(recipe: Recipe) -> bool:
     return recipe.settings.get("optimiser") == GAUSS_NEWTON
 
 
-def smooth_recipe(best: Recipe, rows: int, *, prior_scale: bool, inputs: bool) -> Recipe:
+def affordable_members(rows: int, inputs: int) -> int:
+    """Return the number of members for a table of this size; 0 if it is too large for this candidate.
+
+    A step sums a matrix over some of the rows and decomposes it, and networks are trained one after another.
+    """
+    if inputs > MOST_INPUTS:
+        return 0
+    first, second = NETWORK["hidden"]
+    parameters = first * (inputs + 1) + second * (first + 1) + 2 * (second + 1)
+    step = matrix_rows(rows, parameters) * parameters**2 + parameters**3 + LOSS * rows * parameters
+    networks = int(WORK / (TRAINING["steps"] * step))
+    for members in range(MEMBERS, FEWEST_MEMBERS - 1, -1):
+        of_folds = members if rows > FEW_ROWS else FOLDS * max(FEWEST_OF_FOLD, members // FOLDS)
+        if members + of_folds <= networks:
+            return members
+    return 0
+
+
+def smooth_recipe(best: Recipe, members: int, *, prior_scale: bool, inputs: bool) -> Recipe:
     """Return the candidate.
 
     Args:
         best: the best recipe so far, an ensemble.
-        rows: number of rows of the table.
+        members: number of networks, see `affordable_members`.
         prior_scale, inputs: which of these may be changed.
     """
-    members = MEMBERS if rows <= FEW_ROWS else FEWEST_MEMBERS
     made = dataclasses.replace(best, **NETWORK, settings={**TRAINING, "members": members})
     if prior_scale:
         made = dataclasses.replace(made, prior_scale=PRIOR_SCALE)

@@ -219,7 +219,7 @@ bodies = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=bodies, kind=st.sampled_from([JSON, CSV]), strict=st.booleans())
 @example(body=b"age\n" + b"1" * 30_000, kind=CSV, strict=False)
 @example(body=b"age,bmi\n\n\n", kind=CSV, strict=False)

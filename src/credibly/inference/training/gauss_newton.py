@@ -48,6 +48,15 @@ FEWEST, PER_PARAMETER = 2_000, 4
 ROWS = 8_192
 
 
+def matrix_rows(rows: int, parameters: int) -> int:
+    """Return the number of rows in the sum of the matrix of one step."""
+    return -(-rows // _stride(rows, parameters))
+
+
+def _stride(rows: int, parameters: int) -> int:
+    return max(1, rows // max(FEWEST, PER_PARAMETER * parameters))
+
+
 def train_gauss_newton(
     problem: Problem,
     objective: Objective,
@@ -211,9 +220,8 @@ class _Member:
 
     def _some_rows(self) -> Problem:
         """Return the rows of the next matrix, which differ from step to step."""
-        most = max(FEWEST, PER_PARAMETER * self.problem.dim)
-        stride = len(self.rows) // most
-        if stride < 2:
+        stride = _stride(len(self.rows), self.problem.dim)
+        if stride == 1:
             return self.own
         start = len(self.history["loss"]) % stride
         return self.own.subset(torch.arange(start, len(self.rows), stride, device=self.rows.device))
